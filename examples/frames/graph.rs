@@ -1,0 +1,254 @@
+//! The engine's part: which operation reads and writes what.
+//!
+//! ```text
+//! camera ─► raw ─► denoise ─► clean ─► luma ─┬─► gradient ─┐
+//!                                            └─► corners ──┴─► annotate ─► encode ─► deliver
+//!                                            └─► detail 1, detail 2, ... ─► statistics
+//! ```
+//!
+//! Nothing here waits, locks or counts. An operation names the variables that
+//! it reads and writes, and the engine derives the rest: that the gradient and
+//! the corners of a frame may be computed at the same time, that frames in
+//! different slots of the ring have nothing to do with each other, and that a
+//! frame must not touch a slot's image before the last reader of the frame
+//! that lay there before is done with it, be that the statistics or the
+//! encoder.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Instant;
+
+use image::{GrayImage, RgbImage};
+use raddle::{Engine, OpBuilder, OpHandle, PushError, Var, WaitError};
+
+use crate::camera::Camera;
+use crate::filters::{self, Gradient, Position, Statistics};
+
+/// Where the images of one frame lie while it is worked on. Once the frame is
+/// delivered, another one may use the slot.
+struct Slot {
+    raw: Var<RgbImage>,
+    clean: Var<RgbImage>,
+    luma: Var<GrayImage>,
+    gradient: Var<Gradient>,
+    corners: Var<Vec<Position>>,
+    picture: Var<RgbImage>,
+    encoded: Var<Vec<u8>>,
+    details: Vec<Var<f64>>,
+}
+
+/// How a frame reaches the one who waits for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Delivery {
+    /// When the encoded frame was there.
+    pub at: Instant,
+    /// A hash of its bytes.
+    pub digest: u64,
+}
+
+/// What will become of a frame whose operations have been pushed.
+pub struct Pending {
+    pub frame: u64,
+    pub delivery: OpHandle<Delivery>,
+    pub statistics: Option<OpHandle<Statistics>>,
+}
+
+/// What the graph consists of.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// How many slots the ring has.
+    pub in_flight: usize,
+    /// Of how many different sizes the details are that the statistics look
+    /// at. With 0 there are no statistics.
+    pub scales: usize,
+    /// Whether some operations go before others.
+    pub priorities: bool,
+}
+
+/// The variables that the operations of all frames work on.
+pub struct Graph<'e> {
+    engine: &'e Engine,
+    camera: Var<Camera>,
+    ring: Vec<Slot>,
+    priorities: bool,
+}
+
+impl<'e> Graph<'e> {
+    /// Makes the variables. There are no operations yet.
+    pub fn new(engine: &'e Engine, camera: Camera, plan: Plan) -> Graph<'e> {
+        let slot = || Slot {
+            raw: engine.var(RgbImage::default()),
+            clean: engine.var(RgbImage::default()),
+            luma: engine.var(GrayImage::default()),
+            gradient: engine.var(Gradient::default()),
+            corners: engine.var(Vec::new()),
+            picture: engine.var(RgbImage::default()),
+            encoded: engine.var(Vec::new()),
+            details: (0..plan.scales).map(|_| engine.var(0.0)).collect(),
+        };
+        Graph {
+            engine,
+            camera: engine.var(camera),
+            ring: (0..plan.in_flight).map(|_| slot()).collect(),
+            priorities: plan.priorities,
+        }
+    }
+
+    /// Pushes all operations of one frame. This only describes the work and
+    /// returns at once; the workers do it.
+    ///
+    /// The later a stage, the higher its priority, so that a frame that is
+    /// under way is finished before another one is begun. The statistics come
+    /// after everything else. An operation that has begun is not interrupted,
+    /// and hence they are many short ones instead of one long one.
+    ///
+    /// All results are taken with `overwrite` and not with `write`: nothing
+    /// of the slot's former frame is used, and if that frame failed, this one
+    /// need not fail as well.
+    pub fn push_frame(&self, frame: u64) -> Result<Pending, PushError> {
+        let slot = &self.ring[self.slot_of(frame)];
+        let stage = |name, priority| self.stage(name, priority);
+
+        let (camera, raw) = (self.camera.read(), slot.raw.overwrite());
+        stage("camera", 1).push((camera, raw), move |(camera, raw)| camera.capture(frame).map(|image| *raw = image))?;
+        let (raw, clean) = (slot.raw.read(), slot.clean.overwrite());
+        stage("denoise", 2).push((raw, clean), |(raw, clean)| {
+            *clean = filters::denoise(raw);
+        })?;
+        let (clean, luma) = (slot.clean.read(), slot.luma.overwrite());
+        stage("luma", 3).push((clean, luma), |(clean, luma)| {
+            *luma = filters::luma(clean);
+        })?;
+        let (luma, gradient) = (slot.luma.read(), slot.gradient.overwrite());
+        stage("gradient", 4).push((luma, gradient), |(luma, gradient)| {
+            *gradient = filters::gradient(luma);
+        })?;
+        let (luma, corners) = (slot.luma.read(), slot.corners.overwrite());
+        stage("corners", 4).push((luma, corners), |(luma, corners)| {
+            *corners = filters::corners(luma);
+        })?;
+        let (clean, gradient) = (slot.clean.read(), slot.gradient.read());
+        let (corners, picture) = (slot.corners.read(), slot.picture.overwrite());
+        stage("annotate", 5).push((clean, gradient, corners, picture), |(clean, gradient, corners, picture)| {
+            *picture = filters::annotate(clean, gradient, corners);
+        })?;
+        let (picture, encoded) = (slot.picture.read(), slot.encoded.overwrite());
+        stage("encode", 6).push((picture, encoded), |(picture, encoded)| filters::encode(picture, encoded))?;
+        let encoded = slot.encoded.read();
+        let delivery =
+            stage("deliver", 7).submit(encoded, |encoded| Delivery { at: Instant::now(), digest: digest(encoded) })?;
+
+        Ok(Pending { frame, delivery, statistics: self.push_statistics(slot)? })
+    }
+
+    /// Pushes the statistics about the frame in `slot`, if they are wanted.
+    fn push_statistics(&self, slot: &Slot) -> Result<Option<OpHandle<Statistics>>, PushError> {
+        if slot.details.is_empty() {
+            return Ok(None);
+        }
+        let stage = |name| self.stage(name, -1);
+
+        for (radius, detail) in (1..).zip(&slot.details) {
+            let (luma, detail) = (slot.luma.read(), detail.overwrite());
+            stage("detail").push((luma, detail), move |(luma, detail)| {
+                *detail = filters::detail(luma, radius);
+            })?;
+        }
+        let (raw, clean, luma) = (slot.raw.read(), slot.clean.read(), slot.luma.read());
+        // A list of accesses arrives as a list of references.
+        let details: Vec<_> = slot.details.iter().map(Var::read).collect();
+        let statistics = stage("statistics").submit((raw, clean, luma, details), |(raw, clean, luma, details)| {
+            Statistics::new(raw, clean, luma, details.into_iter().copied().collect())
+        })?;
+        Ok(Some(statistics))
+    }
+
+    /// A frame as the camera saw it and as it was delivered, as long as no
+    /// other frame has taken its slot.
+    pub fn before_and_after(&self, frame: u64) -> Result<(RgbImage, RgbImage), WaitError> {
+        let slot = &self.ring[self.slot_of(frame)];
+        Ok((self.engine.get(&slot.raw)?, self.engine.get(&slot.picture)?))
+    }
+
+    /// Begins an operation.
+    fn stage(&self, name: &'static str, priority: i32) -> OpBuilder<'_> {
+        let priority = if self.priorities { priority } else { 0 };
+        self.engine.op(name).priority(priority)
+    }
+
+    /// Frames take the slots of the ring in turn.
+    fn slot_of(&self, frame: u64) -> usize {
+        (frame % self.ring.len() as u64) as usize
+    }
+}
+
+fn digest(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::camera::Size;
+    use image::Rgb;
+    use raddle::EngineKind;
+
+    const FRAMES: u64 = 12;
+
+    fn camera(lose_every: u64) -> Camera {
+        let photo = RgbImage::from_fn(48, 40, |x, y| Rgb([(x * x) as u8, (x * y) as u8, (y * y) as u8]));
+        let size = Size { width: 32, height: 24 };
+        Camera::new(photo, size, lose_every).unwrap()
+    }
+
+    /// What the graph should deliver, computed without it.
+    fn expected(camera: &Camera, frame: u64) -> Option<(u64, Statistics)> {
+        let raw = camera.capture(frame).ok()?;
+        let clean = filters::denoise(&raw);
+        let luma = filters::luma(&clean);
+        let (gradient, corners) = (filters::gradient(&luma), filters::corners(&luma));
+        let mut encoded = Vec::new();
+        filters::encode(&filters::annotate(&clean, &gradient, &corners), &mut encoded).unwrap();
+        let details = vec![filters::detail(&luma, 1), filters::detail(&luma, 2)];
+        let statistics = Statistics::new(&raw, &clean, &luma, details);
+        Some((digest(&encoded), statistics))
+    }
+
+    fn delivered(kind: EngineKind, lose_every: u64) -> Vec<Option<(u64, Statistics)>> {
+        let engine = Engine::builder().workers(3).kind(kind).build().unwrap();
+        let plan = Plan { in_flight: 2, scales: 2, priorities: true };
+        let graph = Graph::new(&engine, camera(lose_every), plan);
+        // All frames are pushed at once: the engine keeps those apart that
+        // share a slot.
+        let pending: Vec<Pending> = (0..FRAMES).map(|frame| graph.push_frame(frame).unwrap()).collect();
+        pending
+            .into_iter()
+            .map(|pending| {
+                let delivery = pending.delivery.wait().ok()?;
+                let statistics = pending.statistics.unwrap().wait().ok()?;
+                Some((delivery.digest, statistics))
+            })
+            .collect()
+    }
+
+    #[test]
+    fn every_engine_delivers_what_the_filters_yield_one_after_another() {
+        let camera = camera(0);
+        let expected: Vec<_> = (0..FRAMES).map(|n| expected(&camera, n)).collect();
+        assert!(expected.iter().all(Option::is_some));
+        for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
+            assert_eq!(delivered(kind, 0), expected, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_lost_frame_does_not_spoil_the_ones_that_follow_in_its_slot() {
+        let camera = camera(3);
+        let expected: Vec<_> = (0..FRAMES).map(|n| expected(&camera, n)).collect();
+        assert_eq!(expected.iter().filter(|e| e.is_none()).count(), 4);
+        for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
+            assert_eq!(delivered(kind, 3), expected, "{kind:?}");
+        }
+    }
+}

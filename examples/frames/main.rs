@@ -1,0 +1,498 @@
+//! A stream of camera frames goes through a graph of image filters, several
+//! frames at a time: the work that raddle is made for.
+//!
+//! ```text
+//! cargo run --release --example frames
+//! cargo run --release --example frames -- --help
+//! ```
+//!
+//! Read `graph.rs` first, which is all that concerns the engine. `camera.rs`
+//! is the source of the frames and `filters.rs` what is done to them. This
+//! file has the options, the clock and the report.
+//!
+//! The same frames are sent through the graph several times:
+//!
+//! 1. as fast as possible: a frame starts when a slot of the ring is free;
+//! 2. at a fixed rate, without the statistics;
+//! 3. at that rate with the statistics, which should not delay the frames;
+//! 4. the same without priorities, to see what these are good for;
+//! 5. as fast as possible again on the naive engine, which runs every
+//!    operation at once on the thread that pushes it. This is the check: each
+//!    frame must come out the same to the last byte.
+
+#![forbid(unsafe_code)]
+
+mod camera;
+mod filters;
+mod graph;
+
+use std::error::Error;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum, value_parser};
+use hdrhistogram::Histogram;
+use image::{ImageFormat, ImageResult, RgbImage, imageops};
+use indicatif::{ProgressBar, ProgressStyle};
+use raddle::{Cause, Engine, EngineKind, OpHandle, WaitError};
+
+use camera::{Camera, FrameLost, Size};
+use filters::Statistics;
+use graph::{Graph, Pending, Plan};
+
+/// A photograph of a pavilion by danielbuechele, CC BY 2.0; see
+/// `assets/LICENSES.md`.
+const PHOTO: &[u8] = include_bytes!("assets/pagoda.jpg");
+
+/// The fixed rate as a part of the highest possible one, if none is given.
+const LOAD: f64 = 0.8;
+
+/// Sends camera frames through a graph of filters and reports how long they take.
+#[derive(Parser)]
+#[command(name = "frames")]
+struct Options {
+    /// Number of frames in each pass
+    #[arg(long, default_value_t = 200, value_parser = value_parser!(u64).range(1..=1_000_000))]
+    frames: u64,
+
+    /// Size of a frame
+    #[arg(long, default_value = "320x240", value_name = "WIDTHxHEIGHT")]
+    size: Size,
+
+    /// Number of frames that are worked on at the same time: the slots of the ring
+    #[arg(long, default_value_t = 8, value_parser = value_parser!(u16).range(1..=256))]
+    in_flight: u16,
+
+    /// Number of worker threads [default: one for each processor]
+    #[arg(long, value_parser = value_parser!(u16).range(1..=256))]
+    workers: Option<u16>,
+
+    /// Rate of the passes with a fixed rate, in frames per second; 0 takes 80 % of
+    /// the highest possible rate
+    #[arg(long, default_value_t = 0.0, value_parser = rate, allow_negative_numbers = true)]
+    fps: f64,
+
+    /// Engine to use
+    #[arg(long, value_enum, default_value_t = Kind::PerDevice)]
+    engine: Kind,
+
+    /// Weight of the statistics: how many operations they add to a frame; 0 leaves
+    /// them out
+    #[arg(long, default_value_t = 20, value_parser = value_parser!(u16).range(0..=64))]
+    statistics: u16,
+
+    /// Let the camera lose every N-th frame, to see that the others get through;
+    /// 0 loses none
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = lose_every)]
+    lose_every: u64,
+
+    /// Photograph to pan over, a JPEG or PNG file [default: a built-in one]
+    #[arg(long, value_name = "FILE")]
+    photo: Option<PathBuf>,
+
+    /// Where to write a frame as it was captured beside what became of it, as a PNG
+    /// or JPEG file
+    #[arg(long, default_value = "out/frames.png", value_name = "FILE")]
+    output: PathBuf,
+
+    /// Leave out the pass on the naive engine
+    #[arg(long)]
+    no_compare: bool,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if rate == 0.0 || (0.1..=100_000.0).contains(&rate) => Ok(rate),
+        Ok(_) => Err("expected 0 or a rate from 0.1 to 100000".into()),
+        Err(_) => Err("expected a number".into()),
+    }
+}
+
+fn lose_every(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(1) => Err("that would be all of them".into()),
+        Ok(n) => Ok(n),
+        Err(e) => Err(format!("{e}")),
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    /// Run every operation at once on the thread that pushes it
+    Naive,
+    /// One pool of workers
+    Pooled,
+    /// Workers of its own for each device
+    PerDevice,
+}
+
+impl From<Kind> for EngineKind {
+    fn from(kind: Kind) -> EngineKind {
+        match kind {
+            Kind::Naive => EngineKind::Naive,
+            Kind::Pooled => EngineKind::Pooled,
+            Kind::PerDevice => EngineKind::PerDevice,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("frames: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let photo = load_photo(options.photo.as_deref())?;
+    // Whatever is wrong with the options should come out before the work.
+    Camera::new(photo.clone(), options.size, options.lose_every)?;
+    prepare_output(&options.output).map_err(|e| format!("cannot write to {}: {e}", options.output.display()))?;
+
+    let workers = match options.workers {
+        Some(n) => usize::from(n),
+        None => thread::available_parallelism().map_or(1, usize::from),
+    };
+    say(format_args!(
+        "frames: {} of {} pixels, in flight: {}, workers: {workers}\n\n{:44} {:>7} {}",
+        options.frames,
+        options.size,
+        options.in_flight,
+        "",
+        "fps",
+        QUANTILES.map(|(name, _)| format!("{name:>7}")).join(" "),
+    ))?;
+
+    let setup = Setup { options, photo: &photo, workers, progress: progress_bar() };
+    let kind = options.engine.into();
+    let all = Plan { in_flight: options.in_flight.into(), scales: options.statistics.into(), priorities: true };
+
+    let reference = setup.pass("as fast as possible", kind, None, all)?;
+    let rate = match options.fps {
+        0.0 => LOAD * reference.throughput(),
+        rate => rate,
+    };
+    let mut paced = vec![("without statistics", Plan { scales: 0, ..all })];
+    if all.scales > 0 {
+        let equal = Plan { priorities: false, ..all };
+        paced.push(("with statistics", all));
+        paced.push(("with statistics, no priorities", equal));
+    }
+    let mut passes = 1;
+    for (label, plan) in paced {
+        let label = format!("at {rate:.1} fps {label}");
+        reference.check(&setup.pass(&label, kind, Some(rate), plan)?)?;
+        passes += 1;
+    }
+    let mut naive = None;
+    if !options.no_compare {
+        let label = "as fast as possible, naive engine";
+        let outcome = setup.pass(label, EngineKind::Naive, None, all)?;
+        reference.check(&outcome)?;
+        passes += 1;
+        naive = Some(outcome);
+    }
+
+    report(&reference, naive.as_ref(), passes)?;
+    if let Some((before, after)) = &reference.pictures {
+        let path = options.output.display();
+        save_beside(before, after, &options.output).map_err(|e| format!("cannot write {path}: {e}"))?;
+        say(format_args!("A frame before and after: {path}"))?;
+    }
+    Ok(())
+}
+
+/// Prints what is to be said about all passes together.
+fn report(reference: &Outcome, naive: Option<&Outcome>, passes: u32) -> io::Result<()> {
+    say(format_args!(
+        "\nThe last columns are latencies in milliseconds, from the time when a frame was due\n\
+         to its delivery. As fast as possible, most of it is the time in which the other\n\
+         frames in flight have the workers.\n\
+         Each frame had the same bytes in all {passes} passes."
+    ))?;
+    if let Some(naive) = naive {
+        say(format_args!(
+            "The speed is {:.2} times that of the naive engine.",
+            reference.throughput() / naive.throughput()
+        ))?;
+    }
+    if let Some((lost, error)) = &reference.lost {
+        say(format_args!("Frames that were lost in each pass: {lost}, for example:\n  {error}"))?;
+    }
+    if let Some(last) = reference.statistics.iter().flatten().last() {
+        let detail = [last.detail.first(), last.detail.last()].map(|d| *d.unwrap_or(&0.0));
+        say(format_args!(
+            "The statistics of the last frame, in levels: changed by denoising {:.1}, brightness\n\
+             {} to {}, details of radius 1 {:.1}, details up to radius {} {:.1}.",
+            last.denoised,
+            last.range.0,
+            last.range.1,
+            detail[0],
+            last.detail.len(),
+            detail[1],
+        ))?;
+    }
+    Ok(())
+}
+
+/// Writes two pictures of the same height side by side to a file.
+fn save_beside(left: &RgbImage, right: &RgbImage, path: &Path) -> ImageResult<()> {
+    let mut both = RgbImage::new(left.width() + right.width(), left.height());
+    imageops::replace(&mut both, left, 0, 0);
+    imageops::replace(&mut both, right, left.width().into(), 0);
+    both.save(path)
+}
+
+fn load_photo(path: Option<&Path>) -> Result<RgbImage, String> {
+    let image = match path {
+        None => image::load_from_memory(PHOTO).map_err(|e| format!("built-in photograph: {e}")),
+        Some(path) => image::open(path).map_err(|e| format!("cannot read {}: {e}", path.display())),
+    };
+    Ok(image?.to_rgb8())
+}
+
+/// Makes sure that the output file can be written, without changing it if it exists.
+fn prepare_output(path: &Path) -> Result<(), Box<dyn Error>> {
+    if !matches!(ImageFormat::from_path(path), Ok(ImageFormat::Png | ImageFormat::Jpeg)) {
+        return Err("its name must end in .png or .jpg".into());
+    }
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    OpenOptions::new().append(true).create(true).open(path)?;
+    Ok(())
+}
+
+/// Prints a line on the standard output, where it may be that nobody reads it.
+fn say(line: std::fmt::Arguments<'_>) -> io::Result<()> {
+    writeln!(io::stdout(), "{line}")
+}
+
+/// A progress bar, which indicatif hides if there is no terminal to show it.
+fn progress_bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg:44} {bar:24} {pos}/{len}").expect("the template is valid");
+    ProgressBar::no_length().with_style(style)
+}
+
+const QUANTILES: [(&str, f64); 5] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)];
+
+/// What all passes have in common.
+struct Setup<'a> {
+    options: &'a Options,
+    photo: &'a RgbImage,
+    workers: usize,
+    progress: ProgressBar,
+}
+
+impl Setup<'_> {
+    /// Sends all frames through the graph once and prints a line about it.
+    ///
+    /// With a rate, a frame is due at its time whether or not the graph has
+    /// room for it, and that is when its latency begins. Without, it is due
+    /// when a slot is free.
+    fn pass(&self, label: &str, kind: EngineKind, rate: Option<f64>, plan: Plan) -> Result<Outcome, Box<dyn Error>> {
+        let options = self.options;
+        let engine = Engine::builder().workers(self.workers).kind(kind).build()?;
+        let camera = Camera::new(self.photo.clone(), options.size, options.lose_every)?;
+        let graph = Graph::new(&engine, camera, plan);
+
+        self.progress.reset();
+        self.progress.set_length(options.frames);
+        self.progress.set_message(label.to_owned());
+
+        let mut outcome = Outcome::new(label)?;
+        // One place for each slot of the ring: the frame in it and when it was due.
+        let mut ring: Vec<Option<(Pending, Instant)>> = (0..plan.in_flight).map(|_| None).collect();
+        let mut statistics = Vec::new();
+        let start = Instant::now();
+        for frame in 0..options.frames {
+            let scheduled = rate.map(|rate| start + Duration::from_secs_f64(frame as f64 / rate));
+            if let Some(time) = scheduled {
+                thread::sleep(time.saturating_duration_since(Instant::now()));
+            }
+            // The only time that the source has to wait: until the frame that
+            // was in the slot before has been delivered. The statistics may
+            // still be reading it, which is for the engine to sort out.
+            let place = &mut ring[(frame % plan.in_flight as u64) as usize];
+            if let Some((pending, due)) = place.take() {
+                statistics.push(self.finish(&graph, pending, due, &mut outcome)?);
+            }
+            let due = scheduled.unwrap_or_else(Instant::now);
+            *place = Some((graph.push_frame(frame)?, due));
+        }
+        let mut rest: Vec<_> = ring.into_iter().flatten().collect();
+        rest.sort_by_key(|(pending, _)| pending.frame);
+        for (pending, due) in rest {
+            statistics.push(self.finish(&graph, pending, due, &mut outcome)?);
+        }
+        for handle in statistics {
+            let result = handle.map(OpHandle::wait).transpose();
+            outcome.statistics.push(unless_lost(result)?.ok().flatten());
+        }
+        outcome.elapsed = start.elapsed();
+
+        self.progress.finish_and_clear();
+        say(format_args!("{}", outcome.line()))?;
+        Ok(outcome)
+    }
+
+    /// Waits for a frame and records what became of it. Hands back the handle
+    /// of its statistics, which nobody is in a hurry for.
+    fn finish(
+        &self,
+        graph: &Graph<'_>,
+        pending: Pending,
+        due: Instant,
+        outcome: &mut Outcome,
+    ) -> Result<Option<OpHandle<Statistics>>, Box<dyn Error>> {
+        let delivery = unless_lost(pending.delivery.wait())?;
+        match delivery {
+            Ok(delivery) => {
+                let latency = delivery.at.saturating_duration_since(due);
+                let micros = u64::try_from(latency.as_micros())?;
+                outcome.latency.record(micros)?;
+                outcome.digests.push(Some(delivery.digest));
+                // One frame from the middle is for looking at.
+                let middle = (self.options.frames - 1) / 2;
+                if outcome.pictures.is_none() && pending.frame >= middle {
+                    outcome.pictures = Some(graph.before_and_after(pending.frame)?);
+                }
+            }
+            Err(error) => {
+                outcome.digests.push(None);
+                outcome.lost.get_or_insert((0, error)).0 += 1;
+            }
+        }
+        self.progress.inc(1);
+        Ok(pending.statistics)
+    }
+}
+
+/// Tells a frame that the camera has lost, which is part of life, from all
+/// other failures, which end the program. The inner error is the message.
+///
+/// The one who waits for the last operation of a frame gets the error of its
+/// first one, because the engine passes it on along the graph.
+fn unless_lost<T>(result: Result<T, WaitError>) -> Result<Result<T, String>, WaitError> {
+    match result {
+        Ok(value) => Ok(Ok(value)),
+        Err(WaitError::Failed(error)) => match error.cause() {
+            Cause::Error(cause) if cause.is::<FrameLost>() => Ok(Err(error.to_string())),
+            _ => Err(WaitError::Failed(error)),
+        },
+        Err(error) => Err(error),
+    }
+}
+
+/// What came out of a pass.
+struct Outcome {
+    label: String,
+    elapsed: Duration,
+    /// Latencies in microseconds.
+    latency: Histogram<u64>,
+    /// For each frame a hash of its bytes, or nothing if the frame was lost.
+    digests: Vec<Option<u64>>,
+    /// For each frame its statistics, if it has any.
+    statistics: Vec<Option<Statistics>>,
+    /// How many frames were lost, and why the first one.
+    lost: Option<(u64, String)>,
+    /// A frame as it was captured and as it was delivered.
+    pictures: Option<(RgbImage, RgbImage)>,
+}
+
+impl Outcome {
+    fn new(label: &str) -> Result<Outcome, Box<dyn Error>> {
+        Ok(Outcome {
+            label: label.to_owned(),
+            elapsed: Duration::ZERO,
+            latency: Histogram::new(3)?,
+            digests: Vec::new(),
+            statistics: Vec::new(),
+            lost: None,
+            pictures: None,
+        })
+    }
+
+    /// Frames per second, from the first frame to the end of all work.
+    fn throughput(&self) -> f64 {
+        self.digests.len() as f64 / self.elapsed.as_secs_f64()
+    }
+
+    /// A line of the report.
+    fn line(&self) -> String {
+        let quantile = |(_, q)| self.latency.value_at_quantile(q) as f64 / 1000.0;
+        let columns = QUANTILES.map(|q| format!("{:7.2}", quantile(q)));
+        let fps = self.throughput();
+        format!("{:44} {fps:7.1} {}", self.label, columns.join(" "))
+    }
+
+    /// Checks that another pass delivered the same frames, byte for byte, and
+    /// the same statistics if it had any.
+    fn check(&self, other: &Outcome) -> Result<(), String> {
+        let differ = |what: &str, frame: usize| {
+            let (a, b) = (&self.label, &other.label);
+            format!("{what} of frame {frame} differ between the passes `{a}` and `{b}`")
+        };
+        for (frame, (ours, theirs)) in self.digests.iter().zip(&other.digests).enumerate() {
+            if ours != theirs {
+                return Err(differ("the bytes", frame));
+            }
+        }
+        for (frame, (ours, theirs)) in self.statistics.iter().zip(&other.statistics).enumerate() {
+            if theirs.is_some() && ours != theirs {
+                return Err(differ("the statistics", frame));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_options_are_consistent() {
+        Options::command().debug_assert();
+    }
+
+    #[test]
+    fn wrong_options_are_refused() {
+        for wrong in [
+            ["--frames", "0"],
+            ["--in-flight", "0"],
+            ["--workers", "0"],
+            ["--fps", "-1"],
+            ["--fps", "NaN"],
+            ["--fps", "1e-300"],
+            ["--size", "0x0"],
+            ["--lose-every", "1"],
+            ["--engine", "steam"],
+        ] {
+            let arguments = ["frames"].into_iter().chain(wrong);
+            assert!(Options::try_parse_from(arguments).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_difference_between_passes_is_found() {
+        let outcome = |digests: &[Option<u64>]| {
+            let mut outcome = Outcome::new("pass").unwrap();
+            outcome.digests = digests.to_vec();
+            outcome
+        };
+        let reference = outcome(&[Some(1), None, Some(3)]);
+        assert_eq!(reference.check(&outcome(&[Some(1), None, Some(3)])), Ok(()));
+        for other in [[Some(1), None, Some(4)], [Some(1), Some(2), Some(3)]] {
+            assert!(reference.check(&outcome(&other)).is_err(), "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Models of the protocols of `raddle` under loom; see `tests/`.

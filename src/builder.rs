@@ -1,0 +1,164 @@
+//! How an engine is made.
+
+use std::{env, fmt, num::NonZero, str::FromStr, sync::Arc};
+
+use crate::{
+    core::Core,
+    engine::Engine,
+    error::BuildError,
+    scheduler::IdlePolicy,
+    threads::{Crew, LaneSpec},
+};
+
+/// The most workers of a lane.
+const MAX_WORKERS: usize = 1024;
+
+/// What an engine runs operations with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EngineKind {
+    /// No threads: an operation runs inside its push, on the pushing thread, in order. For debugging, and as the measure
+    /// of the others. An operation that cannot run yet, because it conflicts with one that is running (an asynchronous
+    /// one, one of another pushing thread, or the one that pushes it), runs as soon as that one ends, on the thread that
+    /// ends it.
+    Naive,
+    /// All contexts share one set of workers, plus one thread for copies.
+    Pooled,
+    /// Each device its own workers: one per core for the CPU, workers for prioritised operations, and a thread for copies
+    /// each way.
+    #[default]
+    PerDevice,
+}
+
+impl FromStr for EngineKind {
+    type Err = BuildError;
+
+    /// Reads `Naive`, `Pooled` or `PerDevice`, in any case.
+    fn from_str(name: &str) -> Result<Self, BuildError> {
+        [Self::Naive, Self::Pooled, Self::PerDevice]
+            .into_iter()
+            .find(|kind| kind.to_string().eq_ignore_ascii_case(name.trim()))
+            .ok_or_else(|| BuildError::UnknownEngine(name.to_owned()))
+    }
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// Where a worker runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Placement {
+    /// On this core alone.
+    Pinned(usize),
+    /// Wherever the operating system puts it: pinning was not asked for, or there are more workers than cores.
+    Unpinned,
+    /// Wherever the operating system puts it, because it refused this core.
+    Refused(usize),
+}
+
+/// Makes an [`Engine`]; from [`Engine::builder`].
+///
+/// ```
+/// use std::time::Duration;
+/// # fn main() -> Result<(), raddle::BuildError> {
+/// let engine = raddle::Engine::builder()
+///     .workers(2)
+///     .pin(false)
+///     .idle(raddle::IdlePolicy::SpinThenPark(Duration::from_micros(20)))
+///     .build()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct Builder {
+    kind: Option<EngineKind>,
+    workers: Option<usize>,
+    prioritized_workers: Option<usize>,
+    unpinned: bool,
+    idle: IdlePolicy,
+}
+
+impl Builder {
+    /// The kind of engine. Default: what the environment variable `RADDLE_ENGINE` says, else
+    /// [`PerDevice`](EngineKind::PerDevice). A kind set here is never overridden by the environment.
+    pub fn kind(mut self, kind: EngineKind) -> Self {
+        self.kind = Some(kind);
+        self
+    }
+
+    /// The number of workers for ordinary operations. Default: one per core that the process may use, counting its
+    /// affinity and its control group's quota. More workers than cores are allowed; those beyond are not pinned.
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = Some(workers);
+        self
+    }
+
+    /// The number of workers for [`Property::CpuPrioritized`](crate::Property::CpuPrioritized) operations, of
+    /// [`PerDevice`](EngineKind::PerDevice) engines. Default: 1. They are not pinned, so that the operating system can
+    /// put them beside busy workers.
+    pub fn prioritized_workers(mut self, workers: usize) -> Self {
+        self.prioritized_workers = Some(workers);
+        self
+    }
+
+    /// Whether worker `n` stays on the `n`th core that the process may use. Default: `true`. Where the operating system
+    /// refuses, the worker runs unpinned, [`Engine::placements`] tells, and a warning is logged.
+    pub fn pin(mut self, pin: bool) -> Self {
+        self.unpinned = !pin;
+        self
+    }
+
+    /// What workers without work do. Default: [`IdlePolicy::SpinThenPark`] for 50 µs.
+    pub fn idle(mut self, idle: IdlePolicy) -> Self {
+        self.idle = idle;
+        self
+    }
+
+    /// Makes the engine and starts its threads.
+    ///
+    /// # Errors
+    /// Zero or too many workers, an unknown `RADDLE_ENGINE`, or a thread that could not be started.
+    pub fn build(self) -> Result<Engine, BuildError> {
+        let kind = match (self.kind, env::var("RADDLE_ENGINE")) {
+            (Some(kind), _) => kind,
+            (None, Ok(name)) => name.parse()?,
+            (None, Err(env::VarError::NotPresent)) => EngineKind::default(),
+            (None, Err(env::VarError::NotUnicode(name))) => {
+                return Err(BuildError::UnknownEngine(name.to_string_lossy().into_owned()));
+            }
+        };
+        let workers = self.workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, NonZero::get));
+        let prioritized = self.prioritized_workers.unwrap_or(1);
+        if workers == 0 || prioritized == 0 {
+            return Err(BuildError::NoWorkers);
+        }
+        if workers.max(prioritized) > MAX_WORKERS {
+            return Err(BuildError::TooManyWorkers(MAX_WORKERS));
+        }
+        let lanes: &[LaneSpec] = &[
+            LaneSpec { name: "cpu", workers, idle: self.idle, pinned: !self.unpinned },
+            LaneSpec { name: "copy", workers: 1, idle: IdlePolicy::Park, pinned: false },
+            LaneSpec { name: "copy-back", workers: 1, idle: IdlePolicy::Park, pinned: false },
+            LaneSpec { name: "priority", workers: prioritized, idle: self.idle, pinned: false },
+        ];
+        let lanes = match kind {
+            EngineKind::Naive => &lanes[..0],
+            EngineKind::Pooled => &lanes[..2],
+            EngineKind::PerDevice => lanes,
+        };
+        let (crew, boxed) = Crew::new(lanes);
+        let core = Arc::new(Core::new(kind, crew, (workers + 1).min(64)));
+        match core.crew().start(&core, boxed) {
+            Ok(placements) => Ok(Engine::new(core, placements)),
+            Err(error) => {
+                core.crew().end();
+                Err(error)
+            }
+        }
+    }
+}

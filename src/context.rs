@@ -1,0 +1,189 @@
+//! Where an operation runs, and what it sees of it.
+
+use std::{cell::Cell, fmt, ptr, sync::Arc};
+
+use crate::{
+    core::Core,
+    engine::Engine,
+    sync::thread_static,
+    task::Task,
+    threads,
+    tracker::{Mode, OpRef},
+    variable::VarCell,
+};
+
+/// The device an operation runs on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Context {
+    /// The processor's cores.
+    #[default]
+    Cpu,
+    /// The GPU with this number.
+    Gpu(u32),
+}
+
+impl fmt::Display for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Gpu(number) => write!(f, "gpu({number})"),
+        }
+    }
+}
+
+/// An operation that runs on this thread, innermost first.
+pub(crate) struct Frame {
+    pub(crate) op: OpRef<Task>,
+    core: *const Core,
+    /// The outcome that the operation is going to set, if somebody has its handle.
+    outcome: Cell<*const ()>,
+    /// The operation's completion was dropped by the unwinding of its own function.
+    pub(crate) lost_in_unwinding: Cell<bool>,
+    parent: *const Frame,
+}
+
+thread_static!(static FRAME: Cell<*const Frame> = Cell::new(ptr::null()));
+
+/// The innermost frame of this thread.
+fn innermost() -> *const Frame {
+    FRAME.with(Cell::get)
+}
+
+/// Whether this thread is inside an operation of any engine.
+pub(crate) fn in_operation() -> bool {
+    !innermost().is_null()
+}
+
+/// Runs `f` as the function of `op`.
+pub(crate) fn enter<R>(core: &Core, op: OpRef<Task>, f: impl FnOnce(&Frame) -> R) -> R {
+    struct Leave(*const Frame);
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            FRAME.with(|cell| cell.set(self.0));
+        }
+    }
+    let parent = innermost();
+    let frame = Frame {
+        op,
+        core: ptr::from_ref(core),
+        outcome: Cell::new(ptr::null()),
+        lost_in_unwinding: Cell::new(false),
+        parent,
+    };
+    let _leave = Leave(parent);
+    FRAME.with(|cell| cell.set(&raw const frame));
+    f(&frame)
+}
+
+/// The frames of this thread, innermost first.
+fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
+    let mut at = innermost();
+    // SAFETY: a frame lives on this thread's stack until `enter` has taken it out of the list.
+    while let Some(frame) = unsafe { at.as_ref() } {
+        if wanted(frame) {
+            return true;
+        }
+        at = frame.parent;
+    }
+    false
+}
+
+/// Whether this thread is inside an operation of `core`.
+pub(crate) fn in_operation_of(core: &Core) -> bool {
+    any_frame(|frame| ptr::eq(frame.core, core))
+}
+
+/// Whether an operation that runs on this thread names `cell`.
+pub(crate) fn holds(cell: &VarCell) -> bool {
+    names(cell, |_| true)
+}
+
+/// Whether an operation that runs on this thread mutates `cell`.
+pub(crate) fn mutates(cell: &VarCell) -> bool {
+    names(cell, Mode::is_write)
+}
+
+fn names(cell: &VarCell, wanted: impl Fn(Mode) -> bool) -> bool {
+    any_frame(|frame| {
+        // An asynchronous operation whose completion was used holds nothing any more, though its function goes on.
+        !frame.op.task().progress.is_resolved()
+            && frame.op.op().accesses().iter().any(|access| wanted(access.mode()) && ptr::eq(VarCell::of(access), cell))
+    })
+}
+
+/// Whether an operation that runs on this thread is the one that will set `outcome`.
+pub(crate) fn sets(outcome: *const ()) -> bool {
+    any_frame(|frame| frame.outcome.get() == outcome)
+}
+
+/// Whether `op` runs on this thread as its innermost operation and its function is unwinding.
+pub(crate) fn note_lost_in_unwinding(op: OpRef<Task>) -> bool {
+    // SAFETY: as in `any_frame`.
+    let frame = unsafe { innermost().as_ref() };
+    let own = frame.filter(|frame| std::thread::panicking() && frame.op.as_ptr() == op.as_ptr());
+    if let Some(frame) = own {
+        frame.lost_in_unwinding.set(true);
+    }
+    own.is_some()
+}
+
+/// What an operation's function is told about its run.
+pub struct RunContext<'a> {
+    frame: &'a Frame,
+    core: &'a Arc<Core>,
+}
+
+impl fmt::Debug for RunContext<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RunContext")
+            .field("name", &self.name())
+            .field("context", &self.context())
+            .field("worker", &self.worker())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> RunContext<'a> {
+    pub(crate) fn new(frame: &'a Frame, core: &'a Arc<Core>) -> Self {
+        Self { frame, core }
+    }
+
+    /// The engine, for pushing further operations. This handle does not keep the engine open: unlike those that the
+    /// program holds, it may be the last one without a shutdown.
+    #[must_use]
+    pub fn engine(&self) -> Engine {
+        Engine::uncounted(Arc::clone(self.core))
+    }
+
+    /// The operation's name; empty if it was given none.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.frame.op.task().name.as_str()
+    }
+
+    /// The device the operation runs on.
+    #[must_use]
+    pub fn context(&self) -> Context {
+        Context::Cpu
+    }
+
+    /// The number of the worker in its lane; `None` on a thread that is no worker, such as a pusher that runs the
+    /// operation itself.
+    #[must_use]
+    pub fn worker(&self) -> Option<usize> {
+        threads::worker_index()
+    }
+
+    pub(crate) fn op(&self) -> OpRef<Task> {
+        self.frame.op
+    }
+
+    pub(crate) fn core(&self) -> &'a Arc<Core> {
+        self.core
+    }
+
+    pub(crate) fn set_outcome(&self, outcome: *const ()) {
+        self.frame.outcome.set(outcome);
+    }
+}

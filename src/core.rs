@@ -1,0 +1,673 @@
+//! The engine behind its handles: what a push, a run, a wait and a shutdown do.
+
+use std::{
+    future::{Future, poll_fn},
+    panic::{AssertUnwindSafe, Location, catch_unwind},
+    ptr::{self, NonNull},
+    sync::Arc,
+    task::Poll,
+    time::Instant,
+};
+
+use smallvec::SmallVec;
+
+use crate::{
+    builder::EngineKind,
+    context::{self, RunContext},
+    error::{Cause, OpError, PushError, ShutdownError, WaitError},
+    failures::Failures,
+    name::Name,
+    outcome::Outcome,
+    scheduler::{DEFAULT_BAND, band_of},
+    sync::{
+        Ordering::{AcqRel, Acquire, Relaxed},
+        atomic::{AtomicU8, AtomicU64, AtomicUsize},
+    },
+    tally::Tally,
+    task::{Await, Body, Entry, Plain, Returning, Task, Work, flag},
+    threads::{self, Crew},
+    tracker::{self, INLINE_ACCESSES, Mode, OpRef, ReadyList},
+    typed::{Accesses, Read, Var, sealed::List},
+    variable::{Free, Token, VarCell},
+};
+
+/// How far a shutdown is. Only rises.
+mod phase {
+    /// Everybody may push.
+    pub(super) const OPEN: u8 = 0;
+    /// Operations of this engine may push; so may the engine itself.
+    pub(super) const DRAINING: u8 = 1;
+    /// Only the engine itself may push; what has not started is cancelled.
+    pub(super) const CANCELLING: u8 = 2;
+}
+
+/// The variables an operation names, in the making.
+pub(crate) type Entries = SmallVec<[Entry; INLINE_ACCESSES]>;
+
+/// What an operation is made with, beside its variables and its function.
+#[derive(Clone)]
+pub(crate) struct Spec {
+    pub(crate) name: Name,
+    pub(crate) location: &'static Location<'static>,
+    pub(crate) priority: i32,
+    pub(crate) lane: u8,
+    pub(crate) flags: u8,
+}
+
+/// The engine.
+pub(crate) struct Core {
+    kind: EngineKind,
+    phase: AtomicU8,
+    next_id: AtomicU64,
+    tally: Tally,
+    failures: Failures,
+    crew: Crew,
+    /// Engine handles that keep it open.
+    pub(crate) handles: AtomicUsize,
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core")
+            .field("kind", &self.kind)
+            // Relaxed: a snapshot to look at.
+            .field("phase", &self.phase.load(Relaxed))
+            .finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    pub(crate) fn new(kind: EngineKind, crew: Crew, shards: usize) -> Self {
+        Self {
+            kind,
+            phase: AtomicU8::new(phase::OPEN),
+            next_id: AtomicU64::new(0),
+            tally: Tally::new(shards),
+            failures: Failures::default(),
+            crew,
+            handles: AtomicUsize::new(1),
+        }
+    }
+
+    pub(crate) fn kind(&self) -> EngineKind {
+        self.kind
+    }
+
+    pub(crate) fn crew(&self) -> &Crew {
+        &self.crew
+    }
+
+    pub(crate) fn failures(&self) -> &Failures {
+        &self.failures
+    }
+
+    pub(crate) fn next_id(&self) -> u64 {
+        // Relaxed: only distinct numbers are needed; a thread's own rise.
+        self.next_id.fetch_add(1, Relaxed)
+    }
+
+    // ------------------------------------------------------------------------------------------------------- push ----
+
+    /// Pushes an operation.
+    pub(crate) fn push(self: &Arc<Self>, spec: Spec, mut entries: Entries, body: impl Work) -> Result<(), PushError> {
+        self.check_variables(&entries)?;
+        normalise(&mut entries)?;
+        self.push_normalised(spec, &entries, body, false)
+    }
+
+    /// That the variables are this engine's, and not deleted as far as can be seen.
+    pub(crate) fn check_variables(&self, entries: &Entries) -> Result<(), PushError> {
+        for entry in entries {
+            // SAFETY: whoever made the entry keeps a handle until the push is over.
+            let cell = unsafe { entry.cell.as_ref() };
+            if !ptr::eq(Arc::as_ptr(cell.core()), self) {
+                return Err(PushError::ForeignVariable);
+            }
+            if cell.queue().is_closed() {
+                return Err(PushError::DeletedVariable);
+            }
+        }
+        Ok(())
+    }
+
+    /// Pushes an operation whose entries are sorted, distinct and this engine's.
+    pub(crate) fn push_normalised<W: Work>(
+        self: &Arc<Self>,
+        spec: Spec,
+        entries: &[Entry],
+        work: W,
+        passes_closed: bool,
+    ) -> Result<(), PushError> {
+        let ticket = self.tally.enter();
+        // Acquire: pairs with the exchange in `begin_shutdown`. The count was entered first: either the drain waits for
+        // it, or it entered a generation opened after the phase was set, and sees that here.
+        let phase = self.phase.load(Acquire);
+        if phase != phase::OPEN && spec.flags & flag::INTERNAL == 0 {
+            let allowed = phase == phase::DRAINING && context::in_operation_of(self);
+            if !allowed {
+                self.tally.leave(ticket);
+                return Err(PushError::ShutDown);
+            }
+        }
+        let band = if spec.priority == 0 { DEFAULT_BAND } else { band_of(spec.priority) };
+        let task = Task::new(
+            spec.name,
+            spec.location,
+            ticket,
+            spec.lane,
+            spec.flags | if W::REPORTS { flag::REPORTS } else { 0 },
+            Body::new(work),
+        );
+        let accesses = entries.iter().map(|entry| (VarCell::queue_ptr(entry.cell), entry.mode));
+        // SAFETY: whoever made the entries keeps handles until the push is over.
+        let op = unsafe { OpRef::new(task, band, passes_closed, accesses) };
+        let pushed = tracker::push(op);
+        if pushed.ready {
+            let at_once = flag::INLINE | flag::EAGER;
+            // Once a shutdown has begun the workers may end at any time; what is still pushed is the engine's own and
+            // small, and runs here.
+            if spec.flags & at_once != 0 || phase != phase::OPEN && spec.flags & flag::INTERNAL != 0 {
+                let mut ready = ReadyList::default();
+                self.execute(op, &mut ready);
+                self.place_all(&mut ready);
+            } else {
+                self.place_one(op);
+            }
+        }
+        if pushed.rejected {
+            return Err(PushError::DeletedVariable);
+        }
+        Ok(())
+    }
+
+    /// Places operations that became ready on this thread.
+    pub(crate) fn place_all(self: &Arc<Self>, ready: &mut ReadyList<Task>) {
+        while let Some(op) = ready.pop() {
+            if self.kind == EngineKind::Naive || op.task().has(flag::INLINE) {
+                self.execute(op, ready);
+            } else {
+                self.crew.schedule(op);
+            }
+        }
+    }
+
+    fn place_one(self: &Arc<Self>, op: OpRef<Task>) {
+        if self.kind == EngineKind::Naive {
+            let mut ready = ReadyList::default();
+            ready.push(op);
+            self.place_all(&mut ready);
+        } else {
+            self.crew.schedule(op);
+        }
+    }
+
+    // -------------------------------------------------------------------------------------------------------- run ----
+
+    /// Runs a ready operation on this thread and adds what becomes ready by it to `ready`.
+    pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
+        match self.verdict(op) {
+            Verdict::Run if op.task().has(flag::ASYNC) => self.start_async(op, ready),
+            Verdict::Run => {
+                let result = self.call(op);
+                self.settle(op, result, ready);
+            }
+            Verdict::Skip(failure) => {
+                self.discard(op);
+                self.settle(op, Err(failure), ready);
+            }
+            Verdict::Nothing => {
+                self.discard(op);
+                tracker::complete(op, ready);
+                self.close(op);
+            }
+        }
+    }
+
+    /// Whether a ready operation may run.
+    fn verdict(&self, op: OpRef<Task>) -> Verdict {
+        let task = op.task();
+        if op.op().is_rejected() {
+            return Verdict::Nothing;
+        }
+        // Relaxed: an operation that starts while the cancellation begins may do either.
+        if self.phase.load(Relaxed) == phase::CANCELLING && !task.has(flag::INTERNAL) {
+            return Verdict::Skip(OpError::new(&task.name, task.location, Cause::Cancelled));
+        }
+        if !task.has(flag::NO_SKIP) {
+            for access in op.op().accesses() {
+                let cell = VarCell::of(access);
+                if cell.has_failed() && access.mode() != Mode::Overwrite {
+                    // SAFETY: the operation is ready, so it holds its variables.
+                    if let Some(failure) = unsafe { cell.failure() } {
+                        return Verdict::Skip(failure);
+                    }
+                }
+            }
+        }
+        Verdict::Run
+    }
+
+    /// Calls the function of `op`.
+    fn call(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), OpError> {
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            context::enter(self, op, |frame| {
+                // SAFETY: the operation is ready, was handed to this thread alone, and is started here only.
+                unsafe { op.start(&RunContext::new(frame, self)) }
+            })
+        }));
+        let cause = match result {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(cause)) => cause,
+            Err(payload) => Cause::panic(payload),
+        };
+        Err(OpError::new(&op.task().name, op.task().location, cause))
+    }
+
+    /// Calls the function of an asynchronous operation, which ends when its completion is used.
+    fn start_async(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
+        // The completion may end the operation while its function goes on.
+        op.hold();
+        let mut lost_in_unwinding = false;
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            context::enter(self, op, |frame| {
+                struct Note<'a>(&'a std::cell::Cell<bool>, &'a mut bool);
+                impl Drop for Note<'_> {
+                    fn drop(&mut self) {
+                        *self.1 = self.0.get();
+                    }
+                }
+                let _note = Note(&frame.lost_in_unwinding, &mut lost_in_unwinding);
+                // SAFETY: the operation is ready, was handed to this thread alone, and is started here only.
+                unsafe { op.start(&RunContext::new(frame, self)) }
+            })
+        }));
+        let cause = match result {
+            Ok(Ok(())) => None,
+            Ok(Err(cause)) => Some(cause),
+            Err(payload) => Some(Cause::panic(payload)),
+        };
+        if let Some(cause) = cause {
+            let failure = OpError::new(&op.task().name, op.task().location, cause);
+            if lost_in_unwinding {
+                // The completion went down with the function; what is left to do for it is done here.
+                let _ = op.task().progress.resolve();
+                self.settle(op, Err(failure), ready);
+            } else {
+                // SAFETY: once, by the thread that ran the function.
+                if let Err(failure) = unsafe { op.task().progress.fail(failure) } {
+                    // The operation has already ended; its function's failure must not hide.
+                    self.failures.add_loose(failure);
+                }
+            }
+        }
+        op.release();
+    }
+
+    /// Ends an operation with `result` and adds what becomes ready by it to `ready`.
+    pub(crate) fn settle(&self, op: OpRef<Task>, result: Result<(), OpError>, ready: &mut ReadyList<Task>) {
+        if !op.task().has(flag::SILENT) {
+            match &result {
+                Ok(()) => self.count_mutations(op),
+                Err(failure) => self.fail_variables(op, failure),
+            }
+        }
+        tracker::complete(op, ready);
+        if op.task().has(flag::REPORTS) {
+            // SAFETY: this thread ends the operation.
+            self.guarded(op, || unsafe { op.report(result.as_ref().map(|&()| ())) });
+        }
+        self.close(op);
+    }
+
+    fn close(&self, op: OpRef<Task>) {
+        let ticket = op.task().ticket;
+        op.release();
+        self.tally.leave(ticket);
+    }
+
+    /// Drops the function of `op` if it has not run.
+    fn discard(&self, op: OpRef<Task>) {
+        // SAFETY: this thread ends the operation.
+        self.guarded(op, || unsafe { op.discard() });
+    }
+
+    /// Runs `f`, which may drop the user's values, as a part of `op`; a panic there becomes a failure that `wait_for_all`
+    /// reports.
+    fn guarded(&self, op: OpRef<Task>, f: impl FnOnce()) {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| context::enter(self, op, |_| f()))) {
+            let task = op.task();
+            let failure = OpError::new(&task.name, task.location, Cause::panic(payload));
+            self.failures.add_loose(failure);
+        }
+    }
+
+    fn count_mutations(&self, op: OpRef<Task>) {
+        for access in op.op().accesses() {
+            if !access.mode().is_write() {
+                continue;
+            }
+            let cell = VarCell::of(access);
+            // SAFETY: the operation is not passed on yet, so it holds its variables.
+            unsafe { cell.mutated() };
+            if access.mode() == Mode::Overwrite && cell.has_failed() {
+                // SAFETY: as above.
+                unsafe { cell.set_failure(None) };
+                self.failures.clear_variable(cell.queue().id());
+            }
+        }
+    }
+
+    fn fail_variables(&self, op: OpRef<Task>, failure: &OpError) {
+        let mut carried = false;
+        for access in op.op().accesses() {
+            let cell = VarCell::of(access);
+            if !access.mode().is_write() {
+                // A reader that was skipped: the failure is on what it reads.
+                // SAFETY: the operation is not passed on yet, so it holds its variables.
+                carried |= unsafe { cell.failure() }.is_some_and(|other| other.is_same(failure));
+                continue;
+            }
+            carried = true;
+            if !cell.has_failed() {
+                // SAFETY: as above.
+                unsafe { cell.set_failure(Some(failure.clone())) };
+                self.failures.add_variable(cell.queue().id(), failure.clone());
+            }
+        }
+        if !carried {
+            self.failures.add_loose(failure.clone());
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------- completion ----
+
+    /// Ends an asynchronous operation, by its completion.
+    pub(crate) fn resolve(self: &Arc<Self>, op: OpRef<Task>, result: Result<(), Cause>) {
+        let result = match op.task().progress.resolve() {
+            Some(failure) => Err(failure),
+            None => result.map_err(|cause| OpError::new(&op.task().name, op.task().location, cause)),
+        };
+        let mut ready = ReadyList::default();
+        self.settle(op, result, &mut ready);
+        self.place_all(&mut ready);
+    }
+
+    // ------------------------------------------------------------------------------------------------------- wait ----
+
+    /// Waits for what is pending on `token`; for its writers only if `for_reading`.
+    pub(crate) fn wait_for_var(
+        self: &Arc<Self>,
+        token: &Token,
+        for_reading: bool,
+        deadline: Option<Instant>,
+        location: &'static Location<'static>,
+    ) -> Result<(), WaitError> {
+        match self.begin_wait(token, for_reading, location)? {
+            Some(outcome) => self.wait_outcome(&outcome, deadline),
+            None => Ok(()),
+        }
+    }
+
+    /// Pushes the wait for a variable; `None` if nothing is pending and nothing has failed.
+    pub(crate) fn begin_wait(
+        self: &Arc<Self>,
+        token: &Token,
+        for_reading: bool,
+        location: &'static Location<'static>,
+    ) -> Result<Option<Arc<Outcome<()>>>, WaitError> {
+        let cell = token.cell();
+        if !ptr::eq(Arc::as_ptr(cell.core()), &**self) {
+            return Err(PushError::ForeignVariable.into());
+        }
+        if context::holds(cell) {
+            return Err(WaitError::WouldDeadlock);
+        }
+        if cell.queue().is_idle(for_reading) && !cell.has_failed() {
+            return Ok(None);
+        }
+        let outcome = Outcome::new();
+        let spec = Spec {
+            name: Name::from("wait"),
+            location,
+            priority: 0,
+            lane: 0,
+            flags: flag::INLINE | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
+        };
+        let mode = if for_reading { Mode::Read } else { Mode::Write };
+        let entry = Entry { cell: token.ptr(), mode, typed: false };
+        // A wait goes behind a deletion as well: it is told when the deletion is done.
+        self.push_normalised(spec, &[entry], Await(Arc::clone(&outcome)), true)?;
+        Ok(Some(outcome))
+    }
+
+    /// Waits for an outcome. An operation that waits gives its worker to another thread meanwhile.
+    pub(crate) fn wait_outcome<R>(
+        self: &Arc<Self>,
+        outcome: &Arc<Outcome<R>>,
+        deadline: Option<Instant>,
+    ) -> Result<R, WaitError> {
+        if !outcome.is_done() {
+            if context::sets(Arc::as_ptr(outcome).cast()) {
+                return Err(WaitError::WouldDeadlock);
+            }
+            threads::yield_worker()?;
+        }
+        outcome.wait(deadline)
+    }
+
+    /// Clones the value of a variable out.
+    pub(crate) fn get<T: Clone + Send + Sync + 'static>(
+        self: &Arc<Self>,
+        var: &Var<T>,
+        location: &'static Location<'static>,
+    ) -> Result<T, WaitError> {
+        if context::mutates(var.cell()) {
+            return Err(WaitError::WouldDeadlock);
+        }
+        let access = var.read();
+        let mut list = List(Entries::new());
+        access.declare(&mut list);
+        let kept = access.keep();
+        let outcome = Outcome::new();
+        let spec =
+            Spec { name: Name::from("get"), location, priority: 0, lane: 0, flags: flag::EAGER | flag::INTERNAL };
+        // SAFETY: the operation declares `access` and runs once.
+        let f = move |_: &RunContext<'_>| Ok(unsafe { Read::<T>::refs(&kept) }.clone());
+        self.push(spec, list.0, Returning::new(f, Arc::clone(&outcome)))?;
+        self.wait_outcome(&outcome, None)
+    }
+
+    /// Waits for every operation pushed before.
+    pub(crate) fn wait_for_all(&self, deadline: Option<Instant>) -> Result<(), WaitError> {
+        if context::in_operation_of(self) {
+            return Err(WaitError::WouldDeadlock);
+        }
+        threads::yield_worker()?;
+        match self.tally.wait(deadline) {
+            Some(_) => self.all_well(),
+            None => Err(WaitError::TimedOut),
+        }
+    }
+
+    /// As [`wait_for_all`](Self::wait_for_all), as a future that covers what was pushed before this call.
+    pub(crate) fn wait_for_all_async(self: &Arc<Self>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
+        let core = Arc::clone(self);
+        let inside = context::in_operation_of(self);
+        let mut mark = if inside { None } else { self.tally.begin() };
+        poll_fn(move |cx| {
+            if inside {
+                Poll::Ready(Err(WaitError::WouldDeadlock))
+            } else if core.tally.poll(&mut mark, cx.waker()) {
+                Poll::Ready(core.all_well())
+            } else {
+                Poll::Pending
+            }
+        })
+    }
+
+    /// The earliest failure that was not cleared.
+    fn all_well(&self) -> Result<(), WaitError> {
+        match self.failures.first() {
+            Some(failure) => Err(failure.into()),
+            None => Ok(()),
+        }
+    }
+
+    // -------------------------------------------------------------------------------------------------- variables ----
+
+    /// Clears the failure of a variable, in the order of pushes.
+    pub(crate) fn clear_error(
+        self: &Arc<Self>,
+        token: &Token,
+        location: &'static Location<'static>,
+    ) -> Result<(), PushError> {
+        let spec = Spec {
+            name: Name::from("clear_error"),
+            location,
+            priority: 0,
+            lane: 0,
+            flags: flag::INLINE | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
+        };
+        let entry = Entry { cell: token.ptr(), mode: Mode::Write, typed: false };
+        let clear = |cx: &RunContext<'_>| {
+            for access in cx.op().op().accesses() {
+                let cell = VarCell::of(access);
+                // SAFETY: the operation runs and names the variable as written.
+                if unsafe { cell.set_failure(None) }.is_some() {
+                    cx.core().failures.clear_variable(cell.queue().id());
+                }
+            }
+            Ok(())
+        };
+        self.push(spec, SmallVec::from_slice(&[entry]), Plain::new(clear))
+    }
+
+    /// Deletes a variable after everything pending on it; then runs `f`.
+    pub(crate) fn delete_variable(
+        self: &Arc<Self>,
+        token: &Token,
+        location: &'static Location<'static>,
+        f: impl FnOnce(&RunContext<'_>) + Send + 'static,
+    ) -> Result<(), PushError> {
+        let entry = Entry { cell: token.ptr(), mode: Mode::Overwrite, typed: false };
+        self.check_variables(&SmallVec::from_slice(&[entry]))?;
+        if !token.cell().queue().close() {
+            return Err(PushError::DeletedVariable);
+        }
+        let spec = Spec {
+            name: Name::from("delete_variable"),
+            location,
+            // Before everything else: it gives memory back.
+            priority: i32::MAX,
+            lane: 0,
+            flags: flag::EAGER | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
+        };
+        let delete = move |cx: &RunContext<'_>| {
+            for access in cx.op().op().accesses() {
+                // SAFETY: the operation holds the variable for writing, and a closed variable takes no other operation.
+                unsafe { VarCell::of(access).empty() };
+            }
+            f(cx);
+            Ok(())
+        };
+        self.push_normalised(spec, &[entry], Plain::new(delete), true)
+    }
+
+    /// Frees a variable whose last handle is gone, after everything pending on it.
+    pub(crate) fn free_variable(cell: NonNull<VarCell>, location: &'static Location<'static>) {
+        // SAFETY: the cell lives until the operation pushed here has ended.
+        let (core, queue, needs_drop) = unsafe {
+            let cell = cell.as_ref();
+            (Arc::clone(cell.core()), cell.queue(), cell.needs_drop())
+        };
+        queue.close();
+        // The value is the user's, and its drop runs on a worker; otherwise there is nothing to run.
+        let at_once = if needs_drop { 0 } else { flag::INLINE };
+        let spec = Spec {
+            name: Name::from("drop"),
+            location,
+            priority: i32::MAX,
+            lane: 0,
+            flags: at_once | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
+        };
+        let entry = Entry { cell, mode: Mode::Overwrite, typed: false };
+        let pushed = core.push_normalised(spec, &[entry], Free(cell), true);
+        debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    }
+
+    // --------------------------------------------------------------------------------------------------- shutdown ----
+
+    /// Refuses pushes from now on; with `cancel`, what has not started does not start any more.
+    pub(crate) fn begin_shutdown(&self, cancel: bool) {
+        let phase = if cancel { phase::CANCELLING } else { phase::DRAINING };
+        // AcqRel: pairs with the load in `push_normalised`.
+        self.phase.fetch_max(phase, AcqRel);
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        // Relaxed: a snapshot.
+        self.phase.load(Relaxed) == phase::OPEN
+    }
+
+    /// Waits until nothing is pending and ends the threads. The shutdown must have begun.
+    pub(crate) fn finish_shutdown(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
+        debug_assert!(!self.is_open());
+        if context::in_operation_of(self) || threads::carries(self) {
+            // Somebody must end the threads when this operation, too, is over.
+            let core = Arc::clone(self);
+            let finisher = std::thread::Builder::new()
+                .name("raddle-shutdown".to_owned())
+                .spawn(move || core.finish_shutdown(None));
+            if let Err(error) = finisher {
+                log::error!("raddle: no thread to end the workers with: {error}; they stay asleep");
+            }
+            return Err(ShutdownError::InsideOperation);
+        }
+        loop {
+            match self.tally.wait(deadline) {
+                None => return Err(ShutdownError::TimedOut),
+                Some(true) => break,
+                // Operations may have pushed others meanwhile.
+                Some(false) => {}
+            }
+        }
+        if let Some(failure) = self.failures.unreported() {
+            failure.mark_reported();
+            log::warn!("raddle: a failure that nobody was told of: {failure}");
+        }
+        self.crew.end();
+        Ok(())
+    }
+}
+
+enum Verdict {
+    Run,
+    Skip(OpError),
+    Nothing,
+}
+
+/// Sorts entries by variable and makes them distinct: what is both read and mutated counts as mutated, and as overwritten
+/// only if nothing else was said.
+pub(crate) fn normalise(entries: &mut Entries) -> Result<(), PushError> {
+    if entries.len() < 2 {
+        return Ok(());
+    }
+    // SAFETY: whoever made the entries keeps handles.
+    entries.sort_unstable_by_key(|entry| unsafe { entry.cell.as_ref() }.queue().id());
+    let mut aliased = false;
+    entries.dedup_by(|later, kept| {
+        if later.cell != kept.cell {
+            return false;
+        }
+        aliased |= later.typed && kept.typed && (later.mode.is_write() || kept.mode.is_write());
+        if later.mode != kept.mode {
+            kept.mode = Mode::Write;
+        }
+        kept.typed |= later.typed;
+        true
+    });
+    if aliased {
+        return Err(PushError::AliasedVariable);
+    }
+    Ok(())
+}

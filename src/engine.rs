@@ -1,0 +1,397 @@
+//! The engine's handle: everything a program asks of it.
+
+use std::{
+    fmt,
+    future::Future,
+    panic::Location,
+    sync::{
+        Arc, OnceLock,
+        atomic::Ordering::{AcqRel, Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use crate::{
+    builder::{Builder, EngineKind, Placement},
+    completion::Completion,
+    context::RunContext,
+    core::Core,
+    error::{BuildError, OpError, PushError, ShutdownError, WaitError},
+    handle::VarWait,
+    name::Name,
+    op_builder::{OpBuilder, Report},
+    operator::Operator,
+    typed::Var,
+    variable::Token,
+};
+
+/// How an engine is shut down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shutdown {
+    /// What was pushed runs to its end; operations may still push others.
+    Drain,
+    /// What has not started fails with [`Cause::Cancelled`](crate::Cause::Cancelled). Deletions still run.
+    Cancel,
+}
+
+/// A dependency engine: operations that name what they read and what they mutate are pushed, conflicting ones run in push
+/// order, all others in parallel.
+///
+/// Any number of threads may push at once, operations included, and each push is atomic over all its variables: there is
+/// one order of all pushes that every variable agrees with, each thread's own order and real time included. Pushing never
+/// waits, whatever else is running.
+///
+/// Clones are handles of the same engine. Dropping the last one drains it: waits for what is pending and ends the threads.
+/// (Inside an operation it does so in the background.) Variables may outlive their engine; they can still be read by
+/// [`get`](Self::get) as long as somebody has a handle of it.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = raddle::Engine::builder().build()?;
+/// let weights = engine.var(vec![1.0f32; 4]);
+/// let gradient = engine.var(vec![0.0f32; 4]);
+///
+/// engine.op("backward").push((weights.read(), gradient.write()), |(w, g)| {
+///     g.copy_from_slice(w);
+/// })?;
+/// engine.op("step").push((gradient.read(), weights.write()), |(g, w)| {
+///     w.iter_mut().zip(g).for_each(|(w, g)| *w -= 0.5 * g);
+/// })?;
+/// assert_eq!(engine.get(&weights)?, [0.5; 4]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Engine {
+    core: Arc<Core>,
+    placements: Arc<[Placement]>,
+    /// Whether this handle keeps the engine open.
+    counted: bool,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("kind", &self.kind())
+            .field("is_open", &self.core.is_open())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Clone for Engine {
+    fn clone(&self) -> Self {
+        if self.counted {
+            // Relaxed: the handle at hand keeps the count above zero.
+            self.core.handles.fetch_add(1, Relaxed);
+        }
+        Self { core: Arc::clone(&self.core), placements: Arc::clone(&self.placements), counted: self.counted }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // AcqRel: what was done through the other handles comes before the shutdown.
+        if self.counted && self.core.handles.fetch_sub(1, AcqRel) == 1 {
+            self.core.begin_shutdown(false);
+            // Inside an operation it goes on in the background.
+            let _ = self.core.finish_shutdown(None);
+        }
+    }
+}
+
+impl Engine {
+    pub(crate) fn new(core: Arc<Core>, placements: Vec<Placement>) -> Self {
+        Self { core, placements: placements.into(), counted: true }
+    }
+
+    /// A handle that does not keep the engine open.
+    pub(crate) fn uncounted(core: Arc<Core>) -> Self {
+        Self { core, placements: Arc::default(), counted: false }
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    /// Begins to describe an engine.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// The engine of the process, built with the defaults when it is first asked for. It is never dropped; a program that
+    /// must see its last operations done calls [`shutdown`](Self::shutdown) or a wait before it ends.
+    ///
+    /// # Errors
+    /// What [`Builder::build`] says, if the first call failed; later calls try again.
+    pub fn global() -> Result<&'static Self, BuildError> {
+        static GLOBAL: OnceLock<Engine> = OnceLock::new();
+        static BUILDING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        if let Some(engine) = GLOBAL.get() {
+            return Ok(engine);
+        }
+        let _building = BUILDING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(engine) = GLOBAL.get() {
+            return Ok(engine);
+        }
+        let engine = Self::builder().build()?;
+        Ok(GLOBAL.get_or_init(|| engine))
+    }
+
+    /// The engine's kind.
+    #[must_use]
+    pub fn kind(&self) -> EngineKind {
+        self.core.kind()
+    }
+
+    /// Where each worker of the CPU's lane was put when the engine was built.
+    #[must_use]
+    pub fn placements(&self) -> &[Placement] {
+        &self.placements
+    }
+
+    // -------------------------------------------------------------------------------------------------- variables ----
+
+    /// Makes a variable with a value.
+    pub fn var<T: Send + 'static>(&self, value: T) -> Var<T> {
+        Var::new(Token::typed(&self.core, value))
+    }
+
+    /// Makes a variable without a value: it stands for something outside the engine.
+    pub fn new_var(&self) -> Token {
+        Token::typed(&self.core, ())
+    }
+
+    /// How many mutations of the variable have run to completion. Skipped, failed and cancelled ones do not count. Other
+    /// threads may count further at any time; what the counted ones did is visible to the caller.
+    #[must_use]
+    pub fn version(&self, token: &Token) -> u64 {
+        token.cell().version()
+    }
+
+    /// Deletes a variable: its value is dropped and then `f` runs, after every operation pushed on it before. Later pushes
+    /// on it are refused; waits for it wait for the deletion. The deletion runs on the calling thread if nothing is
+    /// pending on the variable, also on failed variables, and also when the engine is shut down.
+    ///
+    /// # Errors
+    /// [`PushError::ForeignVariable`], or [`PushError::DeletedVariable`] if it was deleted before; `f` does not run then.
+    #[track_caller]
+    pub fn delete_variable(
+        &self,
+        token: &Token,
+        f: impl FnOnce(&RunContext<'_>) + Send + 'static,
+    ) -> Result<(), PushError> {
+        self.core.delete_variable(token, Location::caller(), f)
+    }
+
+    /// Ends the failure of a variable, in push order: operations pushed before are still skipped, those pushed after run.
+    ///
+    /// # Errors
+    /// [`PushError::ForeignVariable`] or [`PushError::DeletedVariable`].
+    #[track_caller]
+    pub fn clear_error(&self, token: &Token) -> Result<(), PushError> {
+        self.core.clear_error(token, Location::caller())
+    }
+
+    /// Forgets the failures that sit on no variable, which [`wait_for_all`](Self::wait_for_all) reports; gives the first
+    /// and how many there were.
+    pub fn clear_errors(&self) -> Option<(OpError, u64)> {
+        let cleared = self.core.failures().clear_loose();
+        if let Some((failure, _)) = &cleared {
+            failure.mark_reported();
+        }
+        cleared
+    }
+
+    // ------------------------------------------------------------------------------------------------- operations ----
+
+    /// Begins to describe an operation. The name is for people; `""` is allowed.
+    pub fn op(&self, name: impl Into<Name>) -> OpBuilder<'_> {
+        OpBuilder::new(self, name.into())
+    }
+
+    /// Pushes an operation that is done when its function returns.
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn push_sync<F, R, const READS: usize, const WRITES: usize>(
+        &self,
+        f: F,
+        reads: [&Token; READS],
+        writes: [&Token; WRITES],
+    ) -> Result<(), PushError>
+    where
+        F: FnOnce(&RunContext<'_>) -> R + Send + 'static,
+        R: Report,
+    {
+        self.op("").reads(reads).writes(writes).push_sync(f)
+    }
+
+    /// Pushes an operation that is done when its [`Completion`] is used.
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn push_async<F, R, const READS: usize, const WRITES: usize>(
+        &self,
+        f: F,
+        reads: [&Token; READS],
+        writes: [&Token; WRITES],
+    ) -> Result<(), PushError>
+    where
+        F: FnOnce(&RunContext<'_>, Completion) -> R + Send + 'static,
+        R: Report,
+    {
+        self.op("").reads(reads).writes(writes).push_async(f)
+    }
+
+    /// Deletes an operator: what it owns is dropped after its last run. The same as dropping it.
+    pub fn delete_operator(&self, operator: Operator) {
+        drop(operator);
+    }
+
+    // ------------------------------------------------------------------------------------------------------ waits ----
+
+    /// Clones the value of a variable out, after every mutation pushed before. The clone is made on the calling thread if
+    /// no mutation is pending, else on a worker; other readers go on meanwhile.
+    ///
+    /// # Errors
+    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation mutates it,
+    /// [`WaitError::Refused`] if it is another engine's or deleted, [`WaitError::TooManyWaiting`].
+    #[track_caller]
+    pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
+        self.core.get(var, Location::caller())
+    }
+
+    /// Waits for every operation on the variable pushed before the call.
+    ///
+    /// On any thread, workers included: an operation that waits gives its worker to another thread meanwhile.
+    ///
+    /// # Errors
+    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation names it,
+    /// [`WaitError::TooManyWaiting`], or [`WaitError::Refused`] if it is another engine's.
+    #[track_caller]
+    pub fn wait_for_var(&self, token: &Token) -> Result<(), WaitError> {
+        self.wait(token, false, None)
+    }
+
+    /// As [`wait_for_var`](Self::wait_for_var), at most for `timeout`.
+    ///
+    /// # Errors
+    /// As [`wait_for_var`](Self::wait_for_var), and [`WaitError::TimedOut`]; what is pending goes on then.
+    #[track_caller]
+    pub fn wait_for_var_timeout(&self, token: &Token, timeout: Duration) -> Result<(), WaitError> {
+        self.wait(token, false, Some(timeout))
+    }
+
+    /// As [`wait_for_var`](Self::wait_for_var), for a future to await.
+    #[track_caller]
+    pub fn wait_for_var_async(&self, token: &Token) -> VarWait {
+        self.wait_async(token, false)
+    }
+
+    /// Waits for every mutation of the variable pushed before the call, not for readers.
+    ///
+    /// # Errors
+    /// As [`wait_for_var`](Self::wait_for_var).
+    #[track_caller]
+    pub fn wait_to_read(&self, token: &Token) -> Result<(), WaitError> {
+        self.wait(token, true, None)
+    }
+
+    /// As [`wait_to_read`](Self::wait_to_read), at most for `timeout`.
+    ///
+    /// # Errors
+    /// As [`wait_for_var_timeout`](Self::wait_for_var_timeout).
+    #[track_caller]
+    pub fn wait_to_read_timeout(&self, token: &Token, timeout: Duration) -> Result<(), WaitError> {
+        self.wait(token, true, Some(timeout))
+    }
+
+    /// As [`wait_to_read`](Self::wait_to_read), for a future to await.
+    #[track_caller]
+    pub fn wait_to_read_async(&self, token: &Token) -> VarWait {
+        self.wait_async(token, true)
+    }
+
+    /// Waits for every operation on the variable pushed before the call, readers included. The same as
+    /// [`wait_for_var`](Self::wait_for_var), under the name that goes with [`wait_to_read`](Self::wait_to_read).
+    ///
+    /// # Errors
+    /// As [`wait_for_var`](Self::wait_for_var).
+    #[track_caller]
+    pub fn wait_to_write(&self, token: &Token) -> Result<(), WaitError> {
+        self.wait(token, false, None)
+    }
+
+    /// As [`wait_to_write`](Self::wait_to_write), at most for `timeout`.
+    ///
+    /// # Errors
+    /// As [`wait_for_var_timeout`](Self::wait_for_var_timeout).
+    #[track_caller]
+    pub fn wait_to_write_timeout(&self, token: &Token, timeout: Duration) -> Result<(), WaitError> {
+        self.wait(token, false, Some(timeout))
+    }
+
+    /// As [`wait_to_write`](Self::wait_to_write), for a future to await.
+    #[track_caller]
+    pub fn wait_to_write_async(&self, token: &Token) -> VarWait {
+        self.wait_async(token, false)
+    }
+
+    #[track_caller]
+    fn wait(&self, token: &Token, for_reading: bool, timeout: Option<Duration>) -> Result<(), WaitError> {
+        self.core.wait_for_var(token, for_reading, deadline(timeout), Location::caller())
+    }
+
+    #[track_caller]
+    fn wait_async(&self, token: &Token, for_reading: bool) -> VarWait {
+        VarWait(self.core.begin_wait(token, for_reading, Location::caller()).transpose())
+    }
+
+    /// Waits for every operation pushed before the call, by whatever thread. Pushes after the call do not prolong it.
+    ///
+    /// # Errors
+    /// [`WaitError::Failed`] with the earliest failure that was not cleared: of a variable that is still failed, or one
+    /// that sits on no variable, which [`clear_errors`](Self::clear_errors) ends. [`WaitError::WouldDeadlock`] inside an
+    /// operation of this engine, which is itself among what would have to end.
+    pub fn wait_for_all(&self) -> Result<(), WaitError> {
+        self.core.wait_for_all(None)
+    }
+
+    /// As [`wait_for_all`](Self::wait_for_all), at most for `timeout`.
+    ///
+    /// # Errors
+    /// As [`wait_for_all`](Self::wait_for_all), and [`WaitError::TimedOut`].
+    pub fn wait_for_all_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
+        self.core.wait_for_all(deadline(Some(timeout)))
+    }
+
+    /// As [`wait_for_all`](Self::wait_for_all), for a future to await. It covers what was pushed before this call.
+    pub fn wait_for_all_async(&self) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
+        self.core.wait_for_all_async()
+    }
+
+    // --------------------------------------------------------------------------------------------------- shutdown ----
+
+    /// Shuts the engine down: refuses further pushes, waits until nothing is pending, at most for `timeout`, and ends the
+    /// threads. May be called again, on any handle.
+    ///
+    /// # Errors
+    /// [`ShutdownError::TimedOut`]: operations were still pending; the shutdown has begun, and calling again waits again.
+    /// [`ShutdownError::InsideOperation`]: it cannot wait for the operation that calls, and goes on in the background.
+    pub fn shutdown(&self, how: Shutdown, timeout: Option<Duration>) -> Result<(), ShutdownError> {
+        self.core.begin_shutdown(how == Shutdown::Cancel);
+        self.core.finish_shutdown(deadline(timeout))
+    }
+
+    /// Begins [`Shutdown::Cancel`] without waiting for its end: from now on operations that have not started fail with
+    /// [`Cause::Cancelled`](crate::Cause::Cancelled), and pushes are refused.
+    pub fn notify_shutdown(&self) {
+        self.core.begin_shutdown(true);
+    }
+}
+
+/// The time `timeout` from now; `None` for ever, also if it is too far away to be told.
+fn deadline(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+}

@@ -1,0 +1,306 @@
+//! What can go wrong, told so that the caller knows what to do.
+
+use std::{
+    any::Any,
+    error::Error,
+    fmt,
+    panic::Location,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use crate::{context::Context, name::Name};
+
+/// The error type that operations return.
+pub type BoxError = Box<dyn Error + Send + Sync>;
+
+/// Why an operation failed.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Cause {
+    /// Its function panicked; the message, where the payload was a string.
+    Panic(Option<String>),
+    /// Its function, or its [`Completion`](crate::Completion), reported an error.
+    Error(BoxError),
+    /// Its [`Completion`](crate::Completion) was dropped unused.
+    LostCompletion,
+    /// It had not started when the engine was shut down with [`Shutdown::Cancel`](crate::Shutdown::Cancel).
+    Cancelled,
+}
+
+impl Cause {
+    pub(crate) fn panic(payload: Box<dyn Any + Send>) -> Self {
+        let message = match payload.downcast::<String>() {
+            Ok(message) => Some(*message),
+            Err(payload) => {
+                let message = payload.downcast_ref::<&'static str>().copied();
+                let message = message.map(str::to_owned);
+                // The payload is the user's, and so is what its drop does.
+                let _ =
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(payload))).map_err(std::mem::forget);
+                message
+            }
+        };
+        Self::Panic(message)
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Panic(Some(message)) => write!(f, "it panicked: {message}"),
+            Self::Panic(None) => f.write_str("it panicked with a payload that is no string"),
+            Self::Error(error) => write!(f, "{error}"),
+            Self::LostCompletion => f.write_str("its completion was dropped unused"),
+            Self::Cancelled => f.write_str("it was cancelled by the engine's shutdown before it started"),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Failure {
+    name: Name,
+    location: &'static Location<'static>,
+    cause: Cause,
+    sequence: u64,
+    /// Somebody outside the engine has been given it.
+    reported: AtomicBool,
+}
+
+/// An operation's failure. It is cheap to clone; the failed operation's variables, the operations skipped because of it and
+/// every waiter share one.
+#[derive(Clone)]
+pub struct OpError(Arc<Failure>);
+
+impl OpError {
+    pub(crate) fn new(name: &Name, location: &'static Location<'static>, cause: Cause) -> Self {
+        static SEQUENCE: AtomicU64 = AtomicU64::new(0);
+        Self(Arc::new(Failure {
+            name: name.clone(),
+            location,
+            cause,
+            // Relaxed: only distinct numbers are needed, rising as far as anybody can tell.
+            sequence: SEQUENCE.fetch_add(1, Relaxed),
+            reported: AtomicBool::new(false),
+        }))
+    }
+
+    /// The name of the operation that failed; empty if it was given none.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.name.as_str()
+    }
+
+    /// Where the operation was pushed.
+    #[must_use]
+    pub fn location(&self) -> &'static Location<'static> {
+        self.0.location
+    }
+
+    /// Why it failed.
+    #[must_use]
+    pub fn cause(&self) -> &Cause {
+        &self.0.cause
+    }
+
+    /// Whether `other` is the same failure, not merely an equal one.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Rises with the time of the failure.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.0.sequence
+    }
+
+    pub(crate) fn mark_reported(&self) {
+        // Relaxed: decides only whether a warning is due when nobody looks any more.
+        self.0.reported.store(true, Relaxed);
+    }
+
+    pub(crate) fn is_reported(&self) -> bool {
+        // Relaxed: as above.
+        self.0.reported.load(Relaxed)
+    }
+}
+
+impl fmt::Debug for OpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpError")
+            .field("name", &self.name())
+            .field("location", &format_args!("{}", self.location()))
+            .field("cause", self.cause())
+            .finish()
+    }
+}
+
+impl fmt::Display for OpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, location, cause) = (self.name(), self.location(), self.cause());
+        if name.is_empty() {
+            write!(f, "the operation pushed at {location} failed: {cause}")
+        } else {
+            write!(f, "operation `{name}` pushed at {location} failed: {cause}")
+        }
+    }
+}
+
+impl Error for OpError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self.cause() {
+            Cause::Error(error) => Some(&**error),
+            _ => None,
+        }
+    }
+}
+
+/// Why a push was refused. Nothing was enqueued, and the operation will never run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PushError {
+    /// A variable belongs to another engine.
+    ForeignVariable,
+    /// A variable was already deleted.
+    DeletedVariable,
+    /// A typed operation names one variable twice and mutates it, which would alias a `&mut`.
+    AliasedVariable,
+    /// The engine is shutting down, or has. During a drain, operations may still push.
+    ShutDown,
+    /// The context names a device that this engine does not have.
+    NoSuchDevice(Context),
+}
+
+impl fmt::Display for PushError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ForeignVariable => {
+                f.write_str("a variable belongs to another engine; push on the engine that made it")
+            }
+            Self::DeletedVariable => f.write_str("a variable was already deleted; push before deleting it"),
+            Self::AliasedVariable => {
+                f.write_str("the operation names a variable twice and mutates it; name it once, as written")
+            }
+            Self::ShutDown => f.write_str("the engine is shut down or shutting down"),
+            Self::NoSuchDevice(context) => write!(f, "this engine has no device {context}"),
+        }
+    }
+}
+
+impl Error for PushError {}
+
+/// Why a wait gave no result.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// An operation failed.
+    Failed(OpError),
+    /// The time was up. What was waited for goes on.
+    TimedOut,
+    /// The calling operation itself would have to end first.
+    WouldDeadlock,
+    /// Too many operations wait inside their functions at once to give their worker's work to another thread; let
+    /// operations name what they need as variables instead of waiting for it.
+    TooManyWaiting,
+    /// What was to be waited for could not be pushed.
+    Refused(PushError),
+    /// The value was taken by an earlier wait on the same handle.
+    ValueTaken,
+}
+
+impl fmt::Display for WaitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(error) => error.fmt(f),
+            Self::TimedOut => f.write_str("the time to wait was up"),
+            Self::WouldDeadlock => f.write_str("the wait needs the end of the operation that waits"),
+            Self::TooManyWaiting => f.write_str("too many operations wait inside their functions at once"),
+            Self::Refused(error) => error.fmt(f),
+            Self::ValueTaken => f.write_str("the operation's value was already taken"),
+        }
+    }
+}
+
+impl Error for WaitError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Failed(error) => Some(error),
+            Self::Refused(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<OpError> for WaitError {
+    fn from(error: OpError) -> Self {
+        error.mark_reported();
+        Self::Failed(error)
+    }
+}
+
+impl From<PushError> for WaitError {
+    fn from(error: PushError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// Why an engine could not be built.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// Zero workers were asked for.
+    NoWorkers,
+    /// More workers were asked for than the given maximum.
+    TooManyWorkers(usize),
+    /// `RADDLE_ENGINE` names no kind of engine.
+    UnknownEngine(String),
+    /// A thread could not be started.
+    Thread(std::io::Error),
+}
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoWorkers => f.write_str("an engine needs at least one worker in each lane"),
+            Self::TooManyWorkers(max) => write!(f, "an engine has at most {max} workers in a lane"),
+            Self::UnknownEngine(value) => {
+                write!(f, "RADDLE_ENGINE is `{value}`; it may be `Naive`, `Pooled` or `PerDevice`")
+            }
+            Self::Thread(error) => write!(f, "a worker thread could not be started: {error}"),
+        }
+    }
+}
+
+impl Error for BuildError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Thread(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// Why a shutdown did not come to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ShutdownError {
+    /// The deadline passed while operations were pending. The shutdown goes on by itself; calling it again waits again.
+    TimedOut,
+    /// It was called inside an operation, which it would have to wait for. The shutdown goes on by itself.
+    InsideOperation,
+}
+
+impl fmt::Display for ShutdownError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TimedOut => f.write_str("operations were still pending at the deadline of the shutdown"),
+            Self::InsideOperation => {
+                f.write_str("a shutdown inside an operation cannot wait for that operation; it goes on by itself")
+            }
+        }
+    }
+}
+
+impl Error for ShutdownError {}

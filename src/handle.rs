@@ -1,0 +1,97 @@
+//! The handle of a pushed operation.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use crate::{core::Core, error::WaitError, outcome::Outcome};
+
+/// The handle of a pushed operation: its result can be waited for, awaited, or left alone.
+///
+/// Dropping the handle has no effect on the operation. When a wait has returned, everything the operation did is visible,
+/// and its variables have been passed on.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = raddle::Engine::builder().workers(1).build()?;
+/// let words = engine.var(vec!["warp", "weft"]);
+/// let count = engine.op("count").submit(words.read(), |words| words.len())?;
+/// assert_eq!(count.wait()?, 2);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "the operation runs anyway; use `push` if its result is not wanted"]
+pub struct OpHandle<R> {
+    outcome: Arc<Outcome<R>>,
+    core: Arc<Core>,
+}
+
+impl<R> fmt::Debug for OpHandle<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpHandle").field("is_done", &self.is_done()).finish_non_exhaustive()
+    }
+}
+
+impl<R> OpHandle<R> {
+    pub(crate) fn new(outcome: Arc<Outcome<R>>, core: Arc<Core>) -> Self {
+        Self { outcome, core }
+    }
+
+    /// Whether the operation is done.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.outcome.is_done()
+    }
+
+    /// Waits for the operation and takes its result. Inside an operation, the worker goes on with others meanwhile.
+    ///
+    /// # Errors
+    /// [`WaitError::Failed`] if the operation failed or was skipped, [`WaitError::WouldDeadlock`] if it is the calling one,
+    /// [`WaitError::TooManyWaiting`].
+    pub fn wait(self) -> Result<R, WaitError> {
+        self.core.wait_outcome(&self.outcome, None)
+    }
+
+    /// Waits for the operation at most for `timeout` and takes its result. It can be called again after
+    /// [`WaitError::TimedOut`].
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait), [`WaitError::TimedOut`], and [`WaitError::ValueTaken`] if an earlier call took the result.
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<R, WaitError> {
+        self.core.wait_outcome(&self.outcome, Instant::now().checked_add(timeout))
+    }
+}
+
+impl<R> Future for OpHandle<R> {
+    type Output = Result<R, WaitError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.outcome.poll(cx.waker())
+    }
+}
+
+/// A wait for a variable, to be awaited; from [`Engine::wait_for_var_async`](crate::Engine::wait_for_var_async) and its
+/// siblings.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless awaited"]
+pub struct VarWait(pub(crate) Option<Result<Arc<Outcome<()>>, WaitError>>);
+
+impl Future for VarWait {
+    type Output = Result<(), WaitError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &self.0 {
+            None => Poll::Ready(Ok(())),
+            Some(Ok(outcome)) => outcome.poll(cx.waker()),
+            Some(Err(_)) => match self.0.take() {
+                Some(Err(error)) => Poll::Ready(Err(error)),
+                _ => Poll::Ready(Ok(())),
+            },
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! A dependency engine: a program pushes operations and names the variables each reads and mutates; the engine runs
+//! conflicting ones in push order and everything else in parallel, on pinned work-stealing workers.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let engine = raddle::Engine::builder().build()?;
+//! let image = engine.var(vec![1u8, 2, 3, 4]);
+//! let (bright, sum) = (engine.var(Vec::new()), engine.var(0u32));
+//!
+//! engine.op("load").push(image.write(), |image| image.extend([5, 6]))?;
+//! // These two read what `load` wrote; they run side by side.
+//! engine.op("brighten").push((image.read(), bright.write()), |(image, bright)| {
+//!     *bright = image.iter().map(|pixel| pixel * 10).collect();
+//! })?;
+//! engine.op("sum").push((image.read(), sum.write()), |(image, sum)| {
+//!     *sum = image.iter().map(|&pixel| u32::from(pixel)).sum();
+//! })?;
+//! // This one waits for both.
+//! let report = engine.op("report").submit((bright.read(), sum.read()), |(bright, sum)| {
+//!     format!("{bright:?} from {sum}")
+//! })?;
+//! assert_eq!(report.wait()?, "[10, 20, 30, 40, 50, 60] from 21");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What is promised
+//!
+//! * Two operations that name the same variable, at least one to mutate it, run one after the other, in push order.
+//! * Any number of threads may push at once, operations included. A push is atomic over all its variables: there is one
+//!   order of all pushes that every variable agrees with, and it respects each thread's own order and real time. No set
+//!   of pushes can deadlock. Pushing is lock-free.
+//! * What an operation wrote is visible to every operation that comes after it by a variable, and to whoever waited for it.
+//! * An operation that fails, by an error, a panic or a lost [`Completion`], makes the variables it mutates *failed*;
+//!   operations that name a failed variable are skipped and pass the same [`OpError`] on, until [`Engine::clear_error`] or
+//!   an operation that overwrites it. Every wait for such a variable returns the error.
+//! * Every function pushed runs once or is dropped once.
+//!
+//! # Levels
+//!
+//! [`Var`] and [`OpBuilder::push`] give operations references to values, checked by the compiler. [`Token`],
+//! [`OpBuilder::push_sync`] and [`OpBuilder::push_async`] order operations over things outside the engine. Both may be
+//! mixed in one operation. [`Operator`]s are operations made once and pushed often.
+
+mod builder;
+mod completion;
+mod context;
+mod core;
+mod engine;
+mod error;
+mod failures;
+mod handle;
+mod name;
+mod op_builder;
+mod operator;
+mod outcome;
+mod progress;
+mod property;
+mod scheduler;
+mod sync;
+mod tally;
+mod task;
+mod threads;
+mod tracker;
+mod typed;
+mod variable;
+
+pub use builder::{Builder, EngineKind, Placement};
+pub use completion::Completion;
+pub use context::{Context, RunContext};
+pub use engine::{Engine, Shutdown};
+pub use error::{BoxError, BuildError, Cause, OpError, PushError, ShutdownError, WaitError};
+pub use handle::{OpHandle, VarWait};
+pub use name::Name;
+pub use op_builder::{OpBuilder, Report};
+pub use operator::Operator;
+pub use property::Property;
+pub use scheduler::IdlePolicy;
+pub use typed::{Accesses, Read, Var, Write};
+pub use variable::Token;
+
+/// What the models of `loom-tests` look at. Exists only in their build.
+#[cfg(raddle_loom)]
+#[doc(hidden)]
+#[allow(missing_docs)]
+pub mod internals {
+    pub use crate::{
+        outcome::Outcome,
+        progress::Progress,
+        scheduler::{DEFAULT_BAND, Injector, Lane, LaneOptions, Sleep, Worker, band_of},
+        sync::{
+            epoch::Flavour,
+            weaken::{Step, remove},
+        },
+        tally::{Tally, Ticket},
+        tracker::{Mode, Op, OpRef, Pushed, ReadyList, VarQueue, complete, push},
+    };
+}

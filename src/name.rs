@@ -1,0 +1,65 @@
+//! Names of operations.
+
+use std::sync::Arc;
+
+/// An operation's name: a `&'static str`, or a `String` or `Arc<str>` made at run time.
+///
+/// Names are for people: errors and traces carry them, nothing else depends on them.
+#[derive(Clone)]
+pub struct Name(Repr);
+
+/// Two words, because every operation carries one.
+#[derive(Clone)]
+enum Repr {
+    Static(&'static str),
+    Shared(Arc<Box<str>>),
+}
+
+const _: () = assert!(size_of::<Name>() == 16);
+
+impl Name {
+    /// The name itself.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        match &self.0 {
+            Repr::Static(name) => name,
+            Repr::Shared(name) => name,
+        }
+    }
+}
+
+impl Default for Name {
+    fn default() -> Self {
+        Self::from("")
+    }
+}
+
+impl std::fmt::Debug for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.as_str().fmt(f)
+    }
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl From<&'static str> for Name {
+    fn from(name: &'static str) -> Self {
+        Self(Repr::Static(name))
+    }
+}
+
+impl From<String> for Name {
+    fn from(name: String) -> Self {
+        Self(Repr::Shared(Arc::new(name.into_boxed_str())))
+    }
+}
+
+impl From<Arc<str>> for Name {
+    fn from(name: Arc<str>) -> Self {
+        Self::from(name.to_string())
+    }
+}

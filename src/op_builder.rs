@@ -1,0 +1,347 @@
+//! Describes an operation and pushes it.
+
+use std::{panic::Location, sync::Arc};
+
+use crate::{
+    completion::Completion,
+    context::{Context, RunContext},
+    core::{Core, Entries, Spec, normalise},
+    engine::Engine,
+    error::{BoxError, Cause, PushError},
+    handle::OpHandle,
+    name::Name,
+    operator::{Function, Operator},
+    outcome::Outcome,
+    property::Property,
+    task::{Entry, Plain, Returning, Work, async_body, flag},
+    tracker::Mode,
+    typed::{Accesses, sealed::List},
+    variable::Token,
+};
+
+/// What an operation's function may return: nothing, `Result<(), E>`, whose error fails the operation, or `!`.
+pub trait Report: sealed::Sealed {
+    #[doc(hidden)]
+    fn into_result(self) -> Result<(), BoxError>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    /// Names the type of functions that never return, so that a closure that only panics is an operation's function too.
+    pub trait Returns {
+        type Type;
+    }
+    impl<R> Returns for fn() -> R {
+        type Type = R;
+    }
+    pub type Never = <fn() -> ! as Returns>::Type;
+}
+
+impl sealed::Sealed for () {}
+impl Report for () {
+    fn into_result(self) -> Result<(), BoxError> {
+        Ok(())
+    }
+}
+
+impl<E: Into<BoxError>> sealed::Sealed for Result<(), E> {}
+impl<E: Into<BoxError>> Report for Result<(), E> {
+    fn into_result(self) -> Result<(), BoxError> {
+        self.map_err(Into::into)
+    }
+}
+
+impl sealed::Sealed for sealed::Never {}
+impl Report for sealed::Never {
+    fn into_result(self) -> Result<(), BoxError> {
+        self
+    }
+}
+
+fn outcome_of(report: impl Report) -> Result<(), Cause> {
+    report.into_result().map_err(Cause::Error)
+}
+
+/// Describes an operation and pushes it; from [`Engine::op`].
+///
+/// Variables are declared in two ways that may be mixed: untyped ones by [`reads`](Self::reads), [`writes`](Self::writes)
+/// and [`overwrites`](Self::overwrites), typed ones in the call that pushes. Naming a variable twice is the same as naming
+/// it once; what is both read and mutated counts as mutated. Only typed accesses of one operation may not name a variable
+/// twice if one of them mutates it, since that would alias a `&mut`.
+#[derive(Debug)]
+#[must_use = "an operation does nothing until it is pushed"]
+pub struct OpBuilder<'e> {
+    engine: &'e Engine,
+    name: Name,
+    priority: i32,
+    property: Property,
+    no_skip: bool,
+    context: Context,
+    entries: Entries,
+}
+
+impl<'e> OpBuilder<'e> {
+    pub(crate) fn new(engine: &'e Engine, name: Name) -> Self {
+        Self {
+            engine,
+            name,
+            priority: 0,
+            property: Property::Normal,
+            no_skip: false,
+            context: Context::Cpu,
+            entries: Entries::new(),
+        }
+    }
+
+    /// How urgent the operation is among those that are ready: higher first. Default: 0.
+    ///
+    /// A worker that becomes free takes a ready operation of the highest band in its lane, except that it may first finish
+    /// a run of at most 32 successors that it already holds. Priorities from -7 to 7 have a band each; beyond that each
+    /// doubling shares one (8 to 15, 16 to 31, ...). Among equals no order is promised, and none starves.
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// What kind of work the operation is, which decides its lane. Default: [`Property::Normal`].
+    pub fn property(mut self, property: Property) -> Self {
+        self.property = property;
+        self
+    }
+
+    /// Runs the operation even if a variable it names has failed. Such a run does not end the failure, nor pass it on.
+    pub fn no_skip(mut self) -> Self {
+        self.no_skip = true;
+        self
+    }
+
+    /// The device the operation runs on. Default: [`Context::Cpu`].
+    pub fn on(mut self, context: Context) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// Declares variables that the operation reads.
+    pub fn reads<'t>(self, tokens: impl IntoIterator<Item = &'t Token>) -> Self {
+        self.declare(tokens, Mode::Read)
+    }
+
+    /// Declares variables that the operation mutates.
+    pub fn writes<'t>(self, tokens: impl IntoIterator<Item = &'t Token>) -> Self {
+        self.declare(tokens, Mode::Write)
+    }
+
+    /// Declares variables that the operation mutates whatever they were: it is not skipped because they have failed, and
+    /// its success ends their failure.
+    pub fn overwrites<'t>(self, tokens: impl IntoIterator<Item = &'t Token>) -> Self {
+        self.declare(tokens, Mode::Overwrite)
+    }
+
+    fn declare<'t>(mut self, tokens: impl IntoIterator<Item = &'t Token>, mode: Mode) -> Self {
+        self.entries.extend(tokens.into_iter().map(|token| Entry { cell: token.ptr(), mode, typed: false }));
+        self
+    }
+
+    /// Pushes an operation over typed variables. Its function gets references to their values.
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn push<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(A::Refs<'a>) -> R + Send + 'static,
+        R: Report,
+    {
+        let location = Location::caller();
+        let kept = accesses.keep();
+        // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+        let f = move |_: &RunContext<'_>| outcome_of(f(unsafe { A::refs(&kept) }));
+        self.enqueue(location, &accesses, 0, Plain::new(f))
+    }
+
+    /// Pushes an operation over typed variables whose function returns a value, had from the handle.
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn submit<A, F, R>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(A::Refs<'a>) -> R + Send + 'static,
+        R: Send + 'static,
+    {
+        let location = Location::caller();
+        let kept = accesses.keep();
+        // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+        let f = move |_: &RunContext<'_>| Ok(f(unsafe { A::refs(&kept) }));
+        self.enqueue_returning(location, &accesses, f)
+    }
+
+    /// As [`submit`](Self::submit), with a function whose error fails the operation.
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn try_submit<A, F, R, E>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(A::Refs<'a>) -> Result<R, E> + Send + 'static,
+        R: Send + 'static,
+        E: Into<BoxError>,
+    {
+        let location = Location::caller();
+        let kept = accesses.keep();
+        let f = move |_: &RunContext<'_>| {
+            // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+            f(unsafe { A::refs(&kept) }).map_err(|error| Cause::Error(error.into()))
+        };
+        self.enqueue_returning(location, &accesses, f)
+    }
+
+    /// Pushes an operation over the untyped variables declared so far.
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn push_sync<F, R>(self, f: F) -> Result<(), PushError>
+    where
+        F: FnOnce(&RunContext<'_>) -> R + Send + 'static,
+        R: Report,
+    {
+        let location = Location::caller();
+        let f = move |cx: &RunContext<'_>| outcome_of(f(cx));
+        self.enqueue(location, &(), 0, Plain::new(f))
+    }
+
+    /// Pushes an asynchronous operation over the untyped variables declared so far: it is done when its [`Completion`] is
+    /// used, not when its function returns.
+    ///
+    /// If the function panics or returns an error while the completion lives elsewhere, the operation fails with that when
+    /// the completion is used; if that had been used before, [`Engine::wait_for_all`] reports it.
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn push_async<F, R>(self, f: F) -> Result<(), PushError>
+    where
+        F: FnOnce(&RunContext<'_>, Completion) -> R + Send + 'static,
+        R: Report,
+    {
+        let location = Location::caller();
+        let work = async_body(move |cx, done| outcome_of(f(cx, done)));
+        self.enqueue(location, &(), flag::ASYNC, work)
+    }
+
+    /// Makes an operator over typed variables, to be pushed often.
+    ///
+    /// # Errors
+    /// See [`PushError`].
+    #[track_caller]
+    pub fn operator<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
+    where
+        A: Accesses,
+        F: for<'a> Fn(A::Refs<'a>) -> R + Send + Sync + 'static,
+        R: Report,
+    {
+        let location = Location::caller();
+        let kept = accesses.keep();
+        // SAFETY: each run declares `accesses` and calls this once; normalising refuses aliases.
+        let f = move |_: &RunContext<'_>| outcome_of(f(unsafe { A::refs(&kept) }));
+        self.into_operator(location, &accesses, 0, Function::Sync(Box::new(f)))
+    }
+
+    /// Makes an operator over the untyped variables declared so far, to be pushed often.
+    ///
+    /// # Errors
+    /// See [`PushError`].
+    #[track_caller]
+    pub fn operator_sync<F, R>(self, f: F) -> Result<Operator, PushError>
+    where
+        F: Fn(&RunContext<'_>) -> R + Send + Sync + 'static,
+        R: Report,
+    {
+        let location = Location::caller();
+        let f = move |cx: &RunContext<'_>| outcome_of(f(cx));
+        self.into_operator(location, &(), 0, Function::Sync(Box::new(f)))
+    }
+
+    /// Makes an asynchronous operator over the untyped variables declared so far, to be pushed often.
+    ///
+    /// # Errors
+    /// See [`PushError`].
+    #[track_caller]
+    pub fn operator_async<F, R>(self, f: F) -> Result<Operator, PushError>
+    where
+        F: Fn(&RunContext<'_>, Completion) -> R + Send + Sync + 'static,
+        R: Report,
+    {
+        let location = Location::caller();
+        let f = move |cx: &RunContext<'_>, done| outcome_of(f(cx, done));
+        self.into_operator(location, &(), flag::ASYNC, Function::Async(Box::new(f)))
+    }
+
+    fn into_operator(
+        self,
+        location: &'static Location<'static>,
+        accesses: &impl Accesses,
+        flags: u8,
+        function: Function,
+    ) -> Result<Operator, PushError> {
+        let (core, spec, mut entries) = self.finish(location, accesses, flags)?;
+        core.check_variables(&entries)?;
+        normalise(&mut entries)?;
+        Ok(Operator::new(Arc::clone(core), spec, entries.into_vec().into(), function))
+    }
+
+    fn enqueue_returning<F, R>(
+        self,
+        location: &'static Location<'static>,
+        accesses: &impl Accesses,
+        f: F,
+    ) -> Result<OpHandle<R>, PushError>
+    where
+        F: FnOnce(&RunContext<'_>) -> Result<R, Cause> + Send + 'static,
+        R: Send + 'static,
+    {
+        let outcome = Outcome::new();
+        let core = Arc::clone(self.engine.core());
+        self.enqueue(location, accesses, 0, Returning::new(f, Arc::clone(&outcome)))?;
+        Ok(OpHandle::new(outcome, core))
+    }
+
+    fn enqueue(
+        self,
+        location: &'static Location<'static>,
+        accesses: &impl Accesses,
+        flags: u8,
+        work: impl Work,
+    ) -> Result<(), PushError> {
+        let (core, spec, entries) = self.finish(location, accesses, flags)?;
+        core.push(spec, entries, work)
+    }
+
+    #[inline]
+    fn finish(
+        self,
+        location: &'static Location<'static>,
+        accesses: &impl Accesses,
+        flags: u8,
+    ) -> Result<(&'e Arc<Core>, Spec, Entries), PushError> {
+        if self.context != Context::Cpu {
+            return Err(PushError::NoSuchDevice(self.context));
+        }
+        let core = self.engine.core();
+        let mut list = List(self.entries);
+        accesses.declare(&mut list);
+        let route = self.property.route(core.kind());
+        let spec = Spec {
+            name: self.name,
+            location,
+            priority: route.priority.unwrap_or(self.priority),
+            lane: route.lane,
+            flags: flags | route.flags | if self.no_skip { flag::NO_SKIP } else { 0 },
+        };
+        Ok((core, spec, list.0))
+    }
+}

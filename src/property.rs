@@ -1,0 +1,61 @@
+//! What kind of work an operation is, and the lane it gets for it.
+
+use crate::{builder::EngineKind, task::flag};
+
+/// What kind of work an operation is. Each has its lane:
+///
+/// | property | `PerDevice` | `Pooled` | `Naive` |
+/// |---|---|---|---|
+/// | `Normal` | the CPU's workers | the workers | the pushing thread |
+/// | `CopyToGpu` | the thread for copies to devices | the copy thread | the pushing thread |
+/// | `CopyFromGpu` | the thread for copies from devices | the copy thread | the pushing thread |
+/// | `CpuPrioritized`, `GpuPrioritized` | the workers for prioritised operations | the workers, before all with a lower priority than the highest | the pushing thread |
+/// | `Async` | the pushing thread if the operation is ready at once, else the CPU's workers | the same | the pushing thread |
+/// | `DeleteVar` | the CPU's workers, before all others; runs although variables have failed or the engine cancels | the same | the pushing thread |
+/// | `NoSkip` | as `Normal`; runs although variables have failed | the same | the pushing thread |
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Property {
+    /// Ordinary work.
+    #[default]
+    Normal,
+    /// A copy from a device, on a thread of its own so that it overlaps with computation.
+    CopyFromGpu,
+    /// A copy to a device, on a thread of its own so that it overlaps with computation.
+    CopyToGpu,
+    /// Work that must start although all workers are busy.
+    CpuPrioritized,
+    /// The same for work of a device; without one, as [`CpuPrioritized`](Self::CpuPrioritized).
+    GpuPrioritized,
+    /// Work that is short or only starts something: begun on the pushing thread if it is ready then.
+    Async,
+    /// Work that gives something back: never skipped, never cancelled.
+    DeleteVar,
+    /// Work that runs although variables it names have failed.
+    NoSkip,
+}
+
+/// Where an operation with a property goes.
+pub(crate) struct Route {
+    pub(crate) lane: u8,
+    pub(crate) flags: u8,
+    /// Replaces the operation's own priority.
+    pub(crate) priority: Option<i32>,
+}
+
+impl Property {
+    pub(crate) fn route(self, kind: EngineKind) -> Route {
+        let per_device = kind == EngineKind::PerDevice;
+        let (lane, flags, priority) = match self {
+            Self::Normal => (0, 0, None),
+            Self::CopyToGpu => (1, 0, None),
+            Self::CopyFromGpu => (if per_device { 2 } else { 1 }, 0, None),
+            Self::CpuPrioritized | Self::GpuPrioritized if per_device => (3, 0, None),
+            Self::CpuPrioritized | Self::GpuPrioritized => (0, 0, Some(i32::MAX)),
+            Self::Async => (0, flag::EAGER, None),
+            Self::DeleteVar => (0, flag::NO_SKIP | flag::INTERNAL, Some(i32::MAX)),
+            Self::NoSkip => (0, flag::NO_SKIP, None),
+        };
+        Route { lane, flags, priority }
+    }
+}

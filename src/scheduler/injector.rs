@@ -1,0 +1,209 @@
+//! The global priority injector: where operations enter from outside, ordered by band.
+//!
+//! # States
+//!
+//! Each band is two stacks of operations, linked through their records: `inbox`, where they are pushed, and `ready`, from
+//! where they are popped. When `ready` is empty, a popper takes the whole inbox, turns it round and installs it there, so
+//! a band is first in, first out but for what is on its way between the two. A bit per band other than the default one
+//! says that the band may hold something.
+//!
+//! # Edges
+//!
+//! | edge | release side | acquire side | hands over |
+//! |---|---|---|---|
+//! | `inject` | CAS of `inbox`, CAS of `ready` | swap of `inbox`, load and CAS of `ready` | the operation |
+//! | `mask` | `fetch_or` after a push | `fetch_and` before the second look | that the band is not empty |
+//!
+//! # Progress
+//!
+//! A push is lock-free and depends on no popper; a pop is lock-free and depends on no pusher. A popper that stands still
+//! between taking an inbox and installing it holds what it took; it is a worker, never a pusher.
+//!
+//! # Why the stacks have no ABA problem
+//!
+//! An operation is never put into `ready` again after it was popped from there, and its record is not reused while the
+//! popper is pinned. On `inbox` only whole-stack swaps remove, which do not care.
+
+use crossbeam_utils::CachePadded;
+
+use super::band::{BANDS, DEFAULT_BAND};
+use crate::{
+    sync::{
+        Ordering::{AcqRel, Acquire, Relaxed, Release},
+        atomic::{AtomicPtr, AtomicU64},
+        epoch,
+    },
+    tracker::{Op, OpRef},
+};
+use std::ptr::{NonNull, null_mut};
+
+struct Band<T> {
+    inbox: CachePadded<AtomicPtr<Op<T>>>,
+    ready: CachePadded<AtomicPtr<Op<T>>>,
+}
+
+impl<T> Band<T> {
+    fn new() -> Self {
+        Self {
+            inbox: CachePadded::new(AtomicPtr::new(null_mut())),
+            ready: CachePadded::new(AtomicPtr::new(null_mut())),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        // Relaxed: whoever must not miss a push has a fence before (`Sleep`), or the edge `mask`.
+        self.ready.load(Relaxed).is_null() && self.inbox.load(Relaxed).is_null()
+    }
+
+    /// Pushes the chain from `first` to `last`, which is linked already.
+    fn push_chain(&self, first: OpRef<T>, last: &Op<T>) {
+        // Relaxed: a guess for the CAS.
+        let mut head = self.inbox.load(Relaxed);
+        loop {
+            // Relaxed: published by the CAS.
+            last.link.store(head, Relaxed);
+            // Release (edge `inject`).
+            match self.inbox.compare_exchange_weak(head, first.as_ptr(), Release, Relaxed) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Takes one operation. The flag says that others were put where everybody finds them, which they did not while this
+    /// call held them.
+    fn pop(&self) -> Option<(OpRef<T>, bool)> {
+        let _guard = epoch::pin();
+        // Acquire (edge `inject`).
+        let mut head = self.ready.load(Acquire);
+        while let Some(first) = NonNull::new(head) {
+            // SAFETY: what was in `ready` while this thread is pinned is not reclaimed; if it was popped meanwhile, the CAS fails.
+            let op = unsafe { OpRef::from_ptr(first) };
+            // Relaxed: acquired with the head.
+            let next = op.op().link.load(Relaxed);
+            // Acquire (edge `inject`), on failure as well: it is the next head.
+            match self.ready.compare_exchange_weak(head, next, AcqRel, Acquire) {
+                Ok(_) => return Some((op, false)),
+                Err(now) => head = now,
+            }
+        }
+        // Acquire (edge `inject`).
+        let newest = NonNull::new(self.inbox.swap(null_mut(), Acquire))?;
+        // SAFETY: the swap made this thread the owner of the whole chain.
+        let newest = unsafe { OpRef::from_ptr(newest) };
+        let (oldest, second) = turn_round(newest);
+        let Some(second) = second else {
+            return Some((oldest, false));
+        };
+        // Release (edge `inject`).
+        if self.ready.compare_exchange(null_mut(), second.as_ptr(), Release, Relaxed).is_err() {
+            // Another popper has installed another chain. This one goes back to the inbox, newest first again.
+            let (newest, _) = turn_round_all(second);
+            self.push_chain(newest, second.op());
+        }
+        Some((oldest, true))
+    }
+}
+
+/// Turns a chain that starts with the newest operation round; gives the oldest and the chain after it.
+fn turn_round<T>(newest: OpRef<T>) -> (OpRef<T>, Option<OpRef<T>>) {
+    let (oldest, _) = turn_round_all(newest);
+    // Relaxed: the chain is this thread's.
+    let rest = NonNull::new(oldest.op().link.load(Relaxed));
+    // SAFETY: as above.
+    (oldest, rest.map(|rest| unsafe { OpRef::from_ptr(rest) }))
+}
+
+/// Turns a chain of the calling thread round; gives its new first and last.
+fn turn_round_all<T>(first: OpRef<T>) -> (OpRef<T>, OpRef<T>) {
+    let (mut before, mut at) = (null_mut(), first);
+    loop {
+        // Relaxed: the chain is this thread's.
+        let next = at.op().link.load(Relaxed);
+        at.op().link.store(before, Relaxed);
+        let Some(next) = NonNull::new(next) else {
+            return (at, first);
+        };
+        before = at.as_ptr();
+        // SAFETY: the caller owns the chain.
+        at = unsafe { OpRef::from_ptr(next) };
+    }
+}
+
+/// The global priority injector of one lane.
+pub struct Injector<T> {
+    bands: Box<[Band<T>]>,
+    /// A bit per band other than the default: it may hold something.
+    mask: CachePadded<AtomicU64>,
+}
+
+impl<T> std::fmt::Debug for Injector<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Injector").field("is_empty", &self.is_empty()).finish_non_exhaustive()
+    }
+}
+
+impl<T> Default for Injector<T> {
+    fn default() -> Self {
+        Self { bands: (0..BANDS).map(|_| Band::new()).collect(), mask: CachePadded::new(AtomicU64::new(0)) }
+    }
+}
+
+impl<T> Injector<T> {
+    fn band(&self, band: u8) -> &Band<T> {
+        &self.bands[usize::from(band) % BANDS]
+    }
+
+    /// Puts a ready operation in, by its band.
+    #[inline]
+    pub fn push(&self, op: OpRef<T>) {
+        let band = op.op().band;
+        self.band(band).push_chain(op, op.op());
+        self.mark(band);
+    }
+
+    fn mark(&self, band: u8) {
+        if band != DEFAULT_BAND {
+            // Release (edge `mask`): after the push. It must be a read-modify-write: a popper that clears the bit later
+            // reads this one's and so sees the push; one that cleared it earlier has its bit set again.
+            self.mask.fetch_or(1 << band, AcqRel);
+        }
+    }
+
+    /// The highest band other than the default that may hold something.
+    #[inline]
+    pub fn highest(&self) -> Option<u8> {
+        // Relaxed: a hint; what is pushed at the same time may be seen at the next look.
+        self.mask.load(Relaxed).checked_ilog2().map(|band| band as u8)
+    }
+
+    /// Takes an operation of `band`; the flag says that more have become visible by it, so that somebody should be woken.
+    pub fn pop(&self, band: u8) -> Option<(OpRef<T>, bool)> {
+        let queue = self.band(band);
+        let popped = queue.pop();
+        match popped {
+            // The rest was out of sight while others may have cleared the bit.
+            Some((_, true)) => self.mark(band),
+            None if band != DEFAULT_BAND => {
+                // Acquire (edge `mask`): a push whose bit this clears is seen by the second look.
+                self.mask.fetch_and(!(1 << band), AcqRel);
+                if !queue.is_empty() {
+                    self.mark(band);
+                }
+            }
+            _ => {}
+        }
+        popped
+    }
+
+    /// Whether nothing was found at a glance.
+    pub fn is_empty(&self) -> bool {
+        self.highest().is_none() && self.band(DEFAULT_BAND).is_empty()
+    }
+}
+
+impl<T> Drop for Injector<T> {
+    fn drop(&mut self) {
+        debug_assert!(self.is_empty(), "operations are left in an injector");
+    }
+}

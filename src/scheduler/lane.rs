@@ -1,0 +1,105 @@
+//! A lane: workers that share one injector.
+
+use std::sync::Arc;
+
+use super::{
+    injector::Injector,
+    sleep::{IdlePolicy, Sleep},
+    worker::Worker,
+};
+use crate::{
+    sync::{
+        Ordering::{Acquire, Release},
+        atomic::AtomicBool,
+        deque::{self, Stealer},
+    },
+    tracker::OpRef,
+};
+
+/// How a lane is made.
+#[derive(Clone, Debug)]
+pub struct LaneOptions {
+    /// The lane's name, for its threads.
+    pub name: &'static str,
+    /// Workers, at least one.
+    pub workers: usize,
+    /// Threads that may carry a worker in turn.
+    pub threads: usize,
+    /// What a worker without work does.
+    pub idle: IdlePolicy,
+}
+
+/// Workers that share one injector.
+#[derive(Debug)]
+pub struct Lane<T> {
+    options: LaneOptions,
+    injector: Injector<T>,
+    stealers: Box<[Stealer<OpRef<T>>]>,
+    sleep: Sleep,
+    ended: AtomicBool,
+}
+
+impl<T> Lane<T> {
+    /// A lane and its workers, which threads still have to carry.
+    pub fn new(options: LaneOptions) -> (Arc<Self>, Vec<Worker<T>>) {
+        let deques: Vec<_> = (0..options.workers).map(|_| deque::Worker::new_fifo()).collect();
+        let sleep = Sleep::new(options.workers, options.threads, options.idle == IdlePolicy::Spin);
+        let lane = Arc::new(Self {
+            injector: Injector::default(),
+            stealers: deques.iter().map(deque::Worker::stealer).collect(),
+            sleep,
+            ended: AtomicBool::new(false),
+            options,
+        });
+        let workers =
+            deques.into_iter().enumerate().map(|(index, deque)| Worker::new(Arc::clone(&lane), index, deque)).collect();
+        (lane, workers)
+    }
+
+    /// The lane's name.
+    pub fn name(&self) -> &'static str {
+        self.options.name
+    }
+
+    /// What a worker without work does.
+    pub fn idle(&self) -> IdlePolicy {
+        self.options.idle
+    }
+
+    pub(super) fn injector(&self) -> &Injector<T> {
+        &self.injector
+    }
+
+    pub(super) fn stealers(&self) -> &[Stealer<OpRef<T>>] {
+        &self.stealers
+    }
+
+    /// Who sleeps.
+    pub fn sleep(&self) -> &Sleep {
+        &self.sleep
+    }
+
+    /// Puts a ready operation in from outside and sees to it that a worker takes it.
+    #[inline]
+    pub fn inject(&self, op: OpRef<T>) {
+        self.injector.push(op);
+        self.sleep.notify();
+    }
+
+    /// Whether there seems to be something to take.
+    pub(super) fn has_work(&self) -> bool {
+        !self.injector.is_empty() || self.stealers.iter().any(|stealer| !stealer.is_empty())
+    }
+
+    /// Lets every worker end. To be called when no operation is left.
+    pub fn end(&self) {
+        // Release: what was done before is over for the workers; pairs with `has_ended`.
+        self.ended.store(true, Release);
+        self.sleep.wake_all();
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        // Acquire: pairs with `end`.
+        self.ended.load(Acquire)
+    }
+}

@@ -1,0 +1,21 @@
+//! Who runs a ready operation, where and when; knows operations only as things with a band.
+//!
+//! A [`Lane`] is a set of workers with one [`Injector`]. Operations pushed from outside, and those with a priority, enter
+//! through the injector; those that become ready by a completion go to the completing worker: the first to its slot, the
+//! others to its deque, where the other workers steal them. See `README.md` beside this file for who sleeps and who wakes
+//! whom.
+
+mod band;
+mod injector;
+mod lane;
+mod sleep;
+mod worker;
+
+pub use band::{DEFAULT_BAND, band_of};
+#[cfg(raddle_loom)]
+pub use injector::Injector;
+pub use lane::{Lane, LaneOptions};
+pub use sleep::IdlePolicy;
+#[cfg(raddle_loom)]
+pub use sleep::Sleep;
+pub use worker::Worker;

@@ -1,0 +1,159 @@
+//! Who sleeps, and who wakes whom: an event count. The protocol is in `README.md` beside this file.
+
+use std::{sync::OnceLock, time::Duration};
+
+use crossbeam_utils::CachePadded;
+
+use crate::sync::{
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    atomic::{AtomicU64, AtomicUsize, fence},
+    thread::{self, Thread},
+    weaken::{Step, removed},
+};
+
+/// What a worker without work does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdlePolicy {
+    /// It keeps looking: lowest latency, a whole core.
+    Spin,
+    /// It keeps looking for this long and then sleeps. An engine that has been idle longer uses no CPU.
+    SpinThenPark(Duration),
+    /// It sleeps at once.
+    Park,
+}
+
+impl Default for IdlePolicy {
+    /// [`SpinThenPark`](Self::SpinThenPark) for 50 µs, about what a sleep and a wake-up of a thread cost together.
+    fn default() -> Self {
+        Self::SpinThenPark(Duration::from_micros(50))
+    }
+}
+
+/// The event count of one lane.
+#[derive(Debug)]
+pub struct Sleep {
+    /// Workers that look for work and have not found any.
+    searchers: CachePadded<AtomicUsize>,
+    /// A bit per worker that sleeps or is about to.
+    sleepers: Box<[AtomicU64]>,
+    /// Which of `threads` carries each worker.
+    carriers: Box<[AtomicUsize]>,
+    threads: Box<[OnceLock<Thread>]>,
+    max_searchers: usize,
+}
+
+impl Sleep {
+    /// For `workers` workers carried by at most `threads` threads. At most half of the workers search at once, one at
+    /// least, unless `unbounded`.
+    pub fn new(workers: usize, threads: usize, unbounded: bool) -> Self {
+        Self {
+            searchers: CachePadded::new(AtomicUsize::new(0)),
+            sleepers: (0..workers.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            carriers: (0..workers).map(AtomicUsize::new).collect(),
+            threads: (0..threads).map(|_| OnceLock::new()).collect(),
+            max_searchers: if unbounded { workers } else { (workers / 2).max(1) },
+        }
+    }
+
+    /// The calling thread, number `thread`, carries `worker` from now on.
+    pub fn carry(&self, worker: usize, thread: usize) {
+        let _ = self.threads[thread].set(thread::current());
+        // Release: the thread's handle; pairs with the load in `wake`.
+        self.carriers[worker].store(thread, Release);
+    }
+
+    /// Becomes a searcher if not too many are.
+    pub fn try_start_search(&self) -> bool {
+        // Relaxed: a bound, not a handshake.
+        let may = self.searchers.load(Relaxed) < self.max_searchers;
+        if may {
+            self.start_search();
+        }
+        may
+    }
+
+    /// Becomes a searcher.
+    pub fn start_search(&self) {
+        // Relaxed: a notifier that sees it leaves its operation to this worker, which looks after the fence in
+        // `stop_search` or `announce` at the latest.
+        self.searchers.fetch_add(1, Relaxed);
+    }
+
+    /// Is no searcher any more; `true` if it was the last one, so that the caller must look once more whether there is
+    /// work to wake another for.
+    #[must_use]
+    pub fn stop_search(&self) -> bool {
+        // Relaxed: ordered by the fence.
+        let last = self.searchers.fetch_sub(1, Relaxed) == 1;
+        // SearchFence: pairs with NotifyFence.
+        fence(SeqCst);
+        last
+    }
+
+    /// Says that `worker` is about to sleep. It must look for work once more before it does.
+    pub fn announce(&self, worker: usize, searching: bool) {
+        // Relaxed: ordered by the fence.
+        self.sleepers[worker / 64].fetch_or(1 << (worker % 64), Relaxed);
+        if searching {
+            // Relaxed: ordered by the fence.
+            self.searchers.fetch_sub(1, Relaxed);
+        }
+        // SleepFence: pairs with NotifyFence.
+        fence(SeqCst);
+    }
+
+    /// Says that `worker` does not sleep.
+    pub fn retract(&self, worker: usize) {
+        // Relaxed: a notifier that still sees the bit wakes a worker that is awake, which does no harm.
+        self.sleepers[worker / 64].fetch_and(!(1 << (worker % 64)), Relaxed);
+    }
+
+    /// Sleeps until woken, or for no reason. The worker becomes a searcher and is not announced any more.
+    pub fn park(&self, worker: usize) {
+        thread::park();
+        self.start_search();
+        self.retract(worker);
+    }
+
+    /// Sees to it that a worker looks for the work that the caller has just made visible.
+    #[inline]
+    pub fn notify(&self) {
+        if !removed(Step::NotifyFence) {
+            // NotifyFence: pairs with SearchFence and SleepFence.
+            fence(SeqCst);
+        }
+        // Relaxed: ordered by the fence.
+        if self.searchers.load(Relaxed) > 0 {
+            return;
+        }
+        self.wake_one();
+    }
+
+    /// Wakes the sleeper with the lowest number. Its bit stays until it is awake, so a caller that stops before the
+    /// wake-up hides nobody from the next one.
+    fn wake_one(&self) {
+        for (index, word) in self.sleepers.iter().enumerate() {
+            // Relaxed: ordered by the caller's fence.
+            let bits = word.load(Relaxed);
+            if bits != 0 {
+                self.wake(index * 64 + bits.trailing_zeros() as usize);
+                return;
+            }
+        }
+    }
+
+    /// Wakes every worker, asleep or not.
+    pub fn wake_all(&self) {
+        // NotifyFence: a worker that gets its first thread meanwhile looks for the end after its SleepFence.
+        fence(SeqCst);
+        (0..self.carriers.len()).for_each(|worker| self.wake(worker));
+    }
+
+    fn wake(&self, worker: usize) {
+        // Acquire: pairs with `carry`.
+        let thread = self.carriers[worker].load(Acquire);
+        if let Some(thread) = self.threads[thread].get() {
+            thread.unpark();
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! One worker: its deque, its slot, and how it finds the next operation.
+
+use std::{cell::Cell, sync::Arc};
+
+use super::{band::DEFAULT_BAND, lane::Lane, sleep::IdlePolicy};
+use crate::{
+    sync::{
+        deque::{self, Steal},
+        hint,
+        weaken::{Step, removed},
+    },
+    tracker::OpRef,
+};
+
+/// Successors that a worker runs one after the other before it looks at what others queued. Picked; not tuned.
+const MAX_RUN: u32 = 32;
+
+/// Operations between two looks at the injector while the deque is not empty, so that nothing there starves. Picked, as
+/// in tokio, to be no multiple of common periods.
+const INJECTOR_TICK: u32 = 61;
+
+/// Rounds of looking between two looks at the clock.
+#[cfg(not(raddle_loom))]
+const ROUNDS_PER_CLOCK: u32 = 32;
+
+/// One worker of a lane. Exactly one thread at a time carries it; it may move to another while none of its methods runs.
+pub struct Worker<T> {
+    lane: Arc<Lane<T>>,
+    index: usize,
+    deque: deque::Worker<OpRef<T>>,
+    /// The first successor of the operation that ran last.
+    slot: Cell<Option<OpRef<T>>>,
+    /// Operations taken from the slot in a row.
+    run: Cell<u32>,
+    tick: Cell<u32>,
+    /// Where the next sweep of stealing begins.
+    victim: Cell<usize>,
+}
+
+impl<T> std::fmt::Debug for Worker<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Worker").field("lane", &self.lane.name()).field("index", &self.index).finish_non_exhaustive()
+    }
+}
+
+impl<T> Worker<T> {
+    /// Worker number `index` of `lane`, which must have been made with `deque`'s stealer in that place.
+    pub(super) fn new(lane: Arc<Lane<T>>, index: usize, deque: deque::Worker<OpRef<T>>) -> Self {
+        Self {
+            lane,
+            index,
+            deque,
+            slot: Cell::new(None),
+            run: Cell::new(0),
+            tick: Cell::new(0),
+            victim: Cell::new(index + 1),
+        }
+    }
+
+    /// The worker's lane.
+    pub fn lane(&self) -> &Arc<Lane<T>> {
+        &self.lane
+    }
+
+    /// The worker's number in its lane.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Takes an operation that became ready on this worker.
+    ///
+    /// `between`: no operation runs on this worker, so what is put into the slot is run next. Otherwise it goes where
+    /// others can take it, since nobody knows how long the operation that runs will take.
+    #[inline]
+    pub fn keep(&self, op: OpRef<T>, between: bool) {
+        let band = op.op().band;
+        if between && self.slot.get().is_none() && self.lane.injector().highest().is_none_or(|highest| highest <= band)
+        {
+            self.slot.set(Some(op));
+        } else if band == DEFAULT_BAND {
+            self.deque.push(op);
+            self.lane.sleep().notify();
+        } else {
+            self.lane.inject(op);
+        }
+    }
+
+    /// Puts what only this worker could take where others can.
+    pub fn share(&self) {
+        if let Some(op) = self.slot.take() {
+            self.share_op(op);
+        }
+    }
+
+    fn share_op(&self, op: OpRef<T>) {
+        if op.op().band == DEFAULT_BAND {
+            self.deque.push(op);
+            self.lane.sleep().notify();
+        } else {
+            self.lane.inject(op);
+        }
+    }
+
+    /// The next operation to run; waits for one. `None`: the lane has ended.
+    pub fn next(&self) -> Option<OpRef<T>> {
+        match self.find() {
+            Some(op) => Some(op),
+            None => self.search(),
+        }
+    }
+
+    /// The next operation, from the highest band on.
+    fn find(&self) -> Option<OpRef<T>> {
+        let injector = self.lane.injector();
+        let urgent = injector.highest();
+        if let Some(op) = self.slot.take() {
+            if self.run.get() < MAX_RUN && urgent.is_none_or(|band| band <= op.op().band) {
+                self.run.set(self.run.get() + 1);
+                return Some(op);
+            }
+            self.share_op(op);
+        }
+        self.run.set(0);
+        if urgent.is_some_and(|band| band > DEFAULT_BAND) {
+            if let Some(op) = self.pop_bands(|band| band > DEFAULT_BAND) {
+                return Some(op);
+            }
+        }
+        self.tick.set(self.tick.get().wrapping_add(1));
+        if self.tick.get() % INJECTOR_TICK == 0 {
+            if let Some(op) = self.pop_injector(DEFAULT_BAND) {
+                return Some(op);
+            }
+        }
+        self.deque
+            .pop()
+            .or_else(|| self.pop_injector(DEFAULT_BAND))
+            .or_else(|| self.steal())
+            .or_else(|| self.pop_bands(|_| true))
+    }
+
+    /// Takes from the highest band that `wanted` allows.
+    fn pop_bands(&self, wanted: impl Fn(u8) -> bool) -> Option<OpRef<T>> {
+        while let Some(band) = self.lane.injector().highest().filter(|&band| wanted(band)) {
+            if let Some(op) = self.pop_injector(band) {
+                return Some(op);
+            }
+        }
+        None
+    }
+
+    fn pop_injector(&self, band: u8) -> Option<OpRef<T>> {
+        let (op, more) = self.lane.injector().pop(band)?;
+        if more {
+            self.lane.sleep().notify();
+        }
+        Some(op)
+    }
+
+    /// Takes from another worker's deque, round the lane once per attempt.
+    fn steal(&self) -> Option<OpRef<T>> {
+        let stealers = self.lane.stealers();
+        let count = stealers.len();
+        if count < 2 {
+            return None;
+        }
+        loop {
+            let mut retry = false;
+            let start = self.victim.get();
+            for offset in 0..count {
+                let victim = (start + offset) % count;
+                if victim == self.index {
+                    continue;
+                }
+                match stealers[victim].steal_batch_and_pop(&self.deque) {
+                    Steal::Success(op) => {
+                        self.victim.set(victim);
+                        if !self.deque.is_empty() {
+                            self.lane.sleep().notify();
+                        }
+                        return Some(op);
+                    }
+                    Steal::Retry => retry = true,
+                    Steal::Empty => {}
+                }
+            }
+            self.victim.set((start + 1) % count);
+            if !retry {
+                return None;
+            }
+            hint::spin_loop();
+        }
+    }
+
+    /// Looks for work until there is some or the lane ends, asleep if the idle policy says so.
+    #[cold]
+    fn search(&self) -> Option<OpRef<T>> {
+        let sleep = self.lane.sleep();
+        let mut searching = sleep.try_start_search();
+        loop {
+            if searching {
+                if let Some(op) = self.spin() {
+                    return self.found(op);
+                }
+            }
+            if self.lane.has_ended() {
+                if searching {
+                    let _ = sleep.stop_search();
+                }
+                return None;
+            }
+            sleep.announce(self.index, searching);
+            if !removed(Step::LookAgainBeforePark) {
+                // After the announcement: what was pushed by a notifier that saw no sleeper is seen here.
+                if let Some(op) = self.find() {
+                    sleep.retract(self.index);
+                    // A notifier may have counted on this worker while it was announced.
+                    if self.lane.has_work() {
+                        sleep.notify();
+                    }
+                    return Some(op);
+                }
+                if self.lane.has_ended() {
+                    sleep.retract(self.index);
+                    return None;
+                }
+            }
+            sleep.park(self.index);
+            searching = true;
+        }
+    }
+
+    /// Ends a search that has found `op`. The last searcher to find something wakes another if there is more, because
+    /// notifiers relied on it.
+    fn found(&self, op: OpRef<T>) -> Option<OpRef<T>> {
+        if self.lane.sleep().stop_search() && self.lane.has_work() {
+            self.lane.sleep().notify();
+        }
+        Some(op)
+    }
+
+    #[cfg(not(raddle_loom))]
+    fn spin(&self) -> Option<OpRef<T>> {
+        let patience = match self.lane.idle() {
+            IdlePolicy::Park => return self.find(),
+            IdlePolicy::SpinThenPark(patience) => Some(patience),
+            IdlePolicy::Spin => None,
+        };
+        let start = std::time::Instant::now();
+        loop {
+            for _ in 0..ROUNDS_PER_CLOCK {
+                if self.lane.has_work() {
+                    if let Some(op) = self.find() {
+                        return Some(op);
+                    }
+                }
+                hint::spin_loop();
+            }
+            if self.lane.has_ended() || patience.is_some_and(|patience| start.elapsed() >= patience) {
+                return self.find();
+            }
+        }
+    }
+
+    /// Models do not spin: a look before the announcement is one more step without a new outcome.
+    #[cfg(raddle_loom)]
+    fn spin(&self) -> Option<OpRef<T>> {
+        let _ = (self.lane.idle(), hint::spin_loop as fn(), IdlePolicy::Spin);
+        self.find()
+    }
+}
+
+impl<T> Drop for Worker<T> {
+    fn drop(&mut self) {
+        debug_assert!(
+            self.slot.get().is_none() && self.deque.is_empty(),
+            "operations are left in worker {} of lane {}",
+            self.index,
+            self.lane.name(),
+        );
+    }
+}

@@ -1,0 +1,134 @@
+//! The only place that names the atomics, cells, locks and threads of `std` or of loom.
+//!
+//! Every other module imports from here, so one cfg, `raddle_loom`, puts the whole crate under the model checker. The
+//! cfg has a name of its own because plain `loom` also changes crates that have nothing to do with the models.
+//!
+//! # What the models see
+//!
+//! | piece | ordinary build | under `raddle_loom` |
+//! |---|---|---|
+//! | atomics, fences, cells, mutexes, parking | `std` | loom |
+//! | [`epoch`] | crossbeam-epoch | crossbeam-epoch on loom's atomics, or its contract alone ([`epoch::Flavour`]) |
+//! | [`deque`] | crossbeam-deque | a mutexed `VecDeque`: crossbeam-deque names `core`'s atomics, which loom cannot see |
+//! | [`weaken`] | nothing, always off | switches that remove one protocol step, for the twins that must fail |
+//!
+//! # Limits
+//!
+//! loom explores at most five threads, does not explore load buffering, and takes `SeqCst` loads and stores as
+//! acquire and release; where two sides must not miss each other, the crate therefore uses `fence(SeqCst)`, which loom
+//! models. The model deque checks the users of the deque, not crossbeam-deque itself.
+
+pub(crate) mod deque;
+pub(crate) mod epoch;
+pub(crate) mod weaken;
+
+/// A thread-local of `std`, or of loom, where each thread of a model has its own.
+macro_rules! thread_static {
+    ($vis:vis static $name:ident: $ty:ty = $init:expr) => {
+        #[cfg(not(raddle_loom))]
+        ::std::thread_local!($vis static $name: $ty = const { $init });
+        #[cfg(raddle_loom)]
+        ::loom::thread_local!($vis static $name: $ty = $init);
+    };
+}
+pub(crate) use thread_static;
+
+#[cfg(not(raddle_loom))]
+mod imp {
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) mod atomic {
+        pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence};
+    }
+    pub(crate) mod thread {
+        pub(crate) use std::thread::{Thread, current, park};
+    }
+    pub(crate) mod hint {
+        pub(crate) use std::hint::spin_loop;
+    }
+    pub(crate) mod cell {
+        /// `std::cell::UnsafeCell` with loom's interface.
+        #[derive(Debug, Default)]
+        pub(crate) struct UnsafeCell<T: ?Sized>(std::cell::UnsafeCell<T>);
+
+        impl<T> UnsafeCell<T> {
+            pub(crate) const fn new(value: T) -> Self {
+                Self(std::cell::UnsafeCell::new(value))
+            }
+
+            /// Hands a pointer for shared access to `f`.
+            #[inline(always)]
+            pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+                f(self.0.get())
+            }
+
+            /// Hands a pointer for exclusive access to `f`.
+            #[inline(always)]
+            pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+                f(self.0.get())
+            }
+        }
+    }
+}
+
+#[cfg(raddle_loom)]
+mod imp {
+    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) mod atomic {
+        pub(crate) use loom::sync::atomic::{
+            AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence,
+        };
+    }
+    pub(crate) mod thread {
+        pub(crate) use loom::thread::{Thread, current, park};
+    }
+    pub(crate) mod hint {
+        pub(crate) use loom::hint::spin_loop;
+    }
+    pub(crate) mod cell {
+        pub(crate) use loom::cell::UnsafeCell;
+    }
+}
+
+pub(crate) use imp::{Condvar, Mutex, MutexGuard, atomic, cell, hint, thread};
+pub(crate) use std::sync::atomic::Ordering;
+
+/// Locks `mutex`. A panic of another holder does not matter: every critical section of this crate leaves its data whole
+/// at each step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Waits on `condvar`, at most until `deadline`; `Err` gives the lock up because the time is up.
+#[cfg_attr(raddle_loom, allow(unused_variables, clippy::unnecessary_wraps))]
+pub(crate) fn wait_until<'m, T>(
+    condvar: &Condvar,
+    guard: MutexGuard<'m, T>,
+    deadline: Option<std::time::Instant>,
+) -> Result<MutexGuard<'m, T>, TimeIsUp> {
+    use std::sync::PoisonError;
+    // Models have no clock: there a wait with a deadline waits.
+    #[cfg(not(raddle_loom))]
+    if let Some(deadline) = deadline {
+        let left = deadline.saturating_duration_since(std::time::Instant::now());
+        if left.is_zero() {
+            return Err(TimeIsUp);
+        }
+        return Ok(condvar.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0);
+    }
+    Ok(condvar.wait(guard).unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The deadline of a wait has passed.
+#[derive(Debug)]
+pub(crate) struct TimeIsUp;
+
+/// Wakes futures. A waker is foreign code, whose panic must not reach the caller.
+pub(crate) fn wake_all(wakers: Vec<std::task::Waker>) {
+    for waker in wakers {
+        let wake = std::panic::AssertUnwindSafe(|| waker.wake());
+        if let Err(payload) = std::panic::catch_unwind(wake) {
+            log::error!("raddle: a waker panicked");
+            std::mem::forget(payload);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Switches that take one step out of a protocol, so that a model can show that the step is needed.
+//!
+//! Each model of `loom-tests` has a twin that runs the same model with one [`Step`] removed and must fail. The switch is
+//! per OS thread, and loom runs all threads of a model on one, so tests do not see each other's. Outside the models
+//! [`removed`] is `false` at compile time.
+
+/// A protocol step that a twin may remove.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(raddle_loom), allow(dead_code))]
+pub enum Step {
+    /// `tracker::insert` helps the operation at the tail onto all its variables before it appends behind it.
+    HelpBeforeAppend,
+    /// `tracker::insert` reads `registered` again after it has read the tail and its word.
+    RereadRegistered,
+    /// `tracker::finish` moves the tail past an access before it is retired.
+    TailPastRetired,
+    /// A completion carries the operation's writes to its successors (release).
+    CompletionReleases,
+    /// `tracker::finish` hands a reader's own right to read on to the next reader.
+    ReadersPassOn,
+    /// A retired record is reclaimed after the epoch, not at once.
+    ReclaimAfterEpoch,
+    /// `Sleep::park` looks for work once more after it has announced itself.
+    LookAgainBeforePark,
+    /// `Sleep::notify` orders the push before the look at the sleepers by a fence.
+    NotifyFence,
+    /// A dropped `Completion` completes its operation.
+    DropCompletes,
+    /// `Tally::leave` tells those who wait for the count.
+    LeaveNotifies,
+}
+
+#[cfg(not(raddle_loom))]
+#[inline(always)]
+pub(crate) const fn removed(_step: Step) -> bool {
+    false
+}
+
+#[cfg(raddle_loom)]
+mod switch {
+    use super::Step;
+    use std::cell::Cell;
+
+    std::thread_local!(static REMOVED: Cell<Option<Step>> = const { Cell::new(None) });
+
+    pub(crate) fn removed(step: Step) -> bool {
+        REMOVED.get() == Some(step)
+    }
+
+    /// Removes `step` from every model that runs on this OS thread from now on; `None` restores all.
+    pub fn remove(step: Option<Step>) {
+        REMOVED.set(step);
+    }
+}
+
+#[cfg(raddle_loom)]
+pub use switch::remove;
+#[cfg(raddle_loom)]
+pub(crate) use switch::removed;

@@ -1,0 +1,285 @@
+//! How many operations are pending, counted without a hot counter, so that a wait can cover exactly what was pushed before it.
+//!
+//! # States
+//!
+//! Operations are counted by *generation*. Exactly one generation is *current*: pushes enter it. A wait for all opens a
+//! free generation in its place and *closes* the old one; a closed generation drains and is free again. Each generation has
+//! two words per shard, and threads are spread over the shards:
+//!
+//! | word | meaning | bit 0 |
+//! |---|---|---|
+//! | `entered` | operations that entered through this shard, times two | closed: an entry bounces and tries the current generation |
+//! | `left` | operations that left through this shard, times two | armed: whoever leaves also takes one off `rest` |
+//!
+//! Closing sets bit 0 of every word by one read-modify-write each, which returns the exact count at that moment. So
+//! `rest`, which starts at zero and gets the difference of the sums, reaches zero exactly once, when the last operation
+//! leaves; whoever brings it there tells the waiters.
+//!
+//! # Edges
+//!
+//! | edge | release side | acquire side | hands over |
+//! |---|---|---|---|
+//! | `leave` | `fetch_add` of `left`, `fetch_sub` of `rest` | arming `fetch_or`, the `rest` operation that reaches zero | what the operations did |
+//! | `open` | store of `current` | load in `enter` | the words of the new generation; what was done before it was opened |
+//!
+//! # Progress
+//!
+//! `enter` and `leave` are lock-free; `leave` takes a lock only when it was the last of a closed generation. An entry
+//! bounces only if a wait closed its generation meanwhile. With more than [`GENERATIONS`] - 1 generations draining at once
+//! a wait cannot close the current one at once and may take in pushes made until one of them is done.
+
+use std::{cell::Cell, task::Waker, time::Instant};
+
+use crossbeam_utils::CachePadded;
+
+use crate::sync::{
+    Condvar, Mutex,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    atomic::{AtomicU64, AtomicUsize},
+    lock, wait_until, wake_all,
+    weaken::{Step, removed},
+};
+
+/// Generations, the current one included.
+const GENERATIONS: usize = if cfg!(raddle_loom) { 2 } else { 16 };
+
+const FLAG: u64 = 1;
+const ONE: u64 = 2;
+
+/// `rest` counts from here, so that it may go below its start while it is being computed.
+const ZERO: u64 = 1 << 63;
+
+#[derive(Debug)]
+struct Shard {
+    entered: CachePadded<[AtomicU64; GENERATIONS]>,
+    left: CachePadded<[AtomicU64; GENERATIONS]>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Free,
+    Current,
+    Draining,
+}
+
+#[derive(Debug)]
+struct Generation {
+    phase: Phase,
+    /// How often it has drained.
+    lap: u64,
+    /// What each shard's `entered` counted when it was closed, flag included.
+    closed_at: Box<[u64]>,
+}
+
+/// What is changed under the lock.
+#[derive(Debug)]
+struct State {
+    generations: [Generation; GENERATIONS],
+    /// Futures to wake when a generation drains.
+    wakers: Vec<Waker>,
+}
+
+/// What a wait covers: generations, and the laps that were not over when it began.
+#[derive(Debug)]
+pub struct Mark(Vec<(usize, u64)>);
+
+/// The count of pending operations.
+#[derive(Debug)]
+pub struct Tally {
+    current: CachePadded<AtomicUsize>,
+    shards: Box<[Shard]>,
+    rest: [AtomicU64; GENERATIONS],
+    state: Mutex<State>,
+    drained: Condvar,
+}
+
+/// The generation that an operation entered.
+#[derive(Clone, Copy, Debug)]
+pub struct Ticket(u32);
+
+/// Which shard the calling thread uses.
+fn shard_of_thread(shards: usize) -> usize {
+    // `std` on purpose: the choice of a shard is no part of the protocol.
+    use std::sync::atomic::AtomicUsize;
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    std::thread_local!(static SHARD: Cell<usize> = const { Cell::new(usize::MAX) });
+    let mut shard = SHARD.get();
+    if shard == usize::MAX {
+        // Relaxed: any number will do.
+        shard = NEXT.fetch_add(1, Relaxed);
+        SHARD.set(shard);
+    }
+    shard % shards
+}
+
+impl Mark {
+    fn is_over(&self, state: &State) -> bool {
+        self.0.iter().all(|&(index, lap)| state.generations[index].lap != lap)
+    }
+}
+
+impl Tally {
+    /// A count spread over `shards` shards, at least one.
+    pub fn new(shards: usize) -> Self {
+        let word = |generation: usize| {
+            // All but the current generation are closed.
+            AtomicU64::new(if generation == 0 { 0 } else { FLAG })
+        };
+        Self {
+            current: CachePadded::new(AtomicUsize::new(0)),
+            shards: (0..shards.max(1))
+                .map(|_| Shard {
+                    entered: CachePadded::new(std::array::from_fn(word)),
+                    left: CachePadded::new(std::array::from_fn(word)),
+                })
+                .collect(),
+            rest: std::array::from_fn(|_| AtomicU64::new(ZERO)),
+            state: Mutex::new(State {
+                generations: std::array::from_fn(|generation| Generation {
+                    phase: if generation == 0 { Phase::Current } else { Phase::Free },
+                    lap: 0,
+                    closed_at: vec![FLAG; shards.max(1)].into(),
+                }),
+                wakers: Vec::new(),
+            }),
+            drained: Condvar::new(),
+        }
+    }
+
+    /// Counts an operation in. What was done before the current generation was opened is visible after it.
+    #[inline]
+    pub fn enter(&self) -> Ticket {
+        let shard = &self.shards[shard_of_thread(self.shards.len())];
+        loop {
+            // Acquire (edge `open`).
+            let generation = self.current.load(Acquire);
+            // AcqRel: continues the word's sequence, in which the closing step counts it or not.
+            let before = shard.entered[generation].fetch_add(ONE, AcqRel);
+            if before & FLAG == 0 {
+                return Ticket(generation as u32);
+            }
+            // Closed meanwhile. Relaxed: nobody counts this word until it is opened again by addition.
+            shard.entered[generation].fetch_sub(ONE, Relaxed);
+        }
+    }
+
+    /// Counts an operation out; what it did is visible to whoever sees the count without it.
+    #[inline]
+    pub fn leave(&self, ticket: Ticket) {
+        let generation = ticket.0 as usize;
+        let shard = &self.shards[shard_of_thread(self.shards.len())];
+        // AcqRel (edge `leave`).
+        let before = shard.left[generation].fetch_add(ONE, AcqRel);
+        // AcqRel (edge `leave`).
+        if before & FLAG != 0 && self.rest[generation].fetch_sub(1, AcqRel) == ZERO + 1 {
+            self.finish(generation);
+        }
+    }
+
+    #[cold]
+    fn finish(&self, generation: usize) {
+        let mut state = lock(&self.state);
+        Self::free(&mut state.generations[generation]);
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        if removed(Step::LeaveNotifies) {
+            return;
+        }
+        self.drained.notify_all();
+        wake_all(wakers);
+    }
+
+    fn free(generation: &mut Generation) {
+        debug_assert_eq!(generation.phase, Phase::Draining);
+        generation.phase = Phase::Free;
+        generation.lap += 1;
+    }
+
+    /// Waits until every operation that entered before the call has left. `None`: the time was up. `Some(true)`: nothing
+    /// at all was pending.
+    pub fn wait(&self, deadline: Option<Instant>) -> Option<bool> {
+        let mut state = lock(&self.state);
+        let mut idle = true;
+        let mark = loop {
+            if let Some(mark) = self.mark(&mut state) {
+                break mark;
+            }
+            idle = false;
+            state = wait_until(&self.drained, state, deadline).ok()?;
+        };
+        while !mark.is_over(&state) {
+            idle = false;
+            state = wait_until(&self.drained, state, deadline).ok()?;
+        }
+        Some(idle)
+    }
+
+    /// Begins a wait that is to be polled; `None` if no generation is free, which is to be tried again when polled.
+    pub fn begin(&self) -> Option<Mark> {
+        self.mark(&mut lock(&self.state))
+    }
+
+    /// Whether what `mark` covers has left; otherwise `waker` will be woken.
+    pub fn poll(&self, mark: &mut Option<Mark>, waker: &Waker) -> bool {
+        let mut state = lock(&self.state);
+        if mark.is_none() {
+            *mark = self.mark(&mut state);
+        }
+        if mark.as_ref().is_some_and(|mark| mark.is_over(&state)) {
+            return true;
+        }
+        if !state.wakers.iter().any(|known| known.will_wake(waker)) {
+            state.wakers.push(waker.clone());
+        }
+        false
+    }
+
+    /// Closes the current generation, if another can take its place, and notes what is draining.
+    fn mark(&self, state: &mut State) -> Option<Mark> {
+        let generations = &mut state.generations;
+        let next = generations.iter().position(|generation| generation.phase == Phase::Free)?;
+        self.rotate(generations, next);
+        let draining = generations
+            .iter()
+            .enumerate()
+            .filter(|(_, generation)| generation.phase == Phase::Draining)
+            .map(|(index, generation)| (index, generation.lap));
+        Some(Mark(draining.collect()))
+    }
+
+    /// Makes `next`, which is free, the current generation, and closes the one before.
+    fn rotate(&self, generations: &mut [Generation; GENERATIONS], next: usize) {
+        // Relaxed: only changed under the lock.
+        let old = self.current.load(Relaxed);
+        for (shard, closed_at) in self.shards.iter().zip(&generations[next].closed_at) {
+            // By subtraction, because an entry may bounce here now, which adds one and takes it away. Relaxed: published
+            // by the store of `current`; an entry that comes before that store is a valid one.
+            shard.entered[next].fetch_sub(*closed_at, Relaxed);
+            // Relaxed: nobody leaves a free generation, so this thread is the only one here.
+            shard.left[next].store(0, Relaxed);
+        }
+        // Relaxed: published by the store below.
+        self.rest[next].store(ZERO, Relaxed);
+        generations[next].phase = Phase::Current;
+        // Release (edge `open`).
+        self.current.store(next, Release);
+
+        // `left` first: everything that leaves after its shard was armed takes one off `rest`, so it does not matter how
+        // many more enter or leave meanwhile. AcqRel (edge `leave`): acquires what those who left did.
+        let arm = |shard: &Shard| shard.left[old].fetch_or(FLAG, AcqRel) / ONE;
+        let left: u64 = self.shards.iter().map(arm).sum();
+        let mut entered = 0;
+        for (shard, closed_at) in self.shards.iter().zip(&mut generations[old].closed_at) {
+            // AcqRel: an entry is before this in the word's order and counted, or after it and bounces.
+            let count = shard.entered[old].fetch_or(FLAG, AcqRel);
+            *closed_at = count | FLAG;
+            entered += count / ONE;
+        }
+        let pending = entered - left;
+        generations[old].phase = Phase::Draining;
+        // AcqRel (edge `leave`). The last one out sees `ZERO + 1` only if it comes after this addition.
+        if self.rest[old].fetch_add(pending, AcqRel).wrapping_add(pending) == ZERO {
+            Self::free(&mut generations[old]);
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! What an operation's record carries for the engine: its name, its lane and its function.
+
+use std::{mem::MaybeUninit, panic::Location, sync::Arc};
+
+use crate::{
+    completion::Completion,
+    context::RunContext,
+    error::{Cause, OpError},
+    name::Name,
+    outcome::Outcome,
+    progress::Progress,
+    sync::cell::UnsafeCell,
+    tally::Ticket,
+    tracker::{Mode, OpRef},
+    variable::VarCell,
+};
+
+/// Bits of [`Task::flags`].
+pub(crate) mod flag {
+    /// Runs on the thread that finds it ready, at once.
+    pub(crate) const INLINE: u8 = 1;
+    /// Runs although a variable it names has failed.
+    pub(crate) const NO_SKIP: u8 = 2;
+    /// Belongs to the engine: shutdown does not refuse or cancel it.
+    pub(crate) const INTERNAL: u8 = 4;
+    /// Leaves versions and failures of its variables alone.
+    pub(crate) const SILENT: u8 = 8;
+    /// Is done when its completion is used, not when its function returns.
+    pub(crate) const ASYNC: u8 = 16;
+    /// Starts on the pushing thread if it is ready then.
+    pub(crate) const EAGER: u8 = 32;
+    /// Has somebody to report to.
+    pub(crate) const REPORTS: u8 = 64;
+}
+
+/// The engine's part of an operation's record.
+pub(crate) struct Task {
+    pub(crate) name: Name,
+    pub(crate) location: &'static Location<'static>,
+    pub(crate) ticket: Ticket,
+    pub(crate) lane: u8,
+    pub(crate) flags: u8,
+    pub(crate) progress: Progress<OpError>,
+    body: UnsafeCell<Body>,
+}
+
+#[cfg(not(raddle_loom))]
+const _: () = assert!(size_of::<Task>() == 144, "a record has 144 bytes for the task");
+
+impl Task {
+    pub(crate) fn new(
+        name: Name,
+        location: &'static Location<'static>,
+        ticket: Ticket,
+        lane: u8,
+        flags: u8,
+        body: Body,
+    ) -> Self {
+        Self { name, location, ticket, lane, flags, progress: Progress::default(), body: UnsafeCell::new(body) }
+    }
+
+    pub(crate) fn has(&self, flags: u8) -> bool {
+        self.flags & flags != 0
+    }
+}
+
+/// The engine's view of an operation that it holds.
+impl OpRef<Task> {
+    /// The task.
+    #[inline]
+    pub(crate) fn task<'a>(self) -> &'a Task {
+        // SAFETY: the engine uses an `OpRef` only while it holds the operation; what changes in a task is in cells.
+        unsafe { &*self.task_ptr() }
+    }
+
+    /// Runs the function.
+    ///
+    /// # Safety
+    /// 1. The operation is ready and this thread runs it.
+    /// 2. This is called once.
+    pub(crate) unsafe fn start(self, cx: &RunContext<'_>) -> Result<(), Cause> {
+        // SAFETY: (1) makes this thread the only user of the body.
+        unsafe { self.with_body(|body| body.start(cx)) }
+    }
+
+    /// Drops the function if it has not run.
+    ///
+    /// # Safety
+    /// 1. This thread ends the operation.
+    pub(crate) unsafe fn discard(self) {
+        // SAFETY: (1) makes this thread the only user of the body.
+        unsafe { self.with_body(Body::discard) }
+    }
+
+    /// Tells whoever has the operation's handle.
+    ///
+    /// # Safety
+    /// 1. This thread ends the operation.
+    pub(crate) unsafe fn report(self, result: Result<(), &OpError>) {
+        // SAFETY: (1) makes this thread the only user of the body.
+        unsafe { self.with_body(|body| body.report(result)) }
+    }
+
+    /// # Safety
+    /// 1. This thread is the only user of the body.
+    unsafe fn with_body<R>(self, f: impl FnOnce(&mut Body) -> R) -> R {
+        // SAFETY: (1).
+        self.task().body.with_mut(|body| f(unsafe { &mut *body }))
+    }
+}
+
+// SAFETY: the body is used by one thread at a time, the one that runs or ends the operation.
+unsafe impl Sync for Task {}
+
+/// What an operation does, and whom it tells.
+pub(crate) trait Work: Send + 'static {
+    /// Whether `report` does anything.
+    const REPORTS: bool = false;
+    /// Runs the function, once.
+    fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause>;
+    /// Drops the function if it has not run. Called before the variables are passed on.
+    fn discard(&mut self);
+    /// Tells whoever asked. Called after the variables were passed on.
+    fn report(&mut self, _result: Result<(), &OpError>) {}
+}
+
+/// Words of a record for what an operation does; larger ones are boxed.
+const WORDS: usize = 11;
+
+/// Whether a record holds a `W` without a separate allocation.
+const fn fits<W>() -> bool {
+    size_of::<W>() <= size_of::<[u64; WORDS]>() && align_of::<W>() <= align_of::<u64>()
+}
+
+/// A [`Work`] of any type, inline if it fits.
+pub(crate) struct Body {
+    calls: &'static Calls,
+    storage: [MaybeUninit<u64>; WORDS],
+}
+
+struct Calls {
+    start: unsafe fn(*mut (), &RunContext<'_>) -> Result<(), Cause>,
+    discard: unsafe fn(*mut ()),
+    report: unsafe fn(*mut (), Result<(), &OpError>),
+    drop: unsafe fn(*mut ()),
+}
+
+// SAFETY: the stored value is `Send`.
+unsafe impl Send for Body {}
+
+impl Body {
+    pub(crate) fn new<W: Work>(work: W) -> Self {
+        if fits::<W>() {
+            // SAFETY: just checked.
+            unsafe { Self::inline(work) }
+        } else {
+            // SAFETY: a box is one word.
+            unsafe { Self::inline(Box::new(work)) }
+        }
+    }
+
+    /// # Safety
+    /// 1. A `W` [`fits`].
+    unsafe fn inline<W: Work>(work: W) -> Self {
+        let mut storage = [MaybeUninit::uninit(); WORDS];
+        // SAFETY: (1): `storage` is large enough for a `W` and aligned for it.
+        unsafe { storage.as_mut_ptr().cast::<W>().write(work) };
+        Self {
+            calls: const {
+                &Calls {
+                    // SAFETY: in all four, the pointer is to the `W` that was stored here.
+                    start: |work, cx| unsafe { &mut *work.cast::<W>() }.start(cx),
+                    // SAFETY: as above.
+                    discard: |work| unsafe { &mut *work.cast::<W>() }.discard(),
+                    // SAFETY: as above.
+                    report: |work, result| unsafe { &mut *work.cast::<W>() }.report(result),
+                    // SAFETY: as above.
+                    drop: |work| unsafe { work.cast::<W>().drop_in_place() },
+                }
+            },
+            storage,
+        }
+    }
+
+    fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause> {
+        // SAFETY: the storage holds what `calls` is for, in this and the next functions.
+        unsafe { (self.calls.start)(self.storage.as_mut_ptr().cast(), cx) }
+    }
+
+    fn discard(&mut self) {
+        // SAFETY: as above.
+        unsafe { (self.calls.discard)(self.storage.as_mut_ptr().cast()) }
+    }
+
+    fn report(&mut self, result: Result<(), &OpError>) {
+        // SAFETY: as above.
+        unsafe { (self.calls.report)(self.storage.as_mut_ptr().cast(), result) }
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        // SAFETY: as above; the body is dropped once.
+        unsafe { (self.calls.drop)(self.storage.as_mut_ptr().cast()) }
+    }
+}
+
+impl<W: Work> Work for Box<W> {
+    const REPORTS: bool = W::REPORTS;
+
+    fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause> {
+        W::start(self, cx)
+    }
+    fn discard(&mut self) {
+        W::discard(self);
+    }
+    fn report(&mut self, result: Result<(), &OpError>) {
+        W::report(self, result);
+    }
+}
+
+/// A function that nobody has a handle of.
+pub(crate) struct Plain<F>(Option<F>);
+
+impl<F> Plain<F> {
+    pub(crate) fn new(f: F) -> Self {
+        Self(Some(f))
+    }
+}
+
+impl<F> Work for Plain<F>
+where
+    F: FnOnce(&RunContext<'_>) -> Result<(), Cause> + Send + 'static,
+{
+    fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause> {
+        self.0.take().map_or(Ok(()), |f| f(cx))
+    }
+
+    fn discard(&mut self) {
+        self.0 = None;
+    }
+}
+
+/// A function whose result somebody has a handle of.
+pub(crate) struct Returning<F, R> {
+    f: Option<F>,
+    value: Option<R>,
+    /// Given up by `report`, so that a value nobody wants is dropped there.
+    outcome: Option<Arc<Outcome<R>>>,
+}
+
+impl<F, R> Returning<F, R> {
+    pub(crate) fn new(f: F, outcome: Arc<Outcome<R>>) -> Self {
+        Self { f: Some(f), value: None, outcome: Some(outcome) }
+    }
+}
+
+impl<F, R> Work for Returning<F, R>
+where
+    F: FnOnce(&RunContext<'_>) -> Result<R, Cause> + Send + 'static,
+    R: Send + 'static,
+{
+    const REPORTS: bool = true;
+
+    fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause> {
+        if let Some(outcome) = &self.outcome {
+            cx.set_outcome(Arc::as_ptr(outcome).cast());
+        }
+        if let Some(f) = self.f.take() {
+            self.value = Some(f(cx)?);
+        }
+        Ok(())
+    }
+
+    fn discard(&mut self) {
+        self.f = None;
+    }
+
+    fn report(&mut self, result: Result<(), &OpError>) {
+        let value = self.value.take();
+        if let Some(outcome) = self.outcome.take() {
+            match (result, value) {
+                (Ok(()), Some(value)) => outcome.set(Ok(value)),
+                (Ok(()), None) => {}
+                (Err(error), _) => outcome.set(Err(error.clone())),
+            }
+        }
+    }
+}
+
+/// A wait for a variable: reports its failure, if it has one at this place in the order.
+pub(crate) struct Await(pub(crate) Arc<Outcome<()>>);
+
+impl Work for Await {
+    fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause> {
+        let failure = cx
+            .op()
+            .op()
+            .accesses()
+            .iter()
+            // SAFETY: the operation runs, so it has the right to read what it names.
+            .find_map(|access| unsafe { VarCell::of(access).failure() });
+        self.0.set(failure.map_or(Ok(()), Err));
+        Ok(())
+    }
+
+    fn discard(&mut self) {}
+}
+
+/// An access in the making: a variable and what is done to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub(crate) cell: std::ptr::NonNull<VarCell>,
+    pub(crate) mode: Mode,
+    /// The function gets a reference to the variable's value.
+    pub(crate) typed: bool,
+}
+
+/// The function of an asynchronous operation.
+pub(crate) fn async_body<F>(f: F) -> impl Work
+where
+    F: FnOnce(&RunContext<'_>, Completion) -> Result<(), Cause> + Send + 'static,
+{
+    Plain::new(move |cx: &RunContext<'_>| f(cx, Completion::new(cx.op(), Arc::clone(cx.core()))))
+}

@@ -1,0 +1,344 @@
+//! The threads of an engine: who carries which worker, and where.
+//!
+//! An operation that waits inside its function gives its worker to a spare thread, which goes on with it, and sleeps; it
+//! ends without a worker, and its thread becomes a spare. So a wait never keeps a worker, nor can one wait bury another
+//! under it on a stack, as running operations on the waiting thread's stack would.
+
+use std::{
+    cell::Cell,
+    ptr,
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+};
+
+use core_affinity::CoreId;
+
+use crate::{
+    builder::Placement,
+    context,
+    core::Core,
+    error::{BuildError, WaitError},
+    scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
+    sync::{Condvar, Mutex, lock, thread_static, wait_until},
+    task::Task,
+    tracker::{OpRef, ReadyList},
+};
+
+/// Threads beyond the workers, each for an operation that waits inside its function. Picked; it bounds what a program that
+/// waits in thousands of operations at once can take from the machine.
+const MAX_SPARES: usize = 1024;
+
+type BoxedWorker = Box<Worker<Task>>;
+
+/// One lane to make.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaneSpec {
+    pub(crate) name: &'static str,
+    pub(crate) workers: usize,
+    pub(crate) idle: IdlePolicy,
+    /// Whether worker `n` belongs on the `n`th core.
+    pub(crate) pinned: bool,
+}
+
+#[derive(Default)]
+struct Spares {
+    /// Workers without a thread.
+    offered: Vec<BoxedWorker>,
+    /// Threads without a worker that wait for one.
+    idle: usize,
+    /// Threads started so far, spares and others.
+    threads: usize,
+    ended: bool,
+}
+
+/// The lanes of an engine and its threads.
+pub(crate) struct Crew {
+    lanes: Box<[Arc<Lane<Task>>]>,
+    /// The core of each worker of each lane.
+    cores: Box<[Box<[Option<CoreId>]>]>,
+    max_threads: usize,
+    spares: Mutex<Spares>,
+    offer: Condvar,
+    handles: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What a thread of an engine carries.
+struct Carrier {
+    worker: Cell<Option<BoxedWorker>>,
+    core: Arc<Core>,
+    /// The thread's number in the engine.
+    number: usize,
+}
+
+thread_static!(static CARRIER: Cell<*const Carrier> = Cell::new(ptr::null()));
+
+fn with_carrier<R>(f: impl FnOnce(&Carrier) -> R) -> Option<R> {
+    let carrier = CARRIER.with(Cell::get);
+    // SAFETY: the carrier lives on the stack of the thread's main function, which clears the pointer at its end.
+    unsafe { carrier.as_ref() }.map(f)
+}
+
+impl Carrier {
+    /// The worker that the thread carries now. The reference may not be kept across foreign code, which may give the
+    /// worker away.
+    fn worker(&self) -> Option<&Worker<Task>> {
+        // SAFETY: only this thread uses the cell, and nobody replaces its content while the reference is used.
+        unsafe { &*self.worker.as_ptr() }.as_deref()
+    }
+}
+
+/// Whether this thread belongs to `core`.
+pub(crate) fn carries(core: &Core) -> bool {
+    with_carrier(|carrier| ptr::eq(Arc::as_ptr(&carrier.core), core)).unwrap_or(false)
+}
+
+/// The number of this thread's worker in its lane.
+pub(crate) fn worker_index() -> Option<usize> {
+    with_carrier(|carrier| carrier.worker().map(Worker::index)).flatten()
+}
+
+/// Gives this thread's worker to a spare thread, if it has one: the calling operation is about to wait.
+pub(crate) fn yield_worker() -> Result<(), WaitError> {
+    with_carrier(|carrier| {
+        let Some(worker) = carrier.worker.take() else {
+            return Ok(());
+        };
+        worker.share();
+        carrier.core.crew().give_away(&carrier.core, worker).map_err(|worker| {
+            carrier.worker.set(Some(worker));
+            WaitError::TooManyWaiting
+        })
+    })
+    .unwrap_or(Ok(()))
+}
+
+impl Crew {
+    /// The lanes of an engine, and their workers, whose threads are still to be [started](Self::start).
+    pub(crate) fn new(specs: &[LaneSpec]) -> (Self, Vec<BoxedWorker>) {
+        let max_threads = specs.iter().map(|spec| spec.workers).sum::<usize>() + MAX_SPARES;
+        let cores = if specs.iter().any(|spec| spec.pinned) {
+            core_affinity::get_core_ids().unwrap_or_default()
+        } else {
+            Vec::new()
+        };
+        let mut workers = Vec::new();
+        let lanes = specs
+            .iter()
+            .map(|spec| {
+                let (lane, new) = Lane::new(LaneOptions {
+                    name: spec.name,
+                    workers: spec.workers,
+                    threads: max_threads,
+                    idle: spec.idle,
+                });
+                workers.extend(new.into_iter().map(Box::new));
+                lane
+            })
+            .collect();
+        let crew = Self {
+            lanes,
+            cores: specs
+                .iter()
+                .map(|spec| (0..spec.workers).map(|index| cores.get(index).copied().filter(|_| spec.pinned)).collect())
+                .collect(),
+            max_threads,
+            spares: Mutex::new(Spares::default()),
+            offer: Condvar::new(),
+            handles: Mutex::new(Vec::new()),
+        };
+        (crew, workers)
+    }
+
+    /// Starts a thread per worker and waits until they run; gives where the workers of the first lane are.
+    pub(crate) fn start(&self, core: &Arc<Core>, workers: Vec<BoxedWorker>) -> Result<Vec<Placement>, BuildError> {
+        let (sender, receiver) = mpsc::channel();
+        for worker in workers {
+            let number = self.next_number();
+            self.spawn(core, number, worker, Some(sender.clone())).map_err(|(error, _)| BuildError::Thread(error))?;
+        }
+        drop(sender);
+        let mut placements = Vec::new();
+        for (lane, index, placement) in receiver {
+            if lane != 0 {
+                continue;
+            }
+            if placements.len() <= index {
+                placements.resize(index + 1, Placement::Unpinned);
+            }
+            placements[index] = placement;
+        }
+        Ok(placements)
+    }
+
+    fn next_number(&self) -> usize {
+        let mut spares = lock(&self.spares);
+        spares.threads += 1;
+        spares.threads - 1
+    }
+
+    /// Starts thread `number` with `worker`; gives the worker back if that fails.
+    fn spawn(
+        &self,
+        core: &Arc<Core>,
+        number: usize,
+        worker: BoxedWorker,
+        started: Option<mpsc::Sender<(usize, usize, Placement)>>,
+    ) -> Result<(), (std::io::Error, Option<BoxedWorker>)> {
+        let name = format!("raddle-{}-{number}", worker.lane().name());
+        // Through a slot, because a thread that cannot be started drops its closure.
+        let slot = Arc::new(Mutex::new(Some(worker)));
+        let for_thread = Arc::clone(&slot);
+        let core = Arc::clone(core);
+        let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            let worker = lock(&for_thread).take();
+            if let Some(worker) = worker {
+                carry(core, number, worker, started);
+            }
+        });
+        match spawned {
+            Ok(handle) => {
+                lock(&self.handles).push(handle);
+                Ok(())
+            }
+            Err(error) => Err((error, lock(&slot).take())),
+        }
+    }
+
+    /// Finds a thread for `worker`, whose thread is about to sleep; gives it back if there is none.
+    fn give_away(&self, core: &Arc<Core>, worker: BoxedWorker) -> Result<(), BoxedWorker> {
+        let number = {
+            let mut spares = lock(&self.spares);
+            if spares.idle > spares.offered.len() {
+                spares.offered.push(worker);
+                self.offer.notify_one();
+                return Ok(());
+            }
+            if spares.threads == self.max_threads {
+                return Err(worker);
+            }
+            spares.threads += 1;
+            spares.threads - 1
+        };
+        self.spawn(core, number, worker, None).or_else(|(error, worker)| {
+            log::warn!("raddle: an operation cannot wait, for want of a thread: {error}");
+            worker.map_or(Ok(()), Err)
+        })
+    }
+
+    /// Waits, as a spare, for a worker to carry; `None` when the engine has ended.
+    fn await_offer(&self) -> Option<BoxedWorker> {
+        let mut spares = lock(&self.spares);
+        spares.idle += 1;
+        let worker = loop {
+            if let Some(worker) = spares.offered.pop() {
+                break Some(worker);
+            }
+            if spares.ended {
+                break None;
+            }
+            spares = match wait_until(&self.offer, spares, None) {
+                Ok(spares) => spares,
+                Err(_) => unreachable!("there is no deadline"),
+            };
+        };
+        spares.idle -= 1;
+        worker
+    }
+
+    /// Puts a ready operation where a worker of its lane takes it.
+    #[inline]
+    pub(crate) fn schedule(&self, op: OpRef<Task>) {
+        let lane = &self.lanes[usize::from(op.task().lane)];
+        let kept = with_carrier(|carrier| match carrier.worker() {
+            Some(worker) if Arc::ptr_eq(worker.lane(), lane) => {
+                worker.keep(op, !context::in_operation());
+                true
+            }
+            _ => false,
+        });
+        if kept != Some(true) {
+            lane.inject(op);
+        }
+    }
+
+    /// Ends all threads and waits for them. To be called when nothing is pending, not by one of them.
+    pub(crate) fn end(&self) {
+        for lane in &self.lanes {
+            lane.end();
+        }
+        lock(&self.spares).ended = true;
+        self.offer.notify_all();
+        let handles = std::mem::take(&mut *lock(&self.handles));
+        for handle in handles {
+            if handle.join().is_err() {
+                log::error!("raddle: a worker thread panicked");
+            }
+        }
+    }
+
+    /// Puts the calling thread on the core of `worker`.
+    fn pin(&self, worker: &Worker<Task>) -> (usize, Placement) {
+        let lane = self.lanes.iter().position(|lane| Arc::ptr_eq(lane, worker.lane())).unwrap_or(0);
+        let placement = match self.cores[lane][worker.index()] {
+            None => Placement::Unpinned,
+            Some(core) if core_affinity::set_for_current(core) => Placement::Pinned(core.id),
+            Some(core) => {
+                log::warn!(
+                    "raddle: worker {} of lane {} could not be pinned to core {}; it runs unpinned",
+                    worker.index(),
+                    worker.lane().name(),
+                    core.id
+                );
+                Placement::Refused(core.id)
+            }
+        };
+        (lane, placement)
+    }
+}
+
+/// The main function of an engine's thread.
+fn carry(
+    core: Arc<Core>,
+    number: usize,
+    worker: BoxedWorker,
+    mut started: Option<mpsc::Sender<(usize, usize, Placement)>>,
+) {
+    let carrier = Carrier { worker: Cell::new(None), core, number };
+    let crew = carrier.core.crew();
+    CARRIER.with(|cell| cell.set(&raw const carrier));
+    let mut next = Some(worker);
+    while let Some(worker) = next {
+        worker.lane().sleep().carry(worker.index(), number);
+        let (lane, placement) = crew.pin(&worker);
+        if let Some(started) = started.take() {
+            // Nobody listens if the build has failed meanwhile.
+            let _ = started.send((lane, worker.index(), placement));
+        }
+        carrier.worker.set(Some(worker));
+        run(&carrier);
+        // Either the lane has ended, or the worker was given away.
+        drop(carrier.worker.take());
+        next = crew.await_offer();
+    }
+    CARRIER.with(|cell| cell.set(ptr::null()));
+}
+
+/// Runs operations until the thread's worker is given away or its lane ends.
+fn run(carrier: &Carrier) {
+    let mut ready = ReadyList::default();
+    while let Some(op) = carrier.worker().and_then(Worker::next) {
+        let mut op = Some(op);
+        // The user's code has its own barriers; this one keeps a defect of the engine from losing what is queued here.
+        while op.is_some() || !ready.is_empty() {
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                if let Some(op) = op.take() {
+                    carrier.core.execute(op, &mut ready);
+                }
+                carrier.core.place_all(&mut ready);
+            }));
+            if result.is_err() {
+                log::error!("raddle: thread {} panicked outside an operation's function", carrier.number);
+            }
+        }
+    }
+}

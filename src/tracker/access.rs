@@ -1,0 +1,194 @@
+//! One operation's place in one variable's queue.
+
+use std::ptr::NonNull;
+
+use super::{
+    op::{Op, OpRef, ReadyList},
+    queue::VarQueue,
+};
+use crate::sync::{
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    atomic::AtomicU8,
+    epoch::{Atomic, unprotected},
+};
+
+/// Every earlier writer of the variable is done.
+pub(super) const READ_OK: usize = 1;
+/// Every earlier access of the variable is done.
+pub(super) const WRITE_OK: usize = 2;
+/// The operation of the access is done.
+pub(super) const DONE: usize = 4;
+
+/// What an operation does to a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mode {
+    /// Reads it; consecutive readers run side by side.
+    Read,
+    /// Mutates it, alone.
+    Write,
+    /// Mutates it, alone, whatever it held before: the old value, or its failure, does not matter.
+    Overwrite,
+}
+
+impl Mode {
+    /// Whether the mode excludes every other access.
+    #[inline]
+    pub fn is_write(self) -> bool {
+        self != Self::Read
+    }
+}
+
+/// One operation's place in one variable's queue. Aligned so that its address leaves six tag bits and no two accesses
+/// share a cache line.
+#[repr(C, align(64))]
+pub struct Access<T> {
+    /// The next access of the variable, tagged with `READ_OK | WRITE_OK | DONE`.
+    pub(super) word: Atomic<Access<T>>,
+    /// Null for the access that a variable starts with.
+    op: *const Op<T>,
+    queue: NonNull<VarQueue<T>>,
+    /// The position among the operation's accesses.
+    pub(super) index: u32,
+    mode: Mode,
+    /// Flags the access was entitled to when it was linked, left by whoever moved the tail to it.
+    hints: AtomicU8,
+}
+
+impl<T> std::fmt::Debug for Access<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Relaxed: a snapshot to look at.
+        let word = self.word.load(Relaxed, unprotected());
+        f.debug_struct("Access")
+            .field("mode", &self.mode)
+            .field("read_ok", &(word.tag() & READ_OK != 0))
+            .field("write_ok", &(word.tag() & WRITE_OK != 0))
+            .field("done", &(word.tag() & DONE != 0))
+            .field("has_next", &!word.is_null())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> Access<T> {
+    pub(super) fn new(op: *const Op<T>, queue: NonNull<VarQueue<T>>, index: u32, mode: Mode) -> Self {
+        Self { word: Atomic::null(), op, queue, index, mode, hints: AtomicU8::new(0) }
+    }
+
+    /// The access that a new variable has: done, with nothing before it.
+    pub(super) fn built_in(queue: NonNull<VarQueue<T>>) -> Self {
+        let access = Self::new(std::ptr::null(), queue, 0, Mode::Read);
+        // Relaxed: the variable is published by the caller.
+        access.word.fetch_or(READ_OK | WRITE_OK | DONE, Relaxed, unprotected());
+        access
+    }
+
+    /// What the operation does to the variable.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The variable's queue. It outlives the access: a variable is freed after its last access, and after the epoch.
+    pub fn queue(&self) -> &VarQueue<T> {
+        // SAFETY: see above; the queue never moves.
+        unsafe { self.queue.as_ref() }
+    }
+
+    pub(super) fn op(&self) -> Option<&Op<T>> {
+        // SAFETY: an operation's record holds its accesses, or lives until after they are retired.
+        unsafe { self.op.as_ref() }
+    }
+
+    /// Asserts in models that the record was not reclaimed.
+    #[inline(always)]
+    pub(super) fn check(&self) {
+        if let Some(op) = self.op() {
+            op.stamp.check();
+        }
+    }
+
+    /// Whether `flags` let the operation go as far as this variable is concerned.
+    #[inline]
+    pub(super) fn is_satisfied_by(&self, flags: usize) -> bool {
+        flags & if self.mode.is_write() { WRITE_OK } else { READ_OK } != 0
+    }
+
+    /// The flags that the next access may have when this one has `flags`.
+    #[inline]
+    pub(super) fn own_entitlement(&self, flags: usize) -> usize {
+        const SPENT: usize = WRITE_OK | DONE;
+        if flags & SPENT == SPENT {
+            READ_OK | WRITE_OK
+        } else if self.mode.is_write() {
+            0
+        } else {
+            flags & READ_OK
+        }
+    }
+
+    /// The flags that the next access may have when this one has `flags`, hints included.
+    #[inline]
+    pub(super) fn entitlement(&self, flags: usize) -> usize {
+        // Acquire: like the flags they stand for. They do not change any more: they were left before the tail came here.
+        self.own_entitlement(flags | usize::from(self.hints.load(Acquire)))
+    }
+
+    /// Leaves `flags` for the operation's pusher.
+    #[inline]
+    pub(super) fn leave_hints(&self, flags: usize) {
+        if flags != 0 {
+            // Release (edge `complete`): hands on the writes behind the flags, acquired with the predecessor's word.
+            self.hints.fetch_or(flags as u8, Release);
+        }
+    }
+
+    /// Sets `flags`, by the operation's pusher; 1 if that satisfied the access. Nothing is handed on: whoever stands
+    /// behind this access has been left the same as hints.
+    #[inline]
+    pub(super) fn grant(&self, flags: usize) -> u32 {
+        if flags == 0 {
+            return 0;
+        }
+        // AcqRel (edge `complete`).
+        let was = self.word.fetch_or(flags, AcqRel, unprotected()).tag();
+        u32::from(!self.is_satisfied_by(was) && self.is_satisfied_by(was | flags))
+    }
+
+    /// Turns the hints into flags, by the operation's pusher; 1 if that satisfied the access.
+    #[inline]
+    pub(super) fn adopt_hints(&self) -> u32 {
+        // Acquire (edge `complete`): pairs with `leave_hints`.
+        self.grant(usize::from(self.hints.load(Acquire)))
+    }
+
+    /// Takes this access off what its operation waits for.
+    #[inline]
+    pub(super) fn satisfy(&self, ready: &mut ReadyList<T>) {
+        let op = self.op().expect("a built-in access waits for nothing");
+        // AcqRel (edge `ready`): each decrement continues the release sequence, the last one acquires all.
+        if op.wait.fetch_sub(1, AcqRel) == 1 {
+            ready.push(OpRef::from(op));
+        }
+    }
+
+    /// Gives the access up; it is spent, and the tail is past it.
+    #[inline]
+    pub(super) fn retire(&self) {
+        if let Some(op) = self.op() {
+            OpRef::from(op).release();
+        }
+    }
+
+    /// Whether the access, seen as the last of its variable, has nothing pending before the next one: for a reader's
+    /// view only writers count.
+    pub(super) fn leaves_idle(&self, for_reading: bool) -> bool {
+        // Acquire (edge `complete`): the caller goes on as if it had been handed the variable.
+        let word = self.word.load(Acquire, unprotected());
+        let wanted = if for_reading { READ_OK } else { WRITE_OK };
+        word.is_null() && self.own_entitlement(word.tag()) & wanted != 0
+    }
+}
+
+// SAFETY: the pointers refer to records shared between threads by the tracker's rules; `T` itself is moved to and dropped
+// on other threads, hence `T: Send`.
+unsafe impl<T: Send> Send for Access<T> {}
+// SAFETY: as above; every shared field is atomic or never changes.
+unsafe impl<T: Send> Sync for Access<T> {}

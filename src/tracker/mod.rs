@@ -1,0 +1,298 @@
+//! The dependency tracker: which operation may run, decided without locks, threads or a scheduler.
+//!
+//! Each variable is a queue of *accesses* in push order; each operation owns one access per variable that it names,
+//! sorted by the variables' ids. [`push`] appends an operation's accesses to all its queues as one atomic step;
+//! [`complete`] marks them done and says which operations became ready by it. The caller runs what is ready.
+//!
+//! # States
+//!
+//! An access's word is a pointer to the next access of its variable, tagged with flags that are set once and never
+//! cleared:
+//!
+//! | flag | set when | set by |
+//! |---|---|---|
+//! | `READ_OK` | every earlier writer of the variable is done | whoever completed that, or the operation's own pusher |
+//! | `WRITE_OK` | every earlier access of the variable is done | the same |
+//! | `DONE` | the access's own operation is done | [`complete`] |
+//! | next ≠ null | a later access stands behind this one | one of the threads that insert it |
+//!
+//! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`. An operation is *ready* when all its accesses are
+//! satisfied and its push is over. An access with `WRITE_OK`, `DONE` and a next is *spent*: it is retired. Three more tag
+//! bits stay free for a second level of readiness (issued before completed) on devices.
+//!
+//! # Who may touch what
+//!
+//! * `VarQueue::tail`: loaded and moved forward by anybody who is pinned to the epoch; it never moves back.
+//! * `Access::word`: linked once by anybody who inserts; flags by the rules above.
+//! * `Access::hints`: flags that the access was entitled to when it was linked, left by helpers for the pusher.
+//! * `Op::wait`: each satisfaction takes one off, the pusher's last step one more; who reaches zero owns the ready operation.
+//! * `Op::registered`: the number of accesses known to be in their queues; moved up by anybody who inserts.
+//! * `Op::task`: the pusher until the push is over, then whoever runs the operation.
+//!
+//! # Edges
+//!
+//! | edge | release side | acquire side | hands over |
+//! |---|---|---|---|
+//! | `link` | CAS of the predecessor's word in `insert` | loads of the word, `fetch_or` in `finish` | the new access and its operation |
+//! | `swing` | CAS of `tail` | load of `tail` in `insert` | the access and the hints it carries |
+//! | `register` | CAS of `registered` | its loads | that the access is in and the tail is past its predecessor |
+//! | `complete` | `fetch_or` of flags in `finish` | the same, further down the queue; the linking CAS | the writes of finished operations |
+//! | `ready` | `fetch_sub` of `wait` | the `fetch_sub` that reaches zero | the writes of all predecessors |
+//! | `retire` | `fetch_sub` of `live` | the `fetch_sub` that reaches zero | that nobody uses the record but pinned helpers |
+//!
+//! # Why a push is atomic
+//!
+//! Nobody appends behind an operation that is not yet in all its queues: `insert` first helps it to the end. So if A
+//! stands before B in any queue, A was in all its queues before B was in that one, and the order in which operations
+//! become fully registered is one total order that every queue agrees with. It respects each thread's program order and
+//! real time, because a push returns only after its operation is fully registered. No cycle can exist in it, hence no
+//! deadlock. Pushes of a single access help as well, or they would break this.
+//!
+//! An access is never inserted twice: `insert` reads `registered` after the tail and its word. If the access was already
+//! in when the word was read, it is not the last one (that was checked), so something was linked behind it, which
+//! happened only after its operation was fully registered, and the read of `registered` sees that. If it came in after
+//! the word was read, the word has changed and the CAS fails. No word or tail comes back to an old value while somebody
+//! who read it is pinned, since records are reused only after the epoch; an idle variable keeps its last access for the
+//! same reason.
+//!
+//! # Progress
+//!
+//! `push` is lock-free. Helping goes only to operations that are stuck at a strictly larger variable id, so it ends. A
+//! thread that stands still anywhere inside `push` delays nothing but what comes after its own operation: helpers leave
+//! entitlements as hints and never take over a step that only one thread may do; the two exclusive duties of a pusher,
+//! turning hints into flags and the last decrement of `wait`, concern its own operation. `complete` takes a number of
+//! steps bounded by the accesses it finishes plus the queue entries its completion reaches; it is a loop, never a recursion.
+//!
+//! # Deleted variables
+//!
+//! A variable is closed before its deletion is pushed. Whoever inserts behind the deletion has read the tail after that,
+//! so it sees the closed flag and marks the operation *rejected* in the same word that counts its registrations. A
+//! rejected operation takes its place in the other queues, does nothing there, and its push reports the deletion.
+//!
+//! # Source
+//!
+//! The queue is Michael and Scott's (PODC 1996) with the last element kept in place of a dummy node; helping a
+//! half-done multi-queue operation before passing it follows Harris, Fraser and Pratt's multi-word CAS (DISC 2002).
+
+mod access;
+mod op;
+mod pool;
+mod queue;
+
+pub use access::{Access, Mode};
+pub use op::{INLINE_ACCESSES, Op, OpRef, ReadyList};
+pub use queue::VarQueue;
+
+use crate::sync::{
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    epoch::{self, Guard, Shared},
+    weaken::{Step, removed},
+};
+use access::{DONE, READ_OK, WRITE_OK};
+
+/// What [`push`] found out.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Pushed {
+    /// The operation may run now, and it is the caller's duty to see to it. Otherwise some [`complete`] will report it,
+    /// and the caller may not touch it any more.
+    pub ready: bool,
+    /// A variable was already deleted; the operation must do nothing when it runs.
+    pub rejected: bool,
+}
+
+/// Appends `op` to the queues of all its variables in one atomic step.
+pub fn push<T>(op: OpRef<T>) -> Pushed {
+    let guard = epoch::pin();
+    let own = op.op();
+    let mut satisfied = 0;
+    let mut target = own;
+    loop {
+        match register(target, own, &mut satisfied, &guard) {
+            Registration::Complete if std::ptr::eq(target, own) => break,
+            // The one that stood in the way is out of it; back to the own operation.
+            Registration::Complete => target = own,
+            Registration::Behind(other) => target = other,
+        }
+    }
+    for access in own.accesses() {
+        satisfied += access.adopt_hints();
+    }
+    let rejected = own.is_rejected();
+    // AcqRel (edge `ready`): releases the task to whoever runs it, acquires what predecessors released.
+    let before = own.wait.fetch_sub(satisfied + 1, AcqRel);
+    Pushed { ready: before == satisfied + 1, rejected }
+}
+
+enum Registration<'g, T> {
+    Complete,
+    /// The operation at the tail of a variable must get into its other queues first.
+    Behind(&'g Op<T>),
+}
+
+/// Gets `target` into its remaining queues, `own` being the operation of the calling thread.
+fn register<'g, T>(target: &'g Op<T>, own: &Op<T>, satisfied: &mut u32, guard: &'g Guard) -> Registration<'g, T> {
+    while let Some(access) = target.next_unregistered() {
+        if let Some(other) = insert(target, access, std::ptr::eq(target, own), satisfied, guard) {
+            return Registration::Behind(other);
+        }
+    }
+    Registration::Complete
+}
+
+/// Appends `access` to its variable's queue unless it is in already; `Some` is an operation to help first.
+fn insert<'g, T>(
+    target: &Op<T>,
+    access: &Access<T>,
+    own: bool,
+    satisfied: &mut u32,
+    guard: &'g Guard,
+) -> Option<&'g Op<T>> {
+    let queue = access.queue();
+    // Nobody knows of an operation none of whose accesses is linked, so its pusher may still set the flags by a store.
+    let unseen = own && access.index == 0;
+    loop {
+        // Acquire (edge `swing`): the access at the tail and its hints.
+        let tail_word = queue.tail.load(Acquire, guard);
+        if std::ptr::eq(tail_word.as_raw(), access) {
+            target.advance(access.index);
+            return None;
+        }
+        // SAFETY: the tail is never null, and what it held while this thread is pinned is not reclaimed (edge `retire`).
+        let tail = unsafe { tail_word.deref() };
+        tail.check();
+        // Acquire (edges `link`, `complete`): the next access, the writes behind the flags; and it keeps the read of
+        // `registered` below after this one.
+        let word = tail.word.load(Acquire, guard);
+        if !word.is_null() {
+            swing(queue, tail, word, guard);
+            continue;
+        }
+        if let Some(other) = tail.op().filter(|other| !other.is_registered()) {
+            if !removed(Step::HelpBeforeAppend) {
+                return Some(other);
+            }
+        }
+        if !removed(Step::RereadRegistered) && target.is_past(access.index) {
+            return None;
+        }
+        // Relaxed: who inserts behind the deletion has acquired the tail that came after the store.
+        if queue.closed.load(Relaxed) && !target.passes_closed && !target.reject(access.index) {
+            continue;
+        }
+        let entitled = tail.entitlement(word.tag());
+        if unseen {
+            // Relaxed: published by the linking CAS.
+            access.word.store(Shared::null().with_tag(entitled), Relaxed);
+        }
+        let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag());
+        // AcqRel (edges `link`, `complete`): publishes the access, and acquires the writes behind the flags it is given.
+        if tail.word.compare_exchange(word, link, AcqRel, Relaxed, guard).is_err() {
+            continue;
+        }
+        if !own {
+            access.leave_hints(entitled);
+        } else if unseen {
+            *satisfied += u32::from(access.is_satisfied_by(entitled));
+        } else {
+            *satisfied += access.grant(entitled);
+        }
+        // Release (edge `swing`). Failure means that somebody else has moved it.
+        let _ =
+            queue.tail.compare_exchange(tail_word, Shared::from(std::ptr::from_ref(access)), Release, Relaxed, guard);
+        target.advance(access.index);
+        if entitled & WRITE_OK != 0 {
+            // This link was the last of the three things that make the predecessor spent.
+            tail.retire();
+        }
+        return None;
+    }
+}
+
+/// Moves the tail of `queue` from `tail` on to the access that `word` links, leaving there what it is entitled to.
+fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, guard: &Guard) {
+    // SAFETY: the next access is retired only after the tail has passed it; the tail was at its predecessor after this
+    // thread pinned, so it is not reclaimed.
+    let next = unsafe { word.deref() };
+    next.check();
+    next.leave_hints(tail.entitlement(word.tag()));
+    // Release (edge `swing`): hands over the hints and the access. Failure means that somebody else has moved it.
+    let _ =
+        queue.tail.compare_exchange(Shared::from(std::ptr::from_ref(tail)), word.with_tag(0), Release, Relaxed, guard);
+}
+
+/// Marks every access of `op` done and adds the operations that become ready by it to `ready`.
+///
+/// To be called once, by whoever ran the operation; it needs no guard, since every access it touches is kept by a step
+/// that it has not taken yet.
+pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
+    for access in op.op().accesses() {
+        finish(access, ready);
+    }
+}
+
+/// Marks `access` done and carries what follows from it down the queue.
+fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) {
+    let mut at = access;
+    let mut add = DONE;
+    // The duties towards the access before `at`, put off until `at` has its flags, because each of them may be what
+    // keeps `at` alive: its operation's decrement (it cannot be done before), or its retirement.
+    let mut satisfied: Option<&Access<T>> = None;
+    let mut spent: Option<&Access<T>> = None;
+    loop {
+        let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
+        // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired, acquires those
+        // that earlier flags stand for and the next access.
+        let old = at.word.fetch_or(add, order, epoch::unprotected());
+        if let Some(before) = satisfied.take() {
+            before.satisfy(ready);
+        }
+        if let Some(before) = spent.take() {
+            before.retire();
+        }
+        let (was, now) = (old.tag(), old.tag() | add);
+        if !at.is_satisfied_by(was) && at.is_satisfied_by(now) {
+            satisfied = Some(at);
+        }
+        let gained = at.own_entitlement(now) & !at.own_entitlement(was);
+        let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(Step::ReadersPassOn));
+        if stop {
+            if let Some(at) = satisfied {
+                at.satisfy(ready);
+            }
+            return;
+        }
+        // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which comes through `at`: either this
+        // thread brings it below, or `at` is not done yet because its operation waits for the decrement put off above.
+        let next = unsafe { old.deref() };
+        next.check();
+        if gained & WRITE_OK != 0 {
+            pass(at, next);
+            spent = Some(at);
+            add = READ_OK | WRITE_OK;
+        } else {
+            add = READ_OK;
+        }
+        at = next;
+    }
+}
+
+/// Makes sure that the tail is past `access`, whose next is `next`, so that it can be retired.
+fn pass<T>(access: &Access<T>, next: &Access<T>) {
+    if removed(Step::TailPastRetired) {
+        return;
+    }
+    // An operation that is registered has moved the tail past its predecessors (edge `register`).
+    if next.op().is_some_and(Op::is_registered) {
+        return;
+    }
+    // Release (edge `swing`): here no hints are due, since the flags themselves follow. Failure means that it is past:
+    // it was at `access` when `next` was linked, and this thread has acquired that link.
+    let _ = access.queue().tail.compare_exchange(
+        Shared::from(std::ptr::from_ref(access)),
+        Shared::from(std::ptr::from_ref(next)),
+        Release,
+        Relaxed,
+        epoch::unprotected(),
+    );
+}

@@ -1,0 +1,332 @@
+//! One operation's record: its accesses, its counters and its task.
+
+use std::{
+    mem::{ManuallyDrop, MaybeUninit},
+    ptr::NonNull,
+};
+
+use super::{
+    access::{Access, Mode},
+    pool::{self, PoolWord},
+    queue::VarQueue,
+};
+use crate::sync::{
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    atomic::{AtomicPtr, AtomicU32},
+    cell::UnsafeCell,
+    epoch::Stamp,
+};
+
+/// Accesses that a record holds without a separate allocation.
+pub const INLINE_ACCESSES: usize = 4;
+
+/// Set in `registered` when a variable turned out to be deleted.
+const REJECTED: u32 = 1 << 31;
+
+/// One operation's record. It lives from [`OpRef::new`] until its last holder and all its accesses have given it up and
+/// the epoch has passed.
+#[repr(C, align(64))]
+pub struct Op<T> {
+    /// The pool's own word of the record; not the operation's.
+    _pool: MaybeUninit<PoolWord>,
+    /// Accesses not satisfied yet, plus one while the push goes on.
+    pub(super) wait: AtomicU32,
+    /// The accesses known to be in their queues, and `REJECTED`.
+    registered: AtomicU32,
+    /// Accesses not retired yet, plus one per [holder](OpRef::hold).
+    live: AtomicU32,
+    /// The number of accesses.
+    count: u32,
+    accesses: NonNull<Access<T>>,
+    /// The next operation of the list that this one is in: a [`ReadyList`], or a queue of the scheduler.
+    pub link: AtomicPtr<Op<T>>,
+    /// The scheduler's: how urgent the operation is.
+    pub band: u8,
+    /// Closed variables let the operation in: it is a deletion, or the engine's wait for one.
+    pub(super) passes_closed: bool,
+    pub(super) stamp: Stamp,
+    task: UnsafeCell<ManuallyDrop<T>>,
+    inline: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
+}
+
+impl<T> std::fmt::Debug for Op<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Relaxed: a snapshot to look at.
+        f.debug_struct("Op")
+            .field("wait", &self.wait.load(Relaxed))
+            .field("registered", &(self.registered.load(Relaxed) & !REJECTED))
+            .field("live", &self.live.load(Relaxed))
+            .field("accesses", &self.accesses())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> Op<T> {
+    /// The accesses, sorted by their variables' ids.
+    #[inline]
+    pub fn accesses(&self) -> &[Access<T>] {
+        // SAFETY: `new` has initialised `count` accesses there, and nothing ever takes them away.
+        unsafe { std::slice::from_raw_parts(self.accesses.as_ptr(), self.count as usize) }
+    }
+
+    /// The access with the lowest index that is not known to be in its queue.
+    #[inline]
+    pub(super) fn next_unregistered(&self) -> Option<&Access<T>> {
+        // Acquire (edge `register`).
+        let index = self.registered.load(Acquire) & !REJECTED;
+        self.accesses().get(index as usize)
+    }
+
+    #[inline]
+    pub(super) fn is_registered(&self) -> bool {
+        self.is_past(self.count.wrapping_sub(1))
+    }
+
+    /// Whether the access at `index` is known to be in its queue.
+    #[inline]
+    pub(super) fn is_past(&self, index: u32) -> bool {
+        // Acquire (edge `register`).
+        self.registered.load(Acquire) & !REJECTED > index || self.count == 0
+    }
+
+    /// Notes that the access at `index` is in its queue and that the tail has come to it.
+    #[inline]
+    pub(super) fn advance(&self, index: u32) {
+        // Relaxed: only a guess for the CAS.
+        let mut seen = self.registered.load(Relaxed);
+        while seen & !REJECTED == index {
+            // Release (edge `register`), AcqRel to continue what other helpers released.
+            match self.registered.compare_exchange_weak(seen, seen + 1, AcqRel, Relaxed) {
+                Ok(_) => return,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Marks the operation rejected while its access at `index` is not in; `false` if it is.
+    pub(super) fn reject(&self, index: u32) -> bool {
+        // Relaxed: only a guess for the CAS.
+        let mut seen = self.registered.load(Relaxed);
+        loop {
+            if seen & !REJECTED != index {
+                return false;
+            }
+            if seen & REJECTED != 0 {
+                return true;
+            }
+            // AcqRel, as in `advance`, with which it must be one sequence.
+            match self.registered.compare_exchange_weak(seen, seen | REJECTED, AcqRel, Relaxed) {
+                Ok(_) => return true,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Whether a variable of the operation was already deleted when it was pushed. Final once the push is over.
+    #[inline]
+    pub fn is_rejected(&self) -> bool {
+        // Acquire (edge `register`).
+        self.registered.load(Acquire) & REJECTED != 0
+    }
+}
+
+/// A pointer to an operation's record. Whoever has one by the tracker's rules (the pusher until the push is over, then
+/// whoever was told that it is ready) may use it; nothing is counted by cloning it.
+pub struct OpRef<T>(NonNull<Op<T>>);
+
+impl<T> Clone for OpRef<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for OpRef<T> {}
+
+impl<T> std::fmt::Debug for OpRef<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("OpRef").field(&self.0).finish()
+    }
+}
+
+impl<T> From<&Op<T>> for OpRef<T> {
+    fn from(op: &Op<T>) -> Self {
+        Self(NonNull::from(op))
+    }
+}
+
+// SAFETY: an `OpRef` is a right to a record that moves between threads by the tracker's rules; its task is `Send`.
+unsafe impl<T: Send> Send for OpRef<T> {}
+// SAFETY: as above; a shared `OpRef` gives nothing that a copy of it does not.
+unsafe impl<T: Send> Sync for OpRef<T> {}
+
+impl<T> OpRef<T> {
+    /// Makes the record of an operation that names `accesses`, which must be sorted by id, without duplicates. It has
+    /// one holder.
+    ///
+    /// # Safety
+    /// 1. The variables stay valid until [`push`](super::push) has returned.
+    pub unsafe fn new(
+        task: T,
+        band: u8,
+        passes_closed: bool,
+        accesses: impl ExactSizeIterator<Item = (NonNull<VarQueue<T>>, Mode)>,
+    ) -> Self {
+        let count = u32::try_from(accesses.len())
+            .ok()
+            .filter(|&count| count < REJECTED - 1)
+            .expect("an operation has fewer than 2^31 accesses");
+        let record: NonNull<Op<T>> = pool::allocate();
+        let op = record.as_ptr();
+        // SAFETY: `record` is allocated, aligned and unused.
+        let inline = unsafe { (&raw mut (*op).inline).cast::<Access<T>>() };
+        let place = if count as usize <= INLINE_ACCESSES {
+            // SAFETY: a field of a live allocation is not null.
+            unsafe { NonNull::new_unchecked(inline) }
+        } else {
+            let mut boxed = Vec::<Access<T>>::with_capacity(count as usize);
+            let place = NonNull::new(boxed.as_mut_ptr()).expect("a Vec's pointer is not null");
+            std::mem::forget(boxed);
+            place
+        };
+        for (index, (queue, mode)) in accesses.take(count as usize).enumerate() {
+            // SAFETY: `place` has room for `count` accesses.
+            let slot = unsafe { place.add(index) };
+            // SAFETY: as above, and nobody else knows it.
+            unsafe { slot.write(Access::new(op, queue, index as u32, mode)) };
+        }
+        macro_rules! set {
+            ($($field:ident: $value:expr),* $(,)?) => {
+                // SAFETY: as above; each field is written once, before anybody reads the record.
+                $(unsafe { (&raw mut (*op).$field).write($value) };)*
+            };
+        }
+        set! {
+            wait: AtomicU32::new(count + 1),
+            registered: AtomicU32::new(0),
+            live: AtomicU32::new(count + 1),
+            count: count,
+            accesses: place,
+            link: AtomicPtr::new(std::ptr::null_mut()),
+            band: band,
+            passes_closed: passes_closed,
+            stamp: Stamp::default(),
+            task: UnsafeCell::new(ManuallyDrop::new(task)),
+        }
+        Self(record)
+    }
+
+    /// The record.
+    #[inline]
+    pub fn op(&self) -> &Op<T> {
+        // SAFETY: whoever has an `OpRef` by the tracker's rules keeps the record alive.
+        let op = unsafe { self.0.as_ref() };
+        op.stamp.check();
+        op
+    }
+
+    /// The record's address, as the identity of the operation while it lives.
+    pub fn as_ptr(self) -> *mut Op<T> {
+        self.0.as_ptr()
+    }
+
+    /// # Safety
+    /// 1. `op` came from [`as_ptr`](Self::as_ptr), and the caller has taken over the right that went with it.
+    pub unsafe fn from_ptr(op: NonNull<Op<T>>) -> Self {
+        Self(op)
+    }
+
+    /// The task. It is dropped after the last holder is gone; who may use it how is its owner's to say.
+    #[inline]
+    pub fn task_ptr(self) -> *mut T {
+        self.op().task.with_mut(|task| task.cast())
+    }
+
+    /// Becomes one more holder; the caller must be one.
+    #[inline]
+    pub fn hold(self) {
+        // Relaxed: the caller's own hold keeps the count above zero.
+        self.op().live.fetch_add(1, Relaxed);
+    }
+
+    /// Ends one hold, or one access. The last of them drops the task and gives the record back after the epoch.
+    #[inline]
+    pub fn release(self) {
+        let op = self.op();
+        // Release (edge `retire`): what this holder did with the record comes before its end.
+        if op.live.fetch_sub(1, Release) == 1 {
+            // Acquire (edge `retire`): joins what the other holders did.
+            let _ = op.live.load(Acquire);
+            op.task.with_mut(|task| {
+                // SAFETY: nobody holds the task any more, and helpers never touch it.
+                let task = unsafe { &mut *task };
+                // SAFETY: this is the only drop, as the count reaches zero once.
+                unsafe { ManuallyDrop::drop(task) };
+            });
+            pool::retire(self.0);
+        }
+    }
+}
+
+/// Gives back what a record owns beside its own memory. Called when the record is reclaimed.
+///
+/// # Safety
+/// 1. Nobody uses the record, and this is called once.
+pub(super) unsafe fn free_accesses<T>(op: NonNull<Op<T>>) {
+    // SAFETY: (1); the fields were initialised by `new`.
+    let op = unsafe { op.as_ref() };
+    if op.has_boxed_accesses() {
+        // SAFETY: `new` forgot a `Vec` of exactly this pointer and capacity; accesses need no drop.
+        drop(unsafe { Vec::from_raw_parts(op.accesses.as_ptr(), 0, op.count as usize) });
+    }
+}
+
+impl<T> Op<T> {
+    pub(super) fn has_boxed_accesses(&self) -> bool {
+        self.count as usize > INLINE_ACCESSES
+    }
+}
+
+/// Operations that became ready, in the order they did; linked through the records themselves.
+#[derive(Debug)]
+pub struct ReadyList<T> {
+    head: Option<OpRef<T>>,
+    tail: Option<OpRef<T>>,
+}
+
+impl<T> Default for ReadyList<T> {
+    fn default() -> Self {
+        Self { head: None, tail: None }
+    }
+}
+
+impl<T> ReadyList<T> {
+    /// Whether no operation is in it.
+    pub fn is_empty(&self) -> bool {
+        self.head.is_none()
+    }
+
+    /// Adds a ready operation at the end.
+    #[inline]
+    pub fn push(&mut self, op: OpRef<T>) {
+        // Relaxed: a ready operation has one owner, and the list is on its stack.
+        op.op().link.store(std::ptr::null_mut(), Relaxed);
+        match self.tail {
+            // Relaxed: as above.
+            Some(last) => last.op().link.store(op.as_ptr(), Relaxed),
+            None => self.head = Some(op),
+        }
+        self.tail = Some(op);
+    }
+
+    /// Takes the operation that became ready first.
+    #[inline]
+    pub fn pop(&mut self) -> Option<OpRef<T>> {
+        let op = self.head?;
+        // Relaxed: as in `push`.
+        let next = op.op().link.load(Relaxed);
+        self.head = NonNull::new(next).map(OpRef);
+        if self.head.is_none() {
+            self.tail = None;
+        }
+        Some(op)
+    }
+}

@@ -1,0 +1,291 @@
+//! Variables: the cells behind the handles, and the untyped handle.
+
+use std::{alloc::Layout, fmt, mem::ManuallyDrop, panic::Location, ptr::NonNull, sync::Arc};
+
+use crate::{
+    context::RunContext,
+    core::Core,
+    error::{Cause, OpError},
+    sync::{
+        Ordering::{Acquire, Relaxed, Release},
+        atomic::{AtomicBool, AtomicU64, fence},
+        cell::UnsafeCell,
+    },
+    task::{Entry, Task, Work},
+    tracker::{Access, VarQueue},
+};
+
+/// One variable. Its queue decides who may touch the rest; the line of the queue is the pushers', the rest is the workers'.
+#[repr(C, align(64))]
+pub(crate) struct VarCell {
+    queue: VarQueue<Task>,
+    core: ManuallyDrop<Arc<Core>>,
+    /// Handles. 64 bits on every machine, so that even forgotten handles cannot make it wrap.
+    handles: AtomicU64,
+    value: ValueInfo,
+    /// Mutations that ran to completion. Stored by whoever holds the variable for writing.
+    version: AtomicU64,
+    /// Whether `failure` is set. Stored by whoever holds the variable for writing.
+    failed: AtomicBool,
+    /// The value was dropped by a deletion. Used by whoever holds the variable for writing.
+    emptied: AtomicBool,
+    /// Read by whoever holds the variable, written by whoever holds it for writing.
+    failure: UnsafeCell<Option<OpError>>,
+}
+
+/// A variable and its value.
+#[repr(C)]
+struct TypedCell<T> {
+    cell: VarCell,
+    value: UnsafeCell<ManuallyDrop<T>>,
+}
+
+/// What the untyped code needs to know of the value.
+#[derive(Clone, Copy)]
+struct ValueInfo {
+    layout: Layout,
+    needs_drop: bool,
+    /// # Safety
+    /// 1. The cell was made with this info, and the caller holds the variable for writing.
+    /// 2. Called once.
+    drop_value: unsafe fn(NonNull<VarCell>),
+}
+
+// SAFETY: the failure and the value are used only by operations that hold the variable, as the tracker orders them; the
+// constructor demands `T: Send`, and shared reads `T: Sync`.
+unsafe impl Send for VarCell {}
+// SAFETY: as above.
+unsafe impl Sync for VarCell {}
+
+impl VarCell {
+    /// The variable of an access.
+    #[inline]
+    pub(crate) fn of(access: &Access<Task>) -> &Self {
+        let queue: *const VarQueue<Task> = access.queue();
+        // SAFETY: every queue of the engine is the first field of a cell, and was made as a part of it (`NonNull::cast` in
+        // `queue_ptr`), so the pointer may be used for the whole.
+        unsafe { &*queue.cast::<Self>() }
+    }
+
+    pub(crate) fn queue_ptr(cell: NonNull<Self>) -> NonNull<VarQueue<Task>> {
+        cell.cast()
+    }
+
+    #[inline]
+    pub(crate) fn queue(&self) -> &VarQueue<Task> {
+        &self.queue
+    }
+
+    #[inline]
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        // Acquire: the mutations counted are visible; pairs with `mutated`.
+        self.version.load(Acquire)
+    }
+
+    /// Counts a mutation.
+    ///
+    /// # Safety
+    /// 1. The caller holds the variable for writing.
+    #[inline]
+    pub(crate) unsafe fn mutated(&self) {
+        // Relaxed: (1), the last store came through the queue. Release: pairs with `version`.
+        self.version.store(self.version.load(Relaxed) + 1, Release);
+    }
+
+    /// Whether the variable has failed, as far as the caller can know.
+    #[inline]
+    pub(crate) fn has_failed(&self) -> bool {
+        // Relaxed: exact for whoever holds the variable; others go by the queue.
+        self.failed.load(Relaxed)
+    }
+
+    /// The failure.
+    ///
+    /// # Safety
+    /// 1. The caller holds the variable.
+    pub(crate) unsafe fn failure(&self) -> Option<OpError> {
+        if !self.has_failed() {
+            return None;
+        }
+        // SAFETY: (1): nobody writes meanwhile.
+        self.failure.with(|failure| unsafe { &*failure }.clone())
+    }
+
+    /// Sets or clears the failure; gives the one before.
+    ///
+    /// # Safety
+    /// 1. The caller holds the variable for writing.
+    pub(crate) unsafe fn set_failure(&self, failure: Option<OpError>) -> Option<OpError> {
+        // Relaxed: handed on through the queue.
+        self.failed.store(failure.is_some(), Relaxed);
+        // SAFETY: (1).
+        self.failure.with_mut(|slot| std::mem::replace(unsafe { &mut *slot }, failure))
+    }
+
+    pub(crate) fn needs_drop(&self) -> bool {
+        // Relaxed: exact for whoever holds the variable for writing; for others a hint where the drop may run.
+        self.value.needs_drop && !self.emptied.load(Relaxed)
+    }
+
+    /// Drops the value unless that was done.
+    ///
+    /// # Safety
+    /// 1. The caller holds the variable for writing.
+    /// 2. No operation that uses the value comes after.
+    pub(crate) unsafe fn empty(&self) {
+        // Relaxed: (1).
+        if !self.emptied.swap(true, Relaxed) {
+            // SAFETY: (1) and (2); the swap makes it once.
+            unsafe { (self.value.drop_value)(NonNull::from(self)) };
+        }
+    }
+}
+
+/// The value of a typed cell.
+///
+/// # Safety
+/// 1. `cell` was made by [`Token::typed`] with this `T`.
+pub(crate) unsafe fn value_ptr<T>(cell: NonNull<VarCell>) -> *mut T {
+    let typed = cell.cast::<TypedCell<T>>();
+    // SAFETY: (1).
+    let value = unsafe { &typed.as_ref().value };
+    value.with_mut(|value| value.cast())
+}
+
+/// A handle of a variable, whatever its value: it stands for something outside the engine, or for a
+/// [`Var`](crate::Var), which derefs to it.
+///
+/// Clones are the same variable. When the last handle is dropped, the variable is deleted after every operation on it.
+pub struct Token(NonNull<VarCell>);
+
+// SAFETY: a handle gives access to the cell's shared parts only, which are `Sync`.
+unsafe impl Send for Token {}
+// SAFETY: as above.
+unsafe impl Sync for Token {}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cell = self.cell();
+        f.debug_struct("Token").field("id", &cell.queue.id()).field("version", &cell.version()).finish_non_exhaustive()
+    }
+}
+
+impl Token {
+    /// A new variable with a value, empty for a bare token.
+    pub(crate) fn typed<T: Send + 'static>(core: &Arc<Core>, value: T) -> Self {
+        let info = ValueInfo {
+            layout: Layout::new::<TypedCell<T>>(),
+            needs_drop: std::mem::needs_drop::<T>(),
+            drop_value: |cell| {
+                // SAFETY: (1) of `drop_value`.
+                let value = unsafe { value_ptr::<T>(cell) };
+                // SAFETY: (1) and (2) of `drop_value`.
+                unsafe { value.drop_in_place() };
+            },
+        };
+        let cell = Box::new(TypedCell {
+            cell: VarCell {
+                queue: VarQueue::new(core.next_id()),
+                core: ManuallyDrop::new(Arc::clone(core)),
+                handles: AtomicU64::new(1),
+                value: info,
+                version: AtomicU64::new(0),
+                failed: AtomicBool::new(false),
+                emptied: AtomicBool::new(false),
+                failure: UnsafeCell::new(None),
+            },
+            value: UnsafeCell::new(ManuallyDrop::new(value)),
+        });
+        let cell = NonNull::from(Box::leak(cell)).cast::<VarCell>();
+        // SAFETY: the box never moves, and nobody knows it yet.
+        unsafe { VarQueue::init(VarCell::queue_ptr(cell)) };
+        Self(cell)
+    }
+
+    /// One more handle of an entry's variable.
+    ///
+    /// # Safety
+    /// 1. Somebody has a handle of the variable now.
+    pub(crate) unsafe fn from_entry(entry: &Entry) -> Self {
+        let token = ManuallyDrop::new(Self(entry.cell));
+        Self::clone(&token)
+    }
+
+    #[inline]
+    pub(crate) fn ptr(&self) -> NonNull<VarCell> {
+        self.0
+    }
+
+    #[inline]
+    pub(crate) fn cell(&self) -> &VarCell {
+        // SAFETY: a handle keeps the cell alive.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Clone for Token {
+    fn clone(&self) -> Self {
+        // Relaxed: the handle at hand keeps the count above zero.
+        self.cell().handles.fetch_add(1, Relaxed);
+        Self(self.0)
+    }
+}
+
+impl Drop for Token {
+    #[track_caller]
+    fn drop(&mut self) {
+        // Release: this handle's uses come before the deletion.
+        if self.cell().handles.fetch_sub(1, Release) == 1 {
+            // Acquire: joins the other handles' uses.
+            fence(Acquire);
+            Core::free_variable(self.0, Location::caller());
+        }
+    }
+}
+
+/// The last operation on a variable, pushed when its last handle is gone: drops the value and then the cell.
+pub(crate) struct Free(pub(crate) NonNull<VarCell>);
+
+// SAFETY: the operation holds the variable for writing, and nobody else will.
+unsafe impl Send for Free {}
+
+impl Work for Free {
+    const REPORTS: bool = true;
+
+    fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause> {
+        // SAFETY: the cell is freed by `report`, after this.
+        let cell = unsafe { self.0.as_ref() };
+        // SAFETY: this operation holds the variable for writing.
+        if let Some(failure) = unsafe { cell.set_failure(None) } {
+            cx.core().failures().forget_variable(cell.queue.id(), failure);
+        }
+        // SAFETY: as above, and it is the last one.
+        unsafe { cell.empty() };
+        Ok(())
+    }
+
+    fn discard(&mut self) {}
+
+    fn report(&mut self, _result: Result<(), &OpError>) {
+        let cell = self.0;
+        // By pointers to the fields: a helper that is pinned may still look at the queue.
+        // SAFETY: the cell lives until `dispose` below has run `free`.
+        let layout = unsafe { (&raw const (*cell.as_ptr()).value.layout).read() };
+        // SAFETY: as above; nobody uses the field after this.
+        let core = unsafe { (&raw const (*cell.as_ptr()).core).read() };
+        let core = ManuallyDrop::into_inner(core);
+        let free = move || {
+            // SAFETY: the cell was boxed with this layout; what it owned was dropped: the value, the failure and the core.
+            unsafe { std::alloc::dealloc(cell.as_ptr().cast(), layout) };
+        };
+        // SAFETY: as above.
+        let queue = unsafe { &(*cell.as_ptr()).queue };
+        // SAFETY: this operation was the last one ever pushed on the variable and its accesses are done.
+        unsafe { queue.dispose(free) };
+        drop(core);
+    }
+}
