@@ -109,14 +109,21 @@ fn main() {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     println!("| ns per operation, push and run, median of {RUNS}, {cores} cores | {} |", env!("CARGO_PKG_VERSION"));
     println!("|---|---|");
+    // As with `cargo test`: only rows that contain one of the words given.
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     for kind in [EngineKind::PerDevice, EngineKind::Naive] {
         let engine = Engine::builder().kind(kind).build().expect("an engine");
-        let row = |name: &str, figure: f64| println!("| {kind}: {name} | {figure:.0} |");
-        row("independent, 4,096 variables", median(|| independent(&engine, 4096)));
-        row("chain on one variable", median(|| independent(&engine, 1)));
-        row("1 writer + 15 readers", median(|| one_writer_15_readers(&engine)));
-        row("2 reads + 1 write, 1,024 variables", median(|| two_reads_one_write(&engine)));
-        row("stencil, width 16", median(|| stencil(&engine)));
-        row("prebuilt operator, chain", median(|| operator_chain(&engine)));
+        let row = |name: &str, run: &dyn Fn() -> f64| {
+            let name = format!("{kind}: {name}");
+            if words.is_empty() || words.iter().any(|word| name.contains(word.as_str())) {
+                println!("| {name} | {:.0} |", median(run));
+            }
+        };
+        row("independent, 4,096 variables", &|| independent(&engine, 4096));
+        row("chain on one variable", &|| independent(&engine, 1));
+        row("1 writer + 15 readers", &|| one_writer_15_readers(&engine));
+        row("2 reads + 1 write, 1,024 variables", &|| two_reads_one_write(&engine));
+        row("stencil, width 16", &|| stencil(&engine));
+        row("prebuilt operator, chain", &|| operator_chain(&engine));
     }
 }

@@ -11,10 +11,13 @@ use crate::{
     variable::Token,
 };
 
+type SyncFunction = dyn Fn(&RunContext<'_>) -> Result<(), Cause> + Send + Sync;
+type AsyncFunction = dyn Fn(&RunContext<'_>, Completion) -> Result<(), Cause> + Send + Sync;
+
 /// An operator's function.
 pub(crate) enum Function {
-    Sync(Box<dyn Fn(&RunContext<'_>) -> Result<(), Cause> + Send + Sync>),
-    Async(Box<dyn Fn(&RunContext<'_>, Completion) -> Result<(), Cause> + Send + Sync>),
+    Sync(Box<SyncFunction>),
+    Async(Box<AsyncFunction>),
 }
 
 struct Inner {
@@ -22,12 +25,12 @@ struct Inner {
     spec: Spec,
     /// Sorted and distinct.
     entries: Box<[Entry]>,
-    /// Keep the variables of `entries`.
-    _tokens: Box<[Token]>,
+    /// Keeps the variables of `entries`.
+    tokens: Box<[Token]>,
     function: Function,
 }
 
-// SAFETY: the pointers in `entries` are to cells that `_tokens` keeps, which are shared between threads anyway.
+// SAFETY: the pointers in `entries` are to cells that `tokens` keeps, which are shared between threads anyway.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
@@ -71,7 +74,7 @@ impl Operator {
             // SAFETY: see above.
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
-        Self(Arc::new(Inner { core, spec, entries, _tokens: tokens, function }))
+        Self(Arc::new(Inner { core, spec, entries, tokens, function }))
     }
 
     /// Pushes a run of the operator.
@@ -90,7 +93,7 @@ impl Operator {
     #[track_caller]
     pub fn push_with_priority(&self, priority: i32) -> Result<(), PushError> {
         let inner = &self.0;
-        if inner.entries.iter().zip(&inner._tokens).any(|(_, token)| token.cell().queue().is_closed()) {
+        if inner.tokens.iter().any(|token| token.cell().queue().is_closed()) {
             return Err(PushError::DeletedVariable);
         }
         let spec = Spec { location: Location::caller(), priority, ..inner.spec.clone() };

@@ -26,6 +26,8 @@ pub struct Outcome<R> {
 }
 
 impl<R> Outcome<R> {
+    /// A place without a result.
+    #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Self { state: Mutex::new(State::Pending(Vec::new())), done: Condvar::new() })
     }

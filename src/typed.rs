@@ -226,7 +226,9 @@ impl<T: Send + Sync + 'static> Accesses for Read<'_, T> {
     unsafe fn refs<'a>(kept: &Kept<T>) -> &'a T {
         // SAFETY: (1): the operation holds the variable for reading, so nobody mutates the value; it is the value's type,
         // and a value is dropped only by the last operation.
-        unsafe { &*variable::value_ptr::<T>(kept.0) }
+        let value = unsafe { variable::value_ptr::<T>(kept.0) };
+        // SAFETY: as above.
+        unsafe { &*value }
     }
 }
 
@@ -246,7 +248,9 @@ impl<T: Send + 'static> Accesses for Write<'_, T> {
     unsafe fn refs<'a>(kept: &Kept<T>) -> &'a mut T {
         // SAFETY: (1): the operation holds the variable for writing, so nobody else uses the value; (2): nor does this
         // operation a second time.
-        unsafe { &mut *variable::value_ptr::<T>(kept.0) }
+        let value = unsafe { variable::value_ptr::<T>(kept.0) };
+        // SAFETY: as above.
+        unsafe { &mut *value }
     }
 }
 
@@ -307,6 +311,18 @@ impl<A: Accesses, const N: usize> Accesses for [A; N] {
     }
 }
 
+impl sealed::Sealed for () {}
+impl Accesses for () {
+    type Refs<'a> = ();
+    type Kept = ();
+
+    fn declare(&self, _: &mut sealed::List) {}
+
+    fn keep(&self) {}
+
+    unsafe fn refs<'a>((): &()) -> Self::Refs<'a> {}
+}
+
 macro_rules! tuples {
     ($($name:ident $index:tt),*) => {
         impl<$($name: Accesses),*> sealed::Sealed for ($($name,)*) {}
@@ -314,25 +330,22 @@ macro_rules! tuples {
             type Refs<'a> = ($($name::Refs<'a>,)*);
             type Kept = ($($name::Kept,)*);
 
-            fn declare(&self, _list: &mut sealed::List) {
-                $(self.$index.declare(_list);)*
+            fn declare(&self, list: &mut sealed::List) {
+                $(self.$index.declare(list);)*
             }
 
-            #[expect(clippy::unused_unit, reason = "the empty tuple is one of the cases")]
             fn keep(&self) -> Self::Kept {
                 ($(self.$index.keep(),)*)
             }
 
-            #[expect(clippy::unused_unit, reason = "the empty tuple is one of the cases")]
-            unsafe fn refs<'a>(_kept: &Self::Kept) -> Self::Refs<'a> {
+            unsafe fn refs<'a>(kept: &Self::Kept) -> Self::Refs<'a> {
                 // SAFETY: the caller's contract, for each.
-                ($(unsafe { $name::refs(&_kept.$index) },)*)
+                ($(unsafe { $name::refs(&kept.$index) },)*)
             }
         }
     };
 }
 
-tuples!();
 tuples!(A 0);
 tuples!(A 0, B 1);
 tuples!(A 0, B 1, C 2);

@@ -274,10 +274,13 @@ impl Work for Free {
         let cell = self.0;
         // By pointers to the fields: a helper that is pinned may still look at the queue.
         // SAFETY: the cell lives until `dispose` below has run `free`.
-        let layout = unsafe { (&raw const (*cell.as_ptr()).value.layout).read() };
+        let layout = unsafe { &raw const (*cell.as_ptr()).value.layout };
+        // SAFETY: as above.
+        let layout = unsafe { layout.read() };
+        // SAFETY: as above.
+        let core = unsafe { &raw const (*cell.as_ptr()).core };
         // SAFETY: as above; nobody uses the field after this.
-        let core = unsafe { (&raw const (*cell.as_ptr()).core).read() };
-        let core = ManuallyDrop::into_inner(core);
+        let core = ManuallyDrop::into_inner(unsafe { core.read() });
         let free = move || {
             // SAFETY: the cell was boxed with this layout; what it owned was dropped: the value, the failure and the core.
             unsafe { std::alloc::dealloc(cell.as_ptr().cast(), layout) };

@@ -21,7 +21,12 @@ const INJECTOR_TICK: u32 = 61;
 
 /// Rounds of looking between two looks at the clock.
 #[cfg(not(raddle_loom))]
-const ROUNDS_PER_CLOCK: u32 = 32;
+const ROUNDS_PER_CLOCK: u32 = 8;
+
+/// Pauses between two rounds of looking. Picked: some 100 ns, so that a searcher does not keep taking the lines away that a
+/// pusher and a busy worker write.
+#[cfg(not(raddle_loom))]
+const PAUSES_PER_ROUND: u32 = 8;
 
 /// One worker of a lane. Exactly one thread at a time carries it; it may move to another while none of its methods runs.
 pub struct Worker<T> {
@@ -121,16 +126,16 @@ impl<T> Worker<T> {
             self.share_op(op);
         }
         self.run.set(0);
-        if urgent.is_some_and(|band| band > DEFAULT_BAND) {
-            if let Some(op) = self.pop_bands(|band| band > DEFAULT_BAND) {
-                return Some(op);
-            }
+        if urgent.is_some_and(|band| band > DEFAULT_BAND)
+            && let Some(op) = self.pop_bands(|band| band > DEFAULT_BAND)
+        {
+            return Some(op);
         }
         self.tick.set(self.tick.get().wrapping_add(1));
-        if self.tick.get() % INJECTOR_TICK == 0 {
-            if let Some(op) = self.pop_injector(DEFAULT_BAND) {
-                return Some(op);
-            }
+        if self.tick.get().is_multiple_of(INJECTOR_TICK)
+            && let Some(op) = self.pop_injector(DEFAULT_BAND)
+        {
+            return Some(op);
         }
         self.deque
             .pop()
@@ -198,10 +203,8 @@ impl<T> Worker<T> {
         let sleep = self.lane.sleep();
         let mut searching = sleep.try_start_search();
         loop {
-            if searching {
-                if let Some(op) = self.spin() {
-                    return self.found(op);
-                }
+            if searching && let Some(op) = self.spin() {
+                return self.found(op);
             }
             if self.lane.has_ended() {
                 if searching {
@@ -249,12 +252,12 @@ impl<T> Worker<T> {
         let start = std::time::Instant::now();
         loop {
             for _ in 0..ROUNDS_PER_CLOCK {
-                if self.lane.has_work() {
-                    if let Some(op) = self.find() {
-                        return Some(op);
-                    }
+                if self.lane.has_work()
+                    && let Some(op) = self.find()
+                {
+                    return Some(op);
                 }
-                hint::spin_loop();
+                (0..PAUSES_PER_ROUND).for_each(|_| hint::spin_loop());
             }
             if self.lane.has_ended() || patience.is_some_and(|patience| start.elapsed() >= patience) {
                 return self.find();

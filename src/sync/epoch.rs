@@ -54,10 +54,15 @@ mod real {
     }
 
     /// Marks a record's death in models; nothing otherwise.
-    #[derive(Debug, Default)]
+    #[derive(Debug)]
     pub(crate) struct Stamp;
 
     impl Stamp {
+        #[inline(always)]
+        pub(crate) fn new() -> Self {
+            Self
+        }
+
         /// Asserts in models that the record has not been reclaimed.
         #[inline(always)]
         pub(crate) fn check(&self) {}
@@ -190,6 +195,10 @@ mod model {
     pub(crate) struct Stamp(StdBool);
 
     impl Stamp {
+        pub(crate) fn new() -> Self {
+            Self::default()
+        }
+
         pub(crate) fn check(&self) {
             if FLAVOUR.get() == Flavour::Contract {
                 TOUCH.load(Relaxed);

@@ -168,10 +168,10 @@ fn insert<'g, T>(
             swing(queue, tail, word, guard);
             continue;
         }
-        if let Some(other) = tail.op().filter(|other| !other.is_registered()) {
-            if !removed(Step::HelpBeforeAppend) {
-                return Some(other);
-            }
+        if !removed(Step::HelpBeforeAppend)
+            && let Some(other) = tail.op().filter(|other| !other.is_registered())
+        {
+            return Some(other);
         }
         if !removed(Step::RereadRegistered) && target.is_past(access.index) {
             return None;

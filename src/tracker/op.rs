@@ -208,7 +208,7 @@ impl<T> OpRef<T> {
             link: AtomicPtr::new(std::ptr::null_mut()),
             band: band,
             passes_closed: passes_closed,
-            stamp: Stamp::default(),
+            stamp: Stamp::new(),
             task: UnsafeCell::new(ManuallyDrop::new(task)),
         }
         Self(record)

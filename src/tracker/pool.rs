@@ -158,7 +158,9 @@ mod records {
         fn pop(&mut self) -> Option<NonNull<u8>> {
             let record = self.head?;
             // SAFETY: records in a list are unused but for the `Free` that `push` has written.
-            self.head = unsafe { (&raw const (*record.as_ptr()).next).read() };
+            let next = unsafe { &raw const (*record.as_ptr()).next };
+            // SAFETY: as above.
+            self.head = unsafe { next.read() };
             self.len -= 1;
             Some(record.cast())
         }
