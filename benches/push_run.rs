@@ -89,7 +89,7 @@ fn stencil(engine: &Engine) -> f64 {
 fn operator_chain(engine: &Engine) -> f64 {
     let variable = engine.new_var();
     let operator: Operator =
-        engine.op("chain").writes([&variable]).operator_sync(|cx| drop(black_box(cx))).expect("operator");
+        engine.op("chain").writes([&variable]).operator_sync(|cx| _ = black_box(cx)).expect("operator");
     let start = Instant::now();
     for _ in 0..OPERATIONS {
         operator.push().expect("push");

@@ -152,7 +152,7 @@ impl Builder {
             EngineKind::PerDevice => lanes,
         };
         let (crew, boxed) = Crew::new(lanes);
-        let core = Arc::new(Core::new(kind, crew, (workers + 1).min(64)));
+        let core = Arc::new(Core::new(kind, crew, (2 * workers + 2).next_power_of_two().min(64)));
         match core.crew().start(&core, boxed) {
             Ok(placements) => Ok(Engine::new(core, placements)),
             Err(error) => {

@@ -9,6 +9,7 @@ use std::{
     time::Instant,
 };
 
+use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
 
 use crate::{
@@ -57,7 +58,7 @@ pub(crate) struct Spec {
 /// The engine.
 pub(crate) struct Core {
     kind: EngineKind,
-    phase: AtomicU8,
+    phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
     tally: Tally,
     failures: Failures,
@@ -80,7 +81,7 @@ impl Core {
     pub(crate) fn new(kind: EngineKind, crew: Crew, shards: usize) -> Self {
         Self {
             kind,
-            phase: AtomicU8::new(phase::OPEN),
+            phase: CachePadded::new(AtomicU8::new(phase::OPEN)),
             next_id: AtomicU64::new(0),
             tally: Tally::new(shards),
             failures: Failures::default(),
@@ -99,6 +100,11 @@ impl Core {
 
     pub(crate) fn failures(&self) -> &Failures {
         &self.failures
+    }
+
+    /// What the variables of this engine are marked with: its address, which is its own while a variable keeps it.
+    pub(crate) fn mark(&self) -> usize {
+        ptr::from_ref(self).addr()
     }
 
     pub(crate) fn next_id(&self) -> u64 {
@@ -120,7 +126,7 @@ impl Core {
         for entry in entries {
             // SAFETY: whoever made the entry keeps a handle until the push is over.
             let cell = unsafe { entry.cell.as_ref() };
-            if !ptr::eq(Arc::as_ptr(cell.core()), self) {
+            if cell.queue().owner() != self.mark() {
                 return Err(PushError::ForeignVariable);
             }
             if cell.queue().is_closed() {
@@ -416,7 +422,7 @@ impl Core {
         location: &'static Location<'static>,
     ) -> Result<Option<Arc<Outcome<()>>>, WaitError> {
         let cell = token.cell();
-        if !ptr::eq(Arc::as_ptr(cell.core()), &**self) {
+        if cell.queue().owner() != self.mark() {
             return Err(PushError::ForeignVariable.into());
         }
         if context::holds(cell) {

@@ -28,6 +28,13 @@ impl Name {
     }
 }
 
+impl Name {
+    /// Whether the name owns memory.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.0, Repr::Shared(_))
+    }
+}
+
 impl Default for Name {
     fn default() -> Self {
         Self::from("")

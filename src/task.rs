@@ -1,6 +1,10 @@
 //! What an operation's record carries for the engine: its name, its lane and its function.
 
-use std::{mem::MaybeUninit, panic::Location, sync::Arc};
+use std::{
+    mem::{ManuallyDrop, MaybeUninit, needs_drop},
+    panic::Location,
+    sync::Arc,
+};
 
 use crate::{
     completion::Completion,
@@ -31,17 +35,22 @@ pub(crate) mod flag {
     pub(crate) const EAGER: u8 = 32;
     /// Has somebody to report to.
     pub(crate) const REPORTS: u8 = 64;
+    /// Its name or its progress may own something.
+    pub(crate) const COLD: u8 = 128;
 }
 
-/// The engine's part of an operation's record.
+/// The engine's part of an operation's record. What every run needs comes first, on the line of the record's head.
+#[repr(C)]
 pub(crate) struct Task {
-    pub(crate) name: Name,
-    pub(crate) location: &'static Location<'static>,
     pub(crate) ticket: Ticket,
     pub(crate) lane: u8,
     pub(crate) flags: u8,
-    pub(crate) progress: Progress<OpError>,
     body: UnsafeCell<Body>,
+    /// Dropped only with [`flag::COLD`], so that most operations need not look.
+    pub(crate) name: ManuallyDrop<Name>,
+    pub(crate) location: &'static Location<'static>,
+    /// As `name`.
+    pub(crate) progress: ManuallyDrop<Progress<OpError>>,
 }
 
 #[cfg(not(raddle_loom))]
@@ -56,11 +65,31 @@ impl Task {
         flags: u8,
         body: Body,
     ) -> Self {
-        Self { name, location, ticket, lane, flags, progress: Progress::default(), body: UnsafeCell::new(body) }
+        let cold = name.is_shared() || flags & flag::ASYNC != 0;
+        Self {
+            ticket,
+            lane,
+            flags: flags | if cold { flag::COLD } else { 0 },
+            body: UnsafeCell::new(body),
+            name: ManuallyDrop::new(name),
+            location,
+            progress: ManuallyDrop::new(Progress::default()),
+        }
     }
 
     pub(crate) fn has(&self, flags: u8) -> bool {
         self.flags & flags != 0
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if self.has(flag::COLD) {
+            // SAFETY: this is the only drop of the field; without the flag it owns nothing.
+            unsafe { ManuallyDrop::drop(&mut self.name) };
+            // SAFETY: as above.
+            unsafe { ManuallyDrop::drop(&mut self.progress) };
+        }
     }
 }
 
@@ -133,6 +162,7 @@ const fn fits<W>() -> bool {
 }
 
 /// A [`Work`] of any type, inline if it fits.
+#[repr(C)]
 pub(crate) struct Body {
     calls: &'static Calls,
     storage: [MaybeUninit<u64>; WORDS],
@@ -142,7 +172,8 @@ struct Calls {
     start: unsafe fn(*mut (), &RunContext<'_>) -> Result<(), Cause>,
     discard: unsafe fn(*mut ()),
     report: unsafe fn(*mut (), Result<(), &OpError>),
-    drop: unsafe fn(*mut ()),
+    /// `None` if there is nothing to drop.
+    drop: Option<unsafe fn(*mut ())>,
 }
 
 // SAFETY: the stored value is `Send`.
@@ -175,7 +206,12 @@ impl Body {
                     // SAFETY: as above.
                     report: |work, result| unsafe { &mut *work.cast::<W>() }.report(result),
                     // SAFETY: as above.
-                    drop: |work| unsafe { work.cast::<W>().drop_in_place() },
+                    drop: if needs_drop::<W>() {
+                        // SAFETY: as above.
+                        Some(|work| unsafe { work.cast::<W>().drop_in_place() })
+                    } else {
+                        None
+                    },
                 }
             },
             storage,
@@ -200,8 +236,10 @@ impl Body {
 
 impl Drop for Body {
     fn drop(&mut self) {
-        // SAFETY: as above; the body is dropped once.
-        unsafe { (self.calls.drop)(self.storage.as_mut_ptr().cast()) }
+        if let Some(drop) = self.calls.drop {
+            // SAFETY: as above; the body is dropped once.
+            unsafe { drop(self.storage.as_mut_ptr().cast()) }
+        }
     }
 }
 

@@ -15,14 +15,20 @@ use crate::{
     tracker::{Access, VarQueue},
 };
 
-/// One variable. Its queue decides who may touch the rest; the line of the queue is the pushers', the rest is the workers'.
-#[repr(C, align(64))]
+/// One variable. Its queue decides who may touch the rest. What pushers use lies apart from what workers write.
+#[repr(C)]
 pub(crate) struct VarCell {
     queue: VarQueue<Task>,
     core: ManuallyDrop<Arc<Core>>,
     /// Handles. 64 bits on every machine, so that even forgotten handles cannot make it wrap.
     handles: AtomicU64,
     value: ValueInfo,
+    state: State,
+}
+
+/// What operations change when they end.
+#[repr(align(64))]
+struct State {
     /// Mutations that ran to completion. Stored by whoever holds the variable for writing.
     version: AtomicU64,
     /// Whether `failure` is set. Stored by whoever holds the variable for writing.
@@ -83,7 +89,7 @@ impl VarCell {
 
     pub(crate) fn version(&self) -> u64 {
         // Acquire: the mutations counted are visible; pairs with `mutated`.
-        self.version.load(Acquire)
+        self.state.version.load(Acquire)
     }
 
     /// Counts a mutation.
@@ -93,14 +99,14 @@ impl VarCell {
     #[inline]
     pub(crate) unsafe fn mutated(&self) {
         // Relaxed: (1), the last store came through the queue. Release: pairs with `version`.
-        self.version.store(self.version.load(Relaxed) + 1, Release);
+        self.state.version.store(self.state.version.load(Relaxed) + 1, Release);
     }
 
     /// Whether the variable has failed, as far as the caller can know.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
         // Relaxed: exact for whoever holds the variable; others go by the queue.
-        self.failed.load(Relaxed)
+        self.state.failed.load(Relaxed)
     }
 
     /// The failure.
@@ -112,7 +118,7 @@ impl VarCell {
             return None;
         }
         // SAFETY: (1): nobody writes meanwhile.
-        self.failure.with(|failure| unsafe { &*failure }.clone())
+        self.state.failure.with(|failure| unsafe { &*failure }.clone())
     }
 
     /// Sets or clears the failure; gives the one before.
@@ -121,14 +127,14 @@ impl VarCell {
     /// 1. The caller holds the variable for writing.
     pub(crate) unsafe fn set_failure(&self, failure: Option<OpError>) -> Option<OpError> {
         // Relaxed: handed on through the queue.
-        self.failed.store(failure.is_some(), Relaxed);
+        self.state.failed.store(failure.is_some(), Relaxed);
         // SAFETY: (1).
-        self.failure.with_mut(|slot| std::mem::replace(unsafe { &mut *slot }, failure))
+        self.state.failure.with_mut(|slot| std::mem::replace(unsafe { &mut *slot }, failure))
     }
 
     pub(crate) fn needs_drop(&self) -> bool {
         // Relaxed: exact for whoever holds the variable for writing; for others a hint where the drop may run.
-        self.value.needs_drop && !self.emptied.load(Relaxed)
+        self.value.needs_drop && !self.state.emptied.load(Relaxed)
     }
 
     /// Drops the value unless that was done.
@@ -138,7 +144,7 @@ impl VarCell {
     /// 2. No operation that uses the value comes after.
     pub(crate) unsafe fn empty(&self) {
         // Relaxed: (1).
-        if !self.emptied.swap(true, Relaxed) {
+        if !self.state.emptied.swap(true, Relaxed) {
             // SAFETY: (1) and (2); the swap makes it once.
             unsafe { (self.value.drop_value)(NonNull::from(self)) };
         }
@@ -189,14 +195,16 @@ impl Token {
         };
         let cell = Box::new(TypedCell {
             cell: VarCell {
-                queue: VarQueue::new(core.next_id()),
+                queue: VarQueue::with_owner(core.next_id(), core.mark()),
                 core: ManuallyDrop::new(Arc::clone(core)),
                 handles: AtomicU64::new(1),
                 value: info,
-                version: AtomicU64::new(0),
-                failed: AtomicBool::new(false),
-                emptied: AtomicBool::new(false),
-                failure: UnsafeCell::new(None),
+                state: State {
+                    version: AtomicU64::new(0),
+                    failed: AtomicBool::new(false),
+                    emptied: AtomicBool::new(false),
+                    failure: UnsafeCell::new(None),
+                },
             },
             value: UnsafeCell::new(ManuallyDrop::new(value)),
         });

@@ -19,6 +19,8 @@ pub struct VarQueue<T> {
     pub(super) closed: AtomicBool,
     /// Orders the accesses of an operation.
     id: u64,
+    /// Whoever made the variable.
+    owner: usize,
     /// The access the variable starts with.
     first: UnsafeCell<MaybeUninit<Access<T>>>,
 }
@@ -34,10 +36,17 @@ impl<T> std::fmt::Debug for VarQueue<T> {
 }
 
 impl<T> VarQueue<T> {
-    /// A queue that still has to be [initialised](Self::init) where it will stay. Ids must be distinct among the
-    /// variables that operations name together.
+    /// A queue without an owner, for models.
+    #[cfg(raddle_loom)]
     pub fn new(id: u64) -> Self {
-        Self { tail: Atomic::null(), closed: AtomicBool::new(false), id, first: UnsafeCell::new(MaybeUninit::uninit()) }
+        Self::with_owner(id, 0)
+    }
+
+    /// A queue that still has to be [initialised](Self::init) where it will stay. Ids must be distinct among the variables that
+    /// operations name together. `owner` marks whoever makes the variable; it lies with what a push needs anyway.
+    pub fn with_owner(id: u64, owner: usize) -> Self {
+        let first = UnsafeCell::new(MaybeUninit::uninit());
+        Self { tail: Atomic::null(), closed: AtomicBool::new(false), id, owner, first }
     }
 
     /// Puts the first access in.
@@ -60,6 +69,11 @@ impl<T> VarQueue<T> {
     /// The variable's id.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Whoever made the variable.
+    pub fn owner(&self) -> usize {
+        self.owner
     }
 
     /// Closes the variable for operations other than deletions. `false` if it was closed already.
