@@ -18,6 +18,23 @@ pub(super) const READ_OK: usize = 1;
 pub(super) const WRITE_OK: usize = 2;
 /// The operation of the access is done.
 pub(super) const DONE: usize = 4;
+/// The next access was entitled to `READ_OK` when it was linked.
+const LINKED_READ_OK: usize = 8;
+/// The next access was entitled to `WRITE_OK` when it was linked.
+const LINKED_WRITE_OK: usize = 16;
+
+/// The tag that a word gets by the link of an access entitled to `flags`.
+#[inline]
+pub(super) fn linked(flags: usize) -> usize {
+    const { assert!(LINKED_READ_OK == READ_OK << 3 && LINKED_WRITE_OK == WRITE_OK << 3) };
+    (flags & (READ_OK | WRITE_OK)) << 3
+}
+
+/// What the next access was entitled to when it was linked, by the word it was linked in.
+#[inline]
+pub(super) fn entitled_at_link(tag: usize) -> usize {
+    (tag & (LINKED_READ_OK | LINKED_WRITE_OK)) >> 3
+}
 
 /// What an operation does to a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,7 +59,8 @@ impl Mode {
 /// share a cache line.
 #[repr(C, align(64))]
 pub struct Access<T> {
-    /// The next access of the variable, tagged with `READ_OK | WRITE_OK | DONE`.
+    /// The next access of the variable, tagged with this one's flags and, in `LINKED_…`, with what the next one got by being
+    /// linked.
     pub(super) word: Atomic<Access<T>>,
     /// Null for the access that a variable starts with.
     op: *const Op<T>,

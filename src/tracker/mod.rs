@@ -15,10 +15,18 @@
 //! | `WRITE_OK` | every earlier access of the variable is done | the same |
 //! | `DONE` | the access's own operation is done | [`complete`] |
 //! | next ≠ null | a later access stands behind this one | one of the threads that insert it |
+//! | `LINKED_…` | together with the next: the flags that the next access was entitled to at that moment | the same |
 //!
 //! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`. An operation is *ready* when all its accesses are
-//! satisfied and its push is over. An access with `WRITE_OK`, `DONE` and a next is *spent*: it is retired. Three more tag
-//! bits stay free for a second level of readiness (issued before completed) on devices.
+//! satisfied and its push is over. An access with `WRITE_OK`, `DONE` and a next is *spent*: it is retired.
+//!
+//! Each flag reaches an access by exactly one way: it was entitled to it when it was linked (its pusher sets it, or a helper
+//! leaves it as a hint which the pusher turns into the flag), or its predecessor got the entitlement later, and whoever
+//! completed that hands it on. That is why a completion may walk down a queue without a guard: what it is about to give
+//! its `WRITE_OK` cannot have it yet.
+//!
+//! A second level of readiness (issued before completed, for devices) has room in the access: one tag bit and a third of
+//! its cache line are free.
 //!
 //! # Who may touch what
 //!
@@ -88,7 +96,7 @@ use crate::sync::{
     epoch::{self, Guard, Shared},
     weaken::{Step, removed},
 };
-use access::{DONE, READ_OK, WRITE_OK};
+use access::{DONE, READ_OK, WRITE_OK, entitled_at_link, linked};
 
 /// What [`push`] found out.
 #[derive(Clone, Copy, Debug)]
@@ -185,7 +193,7 @@ fn insert<'g, T>(
             // Relaxed: published by the linking CAS.
             access.word.store(Shared::null().with_tag(entitled), Relaxed);
         }
-        let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag());
+        let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag() | linked(entitled));
         // AcqRel (edges `link`, `complete`): publishes the access, and acquires the writes behind the flags it is given.
         if tail.word.compare_exchange(word, link, AcqRel, Relaxed, guard).is_err() {
             continue;
@@ -215,7 +223,8 @@ fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, 
     // thread pinned, so it is not reclaimed.
     let next = unsafe { word.deref() };
     next.check();
-    next.leave_hints(tail.entitlement(word.tag()));
+    // Not what `tail` could give now: flags that it got after the link are handed on by whoever set them.
+    next.leave_hints(entitled_at_link(word.tag()));
     // Release (edge `swing`): hands over the hints and the access. Failure means that somebody else has moved it.
     let _ =
         queue.tail.compare_exchange(Shared::from(std::ptr::from_ref(tail)), word.with_tag(0), Release, Relaxed, guard);
