@@ -2,15 +2,7 @@
 
 use std::{cell::Cell, fmt, ptr, sync::Arc};
 
-use crate::{
-    core::Core,
-    engine::Engine,
-    sync::thread_static,
-    task::Task,
-    threads,
-    tracker::{Mode, OpRef},
-    variable::VarCell,
-};
+use crate::{core::Core, engine::Engine, sync::thread_static, task::Task, threads, tracker::OpRef, variable::VarCell};
 
 /// The device an operation runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -94,21 +86,12 @@ pub(crate) fn in_operation_of(core: &Core) -> bool {
     any_frame(|frame| ptr::eq(frame.core, core))
 }
 
-/// Whether an operation that runs on this thread names `cell`.
+/// Whether an operation that runs on this thread holds `cell`.
 pub(crate) fn holds(cell: &VarCell) -> bool {
-    names(cell, |_| true)
-}
-
-/// Whether an operation that runs on this thread mutates `cell`.
-pub(crate) fn mutates(cell: &VarCell) -> bool {
-    names(cell, Mode::is_write)
-}
-
-fn names(cell: &VarCell, wanted: impl Fn(Mode) -> bool) -> bool {
     any_frame(|frame| {
         // An asynchronous operation whose completion was used holds nothing any more, though its function goes on.
         !frame.op.task().progress.is_resolved()
-            && frame.op.op().accesses().iter().any(|access| wanted(access.mode()) && ptr::eq(VarCell::of(access), cell))
+            && frame.op.op().accesses().iter().any(|access| ptr::eq(VarCell::of(access), cell))
     })
 }
 

@@ -467,7 +467,7 @@ impl Core {
         var: &Var<T>,
         location: &'static Location<'static>,
     ) -> Result<T, WaitError> {
-        if context::mutates(var.cell()) {
+        if context::holds(var.cell()) {
             return Err(WaitError::WouldDeadlock);
         }
         let access = var.read();
@@ -618,7 +618,8 @@ impl Core {
     /// Waits until nothing is pending and ends the threads. The shutdown must have begun.
     pub(crate) fn finish_shutdown(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         debug_assert!(!self.is_open());
-        if context::in_operation_of(self) || threads::carries(self) {
+        // An operation of another engine gives its worker away meanwhile; it may be what this one needs.
+        if context::in_operation_of(self) || threads::carries(self) || threads::yield_worker().is_err() {
             // Somebody must end the threads when this operation, too, is over.
             let core = Arc::clone(self);
             let finisher = std::thread::Builder::new()

@@ -255,7 +255,7 @@ impl Engine {
     /// no mutation is pending, else on a worker; other readers go on meanwhile.
     ///
     /// # Errors
-    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation mutates it,
+    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation names it,
     /// [`WaitError::Refused`] if it is another engine's or deleted, [`WaitError::TooManyWaiting`].
     #[track_caller]
     pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
@@ -378,7 +378,8 @@ impl Engine {
     ///
     /// # Errors
     /// [`ShutdownError::TimedOut`]: operations were still pending; the shutdown has begun, and calling again waits again.
-    /// [`ShutdownError::InsideOperation`]: it cannot wait for the operation that calls, and goes on in the background.
+    /// [`ShutdownError::InsideOperation`]: it cannot wait for the operation that calls, or there is no thread to take its worker
+    /// over; it goes on in the background.
     pub fn shutdown(&self, how: Shutdown, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         self.core.begin_shutdown(how == Shutdown::Cancel);
         self.core.finish_shutdown(deadline(timeout))

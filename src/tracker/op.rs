@@ -20,6 +20,12 @@ use crate::sync::{
 /// Accesses that a record holds without a separate allocation.
 pub const INLINE_ACCESSES: usize = 4;
 
+/// Bytes of a record before the task. Helpers read nothing behind them but accesses.
+pub(super) const HEAD: usize = 48;
+
+#[cfg(not(raddle_loom))]
+const _: () = assert!(std::mem::offset_of!(Op<u64>, task) == HEAD);
+
 /// Set in `registered` when a variable turned out to be deleted.
 const REJECTED: u32 = 1 << 31;
 
@@ -45,6 +51,7 @@ pub struct Op<T> {
     /// Closed variables let the operation in: it is a deletion, or the engine's wait for one.
     pub(super) passes_closed: bool,
     pub(super) stamp: Stamp,
+    /// Everything before this is what helpers may read until the epoch has passed.
     task: UnsafeCell<ManuallyDrop<T>>,
     inline: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
 }

@@ -122,14 +122,19 @@ mod records {
     /// Batches kept for reuse; what is above goes back to the heap. Picked: 64 Ki records, 28 MiB.
     const KEEP: usize = 1024;
 
-    /// A record that nobody uses.
+    /// A record that was given back.
     #[repr(C)]
     pub(super) struct Free {
         /// In the first record of a batch: the next batch of the stack. The word belongs to the stack for good, operations
         /// leave it alone: a thread that is slow to pop may still read it when the record is an operation again.
         next_batch: AtomicPtr<Free>,
+        /// What pinned helpers may still read while the record waits for the epoch.
+        _head: [u64; 5],
+        /// The next record of the list, where the task was, which only holders of the operation ever read.
         next: Option<NonNull<Free>>,
     }
+
+    const _: () = assert!(std::mem::offset_of!(Free, next) == super::super::op::HEAD);
 
     fn next_batch<'a>(record: NonNull<Free>) -> &'a AtomicPtr<Free> {
         // SAFETY: the first word of a record is initialised by `new` and only ever used as this atomic.
@@ -147,7 +152,7 @@ mod records {
     impl List {
         fn push(&mut self, record: NonNull<u8>) {
             let record = record.cast::<Free>();
-            // SAFETY: the record is unused, and larger and better aligned than a `Free`.
+            // SAFETY: nobody uses this part of the record, which is larger and better aligned than a `Free`.
             let next = unsafe { &raw mut (*record.as_ptr()).next };
             // SAFETY: as above.
             unsafe { next.write(self.head) };
@@ -157,7 +162,7 @@ mod records {
 
         fn pop(&mut self) -> Option<NonNull<u8>> {
             let record = self.head?;
-            // SAFETY: records in a list are unused but for the `Free` that `push` has written.
+            // SAFETY: `push` has written the field, and nobody else uses it.
             let next = unsafe { &raw const (*record.as_ptr()).next };
             // SAFETY: as above.
             self.head = unsafe { next.read() };
