@@ -8,7 +8,7 @@
 //!
 //! | word | meaning | bit 0 |
 //! |---|---|---|
-//! | `entered` | operations that entered through this shard, times two | closed: an entry bounces and tries the current generation |
+//! | `entered` | operations that entered through this shard, times two; changed by CAS | closed: an entry is refused and tries the current generation |
 //! | `left` | operations that left through this shard, times two | armed: whoever leaves also takes one off `rest` |
 //!
 //! Closing sets bit 0 of every word by one read-modify-write each, which returns the exact count at that moment. So
@@ -20,12 +20,12 @@
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
 //! | `leave` | `fetch_add` of `left`, `fetch_sub` of `rest` | arming `fetch_or`, the `rest` operation that reaches zero | what the operations did |
-//! | `open` | store of `current` | load in `enter` | the words of the new generation; what was done before it was opened |
+//! | `open` | stores of `entered` and of `current` | CAS and loads in `enter` | the words of the new generation; what was done before it was opened |
 //!
 //! # Progress
 //!
 //! `enter` and `leave` are lock-free; `leave` takes a lock only when it was the last of a closed generation. An entry
-//! bounces only if a wait closed its generation meanwhile. With more than [`GENERATIONS`] - 1 generations draining at once
+//! is refused only if a wait closed its generation meanwhile, and repeated if another thread of its shard was faster. With more than [`GENERATIONS`] - 1 generations draining at once
 //! a wait cannot close the current one at once and may take in pushes made until one of them is done.
 
 use std::{cell::Cell, task::Waker, time::Instant};
@@ -67,8 +67,6 @@ struct Generation {
     phase: Phase,
     /// How often it has drained.
     lap: u64,
-    /// What each shard's `entered` counted when it was closed, flag included.
-    closed_at: Box<[u64]>,
 }
 
 /// What is changed under the lock.
@@ -138,7 +136,6 @@ impl Tally {
                 generations: std::array::from_fn(|generation| Generation {
                     phase: if generation == 0 { Phase::Current } else { Phase::Free },
                     lap: 0,
-                    closed_at: vec![FLAG; shards.max(1)].into(),
                 }),
                 wakers: Vec::new(),
             }),
@@ -153,13 +150,15 @@ impl Tally {
         loop {
             // Acquire (edge `open`).
             let generation = self.current.load(Acquire);
-            // AcqRel: continues the word's sequence, in which the closing step counts it or not.
-            let before = shard.entered[generation].fetch_add(ONE, AcqRel);
-            if before & FLAG == 0 {
+            let word = &shard.entered[generation];
+            // Acquire: a flag seen here carries the generation that took this one's place to the next load of `current`.
+            let count = word.load(Acquire);
+            // By CAS and not by addition, so that an entry that is refused leaves no trace: the generation may be opened and
+            // closed again before it could take one back.
+            // AcqRel: continues the word's sequence, in which the closing step counts this entry or precedes it.
+            if count & FLAG == 0 && word.compare_exchange(count, count + ONE, AcqRel, Relaxed).is_ok() {
                 return Ticket(generation as u32);
             }
-            // Closed meanwhile. Relaxed: nobody counts this word until it is opened again by addition.
-            shard.entered[generation].fetch_sub(ONE, Relaxed);
         }
     }
 
@@ -251,15 +250,17 @@ impl Tally {
     fn rotate(&self, generations: &mut [Generation; GENERATIONS], next: usize) {
         // Relaxed: only changed under the lock.
         let old = self.current.load(Relaxed);
-        for (shard, closed_at) in self.shards.iter().zip(&generations[next].closed_at) {
-            // By subtraction, because an entry may bounce here now, which adds one and takes it away. Relaxed: published
-            // by the store of `current`; an entry that comes before that store is a valid one.
-            shard.entered[next].fetch_sub(*closed_at, Relaxed);
-            // Relaxed: nobody leaves a free generation, so this thread is the only one here.
+        // Relaxed: nobody leaves a free generation; published by the stores below.
+        self.rest[next].store(ZERO, Relaxed);
+        for shard in &self.shards {
+            // Relaxed: as above.
             shard.left[next].store(0, Relaxed);
         }
-        // Relaxed: published by the store below.
-        self.rest[next].store(ZERO, Relaxed);
+        // After all of `left`: from here on a thread that has read an old `current` may enter, and leave by any shard.
+        for shard in &self.shards {
+            // Release (edge `open`): the words above.
+            shard.entered[next].store(0, Release);
+        }
         generations[next].phase = Phase::Current;
         // Release (edge `open`).
         self.current.store(next, Release);
@@ -268,13 +269,9 @@ impl Tally {
         // many more enter or leave meanwhile. AcqRel (edge `leave`): acquires what those who left did.
         let arm = |shard: &Shard| shard.left[old].fetch_or(FLAG, AcqRel) / ONE;
         let left: u64 = self.shards.iter().map(arm).sum();
-        let mut entered = 0;
-        for (shard, closed_at) in self.shards.iter().zip(&mut generations[old].closed_at) {
-            // AcqRel: an entry is before this in the word's order and counted, or after it and bounces.
-            let count = shard.entered[old].fetch_or(FLAG, AcqRel);
-            *closed_at = count | FLAG;
-            entered += count / ONE;
-        }
+        // AcqRel: an entry comes before this in the word's order and is counted, or its CAS fails.
+        let close = |shard: &Shard| shard.entered[old].fetch_or(FLAG, AcqRel) / ONE;
+        let entered: u64 = self.shards.iter().map(close).sum();
         let pending = entered - left;
         generations[old].phase = Phase::Draining;
         // AcqRel (edge `leave`). The last one out sees `ZERO + 1` only if it comes after this addition.

@@ -204,6 +204,7 @@ impl<T> Injector<T> {
 
 impl<T> Drop for Injector<T> {
     fn drop(&mut self) {
-        debug_assert!(self.is_empty(), "operations are left in an injector");
+        // Not by the mask: a bit may stay behind when its operation was popped before it was set.
+        debug_assert!(self.bands.iter().all(Band::is_empty), "operations are left in an injector");
     }
 }

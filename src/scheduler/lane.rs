@@ -70,6 +70,12 @@ impl<T> Lane<T> {
         &self.injector
     }
 
+    /// The injector, for models.
+    #[cfg(raddle_loom)]
+    pub fn injector_for_models(&self) -> &Injector<T> {
+        &self.injector
+    }
+
     pub(super) fn stealers(&self) -> &[Stealer<OpRef<T>>] {
         &self.stealers
     }

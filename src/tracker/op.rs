@@ -21,6 +21,7 @@ use crate::sync::{
 pub const INLINE_ACCESSES: usize = 4;
 
 /// Bytes of a record before the task. Helpers read nothing behind them but accesses.
+#[cfg(not(raddle_loom))]
 pub(super) const HEAD: usize = 48;
 
 #[cfg(not(raddle_loom))]
