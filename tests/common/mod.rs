@@ -1,0 +1,462 @@
+//! What the integration tests share: engines of every kind, a watchdog, gates, and things that count their drops.
+
+#![allow(dead_code, reason = "each test binary uses a part of this module")]
+
+pub mod program;
+
+use std::{
+    collections::HashMap,
+    env,
+    fmt::Debug,
+    fs,
+    future::Future,
+    panic,
+    pin::pin,
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
+    task::{Context, Poll, Wake, Waker},
+    thread,
+    time::{Duration, Instant},
+};
+
+use raddle::{Engine, EngineKind, IdlePolicy, OpError, Token, WaitError};
+
+/// How long a test may take before it counts as hanging.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a test waits to see that something does *not* happen.
+pub const MOMENT: Duration = Duration::from_millis(50);
+
+pub const KINDS: [EngineKind; 3] = [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice];
+
+pub const THREADED: [EngineKind; 2] = [EngineKind::Pooled, EngineKind::PerDevice];
+
+/// An engine of `kind` with `workers` unpinned workers: pinned ones of tests that run side by side would share a core.
+pub fn engine(kind: EngineKind, workers: usize) -> Engine {
+    Engine::builder().kind(kind).workers(workers).pin(false).build().expect("the engine is built")
+}
+
+/// Engines of every kind, with names for messages: one, two and four workers, and every idle policy.
+pub fn all_engines() -> Vec<(String, Engine)> {
+    let mut engines = vec![("Naive".to_owned(), engine(EngineKind::Naive, 1))];
+    let policies = [
+        (1, IdlePolicy::default()),
+        (2, IdlePolicy::Park),
+        (2, IdlePolicy::SpinThenPark(Duration::from_millis(1))),
+        (4, IdlePolicy::default()),
+    ];
+    for kind in THREADED {
+        for (workers, idle) in policies {
+            let engine = Engine::builder().kind(kind).workers(workers).idle(idle).pin(false).build();
+            engines.push((format!("{kind} with {workers} workers, {idle:?}"), engine.expect("the engine is built")));
+        }
+    }
+    engines
+}
+
+/// Runs `f` on a thread of its own and turns a hang into a failure with a message.
+#[track_caller]
+pub fn watched(f: impl FnOnce() + Send + 'static) {
+    watched_for(PATIENCE, f);
+}
+
+/// As [`watched`], with another limit.
+#[track_caller]
+pub fn watched_for(limit: Duration, f: impl FnOnce() + Send + 'static) {
+    let name = thread::current().name().unwrap_or("a test").to_owned();
+    let (sender, receiver) = mpsc::channel();
+    let watched = thread::Builder::new()
+        .name(name.clone())
+        .spawn(move || {
+            let result = panic::catch_unwind(panic::AssertUnwindSafe(f));
+            // Nobody listens if the time was up.
+            let _ = sender.send(result);
+        })
+        .expect("a thread starts");
+    match receiver.recv_timeout(limit) {
+        Ok(Ok(())) => watched.join().expect("the thread has caught its panics"),
+        Ok(Err(payload)) => panic::resume_unwind(payload),
+        Err(_) => panic!("{name} hangs: it has not ended within {limit:?}"),
+    }
+}
+
+/// Runs `f` for each kind of engine with `workers` workers, each run under the watchdog.
+#[track_caller]
+pub fn on_kinds(kinds: &[EngineKind], workers: usize, f: impl Fn(Engine) + Clone + Send + 'static) {
+    for &kind in kinds {
+        let f = f.clone();
+        watched(move || {
+            // Shown with the output of a test that fails.
+            println!("on the {kind} engine with {workers} workers");
+            f(engine(kind, workers));
+        });
+    }
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A door that is closed until it is opened. Clones are the same door.
+#[derive(Clone, Default)]
+pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
+
+impl Gate {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub fn open(&self) {
+        *lock(&self.0.0) = true;
+        self.0.1.notify_all();
+    }
+
+    pub fn is_open(&self) -> bool {
+        *lock(&self.0.0)
+    }
+
+    /// Waits until the gate is open, and panics if that takes too long.
+    #[track_caller]
+    pub fn pass(&self) {
+        assert!(self.pass_within(PATIENCE), "a gate stayed closed for {PATIENCE:?}");
+    }
+
+    /// Waits until the gate is open; `false` if it was not in time.
+    pub fn pass_within(&self, limit: Duration) -> bool {
+        let guard = lock(&self.0.0);
+        let (guard, _) =
+            self.0.1.wait_timeout_while(guard, limit, |open| !*open).unwrap_or_else(PoisonError::into_inner);
+        *guard
+    }
+}
+
+/// Threads that wait for each other.
+#[derive(Clone)]
+pub struct Meeting(Arc<(Mutex<usize>, Condvar)>, usize);
+
+impl Meeting {
+    /// Of `count` threads.
+    pub fn new(count: usize) -> Self {
+        Self(Arc::default(), count)
+    }
+
+    /// Waits for all the others; `false` if they did not come in time.
+    pub fn join_within(&self, limit: Duration) -> bool {
+        let mut guard = lock(&self.0.0);
+        *guard += 1;
+        self.0.1.notify_all();
+        let (guard, _) = self
+            .0
+            .1
+            .wait_timeout_while(guard, limit, |present| *present < self.1)
+            .unwrap_or_else(PoisonError::into_inner);
+        *guard >= self.1
+    }
+
+    /// Waits for all the others, and panics if they do not come.
+    #[track_caller]
+    pub fn join(&self) {
+        assert!(self.join_within(PATIENCE), "the others did not come within {PATIENCE:?}");
+    }
+}
+
+/// Waits until `condition` holds, and panics with `what` if that takes too long.
+#[track_caller]
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "after {PATIENCE:?} still not: {what}");
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Keeps every ordinary worker of an engine busy until the gate that it gives is opened. When it returns they all are.
+pub fn occupy(engine: &Engine, workers: usize) -> Gate {
+    let (gate, meeting) = (Gate::new(), Meeting::new(workers + 1));
+    for _ in 0..workers {
+        let (gate, meeting) = (gate.clone(), meeting.clone());
+        engine
+            .op("occupy")
+            .push_sync(move |_| {
+                meeting.join();
+                gate.pass();
+            })
+            .expect("the engine is open");
+    }
+    meeting.join();
+    gate
+}
+
+/// Makes an asynchronous operation that mutates `token` and is done when the gate that it gives is opened. When it returns,
+/// the operation has started. It works on all kinds of engines, and keeps no worker.
+pub fn hold(engine: &Engine, token: &Token) -> Gate {
+    let (gate, started) = (Gate::new(), Gate::new());
+    let (gate_inside, started_inside) = (gate.clone(), started.clone());
+    engine
+        .op("hold")
+        .writes([token])
+        .push_async(move |_, done| {
+            started_inside.open();
+            thread::spawn(move || {
+                gate_inside.pass();
+                done.complete();
+            });
+        })
+        .expect("the engine is open");
+    started.pass();
+    gate
+}
+
+/// The failure that a wait ended with.
+#[track_caller]
+pub fn failure<T: Debug>(result: Result<T, WaitError>) -> OpError {
+    match result {
+        Err(WaitError::Failed(error)) => error,
+        other => panic!("an operation should have failed, but there is {other:?}"),
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- futures ----
+
+struct Unpark(thread::Thread, AtomicBool);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.1.store(true, SeqCst);
+        self.0.unpark();
+    }
+}
+
+/// Runs a future to its end on this thread, and panics if it is not woken in time.
+#[track_caller]
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let unpark = Arc::new(Unpark(thread::current(), AtomicBool::new(true)));
+    let waker = Waker::from(Arc::clone(&unpark));
+    let start = Instant::now();
+    loop {
+        // Only polled when woken, so that a lost wake-up is seen.
+        if unpark.1.swap(false, SeqCst) {
+            if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return output;
+            }
+        }
+        assert!(start.elapsed() < PATIENCE, "a future was not woken for {PATIENCE:?}");
+        thread::park_timeout(Duration::from_millis(100));
+    }
+}
+
+/// Polls a future once.
+pub fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    pin!(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+// --------------------------------------------------------------------------------------------------------- drops ----
+
+/// Makes things that must be dropped exactly once each, and counts.
+#[derive(Clone, Default)]
+pub struct Drops(Arc<Counts>);
+
+#[derive(Default)]
+struct Counts {
+    made: AtomicUsize,
+    dropped: AtomicUsize,
+    twice: AtomicUsize,
+}
+
+/// A thing that must be dropped exactly once.
+pub struct Droppable {
+    counts: Arc<Counts>,
+    gone: AtomicBool,
+}
+
+impl Drops {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub fn make(&self) -> Droppable {
+        self.0.made.fetch_add(1, SeqCst);
+        Droppable { counts: Arc::clone(&self.0), gone: AtomicBool::new(false) }
+    }
+
+    pub fn made(&self) -> usize {
+        self.0.made.load(SeqCst)
+    }
+
+    pub fn dropped(&self) -> usize {
+        self.0.dropped.load(SeqCst)
+    }
+
+    /// Panics unless everything made was dropped exactly once.
+    #[track_caller]
+    pub fn assert_all_gone(&self) {
+        assert_eq!(self.0.twice.load(SeqCst), 0, "something was dropped twice");
+        assert_eq!(self.dropped(), self.made(), "dropped (left) is not what was made (right)");
+    }
+}
+
+impl Clone for Droppable {
+    fn clone(&self) -> Self {
+        Drops(Arc::clone(&self.counts)).make()
+    }
+}
+
+impl Droppable {
+    /// Uses the thing, so that a closure captures it.
+    pub fn touch(&self) {
+        assert!(!self.gone.load(SeqCst), "a thing is used after its drop");
+    }
+}
+
+impl Drop for Droppable {
+    fn drop(&mut self) {
+        let before = self.gone.swap(true, SeqCst);
+        let count = if before { &self.counts.twice } else { &self.counts.dropped };
+        count.fetch_add(1, SeqCst);
+    }
+}
+
+/// Something whose drop panics, unless the thread unwinds already.
+pub struct PanicsOnDrop(pub &'static str);
+
+impl Drop for PanicsOnDrop {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            panic::panic_any(self.0);
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------------------------- the process ----
+
+/// Tells a test that it runs as [`child`].
+const CHILD: &str = "RADDLE_TEST_CHILD";
+
+/// Whether this process was started by [`child`].
+pub fn is_child() -> bool {
+    env::var_os(CHILD).is_some()
+}
+
+/// Runs the ignored test `name` of this binary in a process of its own, with more environment variables, and gives whether
+/// it succeeded and what it printed. For what would take the whole process down, or needs one of its own.
+#[track_caller]
+pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
+    struct Kill(Child);
+    impl Drop for Kill {
+        fn drop(&mut self) {
+            // It has ended, or it must.
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    let exe = env::current_exe().expect("the test binary has a path");
+    let output = env::temp_dir().join(format!("raddle-test-{}-{name}", std::process::id()));
+    let file = fs::File::create(&output).expect("a file for the child's output");
+    let child = Command::new(exe)
+        .args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"])
+        .env_remove("RADDLE_ENGINE")
+        .env(CHILD, "1")
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(file.try_clone().expect("a second handle of the file"))
+        .stderr(file)
+        .spawn()
+        .expect("the test binary starts");
+    let mut child = Kill(child);
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.0.try_wait().expect("the child can be waited for") {
+            break Some(status);
+        }
+        if start.elapsed() > PATIENCE {
+            break None;
+        }
+        thread::sleep(Duration::from_millis(2));
+    };
+    drop(child);
+    let text = String::from_utf8_lossy(&fs::read(&output).unwrap_or_default()).into_owned();
+    let _ = fs::remove_file(&output);
+    match status {
+        Some(status) => {
+            let ran = text.contains("test result: ok. 1 passed");
+            (status.success() && ran, format!("{status}\n{text}"))
+        }
+        None => (false, format!("it did not end within {PATIENCE:?}\n{text}")),
+    }
+}
+
+/// Runs the ignored test `name` as [`child`] and panics unless it succeeds.
+#[track_caller]
+pub fn child_succeeds(name: &str) {
+    let (success, text) = child(name, &[]);
+    assert!(success, "in a process of its own, {name} failed: {text}");
+}
+
+/// The number of threads of this process.
+#[cfg(target_os = "linux")]
+pub fn thread_count() -> usize {
+    fs::read_dir("/proc/self/task").expect("procfs").count()
+}
+
+/// Bytes of this process that are in memory.
+#[cfg(target_os = "linux")]
+pub fn resident_bytes() -> usize {
+    let status = fs::read_to_string("/proc/self/status").expect("procfs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line VmRSS");
+    line.trim().trim_end_matches("kB").trim().parse::<usize>().expect("a number of kB") * 1024
+}
+
+/// The cores that the calling thread may use, as the kernel lists them.
+#[cfg(target_os = "linux")]
+pub fn allowed_cores() -> String {
+    let status = fs::read_to_string("/proc/thread-self/status").expect("procfs");
+    let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("a line");
+    line.trim().to_owned()
+}
+
+/// Counts how often each of several things happened.
+#[derive(Clone, Default)]
+pub struct Tallies(Arc<Mutex<HashMap<String, usize>>>);
+
+impl Tallies {
+    pub fn add(&self, what: impl Into<String>) {
+        *lock(&self.0).entry(what.into()).or_default() += 1;
+    }
+
+    pub fn of(&self, what: &str) -> usize {
+        lock(&self.0).get(what).copied().unwrap_or(0)
+    }
+}
+
+/// A list that operations write down what they do in.
+#[derive(Clone)]
+pub struct Journal<T>(Arc<Mutex<Vec<T>>>);
+
+impl<T> Default for Journal<T> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<T> Journal<T> {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub fn add(&self, entry: T) {
+        lock(&self.0).push(entry);
+    }
+
+    pub fn len(&self) -> usize {
+        lock(&self.0).len()
+    }
+
+    pub fn take(&self) -> Vec<T> {
+        std::mem::take(&mut lock(&self.0))
+    }
+}

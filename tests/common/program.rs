@@ -1,0 +1,1174 @@
+//! Random programs for the engine, and exact checks of what it made of them.
+//!
+//! A [`Program`] is what some threads push: operations over numbered variables, with waits in between. [`run`] runs one on
+//! an engine and gives the [`History`] of it. Two checks know nothing of the engine but its contract:
+//!
+//! * [`check_serial`], for one pushing thread: everything must be as if the operations had run one after the other, in
+//!   the order of the pushes. Programs may fail on purpose here.
+//! * [`check_some_order`], for any number of them: each variable's log tells in which order operations held it. These
+//!   orders, each thread's own order, the order of pushes that did not overlap in time, and that of an operation before
+//!   those it pushed must together have no cycle. Then they are replayed in one common order, and every value that any
+//!   operation saw and every value left must be equal.
+//!
+//! The arithmetic is not commutative, so another order gives other values. Nothing here depends on a test harness, and
+//! [`Program::generate`] takes its choices from any [`Source`], so a fuzzer can use this module as it is.
+
+use std::{
+    panic::resume_unwind,
+    sync::{
+        Arc, Barrier, Mutex, PoisonError,
+        atomic::{
+            AtomicI64, AtomicU32, AtomicU64, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
+        mpsc,
+    },
+    thread,
+};
+
+use raddle::{Completion, Engine, OpBuilder, Operator, Property, Token, Var, WaitError};
+
+/// The number of an operation in its program.
+pub type Id = u32;
+
+// ------------------------------------------------------------------------------------------------- programs ----
+
+/// What an operation does to a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    Read,
+    Write,
+    Overwrite,
+}
+
+/// How an operation is pushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// `push_sync` over tokens.
+    Sync,
+    /// `push` over typed variables.
+    Typed,
+    /// `submit` over typed variables; the handle is dropped.
+    Submit,
+    /// `push_async` over tokens.
+    Async(Finish),
+    /// A run of the operator with this number.
+    Operator(usize),
+}
+
+/// Where an asynchronous operation is completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    Inside,
+    Elsewhere,
+}
+
+/// How an operation ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    Well,
+    /// By an `Err`, or by `Completion::fail`.
+    Error,
+    Panic,
+    /// By dropping the completion; for others as `Error`.
+    Lost,
+}
+
+#[derive(Clone, Debug)]
+pub struct Operation {
+    /// Each variable once.
+    pub accesses: Vec<(usize, Access)>,
+    /// Variables of `accesses` that are named once more, as read.
+    pub repeats: Vec<usize>,
+    pub how: How,
+    pub ends: Ends,
+    pub priority: i32,
+    pub property: Property,
+    pub no_skip: bool,
+    /// Operations that this one pushes.
+    pub children: Vec<Id>,
+}
+
+/// An operator and the operations that are its runs, in the order in which one thread pushes them.
+#[derive(Clone, Debug)]
+pub struct OperatorPlan {
+    pub like: Operation,
+    pub how: How,
+    pub runs: Vec<Id>,
+}
+
+/// What a thread does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Push(Id),
+    Get(usize),
+    WaitForVar(usize),
+    WaitToRead(usize),
+    WaitForAll,
+    ClearError(usize),
+}
+
+#[derive(Clone, Debug)]
+pub struct Program {
+    pub variables: usize,
+    pub operations: Vec<Operation>,
+    pub operators: Vec<OperatorPlan>,
+    pub threads: Vec<Vec<Step>>,
+}
+
+/// What kind of program to make.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub variables: usize,
+    /// In all.
+    pub operations: usize,
+    pub threads: usize,
+    /// The most variables of an operation.
+    pub accesses: usize,
+    /// Operations may fail. For one thread only; there are no operators and no children then.
+    pub failures: bool,
+    /// Operations may push operations.
+    pub children: bool,
+    /// There are waits between the pushes.
+    pub waits: bool,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            variables: 100,
+            operations: 10_000,
+            threads: 1,
+            accesses: 8,
+            failures: false,
+            children: false,
+            waits: true,
+        }
+    }
+}
+
+/// Where choices come from.
+pub trait Source {
+    /// A number below `bound`, which is not zero.
+    fn below(&mut self, bound: usize) -> usize;
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// A xorshift generator.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+}
+
+impl Source for Random {
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() >> 16) as usize % bound
+    }
+}
+
+const PRIORITIES: [i32; 10] = [1, -1, 2, 5, -7, 8, 100, -100, i32::MAX, i32::MIN];
+
+const PROPERTIES: [Property; 8] = [
+    Property::Normal,
+    Property::CopyFromGpu,
+    Property::CopyToGpu,
+    Property::CpuPrioritized,
+    Property::GpuPrioritized,
+    Property::Async,
+    Property::DeleteVar,
+    Property::NoSkip,
+];
+
+impl Program {
+    /// A program of the given shape.
+    pub fn generate(shape: &Shape, source: &mut impl Source) -> Self {
+        let mut program = Self {
+            variables: shape.variables,
+            operations: Vec::new(),
+            operators: Vec::new(),
+            threads: vec![Vec::new(); shape.threads],
+        };
+        // Each thread has a few operators of its own.
+        let mut operators = vec![Vec::new(); shape.threads];
+        if !shape.failures {
+            for own in &mut operators {
+                for _ in 0..4 {
+                    own.push(program.operators.len());
+                    program.operators.push(OperatorPlan::generate(shape, source));
+                }
+            }
+        }
+        while program.operations.len() < shape.operations {
+            let thread = source.below(shape.threads);
+            let step = match source.below(64) {
+                0 if shape.waits => Step::Get(source.below(shape.variables)),
+                1 if shape.waits => Step::WaitForVar(source.below(shape.variables)),
+                2 if shape.waits => Step::WaitToRead(source.below(shape.variables)),
+                3 if shape.waits && source.one_in(8) => Step::WaitForAll,
+                4..=7 if shape.failures => Step::ClearError(source.below(shape.variables)),
+                _ => Step::Push(program.add(shape, &operators[thread], source)),
+            };
+            program.threads[thread].push(step);
+        }
+        program
+    }
+
+    /// Adds an operation, and maybe some that it pushes.
+    fn add(&mut self, shape: &Shape, operators: &[usize], source: &mut impl Source) -> Id {
+        let id = self.operations.len() as Id;
+        if !operators.is_empty() && source.one_in(5) {
+            let number = operators[source.below(operators.len())];
+            let plan = &mut self.operators[number];
+            plan.runs.push(id);
+            let priority = random_priority(source);
+            self.operations.push(Operation { how: How::Operator(number), priority, ..plan.like.clone() });
+        } else {
+            let operation = Operation::generate(shape, source);
+            // The function of a typed operation has no engine at hand to push on.
+            let may_push = matches!(operation.how, How::Sync | How::Async(_));
+            self.operations.push(operation);
+            if shape.children && may_push && source.one_in(4) {
+                for _ in 0..=source.below(3) {
+                    // Children have children of their own.
+                    let child = self.add(shape, &[], source);
+                    self.operations[id as usize].children.push(child);
+                }
+            }
+        }
+        id
+    }
+
+    fn operation(&self, id: Id) -> &Operation {
+        &self.operations[id as usize]
+    }
+}
+
+fn random_priority(source: &mut impl Source) -> i32 {
+    if source.one_in(4) { PRIORITIES[source.below(PRIORITIES.len())] } else { 0 }
+}
+
+impl Operation {
+    fn generate(shape: &Shape, source: &mut impl Source) -> Self {
+        // Few variables are more common than many.
+        let most = shape.accesses.min(shape.variables);
+        let bound = 1 + source.below(most);
+        let count = 1 + source.below(bound);
+        let mut accesses: Vec<(usize, Access)> = Vec::new();
+        while accesses.len() < count {
+            // Some variables are more popular than others.
+            let bound = if source.one_in(3) { shape.variables.div_ceil(10) } else { shape.variables };
+            let mut variable = source.below(bound);
+            while accesses.iter().any(|&(other, _)| other == variable) {
+                variable = (variable + 1) % shape.variables;
+            }
+            let access = match source.below(12) {
+                0..=3 => Access::Write,
+                4 => Access::Overwrite,
+                _ => Access::Read,
+            };
+            accesses.push((variable, access));
+        }
+        let repeats = if source.one_in(8) { vec![accesses[source.below(count)].0] } else { Vec::new() };
+        let how = match source.below(8) {
+            0..=1 => How::Sync,
+            2..=4 => How::Typed,
+            5 => How::Submit,
+            6 => How::Async(Finish::Inside),
+            _ => How::Async(Finish::Elsewhere),
+        };
+        let ends = match source.below(40) {
+            0 if shape.failures => Ends::Error,
+            1 if shape.failures => Ends::Panic,
+            2 if shape.failures => Ends::Lost,
+            _ => Ends::Well,
+        };
+        Self {
+            accesses,
+            repeats,
+            how,
+            ends,
+            priority: random_priority(source),
+            property: if source.one_in(4) { PROPERTIES[source.below(PROPERTIES.len())] } else { Property::Normal },
+            no_skip: source.one_in(16),
+            children: Vec::new(),
+        }
+    }
+
+    fn names(&self, access: Access) -> impl Iterator<Item = usize> + '_ {
+        self.accesses.iter().filter(move |&&(_, own)| own == access).map(|&(variable, _)| variable)
+    }
+
+    fn is_never_skipped(&self) -> bool {
+        self.no_skip || matches!(self.property, Property::NoSkip | Property::DeleteVar)
+    }
+
+    /// Whether the operation promises to replace the variable whatever it was: it says nothing else about it.
+    fn overwrites(&self, variable: usize, access: Access) -> bool {
+        access == Access::Overwrite && !self.repeats.contains(&variable)
+    }
+
+    fn is_typed(&self, program: &Program) -> bool {
+        match self.how {
+            How::Operator(number) => program.operators[number].how == How::Typed,
+            how => matches!(how, How::Typed | How::Submit),
+        }
+    }
+}
+
+impl OperatorPlan {
+    fn generate(shape: &Shape, source: &mut impl Source) -> Self {
+        let mut like = Operation::generate(shape, source);
+        // A run finds out which one it is by counting, which is exclusive only if it mutates something.
+        like.accesses[0].1 = Access::Write;
+        let how = match source.below(3) {
+            0 => How::Sync,
+            1 => How::Typed,
+            _ => How::Async(if source.one_in(2) { Finish::Inside } else { Finish::Elsewhere }),
+        };
+        Self { like, how, runs: Vec::new() }
+    }
+}
+
+// ----------------------------------------------------------------------------------------------- arithmetic ----
+
+const FACTOR: u64 = 6_364_136_223_846_793_005;
+
+/// Folds what an operation sees into one number.
+fn seen(id: Id, values: impl Iterator<Item = u64>) -> u64 {
+    values.fold(u64::from(id) + 1, |sum, value| sum.wrapping_mul(FACTOR).wrapping_add(value))
+}
+
+/// The value that an operation which has seen `seen` gives its `index`th access; `old` unless it overwrites.
+fn written(seen: u64, old: Option<u64>, index: usize) -> u64 {
+    old.unwrap_or(7).wrapping_mul(FACTOR).wrapping_add(seen).wrapping_add(index as u64)
+}
+
+fn first_value(variable: usize) -> u64 {
+    (variable as u64 + 1).wrapping_mul(FACTOR)
+}
+
+/// The typed variables' values change in another way than those beside the engine.
+const TYPED: u64 = 0x5555_5555;
+
+// ------------------------------------------------------------------------------------------------- the model ----
+
+/// What must come out if operations run one after the other.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Values beside the engine, which every operation uses.
+    slots: Vec<u64>,
+    /// Values of the typed variables, which typed operations use as well.
+    typed: Vec<u64>,
+    versions: Vec<u64>,
+    /// Operations whose failure a variable may carry; none if it has not failed.
+    failed: Vec<Vec<Id>>,
+    /// A failure sits on no variable.
+    loose: bool,
+    /// What each operation has seen, if it ran.
+    seen: Vec<Option<u64>>,
+}
+
+impl Model {
+    pub fn new(program: &Program) -> Self {
+        Self {
+            slots: (0..program.variables).map(first_value).collect(),
+            typed: (0..program.variables).map(first_value).collect(),
+            versions: vec![0; program.variables],
+            failed: vec![Vec::new(); program.variables],
+            loose: false,
+            seen: vec![None; program.operations.len()],
+        }
+    }
+
+    /// Runs an operation.
+    pub fn run(&mut self, program: &Program, id: Id) {
+        let operation = program.operation(id);
+        if !operation.is_never_skipped() {
+            let mut causes: Vec<Id> = Vec::new();
+            for &(variable, access) in &operation.accesses {
+                if !operation.overwrites(variable, access) {
+                    causes.extend(&self.failed[variable]);
+                }
+            }
+            if !causes.is_empty() {
+                self.fail(operation, &causes);
+                return;
+            }
+        }
+        let typed = operation.is_typed(program);
+        let seen = seen(
+            id,
+            operation.accesses.iter().filter(|(_, access)| *access != Access::Overwrite).map(|&(variable, _)| {
+                self.slots[variable].wrapping_add(if typed { self.typed[variable].rotate_left(32) } else { 0 })
+            }),
+        );
+        self.seen[id as usize] = Some(seen);
+        for (index, &(variable, access)) in operation.accesses.iter().enumerate() {
+            if access == Access::Read {
+                continue;
+            }
+            let keeps = access == Access::Write;
+            self.slots[variable] = written(seen, keeps.then_some(self.slots[variable]), index);
+            if typed {
+                self.typed[variable] = written(seen ^ TYPED, keeps.then_some(self.typed[variable]), index);
+            }
+        }
+        if operation.ends == Ends::Well {
+            for &(variable, access) in &operation.accesses {
+                if access != Access::Read {
+                    self.versions[variable] += 1;
+                }
+                if operation.overwrites(variable, access) {
+                    self.failed[variable].clear();
+                }
+            }
+        } else {
+            self.loose |= operation.accesses.iter().all(|&(_, access)| access == Access::Read);
+            self.fail(operation, &[id]);
+        }
+    }
+
+    fn fail(&mut self, operation: &Operation, causes: &[Id]) {
+        for &(variable, access) in &operation.accesses {
+            if access != Access::Read {
+                // A variable that had failed before may keep that failure or take the new one.
+                let failed = &mut self.failed[variable];
+                failed.extend(causes);
+                failed.sort_unstable();
+                failed.dedup();
+            }
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------------------------- the history ----
+
+/// Operations that held a variable: one that mutated it, or those that read it between two that did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Group {
+    Readers(Vec<Id>),
+    Writer(Id),
+}
+
+/// What a wait gave: the value, or the operation that had failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Value(u64),
+    Done,
+    Failed(Id),
+    Other(String),
+}
+
+/// What a run of a program left.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// Per variable.
+    logs: Vec<Vec<Group>>,
+    slots: Vec<u64>,
+    typed: Vec<Answer>,
+    versions: Vec<u64>,
+    /// Per operation: how often it ran, what it saw, and the times at which its push began and ended.
+    runs: Vec<u32>,
+    seen: Vec<u64>,
+    times: Vec<(u64, u64)>,
+    /// Per thread and step, for those that wait.
+    answers: Vec<Vec<Option<Answer>>>,
+    last: Answer,
+    /// Operations that held a variable together with others that they must not meet.
+    violations: Vec<String>,
+}
+
+#[derive(Default)]
+struct Slot {
+    /// Readers, or -1 for a writer.
+    holders: AtomicI64,
+    /// Only loaded and stored, relaxed: the engine's order has to be enough.
+    value: AtomicU64,
+    log: Mutex<Vec<Group>>,
+}
+
+#[derive(Default)]
+struct Record {
+    runs: AtomicU32,
+    seen: AtomicU64,
+    began: AtomicU64,
+    ended: AtomicU64,
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// What the operations of a run share.
+struct World {
+    program: Arc<Program>,
+    slots: Vec<Slot>,
+    records: Vec<Record>,
+    /// Per operator: the runs so far. Only loaded and stored.
+    operator_runs: Vec<AtomicU32>,
+    clock: Option<AtomicU64>,
+    logs: bool,
+    /// Pushes that have returned.
+    pushed: AtomicUsize,
+    violations: Mutex<Vec<String>>,
+    completer: Mutex<Option<mpsc::Sender<Job>>>,
+    variables: Vec<Var<u64>>,
+}
+
+/// What a run writes down beside the values. Both keep threads in step a little, so runs without them are worth making.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch {
+    /// The order in which operations hold each variable.
+    pub logs: bool,
+    /// When each push begins and ends.
+    pub clock: bool,
+}
+
+impl Watch {
+    pub const NOTHING: Self = Self { logs: false, clock: false };
+    pub const ORDER: Self = Self { logs: true, clock: false };
+    pub const EVERYTHING: Self = Self { logs: true, clock: true };
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a program on an engine that has nothing else to do.
+pub fn run(program: &Arc<Program>, engine: &Engine, watch: Watch) -> History {
+    let (sender, receiver) = mpsc::channel::<Job>();
+    let world = Arc::new(World {
+        program: Arc::clone(program),
+        slots: (0..program.variables)
+            .map(|variable| Slot { value: AtomicU64::new(first_value(variable)), ..Slot::default() })
+            .collect(),
+        records: program.operations.iter().map(|_| Record::default()).collect(),
+        operator_runs: program.operators.iter().map(|_| AtomicU32::new(0)).collect(),
+        clock: watch.clock.then(|| AtomicU64::new(1)),
+        logs: watch.logs,
+        pushed: AtomicUsize::new(0),
+        violations: Mutex::default(),
+        completer: Mutex::new(Some(sender)),
+        variables: (0..program.variables).map(|variable| engine.var(first_value(variable))).collect(),
+    });
+    let receiver = Arc::new(Mutex::new(receiver));
+    let completers: Vec<_> = (0..2)
+        .map(|_| {
+            let receiver = Arc::clone(&receiver);
+            thread::spawn(move || {
+                loop {
+                    let job = lock(&receiver).recv();
+                    match job {
+                        Ok(job) => job(),
+                        Err(_) => return,
+                    }
+                }
+            })
+        })
+        .collect();
+
+    let operators: Vec<Operator> = (0..program.operators.len()).map(|number| world.operator(engine, number)).collect();
+    let barrier = Barrier::new(program.threads.len());
+    let answers = thread::scope(|scope| {
+        let threads: Vec<_> = program
+            .threads
+            .iter()
+            .map(|steps| {
+                let (world, operators, barrier) = (&world, &operators, &barrier);
+                scope.spawn(move || {
+                    barrier.wait();
+                    steps.iter().map(|&step| world.step(engine, operators, step)).collect()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|payload| resume_unwind(payload))).collect()
+    });
+    let last = loop {
+        // A wait does not cover what operations push after it has begun.
+        let pushed = world.pushed.load(SeqCst);
+        let last = answer(engine.wait_for_all().map(|()| Answer::Done));
+        if world.pushed.load(SeqCst) == pushed {
+            break last;
+        }
+    };
+    lock(&world.completer).take();
+    for completer in completers {
+        completer.join().unwrap_or_else(|payload| resume_unwind(payload));
+    }
+    History {
+        logs: world.slots.iter().map(|slot| lock(&slot.log).clone()).collect(),
+        slots: world.slots.iter().map(|slot| slot.value.load(Relaxed)).collect(),
+        typed: world.variables.iter().map(|variable| answer(engine.get(variable).map(Answer::Value))).collect(),
+        versions: world.variables.iter().map(|variable| engine.version(variable)).collect(),
+        runs: world.records.iter().map(|record| record.runs.load(Relaxed)).collect(),
+        seen: world.records.iter().map(|record| record.seen.load(Relaxed)).collect(),
+        times: world.records.iter().map(|record| (record.began.load(Relaxed), record.ended.load(Relaxed))).collect(),
+        answers,
+        last,
+        violations: std::mem::take(&mut *lock(&world.violations)),
+    }
+}
+
+fn answer(result: Result<Answer, WaitError>) -> Answer {
+    match result {
+        Ok(answer) => answer,
+        Err(WaitError::Failed(error)) => match error.name().strip_prefix('#').map(str::parse) {
+            Some(Ok(id)) => Answer::Failed(id),
+            _ => Answer::Other(error.to_string()),
+        },
+        Err(error) => Answer::Other(error.to_string()),
+    }
+}
+
+impl World {
+    fn step(self: &Arc<Self>, engine: &Engine, operators: &[Operator], step: Step) -> Option<Answer> {
+        let done = |()| Answer::Done;
+        match step {
+            Step::Push(id) => {
+                self.push(engine, operators, id);
+                None
+            }
+            Step::Get(variable) => Some(answer(engine.get(&self.variables[variable]).map(Answer::Value))),
+            Step::WaitForVar(variable) => Some(answer(engine.wait_for_var(&self.variables[variable]).map(done))),
+            Step::WaitToRead(variable) => Some(answer(engine.wait_to_read(&self.variables[variable]).map(done))),
+            Step::WaitForAll => Some(answer(engine.wait_for_all().map(done))),
+            Step::ClearError(variable) => {
+                engine.clear_error(&self.variables[variable]).expect("the variable is the engine's");
+                None
+            }
+        }
+    }
+
+    fn time(&self) -> u64 {
+        self.clock.as_ref().map_or(0, |clock| clock.fetch_add(1, SeqCst))
+    }
+
+    fn token(&self, variable: usize) -> &Token {
+        &self.variables[variable]
+    }
+
+    fn tokens<'w>(&'w self, operation: &'w Operation, access: Access) -> impl Iterator<Item = &'w Token> {
+        operation.names(access).map(|variable| self.token(variable))
+    }
+
+    /// Describes an operation as far as all kinds do.
+    fn describe<'e>(&self, engine: &'e Engine, name: String, operation: &Operation) -> OpBuilder<'e> {
+        let builder = engine
+            .op(name)
+            .priority(operation.priority)
+            .property(operation.property)
+            .reads(operation.repeats.iter().map(|&variable| self.token(variable)));
+        if operation.no_skip { builder.no_skip() } else { builder }
+    }
+
+    fn describe_untyped<'e>(&self, engine: &'e Engine, name: String, operation: &Operation) -> OpBuilder<'e> {
+        self.describe(engine, name, operation)
+            .reads(self.tokens(operation, Access::Read))
+            .writes(self.tokens(operation, Access::Write))
+            .overwrites(self.tokens(operation, Access::Overwrite))
+    }
+
+    fn push(self: &Arc<Self>, engine: &Engine, operators: &[Operator], id: Id) {
+        let operation = self.program.operation(id);
+        let record = &self.records[id as usize];
+        let (name, world) = (format!("#{id}"), Arc::clone(self));
+        record.began.store(self.time(), Relaxed);
+        macro_rules! typed {
+            ($call:ident) => {{
+                let reads: Vec<_> =
+                    operation.names(Access::Read).map(|variable| self.variables[variable].read()).collect();
+                let writes: Vec<_> =
+                    operation.names(Access::Write).map(|variable| self.variables[variable].write()).collect();
+                let overwrites: Vec<_> =
+                    operation.names(Access::Overwrite).map(|variable| self.variables[variable].overwrite()).collect();
+                self.describe(engine, name, operation)
+                    .$call((reads, writes, overwrites), move |values| world.body_typed(id, values))
+            }};
+        }
+        let pushed = match operation.how {
+            How::Sync => {
+                self.describe_untyped(engine, name, operation).push_sync(move |cx| world.body(id, &cx.engine()))
+            }
+            How::Typed => typed!(push),
+            How::Submit => typed!(try_submit).map(drop),
+            How::Async(finish) => self
+                .describe_untyped(engine, name, operation)
+                .push_async(move |cx, done| world.body_async(id, &cx.engine(), finish, done)),
+            How::Operator(number) => operators[number].push_with_priority(operation.priority),
+        };
+        record.ended.store(self.time(), Relaxed);
+        self.pushed.fetch_add(1, SeqCst);
+        pushed.expect("the program names variables of the engine and aliases none");
+    }
+
+    fn operator(self: &Arc<Self>, engine: &Engine, number: usize) -> Operator {
+        let plan = &self.program.operators[number];
+        let (operation, name, world) = (&plan.like, format!("operator {number}"), Arc::clone(self));
+        let operator = match plan.how {
+            How::Typed => {
+                let reads: Vec<_> =
+                    operation.names(Access::Read).map(|variable| self.variables[variable].read()).collect();
+                let writes: Vec<_> =
+                    operation.names(Access::Write).map(|variable| self.variables[variable].write()).collect();
+                let overwrites: Vec<_> =
+                    operation.names(Access::Overwrite).map(|variable| self.variables[variable].overwrite()).collect();
+                self.describe(engine, name, operation).operator((reads, writes, overwrites), move |values| {
+                    world.body_typed(world.next_run(number), values)
+                })
+            }
+            How::Async(finish) => self
+                .describe_untyped(engine, name, operation)
+                .operator_async(move |cx, done| world.body_async(world.next_run(number), &cx.engine(), finish, done)),
+            _ => self
+                .describe_untyped(engine, name, operation)
+                .operator_sync(move |cx| world.body(world.next_run(number), &cx.engine())),
+        };
+        operator.expect("the program names variables of the engine and aliases none")
+    }
+
+    /// Which operation a run of an operator is.
+    fn next_run(&self, number: usize) -> Id {
+        let count = &self.operator_runs[number];
+        let run = count.load(Relaxed);
+        count.store(run + 1, Relaxed);
+        match self.program.operators[number].runs.get(run as usize) {
+            Some(&id) => id,
+            None => {
+                lock(&self.violations).push(format!("operator {number} runs too often"));
+                self.program.operators[number].runs[0]
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------- what operations do ----
+
+    /// The operation has got its variables; gives what it sees. `typed` are the typed values it sees.
+    fn enter(&self, id: Id, mut typed: Option<impl Iterator<Item = u64>>) -> u64 {
+        let operation = self.program.operation(id);
+        for &(variable, access) in &operation.accesses {
+            let slot = &self.slots[variable];
+            let fine = if access == Access::Read {
+                slot.holders.fetch_add(1, Relaxed) >= 0
+            } else {
+                slot.holders.swap(-1, Relaxed) == 0
+            };
+            if !fine {
+                lock(&self.violations).push(format!("operation {id} shares variable {variable} ({access:?})"));
+            }
+            if !self.logs {
+                continue;
+            }
+            let mut log = lock(&slot.log);
+            match (access, log.last_mut()) {
+                (Access::Read, Some(Group::Readers(readers))) => readers.push(id),
+                (Access::Read, _) => log.push(Group::Readers(vec![id])),
+                _ => log.push(Group::Writer(id)),
+            }
+        }
+        let record = &self.records[id as usize];
+        record.runs.fetch_add(1, Relaxed);
+        let seen = seen(
+            id,
+            operation.accesses.iter().filter(|(_, access)| *access != Access::Overwrite).map(|&(variable, _)| {
+                let typed = typed.as_mut().map_or(0, |typed| typed.next().unwrap_or(0).rotate_left(32));
+                self.slots[variable].value.load(Relaxed).wrapping_add(typed)
+            }),
+        );
+        record.seen.store(seen, Relaxed);
+        seen
+    }
+
+    /// Writes what the operation writes and gives its variables up.
+    fn leave(&self, id: Id, seen: u64) {
+        for (index, &(variable, access)) in self.program.operation(id).accesses.iter().enumerate() {
+            let slot = &self.slots[variable];
+            if access == Access::Read {
+                slot.holders.fetch_sub(1, Relaxed);
+                continue;
+            }
+            let old = (access == Access::Write).then(|| slot.value.load(Relaxed));
+            slot.value.store(written(seen, old, index), Relaxed);
+            slot.holders.store(0, Relaxed);
+        }
+    }
+
+    fn end(&self, id: Id) -> Result<(), String> {
+        match self.program.operation(id).ends {
+            Ends::Well => Ok(()),
+            Ends::Error | Ends::Lost => Err(format!("{id} fails on purpose")),
+            // A panic as any other, without the report of it.
+            Ends::Panic => resume_unwind(Box::new(format!("{id} panics on purpose"))),
+        }
+    }
+
+    fn push_children(self: &Arc<Self>, id: Id, engine: &Engine) {
+        for &child in &self.program.operation(id).children {
+            self.push(engine, &[], child);
+        }
+    }
+
+    fn body(self: &Arc<Self>, id: Id, engine: &Engine) -> Result<(), String> {
+        let seen = self.enter(id, None::<std::iter::Empty<u64>>);
+        self.push_children(id, engine);
+        self.leave(id, seen);
+        self.end(id)
+    }
+
+    fn body_typed(
+        self: &Arc<Self>,
+        id: Id,
+        (reads, writes, overwrites): (Vec<&u64>, Vec<&mut u64>, Vec<&mut u64>),
+    ) -> Result<(), String> {
+        let operation = self.program.operation(id);
+        let values: Vec<u64> = {
+            let (mut reads, mut writes) = (reads.iter(), writes.iter());
+            operation
+                .accesses
+                .iter()
+                .filter_map(|(_, access)| match access {
+                    Access::Read => reads.next().map(|value| **value),
+                    Access::Write => writes.next().map(|value| **value),
+                    Access::Overwrite => None,
+                })
+                .collect()
+        };
+        let seen = self.enter(id, Some(values.into_iter()));
+        let (mut writes, mut overwrites) = (writes.into_iter(), overwrites.into_iter());
+        for (index, &(_, access)) in operation.accesses.iter().enumerate() {
+            let (value, keeps) = match access {
+                Access::Read => continue,
+                Access::Write => (writes.next(), true),
+                Access::Overwrite => (overwrites.next(), false),
+            };
+            if let Some(value) = value {
+                *value = written(seen ^ TYPED, keeps.then_some(*value), index);
+            }
+        }
+        self.leave(id, seen);
+        self.end(id)
+    }
+
+    fn body_async(self: &Arc<Self>, id: Id, engine: &Engine, finish: Finish, done: Completion) -> Result<(), String> {
+        let seen = self.enter(id, None::<std::iter::Empty<u64>>);
+        self.push_children(id, engine);
+        let ends = self.program.operation(id).ends;
+        if ends == Ends::Panic {
+            self.leave(id, seen);
+            return self.end(id);
+        }
+        let world = Arc::clone(self);
+        let rest = move || {
+            world.leave(id, seen);
+            match world.end(id) {
+                Ok(()) => done.complete(),
+                Err(_) if ends == Ends::Lost => drop(done),
+                Err(error) => done.fail(error),
+            }
+        };
+        match (finish, &*lock(&self.completer)) {
+            (Finish::Elsewhere, Some(completer)) => {
+                completer.send(Box::new(rest)).map_err(|_| "nobody completes")?;
+                return Ok(());
+            }
+            _ => {}
+        }
+        rest();
+        Ok(())
+    }
+}
+
+impl History {
+    /// What was left of the values.
+    pub fn end(&self) -> (Vec<u64>, Vec<Answer>, Vec<u64>) {
+        (self.slots.clone(), self.typed.clone(), self.versions.clone())
+    }
+
+    /// Histories that differ from this one, which is right and has logs, in one thing that makes them wrong.
+    pub fn tampered(&self) -> Vec<(&'static str, Self)> {
+        let mut all = Vec::new();
+        let mut tamper = |what, f: &dyn Fn(&mut Self)| {
+            let mut other = self.clone();
+            f(&mut other);
+            all.push((what, other));
+        };
+        tamper("a value that was left", &|history| history.slots[0] ^= 1);
+        tamper("a typed value that was left", &|history| history.typed[0] = Answer::Value(0));
+        tamper("a version", &|history| history.versions[0] += 1);
+        tamper("a value that was seen", &|history| history.seen[7] ^= 1);
+        tamper("an operation that did not run", &|history| history.runs[0] = 0);
+        tamper("an operation that ran twice", &|history| history.runs[1] = 2);
+        tamper("a violation", &|history| history.violations.push(String::new()));
+        tamper("a failure", &|history| history.last = Answer::Failed(0));
+        tamper("a lost access", &|history| drop(history.logs[0].pop()));
+        tamper("a repeated access", &|history| {
+            let first = history.logs[0][0].clone();
+            history.logs[0].push(first);
+        });
+        tamper("two accesses in the wrong order", &|history| {
+            let at = history.logs[0].len() / 2;
+            history.logs[0].swap(at, at + 1);
+        });
+        all
+    }
+
+    /// This history, with two operations that conflict on both of the first two variables seen in one order by the one and
+    /// in the other order by the other.
+    pub fn going_round(&self, program: &Program) -> Option<Self> {
+        let on_second = |id: Id| program.operation(id).accesses.iter().find(|(variable, _)| *variable == 1);
+        let at = self.logs[0].windows(2).position(|pair| match pair {
+            [Group::Writer(a), Group::Writer(b)] => match (on_second(*a), on_second(*b)) {
+                (Some((_, a)), Some((_, b))) => *a != Access::Read || *b != Access::Read,
+                _ => false,
+            },
+            _ => false,
+        })?;
+        let mut other = self.clone();
+        other.logs[0].swap(at, at + 1);
+        other.times.fill((0, 0));
+        Some(other)
+    }
+}
+
+// -------------------------------------------------------------------------------------------------- the checks ----
+
+fn equal<T: PartialEq + std::fmt::Debug>(what: &str, index: usize, is: &T, should: &T) -> Result<(), String> {
+    if is == should { Ok(()) } else { Err(format!("{what} {index} is {is:?} and should be {should:?}")) }
+}
+
+impl History {
+    /// Compares everything that was left with the model.
+    fn check_end(&self, program: &Program, model: &Model) -> Result<(), String> {
+        if !self.violations.is_empty() {
+            return Err(format!("{} violations: {:?}", self.violations.len(), self.violations.first()));
+        }
+        for id in 0..program.operations.len() {
+            equal("the number of runs of operation", id, &self.runs[id], &u32::from(model.seen[id].is_some()))?;
+            equal("what was seen by operation", id, &self.seen[id], &model.seen[id].unwrap_or(0))?;
+        }
+        for variable in 0..program.variables {
+            equal("the value beside variable", variable, &self.slots[variable], &model.slots[variable])?;
+            equal("the version of variable", variable, &self.versions[variable], &model.versions[variable])?;
+            self.typed[variable]
+                .check(model.failed[variable].as_slice(), &Answer::Value(model.typed[variable]))
+                .map_err(|error| format!("variable {variable}: {error}"))?;
+        }
+        self.last.check_all(model)
+    }
+}
+
+impl Answer {
+    fn check(&self, failed: &[Id], fine: &Answer) -> Result<(), String> {
+        match self {
+            Self::Failed(id) if failed.contains(id) => Ok(()),
+            answer if failed.is_empty() && answer == fine => Ok(()),
+            _ => Err(format!("a wait gave {self:?}; it should give {fine:?}, or the failure of one of {failed:?}")),
+        }
+    }
+
+    fn check_all(&self, model: &Model) -> Result<(), String> {
+        let fails = model.loose || model.failed.iter().any(|failed| !failed.is_empty());
+        match self {
+            Self::Failed(_) if fails => Ok(()),
+            Self::Done if !fails => Ok(()),
+            _ => Err(format!("a wait for all gave {self:?}; it should fail: {fails}")),
+        }
+    }
+}
+
+/// Checks the history of a program with one thread and without children against its serial run.
+pub fn check_serial(program: &Program, history: &History) -> Result<(), String> {
+    let mut model = Model::new(program);
+    for (index, step) in program.threads[0].iter().enumerate() {
+        let answer = history.answers[0][index].as_ref();
+        let check = match (*step, answer) {
+            (Step::Push(id), _) => {
+                model.run(program, id);
+                Ok(())
+            }
+            (Step::ClearError(variable), _) => {
+                model.failed[variable].clear();
+                Ok(())
+            }
+            (Step::Get(variable), Some(answer)) => {
+                answer.check(&model.failed[variable], &Answer::Value(model.typed[variable]))
+            }
+            (Step::WaitForVar(variable) | Step::WaitToRead(variable), Some(answer)) => {
+                answer.check(&model.failed[variable], &Answer::Done)
+            }
+            (Step::WaitForAll, Some(answer)) => answer.check_all(&model),
+            (step, None) => Err(format!("{step:?} has no answer")),
+        };
+        check.map_err(|error| format!("step {index}, {step:?}: {error}"))?;
+    }
+    history.check_end(program, &model)
+}
+
+/// Checks the history of a program without failures, run with logs, against a serial run in an order that explains it.
+pub fn check_some_order(program: &Program, history: &History) -> Result<(), String> {
+    check_logs(program, history)?;
+    for answer in history.answers.iter().flatten().flatten() {
+        if !matches!(answer, Answer::Done | Answer::Value(_)) {
+            return Err(format!("nothing fails, but a wait gave {answer:?}"));
+        }
+    }
+    let order = explain(program, history)?;
+    let mut model = Model::new(program);
+    for id in order {
+        model.run(program, id);
+    }
+    history.check_end(program, &model)
+}
+
+/// That every operation is in the logs of its variables, once, and in no others.
+fn check_logs(program: &Program, history: &History) -> Result<(), String> {
+    let mut found = 0;
+    for (variable, log) in history.logs.iter().enumerate() {
+        let mut before = vec![false; program.operations.len()];
+        for group in log {
+            let (ids, reads) = match group {
+                Group::Readers(ids) => (ids.as_slice(), true),
+                Group::Writer(id) => (std::slice::from_ref(id), false),
+            };
+            for &id in ids {
+                found += 1;
+                let named = program
+                    .operation(id)
+                    .accesses
+                    .iter()
+                    .any(|&(own, access)| own == variable && (access == Access::Read) == reads);
+                if !named || std::mem::replace(&mut before[id as usize], true) {
+                    return Err(format!("operation {id} was on variable {variable} when it should not"));
+                }
+            }
+        }
+    }
+    let expected: usize = program.operations.iter().map(|operation| operation.accesses.len()).sum();
+    equal("the number of accesses in log", 0, &found, &expected)
+}
+
+/// An order of all operations that every log, every thread, every parent and the clock agree with.
+pub fn explain(program: &Program, history: &History) -> Result<Vec<Id>, String> {
+    let operations = program.operations.len();
+    // Nodes: the operations, and then the moments at which a push began or ended, in their order.
+    let mut moments: Vec<(u64, Id, bool)> = Vec::new();
+    for (id, &(began, ended)) in history.times.iter().enumerate() {
+        if began != 0 && ended != 0 {
+            moments.push((began, id as Id, true));
+            moments.push((ended, id as Id, false));
+        }
+    }
+    moments.sort_unstable();
+    let mut graph = Graph::new(operations + moments.len());
+    for (index, &(_, id, begins)) in moments.iter().enumerate() {
+        let node = operations + index;
+        if index > 0 {
+            graph.edge(node - 1, node);
+        }
+        if begins {
+            graph.edge(node, id as usize);
+        } else {
+            graph.edge(id as usize, node);
+        }
+    }
+    for log in &history.logs {
+        for pair in log.windows(2) {
+            match pair {
+                [Group::Writer(a), Group::Writer(b)] => graph.edge(*a as usize, *b as usize),
+                [Group::Writer(a), Group::Readers(readers)] => {
+                    readers.iter().for_each(|b| graph.edge(*a as usize, *b as usize));
+                }
+                [Group::Readers(readers), Group::Writer(b)] => {
+                    readers.iter().for_each(|a| graph.edge(*a as usize, *b as usize));
+                }
+                _ => return Err("two groups of readers in a row".to_owned()),
+            }
+        }
+    }
+    for steps in &program.threads {
+        let pushes: Vec<Id> =
+            steps.iter().filter_map(|step| if let Step::Push(id) = step { Some(*id) } else { None }).collect();
+        pushes.windows(2).for_each(|pair| graph.edge(pair[0] as usize, pair[1] as usize));
+    }
+    for (id, operation) in program.operations.iter().enumerate() {
+        let mut before = id;
+        for &child in &operation.children {
+            graph.edge(before, child as usize);
+            before = child as usize;
+        }
+    }
+    let order = graph.order().map_err(|cycle| {
+        let name = |node: &usize| match moments.get(node.wrapping_sub(operations)) {
+            Some((time, ..)) => format!("time {time}"),
+            None => format!("operation {node}: {:?}", program.operations[*node]),
+        };
+        format!("no order explains what happened: {:#?}", cycle.iter().map(name).collect::<Vec<_>>())
+    })?;
+    Ok(order.into_iter().filter(|&node| node < operations).map(|node| node as Id).collect())
+}
+
+struct Graph {
+    successors: Vec<Vec<u32>>,
+    predecessors: Vec<u32>,
+}
+
+impl Graph {
+    fn new(nodes: usize) -> Self {
+        Self { successors: vec![Vec::new(); nodes], predecessors: vec![0; nodes] }
+    }
+
+    fn edge(&mut self, from: usize, to: usize) {
+        self.successors[from].push(to as u32);
+        self.predecessors[to] += 1;
+    }
+
+    /// All nodes, each after its predecessors; or a cycle.
+    fn order(mut self) -> Result<Vec<usize>, Vec<usize>> {
+        let nodes = self.successors.len();
+        let mut order: Vec<usize> = (0..nodes).filter(|&node| self.predecessors[node] == 0).collect();
+        let mut next = 0;
+        while let Some(&node) = order.get(next) {
+            next += 1;
+            for &after in &self.successors[node] {
+                self.predecessors[after as usize] -= 1;
+                if self.predecessors[after as usize] == 0 {
+                    order.push(after as usize);
+                }
+            }
+        }
+        if order.len() == nodes {
+            return Ok(order);
+        }
+        // Every node left has a predecessor that is left, so going back from one of them comes round.
+        let left = |node: usize| self.predecessors[node] > 0;
+        let mut back = vec![usize::MAX; nodes];
+        for node in (0..nodes).filter(|&node| left(node)) {
+            for &after in self.successors[node].iter().filter(|&&after| left(after as usize)) {
+                back[after as usize] = node;
+            }
+        }
+        let mut at = (0..nodes).find(|&node| left(node)).unwrap_or(0);
+        for _ in 0..nodes {
+            at = back[at];
+        }
+        let mut cycle = vec![at];
+        let mut before = back[at];
+        while before != at {
+            cycle.push(before);
+            before = back[before];
+        }
+        cycle.reverse();
+        Err(cycle)
+    }
+}

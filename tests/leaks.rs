@@ -1,0 +1,195 @@
+//! Every function, captured value, variable's value and result is dropped exactly once: after success, failure, skips,
+//! refusals and cancellation, and however engines and handles go.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::{sync::Arc, thread, time::Duration};
+
+use common::{Drops, Gate, KINDS, on_kinds, watched};
+use raddle::{BoxError, Engine, EngineKind, Property, Shutdown};
+
+/// What a workload does with its engine at the end.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Wait,
+    Drop,
+    Drain,
+    Cancel,
+}
+
+/// Everything an engine can be asked to keep, some of it failing.
+fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
+    let vars: Vec<_> = (0..6).map(|_| engine.var(vec![drops.make()])).collect();
+    let token = engine.new_var();
+    let kept = drops.make();
+    let operator = engine
+        .op("operator")
+        .operator(vars[0].write(), move |value| {
+            kept.touch();
+            value.truncate(1);
+        })
+        .expect("the engine is open");
+    for round in 0..rounds {
+        let (a, b) = (&vars[round % 6], &vars[(round + 1) % 6]);
+        let mine = drops.make();
+        let result = engine.op("typed").push((a.read(), b.write()), move |(a, b)| {
+            mine.touch();
+            *b = a.clone();
+            if round % 11 == 3 { Err("on purpose") } else { Ok(()) }
+        });
+        let mine = drops.make();
+        let handle = engine.op("value").submit(a.read(), move |a| {
+            mine.touch();
+            a.clone()
+        });
+        // Some handles are waited on, some dropped at once.
+        if let (Ok(handle), 0) = (handle, round % 5) {
+            drop(handle.wait());
+        }
+        let large = [(); 20].map(|()| drops.make());
+        let _ = engine.op("large").push((), move |()| large.iter().for_each(|thing| thing.touch()));
+        let mine = drops.make();
+        let _ = engine.push_async(
+            move |_, done| {
+                let inner = mine.clone();
+                thread::spawn(move || {
+                    inner.touch();
+                    // Before the completion: this thread may end after everything else has.
+                    drop(inner);
+                    match round % 4 {
+                        0 => drop(done),
+                        1 => done.fail("on purpose"),
+                        _ => done.complete(),
+                    }
+                });
+            },
+            [],
+            [&token],
+        );
+        let mine = drops.make();
+        let _ = engine.op("skipped now and then").reads([&token]).push_sync(move |_| mine.touch());
+        let mine = drops.make();
+        let _ = engine.op("panics").writes([&token]).push_sync(move |_| -> Result<(), BoxError> {
+            mine.touch();
+            if round % 7 == 0 { panic!("on purpose") } else { Ok(()) }
+        });
+        let _ = operator.push();
+        let mine = drops.make();
+        let _ = engine.op("clean up").property(Property::DeleteVar).push((), move |()| mine.touch());
+        if round % 3 == 0 {
+            let _ = engine.clear_error(&token);
+            let _ = engine.clear_error(b);
+        }
+        let gone = engine.var(drops.make());
+        let mine = drops.make();
+        engine.op("last").push(gone.write(), move |gone| (gone.touch(), mine.touch()).0).ok();
+        if round % 2 == 0 {
+            let mine = drops.make();
+            let _ = engine.delete_variable(&gone, move |_| mine.touch());
+            // Refused: it never runs, and is dropped.
+            let mine = drops.make();
+            assert!(engine.op("late").push(gone.write(), move |_| mine.touch()).is_err());
+        }
+        result.ok();
+    }
+}
+
+fn nothing_is_left(end: End) {
+    on_kinds(&KINDS, 2, move |engine| {
+        let drops = Drops::new();
+        let inner = drops.clone();
+        match end {
+            End::Wait => {
+                workload(&engine, &inner, 200);
+                let _ = engine.wait_for_all();
+                // Values go with the variables' handles, on a worker, which a second wait covers.
+                let _ = engine.wait_for_all();
+                common::eventually("everything is dropped", || drops.dropped() == drops.made());
+                drop(engine);
+            }
+            End::Drop => {
+                workload(&engine, &inner, 200);
+                drop(engine);
+            }
+            End::Drain => {
+                workload(&engine, &inner, 200);
+                engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(50))).expect("nothing hangs");
+            }
+            End::Cancel => {
+                let gate = Gate::new();
+                let held = gate.clone();
+                let waits = engine.kind() != EngineKind::Naive;
+                if waits {
+                    engine.op("gate").push((), move |()| held.pass()).expect("the engine is open");
+                }
+                // Waits inside the workload need the workers that are left.
+                workload(&engine, &inner, 50);
+                engine.notify_shutdown();
+                gate.open();
+                engine.shutdown(Shutdown::Cancel, Some(Duration::from_secs(50))).expect("nothing hangs");
+            }
+        }
+        // The function of an asynchronous operation may still be ending when its completion was used.
+        common::eventually("everything is dropped", || drops.dropped() == drops.made());
+        drops.assert_all_gone();
+    });
+}
+
+#[test]
+fn nothing_is_left_after_a_wait_for_all() {
+    nothing_is_left(End::Wait);
+}
+
+#[test]
+fn nothing_is_left_after_the_engine_is_dropped() {
+    nothing_is_left(End::Drop);
+}
+
+#[test]
+fn nothing_is_left_after_a_drain() {
+    nothing_is_left(End::Drain);
+}
+
+#[test]
+fn nothing_is_left_after_a_cancellation() {
+    nothing_is_left(End::Cancel);
+}
+
+#[test]
+fn a_variable_may_outlive_its_engine() {
+    on_kinds(&KINDS, 1, |engine| {
+        let drops = Drops::new();
+        let variable = engine.var(Arc::new(drops.make()));
+        let seen = engine.get(&variable).expect("nothing fails");
+        drop(engine);
+        let other = variable.clone();
+        drop(variable);
+        assert_eq!(drops.dropped(), 0);
+        drop(seen);
+        drop(other);
+        drops.assert_all_gone();
+    });
+}
+
+#[test]
+fn an_engine_dropped_inside_its_last_operation_leaves_nothing() {
+    watched(|| {
+        for kind in KINDS {
+            let drops = Drops::new();
+            let (engine, done) = (common::engine(kind, 1), Gate::new());
+            let (inner, opened, mine) = (engine.clone(), done.clone(), drops.make());
+            engine
+                .op("last")
+                .push((), move |()| {
+                    mine.touch();
+                    drop(inner);
+                    opened.open();
+                })
+                .expect("the engine is open");
+            drop(engine);
+            done.pass();
+            common::eventually("the operation's function is dropped", || drops.dropped() == drops.made());
+        }
+    });
+}

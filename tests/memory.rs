@@ -1,0 +1,63 @@
+//! Memory stays flat: ten million pushes through one variable, and engines that come and go. A binary of its own because
+//! it looks at the memory of the whole process.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{resident_bytes, thread_count, watched_for};
+use raddle::{Engine, EngineKind};
+
+const PUSHES: usize = 10_000_000;
+
+/// Operations that may be pending at once.
+const BURST: usize = 10_000;
+
+const MEBIBYTE: usize = 1 << 20;
+
+#[test]
+fn pushes_through_one_variable_and_engines_that_come_and_go_leave_memory_flat() {
+    watched_for(Duration::from_secs(300), || {
+        for kind in [EngineKind::PerDevice, EngineKind::Naive] {
+            let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("the engine is built");
+            let counter = engine.var(0usize);
+            let push = |pushes: usize| {
+                for i in 1..=pushes {
+                    if i % 8 == 0 {
+                        engine.op("look").push(counter.read(), |counter| assert!(*counter > 0)).expect("it is open");
+                    } else {
+                        engine.op("count").push(counter.write(), |counter| *counter += 1).expect("it is open");
+                    }
+                    if i % BURST == 0 {
+                        engine.wait_for_all().expect("nothing fails");
+                    }
+                }
+            };
+            push(PUSHES / 10);
+            let before = resident_bytes();
+            push(PUSHES - PUSHES / 10);
+            let grown = resident_bytes().saturating_sub(before);
+            println!("{kind}: {} KiB more after {PUSHES} pushes", grown / 1024);
+            assert!(grown < 8 * MEBIBYTE, "{kind}: {grown} bytes more");
+            let counted = engine.get(&counter).expect("nothing fails");
+            assert_eq!(counted, PUSHES / 10 * 7 / 8 + (PUSHES - PUSHES / 10) * 7 / 8);
+            assert_eq!(engine.version(&counter), counted as u64);
+        }
+
+        let come_and_go = |times: usize| {
+            for _ in 0..times {
+                let engine = Engine::builder().workers(2).pin(false).build().expect("the engine is built");
+                let text = engine.var(String::from("warp"));
+                engine.op("append").push(text.write(), |text| text.push_str(" and weft")).expect("it is open");
+            }
+        };
+        come_and_go(50);
+        let (bytes, threads) = (resident_bytes(), thread_count());
+        come_and_go(200);
+        let grown = resident_bytes().saturating_sub(bytes);
+        println!("200 engines: {} KiB more", grown / 1024);
+        assert!(grown < 8 * MEBIBYTE, "200 engines: {grown} bytes more");
+        assert!(thread_count() <= threads, "threads of dropped engines are left");
+    });
+}

@@ -1,0 +1,207 @@
+//! Random programs on every kind of engine, against the rule itself: conflicting operations run in push order.
+//!
+//! With one pushing thread everything must be exactly as in a serial run. With several, it must be exactly as in *some*
+//! serial run that every variable, every thread and the clock agree with; see `common::program` for how that is checked.
+
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{
+    KINDS, all_engines, engine,
+    program::{Finish, How, Program, Random, Shape, Step, Watch, check_serial, check_some_order, explain, run},
+    watched,
+};
+use raddle::{Engine, EngineKind};
+
+fn serial(engine: &Engine, label: &str, shape: &Shape, seed: u64, watch: Watch) {
+    let program = Arc::new(Program::generate(shape, &mut Random::new(seed)));
+    let history = run(&program, engine, watch);
+    check_serial(&program, &history).unwrap_or_else(|error| panic!("{label}, seed {seed}: {error}"));
+    if watch.logs {
+        check_order(&program, &history, label, seed);
+    }
+}
+
+fn check_order(program: &Program, history: &common::program::History, label: &str, seed: u64) {
+    check_some_order(program, history).unwrap_or_else(|error| panic!("{label}, seed {seed}: {error}"));
+}
+
+/// The size that the reference engine's own oracle test has: 10,000 operations over 100 variables.
+#[test]
+fn ten_thousand_operations_over_a_hundred_variables_equal_the_serial_run() {
+    watched(|| {
+        for (number, (label, engine)) in all_engines().into_iter().enumerate() {
+            serial(&engine, &label, &Shape::default(), 1000 + number as u64, Watch::NOTHING);
+        }
+    });
+}
+
+#[test]
+fn many_seeds_equal_the_serial_run() {
+    watched(|| {
+        let engines = all_engines();
+        for seed in 0..120 {
+            let (label, engine) = &engines[seed as usize % engines.len()];
+            // From two variables, where everything conflicts, to many.
+            let variables = [2, 3, 5, 10, 30, 100][seed as usize % 6];
+            let shape = Shape { variables, operations: 600, ..Shape::default() };
+            serial(engine, label, &shape, seed, if seed % 2 == 0 { Watch::NOTHING } else { Watch::EVERYTHING });
+        }
+    });
+}
+
+#[test]
+fn programs_that_fail_equal_the_serial_run() {
+    watched(|| {
+        for seed in 0..60 {
+            // An engine that has failures left would report them again.
+            let engines = all_engines();
+            let (label, engine) = &engines[seed as usize % engines.len()];
+            let shape = Shape {
+                variables: [4, 20, 100][seed as usize % 3],
+                operations: 500,
+                failures: true,
+                ..Shape::default()
+            };
+            serial(engine, label, &shape, 7000 + seed, Watch::NOTHING);
+        }
+    });
+}
+
+/// A program run by each kind gives the same values as by the naive engine, which is the second oracle.
+#[test]
+fn all_kinds_agree_with_the_naive_engine() {
+    watched(|| {
+        for seed in 50..54 {
+            let shape = Shape { operations: 3000, ..Shape::default() };
+            let program = Arc::new(Program::generate(&shape, &mut Random::new(seed)));
+            let ends = KINDS.map(|kind| run(&program, &engine(kind, 2), Watch::NOTHING).end());
+            assert_eq!(ends[0], ends[1], "Naive and Pooled differ with seed {seed}");
+            assert_eq!(ends[0], ends[2], "Naive and PerDevice differ with seed {seed}");
+        }
+    });
+}
+
+fn concurrently(threads: usize, watch: Watch, seeds: std::ops::Range<u64>) {
+    watched(move || {
+        for (number, (label, engine)) in all_engines().into_iter().enumerate() {
+            for seed in seeds.clone() {
+                let variables = [4, 12, 100][(seed as usize + number) % 3];
+                let shape = Shape { variables, operations: 1500, threads, children: true, ..Shape::default() };
+                let program = Arc::new(Program::generate(&shape, &mut Random::new(seed * 31 + threads as u64)));
+                let history = run(&program, &engine, watch);
+                check_order(&program, &history, &format!("{label}, {threads} pushers"), seed);
+            }
+        }
+    });
+}
+
+#[test]
+fn one_pusher_with_children_is_explained_by_some_order() {
+    concurrently(1, Watch::EVERYTHING, 0..2);
+}
+
+#[test]
+fn two_pushers_are_explained_by_some_order() {
+    concurrently(2, Watch::EVERYTHING, 0..2);
+}
+
+#[test]
+fn four_pushers_are_explained_by_some_order() {
+    concurrently(4, Watch::ORDER, 0..2);
+}
+
+#[test]
+fn four_pushers_are_explained_by_an_order_that_respects_real_time() {
+    concurrently(4, Watch::EVERYTHING, 10..12);
+}
+
+#[test]
+fn eight_pushers_are_explained_by_some_order() {
+    concurrently(8, Watch::ORDER, 0..2);
+}
+
+/// 10,000 operations over 100 variables from eight threads on each kind.
+#[test]
+fn a_large_program_of_eight_pushers_is_explained_by_some_order() {
+    watched(|| {
+        for kind in KINDS {
+            let shape = Shape { threads: 8, ..Shape::default() };
+            let program = Arc::new(Program::generate(&shape, &mut Random::new(77)));
+            let history = run(&program, &engine(kind, 2), Watch::EVERYTHING);
+            check_order(&program, &history, &kind.to_string(), 77);
+        }
+    });
+}
+
+/// Operations that all name the same few variables, so that nearly every push meets another one half done.
+#[test]
+fn pushes_that_always_meet_are_explained_by_some_order() {
+    watched(|| {
+        for kind in KINDS {
+            let shape = Shape { variables: 4, accesses: 4, threads: 8, operations: 6000, ..Shape::default() };
+            let program = Arc::new(Program::generate(&shape, &mut Random::new(5)));
+            let history = run(&program, &engine(kind, 2), Watch::ORDER);
+            check_order(&program, &history, &kind.to_string(), 5);
+        }
+    });
+}
+
+// ------------------------------------------------------------------------------------------ the checks, checked ----
+
+/// The generator makes what it says: every way to push, every property, one to eight variables, all modes.
+#[test]
+fn generated_programs_cover_what_there_is() {
+    let shape = Shape { threads: 2, children: true, ..Shape::default() };
+    let program = Program::generate(&shape, &mut Random::new(3));
+    assert!(program.operations.len() >= 10_000);
+    for count in 1..=8 {
+        assert!(program.operations.iter().any(|operation| operation.accesses.len() == count), "{count} variables");
+    }
+    let hows = [
+        How::Sync,
+        How::Typed,
+        How::Submit,
+        How::Async(Finish::Inside),
+        How::Async(Finish::Elsewhere),
+        How::Operator(0),
+        How::Operator(7),
+    ];
+    for how in hows {
+        assert!(program.operations.iter().any(|operation| operation.how == how), "{how:?}");
+    }
+    let properties = program.operations.iter().map(|operation| format!("{:?}", operation.property));
+    assert_eq!(properties.collect::<std::collections::BTreeSet<_>>().len(), 8);
+    assert!(program.operations.iter().any(|operation| !operation.children.is_empty()));
+    for thread in &program.threads {
+        assert!(thread.iter().any(|step| matches!(step, Step::WaitForAll)));
+    }
+}
+
+/// A checker that cannot fail proves nothing: histories that were tampered with are refused.
+#[test]
+fn the_checker_refuses_wrong_histories() {
+    let shape = Shape { variables: 6, operations: 300, threads: 2, waits: false, ..Shape::default() };
+    let program = Arc::new(Program::generate(&shape, &mut Random::new(9)));
+    let history = run(&program, &engine(EngineKind::Pooled, 2), Watch::EVERYTHING);
+    check_some_order(&program, &history).expect("the history is right");
+    explain(&program, &history).expect("the history has an order");
+
+    for (what, tampered) in history.tampered() {
+        assert!(check_some_order(&program, &tampered).is_err(), "the checker missed {what}");
+    }
+}
+
+/// Two pushes that two variables see in different orders, as an engine whose push is not atomic would have it.
+#[test]
+fn the_checker_refuses_an_order_that_goes_round() {
+    let shape = Shape { variables: 2, accesses: 2, operations: 600, threads: 2, waits: false, ..Shape::default() };
+    let program = Arc::new(Program::generate(&shape, &mut Random::new(1)));
+    let history = run(&program, &engine(EngineKind::Naive, 1), Watch::ORDER);
+    let round = history.going_round(&program).expect("two operations in a row conflict on both variables");
+    let error = explain(&program, &round).expect_err("the order goes round");
+    assert!(error.contains("no order explains"), "{error}");
+}
