@@ -2,27 +2,7 @@
 
 use std::{cell::Cell, fmt, ptr, sync::Arc};
 
-use crate::{core::Core, engine::Engine, sync::thread_static, task::Task, threads, tracker::OpRef, variable::VarCell};
-
-/// The device an operation runs on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Context {
-    /// The processor's cores.
-    #[default]
-    Cpu,
-    /// The GPU with this number.
-    Gpu(u32),
-}
-
-impl fmt::Display for Context {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu => f.write_str("cpu"),
-            Self::Gpu(number) => write!(f, "gpu({number})"),
-        }
-    }
-}
+use crate::{core::Core, device::Context, sync::thread_static, task::Task, threads, tracker::OpRef, variable::VarCell};
 
 /// An operation that runs on this thread, innermost first.
 pub(crate) struct Frame {
@@ -130,13 +110,6 @@ impl fmt::Debug for RunContext<'_> {
 impl<'a> RunContext<'a> {
     pub(crate) fn new(frame: &'a Frame, core: &'a Arc<Core>) -> Self {
         Self { frame, core }
-    }
-
-    /// The engine, for pushing further operations. This handle does not keep the engine open: unlike those that the
-    /// program holds, it may be the last one without a shutdown.
-    #[must_use]
-    pub fn engine(&self) -> Engine {
-        Engine::uncounted(Arc::clone(self.core))
     }
 
     /// The operation's name; empty if it was given none.

@@ -13,10 +13,10 @@ use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
 
 use crate::{
-    builder::EngineKind,
     context::{self, RunContext},
     error::{Cause, OpError, PushError, ShutdownError, WaitError},
     failures::Failures,
+    kind::EngineKind,
     name::Name,
     outcome::Outcome,
     scheduler::{DEFAULT_BAND, band_of},
@@ -25,10 +25,9 @@ use crate::{
         atomic::{AtomicU8, AtomicU64, AtomicUsize},
     },
     tally::Tally,
-    task::{Await, Body, Entry, Plain, Returning, Task, Work, flag},
+    task::{Await, Body, Entry, Plain, Task, Work, flag},
     threads::{self, Crew},
     tracker::{self, INLINE_ACCESSES, Mode, OpRef, ReadyList},
-    typed::{Accesses, Read, Var, sealed::List},
     variable::{Free, Token, VarCell},
 };
 
@@ -189,7 +188,10 @@ impl Core {
     /// Places operations that became ready on this thread.
     pub(crate) fn place_all(self: &Arc<Self>, ready: &mut ReadyList<Task>) {
         while let Some(op) = ready.pop() {
-            if self.kind == EngineKind::Naive || op.task().has(flag::INLINE) {
+            // After a shutdown nobody is left in the lanes. What can still become ready then is the engine's own, on a
+            // thread of the program.
+            let deserted = op.task().has(flag::INTERNAL) && !self.is_open() && !threads::carries(self);
+            if self.kind == EngineKind::Naive || op.task().has(flag::INLINE) || deserted {
                 self.execute(op, ready);
             } else {
                 self.crew.schedule(op);
@@ -459,28 +461,6 @@ impl Core {
             threads::yield_worker()?;
         }
         outcome.wait(deadline)
-    }
-
-    /// Clones the value of a variable out.
-    pub(crate) fn get<T: Clone + Send + Sync + 'static>(
-        self: &Arc<Self>,
-        var: &Var<T>,
-        location: &'static Location<'static>,
-    ) -> Result<T, WaitError> {
-        if context::holds(var.cell()) {
-            return Err(WaitError::WouldDeadlock);
-        }
-        let access = var.read();
-        let mut list = List(Entries::new());
-        access.declare(&mut list);
-        let kept = access.keep();
-        let outcome = Outcome::new();
-        let spec =
-            Spec { name: Name::from("get"), location, priority: 0, lane: 0, flags: flag::EAGER | flag::INTERNAL };
-        // SAFETY: the operation declares `access` and runs once.
-        let f = move |_: &RunContext<'_>| Ok(unsafe { Read::<T>::refs(&kept) }.clone());
-        self.push(spec, list.0, Returning::new(f, Arc::clone(&outcome)))?;
-        self.wait_outcome(&outcome, None)
     }
 
     /// Waits for every operation pushed before.

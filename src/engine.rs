@@ -12,16 +12,19 @@ use std::{
 };
 
 use crate::{
-    builder::{Builder, EngineKind, Placement},
+    builder::Builder,
     completion::Completion,
-    context::RunContext,
-    core::Core,
+    context::{self, RunContext},
+    core::{Core, Entries, Spec},
     error::{BuildError, OpError, PushError, ShutdownError, WaitError},
     handle::VarWait,
+    kind::{EngineKind, Placement},
     name::Name,
     op_builder::{OpBuilder, Report},
     operator::Operator,
-    typed::Var,
+    outcome::Outcome,
+    task::{Returning, flag},
+    typed::{Accesses, Read, Var, sealed::List},
     variable::Token,
 };
 
@@ -39,7 +42,8 @@ pub enum Shutdown {
 ///
 /// Any number of threads may push at once, operations included, and each push is atomic over all its variables: there is
 /// one order of all pushes that every variable agrees with, each thread's own order and real time included. Pushing never
-/// waits, whatever else is running.
+/// waits for others, whatever is running; what runs inside a push is what was asked to: every operation of a
+/// [`Naive`](EngineKind::Naive) engine, and ready ones with [`Property::Async`](crate::Property::Async).
 ///
 /// Clones are handles of the same engine. Dropping the last one drains it: waits for what is pending and ends the threads.
 /// (Inside an operation it does so in the background.) Variables may outlive their engine; they can still be read by
@@ -259,7 +263,25 @@ impl Engine {
     /// [`WaitError::Refused`] if it is another engine's or deleted, [`WaitError::TooManyWaiting`].
     #[track_caller]
     pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
-        self.core.get(var, Location::caller())
+        if context::holds(var.cell()) {
+            return Err(WaitError::WouldDeadlock);
+        }
+        let access = var.read();
+        let mut list = List(Entries::new());
+        access.declare(&mut list);
+        let kept = access.keep();
+        let outcome = Outcome::new();
+        let spec = Spec {
+            name: Name::from("get"),
+            location: Location::caller(),
+            priority: 0,
+            lane: 0,
+            flags: flag::EAGER | flag::INTERNAL,
+        };
+        // SAFETY: the operation declares `access` and runs once.
+        let f = move |_: &RunContext<'_>| Ok(unsafe { Read::<T>::refs(&kept) }.clone());
+        self.core.push(spec, list.0, Returning::new(f, Arc::clone(&outcome)))?;
+        self.core.wait_outcome(&outcome, None)
     }
 
     /// Waits for every operation on the variable pushed before the call.
@@ -395,4 +417,13 @@ impl Engine {
 /// The time `timeout` from now; `None` for ever, also if it is too far away to be told.
 fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+}
+
+impl RunContext<'_> {
+    /// The engine, for pushing further operations. This handle does not keep the engine open: unlike those that the
+    /// program holds, it may be the last one without a shutdown.
+    #[must_use]
+    pub fn engine(&self) -> Engine {
+        Engine::uncounted(Arc::clone(self.core()))
+    }
 }

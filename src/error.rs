@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use crate::{context::Context, name::Name};
+use crate::{device::Context, name::Name};
 
 /// The error type that operations return.
 pub type BoxError = Box<dyn Error + Send + Sync>;

@@ -46,10 +46,12 @@ mod builder;
 mod completion;
 mod context;
 mod core;
+mod device;
 mod engine;
 mod error;
 mod failures;
 mod handle;
+mod kind;
 mod name;
 mod op_builder;
 mod operator;
@@ -65,12 +67,14 @@ mod tracker;
 mod typed;
 mod variable;
 
-pub use builder::{Builder, EngineKind, Placement};
+pub use builder::Builder;
 pub use completion::Completion;
-pub use context::{Context, RunContext};
+pub use context::RunContext;
+pub use device::Context;
 pub use engine::{Engine, Shutdown};
 pub use error::{BoxError, BuildError, Cause, OpError, PushError, ShutdownError, WaitError};
 pub use handle::{OpHandle, VarWait};
+pub use kind::{EngineKind, Placement};
 pub use name::Name;
 pub use op_builder::{OpBuilder, Report};
 pub use operator::Operator;
@@ -78,6 +82,11 @@ pub use property::Property;
 pub use scheduler::IdlePolicy;
 pub use typed::{Accesses, Read, Var, Write};
 pub use variable::Token;
+
+/// The program in the README compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 /// What the models of `loom-tests` look at. Exists only in their build.
 #[cfg(raddle_loom)]
@@ -93,6 +102,6 @@ pub mod internals {
             weaken::{Step, remove},
         },
         tally::{Tally, Ticket},
-        tracker::{Mode, Op, OpRef, Pushed, ReadyList, VarQueue, complete, push},
+        tracker::{Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, complete, push},
     };
 }

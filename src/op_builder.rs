@@ -4,8 +4,9 @@ use std::{panic::Location, sync::Arc};
 
 use crate::{
     completion::Completion,
-    context::{Context, RunContext},
+    context::RunContext,
     core::{Core, Entries, Spec, normalise},
+    device::Context,
     engine::Engine,
     error::{BoxError, Cause, PushError},
     handle::OpHandle,

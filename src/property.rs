@@ -1,6 +1,6 @@
 //! What kind of work an operation is, and the lane it gets for it.
 
-use crate::{builder::EngineKind, task::flag};
+use crate::{kind::EngineKind, task::flag};
 
 /// What kind of work an operation is. Each has its lane:
 ///

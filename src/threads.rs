@@ -14,10 +14,10 @@ use std::{
 use core_affinity::CoreId;
 
 use crate::{
-    builder::Placement,
     context,
     core::Core,
     error::{BuildError, WaitError},
+    kind::Placement,
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
     sync::{Condvar, Mutex, lock, thread_static, wait_until},
     task::Task,
@@ -42,10 +42,11 @@ pub(crate) struct LaneSpec {
 
 #[derive(Default)]
 struct Spares {
-    /// Workers without a thread.
-    offered: Vec<BoxedWorker>,
-    /// Threads without a worker that wait for one.
-    idle: usize,
+    /// Workers without a thread, by whether their lane is pinned.
+    offered: [Vec<BoxedWorker>; 2],
+    /// Threads without a worker that wait for one. A thread that was pinned once serves pinned lanes only, since nothing
+    /// unpins it.
+    idle: [usize; 2],
     /// Threads started so far, spares and others.
     threads: usize,
     ended: bool,
@@ -206,11 +207,12 @@ impl Crew {
 
     /// Finds a thread for `worker`, whose thread is about to sleep; gives it back if there is none.
     fn give_away(&self, core: &Arc<Core>, worker: BoxedWorker) -> Result<(), BoxedWorker> {
+        let pinned = usize::from(self.is_pinned(&worker));
         let number = {
             let mut spares = lock(&self.spares);
-            if spares.idle > spares.offered.len() {
-                spares.offered.push(worker);
-                self.offer.notify_one();
+            if spares.idle[pinned] > spares.offered[pinned].len() {
+                spares.offered[pinned].push(worker);
+                self.offer.notify_all();
                 return Ok(());
             }
             if spares.threads == self.max_threads {
@@ -226,11 +228,12 @@ impl Crew {
     }
 
     /// Waits, as a spare, for a worker to carry; `None` when the engine has ended.
-    fn await_offer(&self) -> Option<BoxedWorker> {
+    fn await_offer(&self, pinned: bool) -> Option<BoxedWorker> {
+        let pinned = usize::from(pinned);
         let mut spares = lock(&self.spares);
-        spares.idle += 1;
+        spares.idle[pinned] += 1;
         let worker = loop {
-            if let Some(worker) = spares.offered.pop() {
+            if let Some(worker) = spares.offered[pinned].pop() {
                 break Some(worker);
             }
             if spares.ended {
@@ -241,7 +244,7 @@ impl Crew {
                 Err(_) => unreachable!("there is no deadline"),
             };
         };
-        spares.idle -= 1;
+        spares.idle[pinned] -= 1;
         worker
     }
 
@@ -276,9 +279,18 @@ impl Crew {
         }
     }
 
+    fn lane_of(&self, worker: &Worker<Task>) -> usize {
+        self.lanes.iter().position(|lane| Arc::ptr_eq(lane, worker.lane())).unwrap_or(0)
+    }
+
+    /// Whether the lane of `worker` is pinned.
+    fn is_pinned(&self, worker: &Worker<Task>) -> bool {
+        self.cores[self.lane_of(worker)].iter().any(Option::is_some)
+    }
+
     /// Puts the calling thread on the core of `worker`.
     fn pin(&self, worker: &Worker<Task>) -> (usize, Placement) {
-        let lane = self.lanes.iter().position(|lane| Arc::ptr_eq(lane, worker.lane())).unwrap_or(0);
+        let lane = self.lane_of(worker);
         let placement = match self.cores[lane][worker.index()] {
             None => Placement::Unpinned,
             Some(core) if core_affinity::set_for_current(core) => Placement::Pinned(core.id),
@@ -305,6 +317,7 @@ fn carry(
 ) {
     let carrier = Carrier { worker: Cell::new(None), core, number };
     let crew = carrier.core.crew();
+    let pinned = crew.is_pinned(&worker);
     CARRIER.with(|cell| cell.set(&raw const carrier));
     let mut next = Some(worker);
     while let Some(worker) = next {
@@ -318,7 +331,7 @@ fn carry(
         run(&carrier);
         // Either the lane has ended, or the worker was given away.
         drop(carrier.worker.take());
-        next = crew.await_offer();
+        next = crew.await_offer(pinned);
     }
     CARRIER.with(|cell| cell.set(ptr::null()));
 }

@@ -1,7 +1,7 @@
 //! Who runs a ready operation, where and when; knows operations only as things with a band.
 //!
-//! A [`Lane`] is a set of workers with one [`Injector`]. Operations pushed from outside, and those with a priority, enter
-//! through the injector; those that become ready by a completion go to the completing worker: the first to its slot, the
+//! A [`Lane`] is a set of workers with one [`Injector`](injector::Injector). Operations pushed from outside enter
+//! through the injector, as do those with a priority unless the completing worker can run them next; those that become ready by a completion go to the completing worker: the first to its slot, the
 //! others to its deque, where the other workers steal them. See `README.md` beside this file for who sleeps and who wakes
 //! whom.
 

@@ -83,8 +83,8 @@ impl Sleep {
     /// work to wake another for.
     #[must_use]
     pub fn stop_search(&self) -> bool {
-        // Relaxed: ordered by the fence.
-        let last = self.searchers.fetch_sub(1, Relaxed) == 1;
+        // Release: pairs with the load in `notify`; whoever counts without this worker sees that it is not announced.
+        let last = self.searchers.fetch_sub(1, Release) == 1;
         // SearchFence: pairs with NotifyFence.
         fence(SeqCst);
         last
@@ -95,23 +95,24 @@ impl Sleep {
         // Relaxed: ordered by the fence.
         self.sleepers[worker / 64].fetch_or(1 << (worker % 64), Relaxed);
         if searching {
-            // Relaxed: ordered by the fence.
-            self.searchers.fetch_sub(1, Relaxed);
+            // Release: as in `stop_search`.
+            self.searchers.fetch_sub(1, Release);
         }
         // SleepFence: pairs with NotifyFence.
         fence(SeqCst);
     }
 
-    /// Says that `worker` does not sleep.
+    /// Ends the announcement of `worker`, which becomes a searcher and so leaves by a fence, whatever it finds.
     pub fn retract(&self, worker: usize) {
-        // Relaxed: a notifier that still sees the bit wakes a worker that is awake, which does no harm.
+        self.start_search();
+        // Relaxed: released by the decrement that ends the search. A notifier that still sees the bit wakes this worker
+        // in vain, but comes before the fence after that decrement; README.md, case 2.
         self.sleepers[worker / 64].fetch_and(!(1 << (worker % 64)), Relaxed);
     }
 
     /// Sleeps until woken, or for no reason. The worker becomes a searcher and is not announced any more.
     pub fn park(&self, worker: usize) {
         thread::park();
-        self.start_search();
         self.retract(worker);
     }
 
@@ -122,8 +123,8 @@ impl Sleep {
             // NotifyFence: pairs with SearchFence and SleepFence.
             fence(SeqCst);
         }
-        // Relaxed: ordered by the fence.
-        if self.searchers.load(Relaxed) > 0 {
+        // Acquire: pairs with the decrements. Who sees that a worker has stopped searching sees its bit cleared.
+        if self.searchers.load(Acquire) > 0 {
             return;
         }
         self.wake_one();

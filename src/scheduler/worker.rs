@@ -117,13 +117,14 @@ impl<T> Worker<T> {
     /// The next operation, from the highest band on.
     fn find(&self) -> Option<OpRef<T>> {
         let injector = self.lane.injector();
-        let urgent = injector.highest();
+        let mut urgent = injector.highest();
         if let Some(op) = self.slot.take() {
             if self.run.get() < MAX_RUN && urgent.is_none_or(|band| band <= op.op().band) {
                 self.run.set(self.run.get() + 1);
                 return Some(op);
             }
             self.share_op(op);
+            urgent = injector.highest();
         }
         self.run.set(0);
         if urgent.is_some_and(|band| band > DEFAULT_BAND)
@@ -216,15 +217,13 @@ impl<T> Worker<T> {
             if !removed(Step::LookAgainBeforePark) {
                 // After the announcement: what was pushed by a notifier that saw no sleeper is seen here.
                 if let Some(op) = self.find() {
-                    sleep.retract(self.index);
                     // A notifier may have counted on this worker while it was announced.
-                    if self.lane.has_work() {
-                        sleep.notify();
-                    }
-                    return Some(op);
+                    sleep.retract(self.index);
+                    return self.found(op);
                 }
                 if self.lane.has_ended() {
                     sleep.retract(self.index);
+                    let _ = sleep.stop_search();
                     return None;
                 }
             }

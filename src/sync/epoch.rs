@@ -76,7 +76,7 @@ mod model {
         sync::{Mutex, atomic::AtomicBool as StdBool},
     };
 
-    use loom::sync::atomic::AtomicUsize;
+    use loom::sync::Arc;
 
     use crate::sync::Ordering::Relaxed;
 
@@ -85,8 +85,10 @@ mod model {
     pub enum Flavour {
         /// crossbeam-epoch itself, on loom's atomics: for models of two threads.
         Crossbeam,
-        /// The contract alone: everything retired is reclaimed the moment no guard is left. It has one atomic instead of
-        /// dozens, so three and four threads can be explored; it is stricter than crossbeam-epoch, which reclaims later.
+        /// The contract alone: what is retired is reclaimed the moment the last guard that existed then is gone, whoever
+        /// has pinned since; and a guard that comes after a `retire` sees what was done before that, so that it does not
+        /// find what it cannot keep. This has two objects instead of dozens, so three and four threads can be explored. It
+        /// is stricter than crossbeam-epoch, which reclaims later.
         Contract,
     }
 
@@ -103,33 +105,55 @@ mod model {
             for free in GRAVEYARD.take() {
                 free();
             }
+            // Whoever touches a lazy static first happens before all who do later. Here that is nobody's loss.
+            match self {
+                Self::Crossbeam => _ = crossbeam_epoch::default_collector(),
+                Self::Contract => _ = (REGISTRY.lock().unwrap(), &*RETIRED, &*KILLED),
+            }
         }
     }
 
+    type Job = Box<dyn FnOnce() + Send>;
+
     #[derive(Default)]
     struct Registry {
-        pins: usize,
-        limbo: Vec<Box<dyn FnOnce() + Send>>,
+        guards_so_far: u64,
+        /// The guards that exist.
+        pinned: Vec<u64>,
+        /// What is retired, with the guards left of those that existed then.
+        limbo: Vec<(Vec<u64>, Job)>,
+        /// One clone of `KILLED` per dead record.
+        killed: Vec<Arc<()>>,
     }
 
     loom::lazy_static! {
+        // In `std`'s mutex: it must add no happens-before that the crate does not have.
         static ref REGISTRY: Mutex<Registry> = Mutex::new(Registry::default());
-        // The one object that loom sees: a check loads it and a reclamation stores it, so loom takes them as dependent
-        // and explores both orders. Relaxed: it must add no happens-before that the crate does not have.
-        static ref TOUCH: AtomicUsize = AtomicUsize::new(0);
+        // What loom sees of the registry: counts, because loom takes looking at one and cloning it as dependent, and so
+        // explores both orders, but two looks, or two clones, as independent; and a count has no old values to load.
+        //
+        // `retire` clones `RETIRED` and drops the clone, `pin` looks at the count, which acquires all the drops.
+        static ref RETIRED: Arc<()> = Arc::new(());
+        // `kill` clones `KILLED` and keeps the clone, `check` looks at the count. Neither orders anything.
+        static ref KILLED: Arc<()> = Arc::new(());
     }
 
+    #[derive(Debug)]
     pub(crate) enum Guard {
         Crossbeam(crossbeam_epoch::Guard),
-        Contract,
+        Contract(u64),
     }
 
     pub(crate) fn pin() -> Guard {
         match FLAVOUR.get() {
             Flavour::Crossbeam => Guard::Crossbeam(crossbeam_epoch::pin()),
             Flavour::Contract => {
-                REGISTRY.lock().unwrap().pins += 1;
-                Guard::Contract
+                let _ = Arc::strong_count(&RETIRED);
+                let mut registry = REGISTRY.lock().unwrap();
+                registry.guards_so_far += 1;
+                let guard = registry.guards_so_far;
+                registry.pinned.push(guard);
+                Guard::Contract(guard)
             }
         }
     }
@@ -150,13 +174,15 @@ mod model {
             match self {
                 // SAFETY: the caller's contract is `defer_unchecked`'s.
                 Guard::Crossbeam(guard) => unsafe { guard.defer_unchecked(reclaim) },
-                Guard::Contract => {
+                Guard::Contract(_) => {
                     let job = SendBox(reclaim);
                     let job: Box<dyn FnOnce() + Send + '_> = Box::new(move || job.call());
                     // SAFETY: the caller promises that what `reclaim` refers to outlives it.
-                    let job =
-                        unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Box<dyn FnOnce() + Send>>(job) };
-                    REGISTRY.lock().unwrap().limbo.push(job);
+                    let job = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Job>(job) };
+                    drop(Arc::clone(&RETIRED));
+                    let mut registry = REGISTRY.lock().unwrap();
+                    let pinned = registry.pinned.clone();
+                    registry.limbo.push((pinned, job));
                 }
             }
         }
@@ -167,19 +193,26 @@ mod model {
         fn deref(&self) -> &Self::Target {
             match self {
                 Guard::Crossbeam(guard) => guard,
-                Guard::Contract => super::unprotected(),
+                Guard::Contract(_) => super::unprotected(),
             }
         }
     }
 
     impl Drop for Guard {
         fn drop(&mut self) {
-            if let Guard::Contract = self {
-                let reclaim = {
-                    let mut registry = REGISTRY.lock().unwrap();
-                    registry.pins -= 1;
-                    if registry.pins == 0 { std::mem::take(&mut registry.limbo) } else { Vec::new() }
-                };
+            if let Guard::Contract(guard) = *self {
+                let mut reclaim = Vec::new();
+                let mut registry = REGISTRY.lock().unwrap();
+                registry.pinned.retain(|&other| other != guard);
+                for (mut guards, job) in std::mem::take(&mut registry.limbo) {
+                    guards.retain(|&other| other != guard);
+                    if guards.is_empty() {
+                        reclaim.push(job);
+                    } else {
+                        registry.limbo.push((guards, job));
+                    }
+                }
+                drop(registry);
                 if std::thread::panicking() {
                     std::mem::forget(reclaim);
                 } else {
@@ -201,7 +234,7 @@ mod model {
 
         pub(crate) fn check(&self) {
             if FLAVOUR.get() == Flavour::Contract {
-                TOUCH.load(Relaxed);
+                let _ = Arc::strong_count(&KILLED);
             }
             assert!(!self.0.load(Relaxed), "use after reclamation");
         }
@@ -209,7 +242,8 @@ mod model {
         /// Declares the record dead and keeps `free` for the end of the interleaving.
         pub(crate) fn kill(&self, free: Box<dyn FnOnce()>) {
             if FLAVOUR.get() == Flavour::Contract {
-                TOUCH.store(1, Relaxed);
+                let clone = Arc::clone(&KILLED);
+                REGISTRY.lock().unwrap().killed.push(clone);
             }
             assert!(!self.0.swap(true, Relaxed), "double reclamation");
             GRAVEYARD.with_borrow_mut(|graves| graves.push(free));

@@ -1,4 +1,5 @@
-//! The only place that names the atomics, cells, locks and threads of `std` or of loom.
+//! The only place that names loom, and the atomics, cells, locks and parking of `std` that take part in a protocol.
+//! (Counters that number things, and the starting of threads, use `std` where they are.)
 //!
 //! Every other module imports from here, so one cfg, `raddle_loom`, puts the whole crate under the model checker. The
 //! cfg has a name of its own because plain `loom` also changes crates that have nothing to do with the models.
@@ -8,7 +9,7 @@
 //! | piece | ordinary build | under `raddle_loom` |
 //! |---|---|---|
 //! | atomics, fences, cells, mutexes, parking | `std` | loom |
-//! | [`epoch`] | crossbeam-epoch | crossbeam-epoch on loom's atomics, or its contract alone ([`epoch::Flavour`]) |
+//! | [`epoch`] | crossbeam-epoch | crossbeam-epoch on loom's atomics, or its contract alone (`epoch::Flavour`) |
 //! | [`deque`] | crossbeam-deque | a mutexed `VecDeque`: crossbeam-deque names `core`'s atomics, which loom cannot see |
 //! | [`weaken`] | nothing, always off | switches that remove one protocol step, for the twins that must fail |
 //!

@@ -111,12 +111,15 @@ pub struct Pushed {
 
 /// Appends `op` to the queues of all its variables in one atomic step.
 pub fn push<T>(op: OpRef<T>) -> Pushed {
-    let guard = epoch::pin();
+    finish_push(op, 0, &epoch::pin())
+}
+
+/// Pushes `op`, of which the calling thread may already have inserted some accesses, `satisfied` of them satisfied.
+fn finish_push<T>(op: OpRef<T>, mut satisfied: u32, guard: &Guard) -> Pushed {
     let own = op.op();
-    let mut satisfied = 0;
     let mut target = own;
     loop {
-        match register(target, own, &mut satisfied, &guard) {
+        match register(target, own, &mut satisfied, guard) {
             Registration::Complete if std::ptr::eq(target, own) => break,
             // The one that stood in the way is out of it; back to the own operation.
             Registration::Complete => target = own,
@@ -130,6 +133,33 @@ pub fn push<T>(op: OpRef<T>) -> Pushed {
     // AcqRel (edge `ready`): releases the task to whoever runs it, acquires what predecessors released.
     let before = own.wait.fetch_sub(satisfied + 1, AcqRel);
     Pushed { ready: before == satisfied + 1, rejected }
+}
+
+/// A pusher that stands still in the midst of a push, so that models can start from there.
+#[cfg(raddle_loom)]
+#[derive(Debug)]
+pub struct Stalled<T> {
+    op: OpRef<T>,
+    satisfied: u32,
+    guard: Guard,
+}
+
+#[cfg(raddle_loom)]
+impl<T> Stalled<T> {
+    /// Inserts the first `accesses` accesses of `op`, which nobody disturbs, and stands still.
+    pub fn after(accesses: usize, op: OpRef<T>) -> Self {
+        let (guard, mut satisfied) = (epoch::pin(), 0);
+        for access in &op.op().accesses()[..accesses] {
+            let other = insert(op.op(), access, true, &mut satisfied, &guard);
+            assert!(other.is_none(), "somebody else stands still there");
+        }
+        Self { op, satisfied, guard }
+    }
+
+    /// Goes on with the push.
+    pub fn finish(self) -> Pushed {
+        finish_push(self.op, self.satisfied, &self.guard)
+    }
 }
 
 enum Registration<'g, T> {

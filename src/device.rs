@@ -1,0 +1,23 @@
+//! The devices that operations run on.
+
+use std::fmt;
+
+/// The device an operation runs on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Context {
+    /// The processor's cores.
+    #[default]
+    Cpu,
+    /// The GPU with this number.
+    Gpu(u32),
+}
+
+impl fmt::Display for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Gpu(number) => write!(f, "gpu({number})"),
+        }
+    }
+}
