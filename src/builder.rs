@@ -108,7 +108,10 @@ impl Builder {
         let (crew, boxed) = Crew::new(lanes);
         let core = Arc::new(Core::new(kind, crew, (2 * workers + 2).next_power_of_two().min(64)));
         match core.crew().start(&core, boxed) {
-            Ok(placements) => Ok(Engine::new(core, placements)),
+            Ok(placements) => {
+                core.placements.get_or_init(|| placements.into());
+                Ok(Engine::new(core))
+            }
             Err(error) => {
                 core.crew().end();
                 Err(error)

@@ -77,8 +77,8 @@ impl Drop for Completion {
         if removed(Step::DropCompletes) {
             return;
         }
-        // Where the function's own panic drops the token, the panic is the error to tell.
-        if !context::note_lost_in_unwinding(self.op) {
+        // Where the operation's own function drops it, by an early return or a panic, that is the error to tell, if there is one.
+        if !context::note_lost(self.op) {
             core.resolve(self.op, Err(Cause::LostCompletion));
         }
     }

@@ -1,8 +1,20 @@
 //! Where an operation runs, and what it sees of it.
 
-use std::{cell::Cell, fmt, ptr, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    fmt, ptr,
+    sync::Arc,
+};
 
-use crate::{core::Core, device::Context, sync::thread_static, task::Task, threads, tracker::OpRef, variable::VarCell};
+use crate::{
+    core::Core,
+    device::Context,
+    sync::thread_static,
+    task::Task,
+    threads,
+    tracker::{OpRef, ReadyList},
+    variable::VarCell,
+};
 
 /// An operation that runs on this thread, innermost first.
 pub(crate) struct Frame {
@@ -10,8 +22,8 @@ pub(crate) struct Frame {
     core: *const Core,
     /// The outcome that the operation is going to set, if somebody has its handle.
     outcome: Cell<*const ()>,
-    /// The operation's completion was dropped by the unwinding of its own function.
-    pub(crate) lost_in_unwinding: Cell<bool>,
+    /// The operation's completion was dropped by its own function.
+    pub(crate) lost: Cell<bool>,
     parent: *const Frame,
 }
 
@@ -36,13 +48,8 @@ pub(crate) fn enter<R>(core: &Core, op: OpRef<Task>, f: impl FnOnce(&Frame) -> R
         }
     }
     let parent = innermost();
-    let frame = Frame {
-        op,
-        core: ptr::from_ref(core),
-        outcome: Cell::new(ptr::null()),
-        lost_in_unwinding: Cell::new(false),
-        parent,
-    };
+    let frame =
+        Frame { op, core: ptr::from_ref(core), outcome: Cell::new(ptr::null()), lost: Cell::new(false), parent };
     let _leave = Leave(parent);
     FRAME.with(|cell| cell.set(&raw const frame));
     f(&frame)
@@ -59,6 +66,76 @@ fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
         at = frame.parent;
     }
     false
+}
+
+/// Drains inside each other before what becomes ready is left to the innermost: enough for programs that nest on purpose,
+/// little enough for any stack. Picked.
+const MAX_DRAINS: usize = 64;
+
+/// A loop that runs ready operations on this thread, innermost first.
+pub(crate) struct Drain {
+    core: *const Core,
+    deferred: RefCell<ReadyList<Task>>,
+    depth: usize,
+    parent: *const Drain,
+}
+
+thread_static!(static DRAIN: Cell<*const Drain> = Cell::new(ptr::null()));
+
+impl Drain {
+    /// Takes an operation that was left to this loop.
+    pub(crate) fn pop(&self) -> Option<OpRef<Task>> {
+        self.deferred.borrow_mut().pop()
+    }
+}
+
+/// Runs `f` as a loop that runs ready operations.
+pub(crate) fn drain<R>(core: &Core, f: impl FnOnce(&Drain) -> R) -> R {
+    struct Leave(*const Drain);
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            DRAIN.with(|cell| cell.set(self.0));
+        }
+    }
+    let parent = DRAIN.with(Cell::get);
+    // SAFETY: a drain lives on this thread's stack until it has taken itself out of the list.
+    let depth = unsafe { parent.as_ref() }.map_or(0, |drain| drain.depth + 1);
+    let drain = Drain { core: ptr::from_ref(core), deferred: RefCell::default(), depth, parent };
+    let _leave = Leave(parent);
+    DRAIN.with(|cell| cell.set(&raw const drain));
+    f(&drain)
+}
+
+/// The innermost drain of `core` on this thread.
+fn drain_of(core: &Core) -> Option<&Drain> {
+    let mut at = DRAIN.with(Cell::get);
+    // SAFETY: as in `drain`; the callers do not keep the reference.
+    while let Some(drain) = unsafe { at.as_ref() } {
+        if ptr::eq(drain.core, core) {
+            return Some(drain);
+        }
+        at = drain.parent;
+    }
+    None
+}
+
+/// Leaves `ready` to a drain of this thread if so many are inside each other that another might be too much for the stack.
+pub(crate) fn defer(core: &Core, ready: &mut ReadyList<Task>) -> bool {
+    // SAFETY: as in `drain`.
+    let depth = unsafe { DRAIN.with(Cell::get).as_ref() }.map_or(0, |drain| drain.depth);
+    let drain = if depth < MAX_DRAINS { None } else { drain_of(core) };
+    if let Some(drain) = drain {
+        let mut deferred = drain.deferred.borrow_mut();
+        while let Some(op) = ready.pop() {
+            deferred.push(op);
+        }
+    }
+    drain.is_some()
+}
+
+/// What was left to drains of `core` on this thread, for a caller that is about to wait and may wait for it.
+pub(crate) fn take_deferred(core: &Core) -> ReadyList<Task> {
+    drain_of(core).map(|drain| drain.deferred.take()).unwrap_or_default()
 }
 
 /// Whether this thread is inside an operation of `core`.
@@ -80,13 +157,13 @@ pub(crate) fn sets(outcome: *const ()) -> bool {
     any_frame(|frame| frame.outcome.get() == outcome)
 }
 
-/// Whether `op` runs on this thread as its innermost operation and its function is unwinding.
-pub(crate) fn note_lost_in_unwinding(op: OpRef<Task>) -> bool {
+/// Notes that the completion of `op` was dropped, if the function of `op` is what runs on this thread; `false` otherwise.
+pub(crate) fn note_lost(op: OpRef<Task>) -> bool {
     // SAFETY: as in `any_frame`.
     let frame = unsafe { innermost().as_ref() };
-    let own = frame.filter(|frame| std::thread::panicking() && frame.op.as_ptr() == op.as_ptr());
+    let own = frame.filter(|frame| frame.op.as_ptr() == op.as_ptr());
     if let Some(frame) = own {
-        frame.lost_in_unwinding.set(true);
+        frame.lost.set(true);
     }
     own.is_some()
 }

@@ -4,7 +4,7 @@ use std::{
     future::{Future, poll_fn},
     panic::{AssertUnwindSafe, Location, catch_unwind},
     ptr::{self, NonNull},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     task::Poll,
     time::Instant,
 };
@@ -16,7 +16,7 @@ use crate::{
     context::{self, RunContext},
     error::{Cause, OpError, PushError, ShutdownError, WaitError},
     failures::Failures,
-    kind::EngineKind,
+    kind::{EngineKind, Placement},
     name::Name,
     outcome::Outcome,
     scheduler::{DEFAULT_BAND, band_of},
@@ -62,6 +62,8 @@ pub(crate) struct Core {
     tally: Tally,
     failures: Failures,
     crew: Crew,
+    /// Where the workers of the first lane were put.
+    pub(crate) placements: OnceLock<Box<[Placement]>>,
     /// Engine handles that keep it open.
     pub(crate) handles: AtomicUsize,
 }
@@ -85,6 +87,7 @@ impl Core {
             tally: Tally::new(shards),
             failures: Failures::default(),
             crew,
+            placements: OnceLock::new(),
             handles: AtomicUsize::new(1),
         }
     }
@@ -171,12 +174,11 @@ impl Core {
             let at_once = flag::INLINE | flag::EAGER;
             // Once a shutdown has begun the workers may end at any time; what is still pushed is the engine's own and
             // small, and runs here.
-            if spec.flags & at_once != 0 || phase != phase::OPEN && spec.flags & flag::INTERNAL != 0 {
-                let mut ready = ReadyList::default();
-                self.execute(op, &mut ready);
-                self.place_all(&mut ready);
+            let closed = phase != phase::OPEN && spec.flags & flag::INTERNAL != 0;
+            if spec.flags & at_once != 0 || closed || self.kind == EngineKind::Naive {
+                self.run_at_once(op);
             } else {
-                self.place_one(op);
+                self.crew.schedule(op);
             }
         }
         if pushed.rejected {
@@ -187,23 +189,37 @@ impl Core {
 
     /// Places operations that became ready on this thread.
     pub(crate) fn place_all(self: &Arc<Self>, ready: &mut ReadyList<Task>) {
-        while let Some(op) = ready.pop() {
-            // After a shutdown nobody is left in the lanes. What can still become ready then is the engine's own, on a
-            // thread of the program.
-            let deserted = op.task().has(flag::INTERNAL) && !self.is_open() && !threads::carries(self);
-            if self.kind == EngineKind::Naive || op.task().has(flag::INLINE) || deserted {
-                self.execute(op, ready);
-            } else {
-                self.crew.schedule(op);
-            }
+        if !ready.is_empty() && !context::defer(self, ready) {
+            context::drain(self, |drain| {
+                while let Some(op) = ready.pop().or_else(|| drain.pop()) {
+                    self.place(op, ready, false);
+                }
+            });
         }
     }
 
-    fn place_one(self: &Arc<Self>, op: OpRef<Task>) {
-        if self.kind == EngineKind::Naive {
-            let mut ready = ReadyList::default();
-            ready.push(op);
-            self.place_all(&mut ready);
+    /// Runs a ready operation on this thread, or has it placed if too much runs inside each other here.
+    fn run_at_once(self: &Arc<Self>, op: OpRef<Task>) {
+        let mut ready = ReadyList::default();
+        ready.push(op);
+        if !context::defer(self, &mut ready) {
+            context::drain(self, |drain| {
+                let mut at_once = true;
+                while let Some(op) = ready.pop().or_else(|| drain.pop()) {
+                    self.place(op, &mut ready, at_once);
+                    at_once = false;
+                }
+            });
+        }
+    }
+
+    /// Runs `op` here if it is to, adding what becomes ready to `ready`; otherwise gives it to a worker.
+    fn place(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>, at_once: bool) {
+        // After a shutdown nobody is left in the lanes. What can still become ready then is the engine's own, on a thread of
+        // the program.
+        let deserted = || op.task().has(flag::INTERNAL) && !self.is_open() && !threads::carries(self);
+        if at_once || self.kind == EngineKind::Naive || op.task().has(flag::INLINE) || deserted() {
+            self.execute(op, ready);
         } else {
             self.crew.schedule(op);
         }
@@ -275,7 +291,7 @@ impl Core {
     fn start_async(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
         // The completion may end the operation while its function goes on.
         op.hold();
-        let mut lost_in_unwinding = false;
+        let mut lost = false;
         let result = catch_unwind(AssertUnwindSafe(|| {
             context::enter(self, op, |frame| {
                 struct Note<'a>(&'a std::cell::Cell<bool>, &'a mut bool);
@@ -284,19 +300,19 @@ impl Core {
                         *self.1 = self.0.get();
                     }
                 }
-                let _note = Note(&frame.lost_in_unwinding, &mut lost_in_unwinding);
+                let _note = Note(&frame.lost, &mut lost);
                 // SAFETY: the operation is ready, was handed to this thread alone, and is started here only.
                 unsafe { op.start(&RunContext::new(frame, self)) }
             })
         }));
         let cause = match result {
-            Ok(Ok(())) => None,
+            Ok(Ok(())) => lost.then_some(Cause::LostCompletion),
             Ok(Err(cause)) => Some(cause),
             Err(payload) => Some(Cause::panic(payload)),
         };
         if let Some(cause) = cause {
             let failure = OpError::new(&op.task().name, op.task().location, cause);
-            if lost_in_unwinding {
+            if lost {
                 // The completion went down with the function; what is left to do for it is done here.
                 let _ = op.task().progress.resolve();
                 self.settle(op, Err(failure), ready);
@@ -313,11 +329,11 @@ impl Core {
 
     /// Ends an operation with `result` and adds what becomes ready by it to `ready`.
     pub(crate) fn settle(&self, op: OpRef<Task>, result: Result<(), OpError>, ready: &mut ReadyList<Task>) {
-        if !op.task().has(flag::SILENT) {
-            match &result {
-                Ok(()) => self.count_mutations(op),
-                Err(failure) => self.fail_variables(op, failure),
-            }
+        match &result {
+            Ok(()) if op.task().has(flag::SILENT) => {}
+            Ok(()) => self.count_mutations(op),
+            Err(failure) if op.task().has(flag::SILENT) => self.failures.add_loose(failure.clone()),
+            Err(failure) => self.fail_variables(op, failure),
         }
         tracker::complete(op, ready);
         if op.task().has(flag::REPORTS) {
@@ -369,19 +385,20 @@ impl Core {
         let mut carried = false;
         for access in op.op().accesses() {
             let cell = VarCell::of(access);
-            if !access.mode().is_write() {
-                // A reader that was skipped: the failure is on what it reads.
-                // SAFETY: the operation is not passed on yet, so it holds its variables.
-                carried |= unsafe { cell.failure() }.is_some_and(|other| other.is_same(failure));
-                continue;
-            }
-            carried = true;
-            if !cell.has_failed() {
-                // SAFETY: as above.
-                unsafe { cell.set_failure(Some(failure.clone())) };
-                self.failures.add_variable(cell.queue().id(), failure.clone());
+            // SAFETY: the operation is not passed on yet, so it holds its variables.
+            match unsafe { cell.failure() } {
+                // Where the failure came from, or one that was there before and stays.
+                Some(other) => carried |= other.is_same(failure),
+                None if access.mode().is_write() => {
+                    carried = true;
+                    // SAFETY: as above.
+                    unsafe { cell.set_failure(Some(failure.clone())) };
+                    self.failures.add_variable(cell.queue().id(), failure.clone());
+                }
+                None => {}
             }
         }
+        // A failure that no variable carries must not hide.
         if !carried {
             self.failures.add_loose(failure.clone());
         }
@@ -441,10 +458,10 @@ impl Core {
             lane: 0,
             flags: flag::INLINE | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
         };
-        let mode = if for_reading { Mode::Read } else { Mode::Write };
+        let mode = if for_reading { Mode::Read } else { Mode::Await };
         let entry = Entry { cell: token.ptr(), mode, typed: false };
         // A wait goes behind a deletion as well: it is told when the deletion is done.
-        self.push_normalised(spec, &[entry], Await(Arc::clone(&outcome)), true)?;
+        self.push_normalised(spec, &[entry], Await::new(Arc::clone(&outcome)), true)?;
         Ok(Some(outcome))
     }
 
@@ -458,6 +475,8 @@ impl Core {
             if context::sets(Arc::as_ptr(outcome).cast()) {
                 return Err(WaitError::WouldDeadlock);
             }
+            // It may be what is to be waited for.
+            self.place_all(&mut context::take_deferred(self));
             threads::yield_worker()?;
         }
         outcome.wait(deadline)

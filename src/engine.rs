@@ -67,7 +67,6 @@ pub enum Shutdown {
 /// ```
 pub struct Engine {
     core: Arc<Core>,
-    placements: Arc<[Placement]>,
     /// Whether this handle keeps the engine open.
     counted: bool,
 }
@@ -87,7 +86,7 @@ impl Clone for Engine {
             // Relaxed: the handle at hand keeps the count above zero.
             self.core.handles.fetch_add(1, Relaxed);
         }
-        Self { core: Arc::clone(&self.core), placements: Arc::clone(&self.placements), counted: self.counted }
+        Self { core: Arc::clone(&self.core), counted: self.counted }
     }
 }
 
@@ -103,13 +102,13 @@ impl Drop for Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(core: Arc<Core>, placements: Vec<Placement>) -> Self {
-        Self { core, placements: placements.into(), counted: true }
+    pub(crate) fn new(core: Arc<Core>) -> Self {
+        Self { core, counted: true }
     }
 
     /// A handle that does not keep the engine open.
     pub(crate) fn uncounted(core: Arc<Core>) -> Self {
-        Self { core, placements: Arc::default(), counted: false }
+        Self { core, counted: false }
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -149,7 +148,7 @@ impl Engine {
     /// Where each worker of the CPU's lane was put when the engine was built.
     #[must_use]
     pub fn placements(&self) -> &[Placement] {
-        &self.placements
+        self.core.placements.get().map_or(&[], |placements| placements)
     }
 
     // -------------------------------------------------------------------------------------------------- variables ----

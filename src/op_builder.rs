@@ -289,10 +289,11 @@ impl<'e> OpBuilder<'e> {
         flags: u8,
         function: Function,
     ) -> Result<Operator, PushError> {
+        let fixed_priority = self.property.route(self.engine.kind()).priority.is_some();
         let (core, spec, mut entries) = self.finish(location, accesses, flags)?;
         core.check_variables(&entries)?;
         normalise(&mut entries)?;
-        Ok(Operator::new(Arc::clone(core), spec, entries.into_vec().into(), function))
+        Ok(Operator::new(Arc::clone(core), spec, entries.into_vec().into(), function, fixed_priority))
     }
 
     fn enqueue_returning<F, R>(

@@ -28,6 +28,8 @@ struct Inner {
     /// Keeps the variables of `entries`.
     tokens: Box<[Token]>,
     function: Function,
+    /// The property decides the priority.
+    fixed_priority: bool,
 }
 
 // SAFETY: the pointers in `entries` are to cells that `tokens` keeps, which are shared between threads anyway.
@@ -68,13 +70,19 @@ impl fmt::Debug for Operator {
 
 impl Operator {
     /// `entries` are sorted, distinct, and of variables of `core` that the caller has handles of.
-    pub(crate) fn new(core: Arc<Core>, spec: Spec, entries: Box<[Entry]>, function: Function) -> Self {
+    pub(crate) fn new(
+        core: Arc<Core>,
+        spec: Spec,
+        entries: Box<[Entry]>,
+        function: Function,
+        fixed_priority: bool,
+    ) -> Self {
         let tokens = entries
             .iter()
             // SAFETY: see above.
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
-        Self(Arc::new(Inner { core, spec, entries, tokens, function }))
+        Self(Arc::new(Inner { core, spec, entries, tokens, function, fixed_priority }))
     }
 
     /// Pushes a run of the operator.
@@ -86,7 +94,7 @@ impl Operator {
         self.push_with_priority(self.0.spec.priority)
     }
 
-    /// Pushes a run of the operator with another priority than it was made with.
+    /// Pushes a run of the operator with another priority than it was made with; properties that decide the priority still do.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -96,6 +104,7 @@ impl Operator {
         if inner.tokens.iter().any(|token| token.cell().queue().is_closed()) {
             return Err(PushError::DeletedVariable);
         }
+        let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
         let spec = Spec { location: Location::caller(), priority, ..inner.spec.clone() };
         let own = Arc::clone(inner);
         match inner.function {

@@ -28,7 +28,7 @@
 //! is refused only if a wait closed its generation meanwhile, and repeated if another thread of its shard was faster. With more than [`GENERATIONS`] - 1 generations draining at once
 //! a wait cannot close the current one at once and may take in pushes made until one of them is done.
 
-use std::{cell::Cell, task::Waker, time::Instant};
+use std::{task::Waker, time::Instant};
 
 use crossbeam_utils::CachePadded;
 
@@ -36,12 +36,12 @@ use crate::sync::{
     Condvar, Mutex,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
     atomic::{AtomicU64, AtomicUsize},
-    lock, wait_until, wake_all,
+    lock, thread, wait_until, wake_all,
     weaken::{Step, removed},
 };
 
 /// Generations, the current one included.
-const GENERATIONS: usize = if cfg!(raddle_loom) { 2 } else { 16 };
+const GENERATIONS: usize = if cfg!(raddle_loom) { 2 } else { 64 };
 
 const FLAG: u64 = 1;
 const ONE: u64 = 2;
@@ -95,21 +95,6 @@ pub struct Tally {
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket(u32);
 
-/// Which shard the calling thread uses.
-fn shard_of_thread(shards: usize) -> usize {
-    // `std` on purpose: the choice of a shard is no part of the protocol.
-    use std::sync::atomic::AtomicUsize;
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    std::thread_local!(static SHARD: Cell<usize> = const { Cell::new(usize::MAX) });
-    let mut shard = SHARD.get();
-    if shard == usize::MAX {
-        // Relaxed: any number will do.
-        shard = NEXT.fetch_add(1, Relaxed);
-        SHARD.set(shard);
-    }
-    shard % shards
-}
-
 impl Mark {
     fn is_over(&self, state: &State) -> bool {
         self.0.iter().all(|&(index, lap)| state.generations[index].lap != lap)
@@ -143,10 +128,16 @@ impl Tally {
         }
     }
 
+    /// The shard that the calling thread uses.
+    #[inline]
+    fn shard(&self) -> &Shard {
+        &self.shards[thread::number() % self.shards.len()]
+    }
+
     /// Counts an operation in. What was done before the current generation was opened is visible after it.
     #[inline]
     pub fn enter(&self) -> Ticket {
-        let shard = &self.shards[shard_of_thread(self.shards.len())];
+        let shard = self.shard();
         loop {
             // Acquire (edge `open`).
             let generation = self.current.load(Acquire);
@@ -166,7 +157,7 @@ impl Tally {
     #[inline]
     pub fn leave(&self, ticket: Ticket) {
         let generation = ticket.0 as usize;
-        let shard = &self.shards[shard_of_thread(self.shards.len())];
+        let shard = self.shard();
         // AcqRel (edge `leave`).
         let before = shard.left[generation].fetch_add(ONE, AcqRel);
         // AcqRel (edge `leave`).

@@ -327,22 +327,37 @@ where
 }
 
 /// A wait for a variable: reports its failure, if it has one at this place in the order.
-pub(crate) struct Await(pub(crate) Arc<Outcome<()>>);
+pub(crate) struct Await {
+    failure: Option<OpError>,
+    outcome: Arc<Outcome<()>>,
+}
+
+impl Await {
+    pub(crate) fn new(outcome: Arc<Outcome<()>>) -> Self {
+        Self { failure: None, outcome }
+    }
+}
 
 impl Work for Await {
+    const REPORTS: bool = true;
+
     fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause> {
-        let failure = cx
+        self.failure = cx
             .op()
             .op()
             .accesses()
             .iter()
             // SAFETY: the operation runs, so it has the right to read what it names.
             .find_map(|access| unsafe { VarCell::of(access).failure() });
-        self.0.set(failure.map_or(Ok(()), Err));
         Ok(())
     }
 
     fn discard(&mut self) {}
+
+    /// Not before: whoever waited may look at once whether the variable is idle.
+    fn report(&mut self, _result: Result<(), &OpError>) {
+        self.outcome.set(self.failure.take().map_or(Ok(()), Err));
+    }
 }
 
 /// An access in the making: a variable and what is done to it.

@@ -66,6 +66,12 @@ mod real {
         /// Asserts in models that the record has not been reclaimed.
         #[inline(always)]
         pub(crate) fn check(&self) {}
+
+        /// `free`, which in models also declares the record dead.
+        #[inline(always)]
+        pub(crate) fn killed_by<F: FnOnce() + 'static>(&self, free: F) -> impl FnOnce() + use<F> {
+            free
+        }
     }
 }
 
@@ -106,6 +112,7 @@ mod model {
                 free();
             }
             // Whoever touches a lazy static first happens before all who do later. Here that is nobody's loss.
+            let _ = &*crate::sync::atomic::FENCES;
             match self {
                 Self::Crossbeam => _ = crossbeam_epoch::default_collector(),
                 Self::Contract => _ = (REGISTRY.lock().unwrap(), &*RETIRED, &*KILLED),
@@ -237,6 +244,13 @@ mod model {
                 let _ = Arc::strong_count(&KILLED);
             }
             assert!(!self.0.load(Relaxed), "use after reclamation");
+        }
+
+        /// Declares the record dead and, when the interleaving is over, calls `free`.
+        pub(crate) fn killed_by<F: FnOnce() + 'static>(&self, free: F) -> impl FnOnce() + use<F> {
+            let stamp = std::ptr::NonNull::from(self);
+            // SAFETY: the record's memory stays until the interleaving ends.
+            move || unsafe { stamp.as_ref() }.kill(Box::new(free))
         }
 
         /// Declares the record dead and keeps `free` for the end of the interleaving.

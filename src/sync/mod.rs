@@ -42,6 +42,24 @@ mod imp {
     }
     pub(crate) mod thread {
         pub(crate) use std::thread::{Thread, current, park};
+
+        /// A number for the calling thread.
+        #[inline]
+        pub(crate) fn number() -> usize {
+            use std::{
+                cell::Cell,
+                sync::atomic::{AtomicUsize, Ordering::Relaxed},
+            };
+            static NEXT: AtomicUsize = AtomicUsize::new(0);
+            std::thread_local!(static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) });
+            let mut number = NUMBER.get();
+            if number == usize::MAX {
+                // Relaxed: only distinct numbers are needed.
+                number = NEXT.fetch_add(1, Relaxed);
+                NUMBER.set(number);
+            }
+            number
+        }
     }
     pub(crate) mod hint {
         pub(crate) use std::hint::spin_loop;
@@ -75,12 +93,32 @@ mod imp {
 mod imp {
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
     pub(crate) mod atomic {
-        pub(crate) use loom::sync::atomic::{
-            AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence,
-        };
+        use crate::sync::Ordering;
+        pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+
+        loom::lazy_static! {
+            // Nobody ever waits for it.
+            pub(in crate::sync) static ref FENCES: loom::sync::Condvar = loom::sync::Condvar::new();
+        }
+
+        /// A fence before which loom may switch threads. It would not do so by itself, and so would never see what
+        /// another thread does between a store and a fence right after it.
+        pub(crate) fn fence(order: Ordering) {
+            if order == Ordering::SeqCst {
+                FENCES.notify_one();
+            }
+            loom::sync::atomic::fence(order);
+        }
     }
     pub(crate) mod thread {
         pub(crate) use loom::thread::{Thread, current, park};
+
+        /// A number for the calling thread.
+        pub(crate) fn number() -> usize {
+            // `ThreadId(0)`, and so on: the same in each interleaving, which a count of the threads that asked would not be.
+            let id = format!("{:?}", current().id());
+            id.bytes().filter(u8::is_ascii_digit).fold(0, |number, digit| number * 10 + usize::from(digit - b'0'))
+        }
     }
     pub(crate) mod hint {
         pub(crate) use loom::hint::spin_loop;

@@ -41,6 +41,9 @@ pub(super) fn entitled_at_link(tag: usize) -> usize {
 pub enum Mode {
     /// Reads it; consecutive readers run side by side.
     Read,
+    /// Waits for all earlier accesses, like a mutation, and keeps later ones waiting like a reader: readers on both sides of
+    /// it still run side by side.
+    Await,
     /// Mutates it, alone.
     Write,
     /// Mutates it, alone, whatever it held before: the old value, or its failure, does not matter.
@@ -51,7 +54,7 @@ impl Mode {
     /// Whether the mode excludes every other access.
     #[inline]
     pub fn is_write(self) -> bool {
-        self != Self::Read
+        matches!(self, Self::Write | Self::Overwrite)
     }
 }
 
@@ -107,7 +110,9 @@ impl<T> Access<T> {
     /// The variable's queue. It outlives the access: a variable is freed after its last access, and after the epoch.
     pub fn queue(&self) -> &VarQueue<T> {
         // SAFETY: see above; the queue never moves.
-        unsafe { self.queue.as_ref() }
+        let queue = unsafe { self.queue.as_ref() };
+        queue.stamp.check();
+        queue
     }
 
     pub(super) fn op(&self) -> Option<&Op<T>> {
@@ -126,7 +131,7 @@ impl<T> Access<T> {
     /// Whether `flags` let the operation go as far as this variable is concerned.
     #[inline]
     pub(super) fn is_satisfied_by(&self, flags: usize) -> bool {
-        flags & if self.mode.is_write() { WRITE_OK } else { READ_OK } != 0
+        flags & if self.mode == Mode::Read { READ_OK } else { WRITE_OK } != 0
     }
 
     /// The flags that the next access may have when this one has `flags`.

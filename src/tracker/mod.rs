@@ -17,7 +17,7 @@
 //! | next ≠ null | a later access stands behind this one | one of the threads that insert it |
 //! | `LINKED_…` | together with the next: the flags that the next access was entitled to at that moment | the same |
 //!
-//! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`. An operation is *ready* when all its accesses are
+//! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`; so is a wait, which hands `READ_OK` on like a reader. An operation is *ready* when all its accesses are
 //! satisfied and its push is over. An access with `WRITE_OK`, `DONE` and a next is *spent*: it is retired.
 //!
 //! Each flag reaches an access by exactly one way: it was entitled to it when it was linked (its pusher sets it, or a helper
@@ -283,18 +283,23 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) {
         // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired, acquires those
         // that earlier flags stand for and the next access.
         let old = at.word.fetch_or(add, order, epoch::unprotected());
-        if let Some(before) = satisfied.take() {
-            before.satisfy(ready);
-        }
         if let Some(before) = spent.take() {
             before.retire();
         }
         let (was, now) = (old.tag(), old.tag() | add);
-        if !at.is_satisfied_by(was) && at.is_satisfied_by(now) {
-            satisfied = Some(at);
-        }
+        let newly_satisfied = !at.is_satisfied_by(was) && at.is_satisfied_by(now);
         let gained = at.own_entitlement(now) & !at.own_entitlement(was);
         let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(Step::ReadersPassOn));
+        // An access that only hands `READ_OK` through, a wait, is not what keeps the next one alive: that is still the
+        // reader before it.
+        if (newly_satisfied || stop)
+            && let Some(before) = satisfied.take()
+        {
+            before.satisfy(ready);
+        }
+        if newly_satisfied {
+            satisfied = Some(at);
+        }
         if stop {
             if let Some(at) = satisfied {
                 at.satisfy(ready);
@@ -302,7 +307,8 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) {
             return;
         }
         // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which comes through `at`: either this
-        // thread brings it below, or `at` is not done yet because its operation waits for the decrement put off above.
+        // thread brings it below, or `at`, or a reader before it, is not done yet because its operation waits for the
+        // decrement put off above.
         let next = unsafe { old.deref() };
         next.check();
         if gained & WRITE_OK != 0 {

@@ -7,7 +7,7 @@ use crate::sync::{
     Ordering::{Acquire, Relaxed},
     atomic::AtomicBool,
     cell::UnsafeCell,
-    epoch::{self, Atomic, Shared},
+    epoch::{self, Atomic, Shared, Stamp},
 };
 
 /// One variable's queue of accesses, in push order. It must not move once [`init`](Self::init) was called.
@@ -21,6 +21,7 @@ pub struct VarQueue<T> {
     id: u64,
     /// Whoever made the variable.
     owner: usize,
+    pub(super) stamp: Stamp,
     /// The access the variable starts with.
     first: UnsafeCell<MaybeUninit<Access<T>>>,
 }
@@ -46,7 +47,7 @@ impl<T> VarQueue<T> {
     /// operations name together. `owner` marks whoever makes the variable; it lies with what a push needs anyway.
     pub fn with_owner(id: u64, owner: usize) -> Self {
         let first = UnsafeCell::new(MaybeUninit::uninit());
-        Self { tail: Atomic::null(), closed: AtomicBool::new(false), id, owner, first }
+        Self { tail: Atomic::null(), closed: AtomicBool::new(false), id, owner, stamp: Stamp::new(), first }
     }
 
     /// Puts the first access in.
@@ -92,6 +93,7 @@ impl<T> VarQueue<T> {
     /// done before is visible to the caller then.
     pub fn is_idle(&self, for_reading: bool) -> bool {
         let guard = epoch::pin();
+        self.stamp.check();
         // Acquire (edge `swing`): the access at the tail.
         let tail = self.tail.load(Acquire, &guard);
         // SAFETY: the tail is never null, and is not reclaimed while this thread is pinned.
@@ -106,13 +108,14 @@ impl<T> VarQueue<T> {
     /// 1. The last operation pushed on the variable is done, and no other will ever be pushed.
     /// 2. This is called once.
     /// 3. `free` may run on any thread, later.
-    pub unsafe fn dispose(&self, free: impl FnOnce()) {
+    pub unsafe fn dispose(&self, free: impl FnOnce() + 'static) {
         let guard = epoch::pin();
         // Acquire (edge `swing`): (1) means that the tail is at the last access.
         let tail = self.tail.load(Acquire, &guard);
         // SAFETY: by (1) and (2) it has not been retired.
         let last = unsafe { tail.deref() };
         last.retire();
+        let free = self.stamp.killed_by(free);
         // SAFETY: (3); by (1) only threads that are pinned now can still know the queue.
         unsafe { guard.retire(free) };
     }

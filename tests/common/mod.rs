@@ -231,9 +231,12 @@ impl Wake for Unpark {
     }
 }
 
-/// Runs a future to its end on this thread, and panics if it is not woken in time.
-#[track_caller]
-pub fn block_on<F: Future>(future: F) -> F::Output {
+/// A future was not done in time.
+#[derive(Debug)]
+pub struct NotInTime;
+
+/// Runs a future to its end on this thread, at most for `limit`.
+pub fn block_on_within<F: Future>(future: F, limit: Duration) -> Result<F::Output, NotInTime> {
     let mut future = pin!(future);
     let unpark = Arc::new(Unpark(thread::current(), AtomicBool::new(true)));
     let waker = Waker::from(Arc::clone(&unpark));
@@ -242,12 +245,20 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
         // Only polled when woken, so that a lost wake-up is seen.
         if unpark.1.swap(false, SeqCst) {
             if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-                return output;
+                return Ok(output);
             }
         }
-        assert!(start.elapsed() < PATIENCE, "a future was not woken for {PATIENCE:?}");
+        if start.elapsed() >= limit {
+            return Err(NotInTime);
+        }
         thread::park_timeout(Duration::from_millis(100));
     }
+}
+
+/// Runs a future to its end on this thread, and panics if it is not woken in time.
+#[track_caller]
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    block_on_within(future, PATIENCE).unwrap_or_else(|NotInTime| panic!("a future was not woken for {PATIENCE:?}"))
 }
 
 /// Polls a future once.
@@ -355,7 +366,9 @@ pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
         }
     }
     let exe = env::current_exe().expect("the test binary has a path");
-    let output = env::temp_dir().join(format!("raddle-test-{}-{name}", std::process::id()));
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let number = NUMBER.fetch_add(1, SeqCst);
+    let output = env::temp_dir().join(format!("raddle-test-{}-{number}", std::process::id()));
     let file = fs::File::create(&output).expect("a file for the child's output");
     let child = Command::new(exe)
         .args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"])

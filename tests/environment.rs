@@ -1,0 +1,157 @@
+//! `RADDLE_ENGINE` chooses the kind of engine, and never overrides what the program set. A binary of its own: each case
+//! runs in a process with an environment of its own.
+
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::thread;
+
+use common::{child, is_child};
+use raddle::{BuildError, Engine, EngineKind};
+
+/// What the child is to expect.
+const EXPECT: &str = "RADDLE_TEST_EXPECT";
+
+#[track_caller]
+fn expect(value: Option<&str>, expected: &str) {
+    let mut variables = vec![(EXPECT, expected)];
+    variables.extend(value.map(|value| ("RADDLE_ENGINE", value)));
+    let (success, text) = child("in_a_child_the_engine_is_as_expected", &variables);
+    assert!(success, "RADDLE_ENGINE={value:?} should give {expected}: {text}");
+}
+
+#[test]
+#[ignore = "run by other tests in a process of its own"]
+fn in_a_child_the_engine_is_as_expected() {
+    if !is_child() {
+        return;
+    }
+    let expected = std::env::var(EXPECT).expect("the parent says what to expect");
+    match Engine::builder().build() {
+        Ok(engine) => {
+            assert_eq!(engine.kind().to_string(), expected);
+            let value = engine.var(1);
+            engine.op("").push(value.write(), |value| *value += 1).unwrap();
+            assert_eq!(engine.get(&value).unwrap(), 2);
+        }
+        Err(BuildError::UnknownEngine(value)) => {
+            assert_eq!(expected, "an error");
+            assert_eq!(Some(value.as_str()), std::env::var("RADDLE_ENGINE").ok().as_deref());
+            let text = BuildError::UnknownEngine(value).to_string();
+            for name in ["RADDLE_ENGINE", "Naive", "Pooled", "PerDevice"] {
+                assert!(text.contains(name), "`{text}` does not name {name}");
+            }
+            assert!(matches!(Engine::global(), Err(BuildError::UnknownEngine(_))));
+            // The global engine can be asked for again.
+            assert!(matches!(Engine::global(), Err(BuildError::UnknownEngine(_))));
+        }
+        Err(error) => panic!("{error}"),
+    }
+    // What the program sets is never overridden, not even by nonsense.
+    for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
+        assert_eq!(Engine::builder().kind(kind).workers(1).build().expect("the kind is set").kind(), kind);
+    }
+}
+
+#[test]
+fn each_kind_is_chosen_by_its_name() {
+    for kind in ["Naive", "Pooled", "PerDevice"] {
+        expect(Some(kind), kind);
+    }
+}
+
+#[test]
+fn without_the_variable_it_is_per_device() {
+    expect(None, "PerDevice");
+}
+
+#[test]
+fn names_are_taken_in_any_case() {
+    expect(Some("naive"), "Naive");
+    expect(Some("POOLED"), "Pooled");
+    expect(Some(" perdevice "), "PerDevice");
+}
+
+#[test]
+fn an_unknown_engine_is_an_error() {
+    for value in ["", "ThreadedEngine", "Naive,Pooled", "pooled2"] {
+        expect(Some(value), "an error");
+    }
+}
+
+/// What no text is, is an error as well, and no panic.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_value_that_is_no_text_is_an_error() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt, process::Command};
+    let output = Command::new(std::env::current_exe().expect("the test binary has a path"))
+        .args(["--exact", "in_a_child_a_value_is_no_text", "--ignored", "--nocapture"])
+        .env("RADDLE_TEST_CHILD", "1")
+        .env("RADDLE_ENGINE", OsStr::from_bytes(b"Na\xffive"))
+        .output()
+        .expect("the test binary starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own"]
+fn in_a_child_a_value_is_no_text() {
+    if is_child() {
+        assert!(matches!(Engine::builder().build(), Err(BuildError::UnknownEngine(_))));
+    }
+}
+
+/// The program ends while the global engine, which nobody drops, still has something to do.
+#[test]
+fn a_program_may_end_with_a_busy_global_engine() {
+    for name in ["in_a_child_the_program_ends_with_a_busy_engine", "in_a_child_a_thread_panics_with_an_engine"] {
+        common::child_succeeds(name);
+    }
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own"]
+fn in_a_child_the_program_ends_with_a_busy_engine() {
+    if !is_child() {
+        return;
+    }
+    let engine = Engine::global().expect("the engine is built");
+    for _ in 0..1000 {
+        engine.op("").push((), |()| thread::sleep(std::time::Duration::from_millis(50))).unwrap();
+    }
+    let token = engine.new_var();
+    // Never completed: the completion lives in the program's memory for ever.
+    engine.push_async(|_, done| std::mem::forget(done), [], [&token]).unwrap();
+    std::mem::forget(token);
+}
+
+/// A program that unwinds drops its engine on the way: the drop waits and does not panic again.
+#[test]
+#[ignore = "run by another test in a process of its own"]
+fn in_a_child_a_thread_panics_with_an_engine() {
+    if !is_child() {
+        return;
+    }
+    for kind in common::KINDS {
+        let ran = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let inner = std::sync::Arc::clone(&ran);
+        let result = thread::spawn(move || {
+            let engine = common::engine(kind, 1);
+            let value = engine.var(0);
+            for _ in 0..100 {
+                let inner = std::sync::Arc::clone(&inner);
+                engine
+                    .op("")
+                    .push(value.write(), move |_| _ = inner.fetch_add(1, std::sync::atomic::Ordering::SeqCst))
+                    .unwrap();
+            }
+            engine.op("").push(value.write(), |_| Err("nobody is told")).unwrap();
+            std::panic::resume_unwind(Box::new("on purpose"));
+        })
+        .join();
+        assert!(result.is_err());
+        assert_eq!(ran.load(std::sync::atomic::Ordering::SeqCst), 100);
+    }
+}

@@ -1,0 +1,85 @@
+//! An idle engine uses no CPU after its spin time. A binary of its own, with one test, because it looks at the CPU time of
+//! the whole process.
+
+#![forbid(unsafe_code)]
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
+
+use common::{hold, watched};
+use raddle::{Engine, EngineKind, IdlePolicy};
+
+/// CPU time of this process, in the kernel's ticks of 10 ms.
+fn ticks() -> u64 {
+    let stat = fs::read_to_string("/proc/self/stat").expect("procfs");
+    // The name of the process, in parentheses, may contain anything.
+    let fields = stat.rsplit(')').next().expect("a line of fields");
+    let field = |index: usize| fields.split_whitespace().nth(index).and_then(|text| text.parse::<u64>().ok());
+    field(11).expect("the user's time") + field(12).expect("the system's time")
+}
+
+/// The share of one core that the process uses while it sleeps for a second.
+fn share_of_a_core() -> f64 {
+    let (start, before) = (Instant::now(), ticks());
+    thread::sleep(Duration::from_secs(1));
+    (ticks() - before) as f64 / 100.0 / start.elapsed().as_secs_f64()
+}
+
+fn work(engine: &Engine) {
+    let value = engine.var(0);
+    for _ in 0..1000 {
+        engine.op("").push(value.write(), |value| *value += 1).unwrap();
+        for property in [raddle::Property::CopyToGpu, raddle::Property::CopyFromGpu, raddle::Property::CpuPrioritized] {
+            engine.op("").property(property).push((), |()| {}).unwrap();
+        }
+    }
+    assert_eq!(engine.get(&value).unwrap(), 1000);
+    engine.wait_for_all().unwrap();
+}
+
+#[test]
+fn an_idle_engine_uses_no_cpu() {
+    watched(|| {
+        let mut engines = Vec::new();
+        for kind in [EngineKind::Pooled, EngineKind::PerDevice] {
+            for idle in [IdlePolicy::Park, IdlePolicy::default(), IdlePolicy::SpinThenPark(Duration::from_millis(20))] {
+                engines.push(Engine::builder().kind(kind).workers(4).idle(idle).build().unwrap());
+            }
+        }
+        // Fresh, and never used.
+        thread::sleep(Duration::from_millis(100));
+        let share = share_of_a_core();
+        assert!(share < 0.04, "six engines that were never used take {share} of a core");
+        // Used, and idle again.
+        engines.iter().for_each(work);
+        thread::sleep(Duration::from_millis(100));
+        let share = share_of_a_core();
+        assert!(share < 0.04, "six engines that have nothing to do take {share} of a core");
+        // Something is pending, and threads wait for it, one of them inside an operation; but nobody can do anything.
+        let engine = &engines[1];
+        let token = engine.new_var();
+        let gate = hold(engine, &token);
+        engine.push_sync(|_| {}, [], [&token]).unwrap();
+        let (inner, held) = (engine.clone(), token.clone());
+        let inside = engine.op("").submit((), move |()| inner.wait_for_var(&held)).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| engine.wait_for_all().unwrap());
+            scope.spawn(|| engine.wait_for_var(&token).unwrap());
+            thread::sleep(Duration::from_millis(100));
+            let share = share_of_a_core();
+            gate.open();
+            assert!(share < 0.04, "waiting takes {share} of a core");
+        });
+        inside.wait().unwrap().unwrap();
+        // The policy that spins does use it, so the measure works.
+        let spinning = Engine::builder().kind(EngineKind::Pooled).workers(1).idle(IdlePolicy::Spin).build().unwrap();
+        let share = share_of_a_core();
+        assert!(share > 0.2, "a spinning engine takes only {share} of a core");
+        drop(spinning);
+    });
+}
