@@ -79,7 +79,11 @@ struct State {
 
 /// What a wait covers: generations, and the laps that were not over when it began.
 #[derive(Debug)]
-pub struct Mark(Vec<(usize, u64)>);
+pub struct Mark {
+    draining: Vec<(usize, u64)>,
+    /// Something has entered the generation that the mark has opened.
+    entered_since: bool,
+}
 
 /// The count of pending operations.
 #[derive(Debug)]
@@ -97,7 +101,7 @@ pub struct Ticket(u32);
 
 impl Mark {
     fn is_over(&self, state: &State) -> bool {
-        self.0.iter().all(|&(index, lap)| state.generations[index].lap != lap)
+        self.draining.iter().all(|&(index, lap)| state.generations[index].lap != lap)
     }
 }
 
@@ -186,7 +190,7 @@ impl Tally {
     }
 
     /// Waits until every operation that entered before the call has left. `None`: the time was up. `Some(true)`: nothing
-    /// at all was pending.
+    /// at all was pending at some moment of the call.
     pub fn wait(&self, deadline: Option<Instant>) -> Option<bool> {
         let mut state = lock(&self.state);
         let mut idle = true;
@@ -197,6 +201,7 @@ impl Tally {
             idle = false;
             state = wait_until(&self.drained, state, deadline).ok()?;
         };
+        idle &= !mark.entered_since;
         while !mark.is_over(&state) {
             idle = false;
             state = wait_until(&self.drained, state, deadline).ok()?;
@@ -228,17 +233,18 @@ impl Tally {
     fn mark(&self, state: &mut State) -> Option<Mark> {
         let generations = &mut state.generations;
         let next = generations.iter().position(|generation| generation.phase == Phase::Free)?;
-        self.rotate(generations, next);
+        let entered_since = self.rotate(generations, next);
         let draining = generations
             .iter()
             .enumerate()
             .filter(|(_, generation)| generation.phase == Phase::Draining)
             .map(|(index, generation)| (index, generation.lap));
-        Some(Mark(draining.collect()))
+        Some(Mark { draining: draining.collect(), entered_since })
     }
 
-    /// Makes `next`, which is free, the current generation, and closes the one before.
-    fn rotate(&self, generations: &mut [Generation; GENERATIONS], next: usize) {
+    /// Makes `next`, which is free, the current generation, and closes the one before; gives whether `next` has been entered
+    /// by the end of that.
+    fn rotate(&self, generations: &mut [Generation; GENERATIONS], next: usize) -> bool {
         // Relaxed: only changed under the lock.
         let old = self.current.load(Relaxed);
         // Relaxed: nobody leaves a free generation; published by the stores below.
@@ -269,5 +275,8 @@ impl Tally {
         if self.rest[old].fetch_add(pending, AcqRel).wrapping_add(pending) == ZERO {
             Self::free(&mut generations[old]);
         }
+        // Acquire (edge `leave`, by the read-modify-writes above): an operation that entered `next` before another left `old`
+        // is seen here if that one was not counted any more.
+        self.shards.iter().any(|shard| shard.entered[next].load(Acquire) != 0)
     }
 }

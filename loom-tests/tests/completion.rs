@@ -1,0 +1,162 @@
+//! Asynchronous operations: the completion against its function, against waits, and against being dropped; and the place
+//! where a result waits.
+#![cfg(raddle_loom)]
+
+use std::{
+    sync::{
+        Arc, Mutex as StdMutex,
+        atomic::{AtomicUsize as StdUsize, Ordering::Relaxed},
+    },
+    task::{Poll, Wake, Waker},
+};
+
+use loom::{cell::UnsafeCell, thread};
+use raddle::{
+    Cause, Completion, Engine, EngineKind, Token, WaitError,
+    internals::{Flavour, Outcome, Progress, Step},
+};
+use raddle_loom_tests::{COMPLETE, model, must_fail, without};
+
+/// Exactly one side gets the error of a function that fails while its completion is used: the completion, which ends the
+/// operation with it, or the function, if the operation has ended.
+#[test]
+fn the_error_of_a_function_reaches_exactly_one_side() {
+    model(COMPLETE, Flavour::Contract, || {
+        let progress = Arc::new(Progress::default());
+        let other = Arc::clone(&progress);
+        let function = thread::spawn(move || {
+            // SAFETY: called once, by the thread that plays the function.
+            unsafe { other.fail(Box::new(7)) }
+        });
+        let by_completion = progress.resolve();
+        let by_function = function.join().unwrap().err();
+        assert!(progress.is_resolved());
+        let got = [by_completion, by_function].into_iter().flatten().map(|error| *error).collect::<Vec<i32>>();
+        assert_eq!(got, [7]);
+    });
+}
+
+/// A naive engine, a variable, and the completion of an asynchronous operation that writes it.
+fn pending() -> (Engine, Token, Completion) {
+    let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
+    let token = engine.new_var();
+    // Of `std`: it is used on one thread.
+    let place = Arc::new(StdMutex::new(None));
+    let inner = Arc::clone(&place);
+    engine.push_async(move |_, done| *inner.lock().unwrap() = Some(done), [], [&token]).unwrap();
+    let done = place.lock().unwrap().take().unwrap();
+    (engine, token, done)
+}
+
+struct Data(UnsafeCell<usize>);
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+unsafe impl Sync for Data {}
+// SAFETY: as above.
+unsafe impl Send for Data {}
+
+#[test]
+fn a_wait_ends_after_the_completion_and_sees_what_its_thread_did() {
+    model(2, Flavour::Contract, || {
+        let (engine, token, done) = pending();
+        let data = Arc::new(Data(UnsafeCell::new(0)));
+        let other = Arc::clone(&data);
+        let thread = thread::spawn(move || {
+            // SAFETY: the wait comes after, which is what the model checks.
+            other.0.with_mut(|data| unsafe { *data = 1 });
+            done.complete();
+        });
+        engine.wait_for_var(&token).unwrap();
+        // SAFETY: the operation is over.
+        assert_eq!(data.0.with(|data| unsafe { *data }), 1);
+        assert_eq!(engine.version(&token), 1);
+        thread.join().unwrap();
+    });
+}
+
+/// What waits behind the operation runs on the completing thread or on the pushing one, once, and after it.
+#[test]
+fn what_is_pushed_behind_runs_once_after_the_completion() {
+    model(2, Flavour::Contract, || {
+        let (engine, token, done) = pending();
+        let data = Arc::new(Data(UnsafeCell::new(0)));
+        let (first, second) = (Arc::clone(&data), Arc::clone(&data));
+        let thread = thread::spawn(move || {
+            // SAFETY: the next operation comes after, which is what the model checks.
+            first.0.with_mut(|data| unsafe { *data += 1 });
+            done.complete();
+        });
+        // SAFETY: as above.
+        engine.push_sync(move |_| second.0.with_mut(|data| unsafe { *data *= 10 }), [], [&token]).unwrap();
+        engine.wait_for_all().unwrap();
+        // SAFETY: both operations are over.
+        assert_eq!(data.0.with(|data| unsafe { *data }), 10);
+        thread.join().unwrap();
+    });
+}
+
+fn a_completion_is_dropped() {
+    let (engine, token, done) = pending();
+    let thread = thread::spawn(move || drop(done));
+    match engine.wait_for_var(&token) {
+        Err(WaitError::Failed(error)) => assert!(matches!(error.cause(), Cause::LostCompletion)),
+        other => panic!("{other:?}"),
+    }
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_dropped_completion_is_an_error_for_whoever_waits() {
+    model(2, Flavour::Contract, a_completion_is_dropped);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_the_drop() {
+    without(Step::DropCompletes, || {
+        model(2, Flavour::Contract, a_completion_is_dropped);
+    });
+}
+
+#[test]
+fn without_the_drop_a_wait_never_ends() {
+    must_fail("without_the_drop", "deadlock");
+}
+
+#[test]
+fn a_result_reaches_a_thread_that_waits() {
+    model(COMPLETE, Flavour::Contract, || {
+        let outcome = Outcome::new();
+        let other = Arc::clone(&outcome);
+        let thread = thread::spawn(move || other.set(Ok(5)));
+        assert_eq!(outcome.wait(None).unwrap(), 5);
+        assert!(outcome.is_done());
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn a_result_wakes_a_future_that_has_not_seen_it() {
+    #[derive(Default)]
+    struct Count(StdUsize);
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+    model(COMPLETE, Flavour::Contract, || {
+        let outcome = Outcome::new();
+        let other = Arc::clone(&outcome);
+        let thread = thread::spawn(move || other.set(Ok(5)));
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
+        let first = outcome.poll(&waker);
+        thread.join().unwrap();
+        match first {
+            Poll::Ready(result) => assert_eq!(result.unwrap(), 5),
+            Poll::Pending => {
+                assert_eq!(count.0.load(Relaxed), 1, "the future was not woken");
+                assert!(matches!(outcome.poll(&waker), Poll::Ready(Ok(5))));
+            }
+        }
+    });
+}

@@ -1,0 +1,76 @@
+//! The injector: what is pushed is popped once, and no band forgets that it holds something.
+#![cfg(raddle_loom)]
+
+use std::sync::Arc;
+
+use loom::thread;
+use raddle::internals::{DEFAULT_BAND, Flavour, Injector, OpRef};
+use raddle_loom_tests::model;
+
+fn op(number: usize, band: u8) -> OpRef<usize> {
+    // SAFETY: the operation names no variable.
+    unsafe { OpRef::new(number, band, false, std::iter::empty()) }
+}
+
+fn pop(injector: &Injector<usize>, band: u8) -> Option<usize> {
+    let (op, _) = injector.pop(band)?;
+    // SAFETY: this thread has popped the operation, and nobody changes its task.
+    let number = unsafe { *op.task_ptr() };
+    op.release();
+    Some(number)
+}
+
+/// `pushers` threads push one operation each while the main thread pops twice; then it takes what is left, and goes by
+/// `highest` alone for bands that have a bit.
+fn pushers_and_a_popper(pushers: usize, band: u8) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        let injector = Arc::new(Injector::default());
+        let threads: Vec<_> = (0..pushers)
+            .map(|number| {
+                let injector = Arc::clone(&injector);
+                thread::spawn(move || injector.push(op(number, band)))
+            })
+            .collect();
+        let mut popped: Vec<usize> = (0..2).filter_map(|_| pop(&injector, band)).collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        while injector.highest() == Some(band) || band == DEFAULT_BAND && !injector.is_empty() {
+            popped.extend(pop(&injector, band));
+        }
+        popped.sort_unstable();
+        assert_eq!(popped, (0..pushers).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn each_operation_of_the_default_band_is_popped_once() {
+    model(3, Flavour::Contract, pushers_and_a_popper(2, DEFAULT_BAND));
+}
+
+#[test]
+fn the_bit_of_a_band_is_set_whenever_it_holds_something() {
+    model(3, Flavour::Contract, pushers_and_a_popper(2, DEFAULT_BAND + 3));
+}
+
+/// Two poppers take and install chains at the same time; nothing is lost or taken twice.
+#[test]
+fn two_poppers_share_what_two_pushes_left() {
+    model(3, Flavour::Contract, || {
+        let band = DEFAULT_BAND + 1;
+        let injector = Arc::new(Injector::default());
+        (0..3).for_each(|number| injector.push(op(number, band)));
+        let other = Arc::clone(&injector);
+        let thread = thread::spawn(move || {
+            other.push(op(3, band));
+            pop(&other, band)
+        });
+        let mut popped: Vec<usize> = pop(&injector, band).into_iter().collect();
+        popped.extend(thread.join().unwrap());
+        while injector.highest() == Some(band) {
+            popped.extend(pop(&injector, band));
+        }
+        popped.sort_unstable();
+        assert_eq!(popped, [0, 1, 2, 3]);
+    });
+}

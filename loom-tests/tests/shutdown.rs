@@ -1,0 +1,159 @@
+//! The count of pending operations, and shutdown against push.
+//!
+//! Threads choose a shard of the count by a thread-local of `std`, and loom runs all threads of a model on one thread, so
+//! here they share a shard. That makes each word busier, not the protocol another one.
+#![cfg(raddle_loom)]
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::{Wake, Waker},
+};
+
+use loom::{cell::UnsafeCell, thread};
+use raddle::{
+    Engine, EngineKind, PushError, Shutdown,
+    internals::{Flavour, Step, Tally},
+};
+use raddle_loom_tests::{model, must_fail, without};
+
+struct Shared {
+    tally: Tally,
+    data: [UnsafeCell<usize>; 2],
+}
+
+// SAFETY: the cells are loom's, which report a race instead of letting it happen.
+unsafe impl Sync for Shared {}
+// SAFETY: as above.
+unsafe impl Send for Shared {}
+
+fn shared() -> Arc<Shared> {
+    Arc::new(Shared { tally: Tally::new(2), data: [UnsafeCell::new(0), UnsafeCell::new(0)] })
+}
+
+/// Two operations entered before the wait leave on two threads; the wait ends after both and sees what they did.
+fn wait_for_two() {
+    let shared = shared();
+    let threads = [0, 1].map(|index| {
+        let (other, ticket) = (Arc::clone(&shared), shared.tally.enter());
+        thread::spawn(move || {
+            // SAFETY: the wait comes after, which is what the model checks.
+            other.data[index].with_mut(|data| unsafe { *data = 1 });
+            other.tally.leave(ticket);
+        })
+    });
+    assert!(shared.tally.wait(None).is_some());
+    for data in &shared.data {
+        // SAFETY: both operations are over.
+        assert_eq!(data.with(|data| unsafe { *data }), 1);
+    }
+    threads.map(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn a_wait_for_all_ends_after_what_was_counted_before_and_sees_it() {
+    model(2, Flavour::Contract, wait_for_two);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_the_notification() {
+    without(Step::LeaveNotifies, || {
+        model(2, Flavour::Contract, wait_for_two);
+    });
+}
+
+#[test]
+fn without_the_notification_a_wait_for_all_never_ends() {
+    must_fail("without_the_notification", "deadlock");
+}
+
+/// A count that is entered after the wait began does not hold it up, even if it never leaves; one that races with it is
+/// counted exactly once.
+#[test]
+fn a_wait_for_all_is_not_prolonged_by_what_enters_later() {
+    struct Nobody;
+    impl Wake for Nobody {
+        fn wake(self: Arc<Self>) {}
+    }
+    model(2, Flavour::Contract, || {
+        let (shared, waker) = (shared(), Waker::from(Arc::new(Nobody)));
+        let before = shared.tally.enter();
+        let other = Arc::clone(&shared);
+        let thread = thread::spawn(move || other.tally.leave(before));
+        let other = Arc::clone(&shared);
+        let racing = thread::spawn(move || {
+            let ticket = other.tally.enter();
+            other.tally.leave(ticket);
+        });
+        let mut mark = shared.tally.begin();
+        assert!(mark.is_some());
+        let after = shared.tally.enter();
+        thread.join().unwrap();
+        racing.join().unwrap();
+        assert!(shared.tally.poll(&mut mark, &waker), "the wait holds for what entered after it");
+        shared.tally.leave(after);
+        assert_eq!(shared.tally.wait(None), Some(true), "something is still counted");
+    });
+}
+
+/// Generations are used again while entries may still bounce off them.
+#[test]
+fn generations_are_reused_exactly() {
+    model(2, Flavour::Contract, || {
+        let shared = shared();
+        let other = Arc::clone(&shared);
+        let thread = thread::spawn(move || {
+            let ticket = other.tally.enter();
+            other.tally.leave(ticket);
+        });
+        (0..3).for_each(|_| assert!(shared.tally.wait(None).is_some()));
+        thread.join().unwrap();
+        assert!(shared.tally.wait(None).is_some());
+        assert_eq!(shared.tally.wait(None), Some(true));
+    });
+}
+
+/// An operation that enters before another leaves, as one does that is pushed by it, is never missed by a wait that finds
+/// nothing pending: that is how a shutdown knows that it may end the threads.
+#[test]
+fn nothing_pending_means_that_what_operations_pushed_is_over_too() {
+    model(2, Flavour::Contract, || {
+        let (shared, over) = (shared(), Arc::new(AtomicBool::new(false)));
+        let (first, other, mark) = (shared.tally.enter(), Arc::clone(&shared), Arc::clone(&over));
+        let thread = thread::spawn(move || {
+            let second = other.tally.enter();
+            other.tally.leave(first);
+            let third = other.tally.enter();
+            other.tally.leave(second);
+            mark.store(true, Relaxed);
+            other.tally.leave(third);
+        });
+        while shared.tally.wait(None) == Some(false) {}
+        assert!(over.load(Relaxed), "the chain was still going on");
+        thread.join().unwrap();
+    });
+}
+
+/// A push is refused, or its operation has run when the shutdown returns.
+#[test]
+fn a_push_races_with_shutdown() {
+    model(2, Flavour::Contract, || {
+        let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
+        let token = engine.new_var();
+        let ran = Arc::new(AtomicBool::new(false));
+        let (other, other_token, mark) = (engine.clone(), token.clone(), Arc::clone(&ran));
+        let thread = thread::spawn(move || other.push_sync(move |_| mark.store(true, Relaxed), [], [&other_token]));
+        engine.shutdown(Shutdown::Drain, None).unwrap();
+        let ran = ran.load(Relaxed);
+        match thread.join().unwrap() {
+            Ok(()) => assert!(ran, "the shutdown returned before an operation that was accepted"),
+            Err(error) => {
+                assert_eq!(error, PushError::ShutDown);
+                assert!(!ran, "an operation ran that was refused");
+            }
+        }
+    });
+}

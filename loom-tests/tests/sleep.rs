@@ -1,0 +1,124 @@
+//! Sleep against push: no wake-up is lost, whatever the order of announcing, looking, pushing and notifying.
+//!
+//! A lost wake-up leaves a worker parked for ever, which loom reports as a deadlock. The workers' deques are the model
+//! deque, so what these models say about stealing is about its users. Workers do not spin here: that is one more look
+//! before the same announcement.
+#![cfg(raddle_loom)]
+
+use std::sync::Arc;
+
+use loom::thread;
+use raddle::IdlePolicy;
+use raddle::internals::{DEFAULT_BAND, Flavour, Lane, LaneOptions, OpRef, Step, Worker};
+use raddle_loom_tests::{model, must_fail, without};
+
+type Number = usize;
+
+fn lane(workers: usize) -> (Arc<Lane<Number>>, Vec<Worker<Number>>) {
+    Lane::new(LaneOptions { name: "model", workers, threads: workers, idle: IdlePolicy::Park })
+}
+
+fn op(number: Number, band: u8) -> OpRef<Number> {
+    // SAFETY: the operation names no variable.
+    unsafe { OpRef::new(number, band, false, std::iter::empty()) }
+}
+
+fn take(worker: &Worker<Number>) -> Option<Number> {
+    let op = worker.next()?;
+    // SAFETY: the worker was handed the operation, and nobody changes its task.
+    let number = unsafe { *op.task_ptr() };
+    op.release();
+    Some(number)
+}
+
+/// One worker that waits for `expected` operations, one pusher that injects as many.
+fn one_worker(bands: &'static [u8]) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        let (lane, mut workers) = lane(1);
+        let worker = workers.pop().unwrap();
+        let thread = thread::spawn(move || {
+            worker.lane().sleep().carry(0, 0);
+            let mut taken: Vec<_> = bands.iter().map(|_| take(&worker).unwrap()).collect();
+            taken.sort_unstable();
+            assert_eq!(taken, (0..bands.len()).collect::<Vec<_>>());
+        });
+        for (number, &band) in bands.iter().enumerate() {
+            lane.inject(op(number, band));
+        }
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn a_push_and_a_worker_that_falls_asleep_cannot_miss_each_other() {
+    model(3, Flavour::Contract, one_worker(&[DEFAULT_BAND]));
+}
+
+#[test]
+fn a_push_with_a_priority_and_a_worker_that_falls_asleep_cannot_miss_each_other() {
+    model(3, Flavour::Contract, one_worker(&[DEFAULT_BAND + 1]));
+}
+
+#[test]
+fn two_pushes_reach_one_worker() {
+    model(2, Flavour::Contract, one_worker(&[DEFAULT_BAND, DEFAULT_BAND - 1]));
+}
+
+/// Two workers, of which one may look for work while a push relies on it; each of two operations is taken once, and the
+/// end of the lane reaches both.
+#[test]
+fn what_is_pushed_while_one_worker_searches_is_taken_and_the_end_reaches_all() {
+    model(1, Flavour::Contract, || {
+        let (lane, workers) = lane(2);
+        let threads: Vec<_> = workers
+            .into_iter()
+            .map(|worker| {
+                thread::spawn(move || {
+                    worker.lane().sleep().carry(worker.index(), worker.index());
+                    std::iter::from_fn(|| take(&worker)).count()
+                })
+            })
+            .collect();
+        lane.inject(op(0, DEFAULT_BAND));
+        lane.inject(op(1, DEFAULT_BAND));
+        lane.end();
+        let taken: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+        // A lane ends when nothing is pending; here it ends early, and what was not taken yet is still there.
+        let mut left = 0;
+        while let Some((op, _)) = lane_pop(&lane) {
+            op.release();
+            left += 1;
+        }
+        assert_eq!(taken + left, 2);
+    });
+}
+
+fn lane_pop(lane: &Lane<Number>) -> Option<(OpRef<Number>, bool)> {
+    lane.injector_for_models().pop(DEFAULT_BAND)
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_the_notify_fence() {
+    without(Step::NotifyFence, || {
+        model(3, Flavour::Contract, one_worker(&[DEFAULT_BAND]));
+    });
+}
+
+#[test]
+fn without_the_notify_fence_a_wake_up_is_lost() {
+    must_fail("without_the_notify_fence", "deadlock");
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_the_second_look() {
+    without(Step::LookAgainBeforePark, || {
+        model(3, Flavour::Contract, one_worker(&[DEFAULT_BAND]));
+    });
+}
+
+#[test]
+fn without_the_second_look_a_wake_up_is_lost() {
+    must_fail("without_the_second_look", "deadlock");
+}
