@@ -2,7 +2,7 @@
 
 use std::{
     future::{Future, poll_fn},
-    panic::{AssertUnwindSafe, Location, catch_unwind},
+    panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind},
     ptr::{self, NonNull},
     sync::{Arc, OnceLock},
     task::Poll,
@@ -25,7 +25,7 @@ use crate::{
         atomic::{AtomicU8, AtomicU64, AtomicUsize},
     },
     tally::Tally,
-    task::{Await, Body, Entry, Plain, Task, Work, flag},
+    task::{Await, Body, Entry, Plain, Refs, Task, Work, flag},
     threads::{self, Crew},
     tracker::{self, INLINE_ACCESSES, Mode, OpRef, ReadyList},
     variable::{Free, Token, VarCell},
@@ -459,7 +459,7 @@ impl Core {
             flags: flag::INLINE | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
         };
         let mode = if for_reading { Mode::Read } else { Mode::Await };
-        let entry = Entry { cell: token.ptr(), mode, typed: false };
+        let entry = Entry { cell: token.ptr(), mode, refs: Refs::None };
         // A wait goes behind a deletion as well: it is told when the deletion is done.
         self.push_normalised(spec, &[entry], Await::new(Arc::clone(&outcome)), true)?;
         Ok(Some(outcome))
@@ -533,7 +533,7 @@ impl Core {
             lane: 0,
             flags: flag::INLINE | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
         };
-        let entry = Entry { cell: token.ptr(), mode: Mode::Write, typed: false };
+        let entry = Entry { cell: token.ptr(), mode: Mode::Write, refs: Refs::None };
         let clear = |cx: &RunContext<'_>| {
             for access in cx.op().op().accesses() {
                 let cell = VarCell::of(access);
@@ -554,7 +554,7 @@ impl Core {
         location: &'static Location<'static>,
         f: impl FnOnce(&RunContext<'_>) + Send + 'static,
     ) -> Result<(), PushError> {
-        let entry = Entry { cell: token.ptr(), mode: Mode::Overwrite, typed: false };
+        let entry = Entry { cell: token.ptr(), mode: Mode::Overwrite, refs: Refs::None };
         self.check_variables(&SmallVec::from_slice(&[entry]))?;
         if !token.cell().queue().close() {
             return Err(PushError::DeletedVariable);
@@ -568,11 +568,18 @@ impl Core {
             flags: flag::EAGER | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
         };
         let delete = move |cx: &RunContext<'_>| {
-            for access in cx.op().op().accesses() {
-                // SAFETY: the operation holds the variable for writing, and a closed variable takes no other operation.
-                unsafe { VarCell::of(access).empty() };
-            }
+            let empty = || {
+                for access in cx.op().op().accesses() {
+                    // SAFETY: the operation holds the variable for writing, and a closed variable takes no other operation.
+                    unsafe { VarCell::of(access).empty() };
+                }
+            };
+            // What the value's drop does must not keep the clean-up from running.
+            let emptied = catch_unwind(AssertUnwindSafe(empty));
             f(cx);
+            if let Err(payload) = emptied {
+                resume_unwind(payload);
+            }
             Ok(())
         };
         self.push_normalised(spec, &[entry], Plain::new(delete), true)
@@ -595,7 +602,7 @@ impl Core {
             lane: 0,
             flags: at_once | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
         };
-        let entry = Entry { cell, mode: Mode::Overwrite, typed: false };
+        let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
         let pushed = core.push_normalised(spec, &[entry], Free(cell), true);
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
@@ -639,7 +646,11 @@ impl Core {
         }
         if let Some(failure) = self.failures.unreported() {
             failure.mark_reported();
-            log::warn!("raddle: a failure that nobody was told of: {failure}");
+            // It prints the user's error, whose code may do anything.
+            let warn = || log::warn!("raddle: a failure that nobody was told of: {failure}");
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(warn)) {
+                std::mem::forget(payload);
+            }
         }
         self.crew.end();
         Ok(())
@@ -665,11 +676,11 @@ pub(crate) fn normalise(entries: &mut Entries) -> Result<(), PushError> {
         if later.cell != kept.cell {
             return false;
         }
-        aliased |= later.typed && kept.typed && (later.mode.is_write() || kept.mode.is_write());
+        aliased |= later.refs.min(kept.refs) != Refs::None && later.refs.max(kept.refs) == Refs::Exclusive;
         if later.mode != kept.mode {
             kept.mode = Mode::Write;
         }
-        kept.typed |= later.typed;
+        kept.refs = kept.refs.max(later.refs);
         true
     });
     if aliased {

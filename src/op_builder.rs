@@ -14,7 +14,7 @@ use crate::{
     operator::{Function, Operator},
     outcome::Outcome,
     property::Property,
-    task::{Entry, Plain, Returning, Work, async_body, flag},
+    task::{Entry, Plain, Refs, Returning, Work, async_body, flag},
     tracker::Mode,
     typed::{Accesses, sealed::List},
     variable::Token,
@@ -139,7 +139,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     fn declare<'t>(mut self, tokens: impl IntoIterator<Item = &'t Token>, mode: Mode) -> Self {
-        self.entries.extend(tokens.into_iter().map(|token| Entry { cell: token.ptr(), mode, typed: false }));
+        self.entries.extend(tokens.into_iter().map(|token| Entry { cell: token.ptr(), mode, refs: Refs::None }));
         self
     }
 

@@ -360,13 +360,21 @@ impl Work for Await {
     }
 }
 
+/// The references to a value that an operation's function gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Refs {
+    None,
+    Shared,
+    Exclusive,
+}
+
 /// An access in the making: a variable and what is done to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub(crate) cell: std::ptr::NonNull<VarCell>,
     pub(crate) mode: Mode,
-    /// The function gets a reference to the variable's value.
-    pub(crate) typed: bool,
+    /// What the function gets of the variable's value.
+    pub(crate) refs: Refs,
 }
 
 /// The function of an asynchronous operation.

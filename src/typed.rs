@@ -4,7 +4,7 @@ use std::{fmt, marker::PhantomData, ops::Deref, ptr::NonNull};
 
 use crate::{
     core::Entries,
-    task::Entry,
+    task::{Entry, Refs},
     tracker::Mode,
     variable::{self, Token, VarCell},
 };
@@ -216,7 +216,7 @@ impl<T: Send + Sync + 'static> Accesses for Read<'_, T> {
     type Kept = Kept<T>;
 
     fn declare(&self, list: &mut sealed::List) {
-        list.0.push(Entry { cell: self.0.ptr(), mode: Mode::Read, typed: true });
+        list.0.push(Entry { cell: self.0.ptr(), mode: Mode::Read, refs: Refs::Shared });
     }
 
     fn keep(&self) -> Kept<T> {
@@ -238,7 +238,7 @@ impl<T: Send + 'static> Accesses for Write<'_, T> {
     type Kept = Kept<T>;
 
     fn declare(&self, list: &mut sealed::List) {
-        list.0.push(Entry { cell: self.var.ptr(), mode: self.mode, typed: true });
+        list.0.push(Entry { cell: self.var.ptr(), mode: self.mode, refs: Refs::Exclusive });
     }
 
     fn keep(&self) -> Kept<T> {

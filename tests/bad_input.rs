@@ -362,7 +362,7 @@ mod variables {
                 let last = own.var(inner_drops.make());
                 own.op("").push(last.write(), |value| value.touch()).unwrap();
                 KEPT.with_borrow_mut(|kept| {
-                    kept.extend([Box::new(value) as Box<dyn std::any::Any>, Box::new(last), Box::new(own)])
+                    kept.extend([Box::new(value) as Box<dyn std::any::Any>, Box::new(last), Box::new(own)]);
                 });
             })
             .join()
@@ -913,14 +913,21 @@ mod ends {
         }
         on_kinds(&THREADED, 1, |engine| {
             let kind = engine.kind();
-            for _ in 0..30 {
+            for _ in 0..10 {
                 let engine = common::engine(kind, 1);
                 let ran = Arc::new(AtomicUsize::new(0));
                 let inner = Arc::clone(&ran);
                 engine.push_sync(move |cx| next(&cx.engine(), &inner), [], []).unwrap();
-                let result = engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(20)));
-                assert_eq!(result, Ok(()));
-                assert_eq!(ran.load(SeqCst), LENGTH + 1, "the shutdown has missed what was pending");
+                thread::scope(|scope| {
+                    // Several, so that they look often, and interrupt each other.
+                    for _ in 0..4 {
+                        scope.spawn(|| {
+                            let result = engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(20)));
+                            assert_eq!(result, Ok(()));
+                            assert_eq!(ran.load(SeqCst), LENGTH + 1, "the shutdown has missed what was pending");
+                        });
+                    }
+                });
             }
         });
     }

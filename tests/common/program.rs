@@ -877,12 +877,9 @@ impl World {
                 Err(error) => done.fail(error),
             }
         };
-        match (finish, &*lock(&self.completer)) {
-            (Finish::Elsewhere, Some(completer)) => {
-                completer.send(Box::new(rest)).map_err(|_| "nobody completes")?;
-                return Ok(());
-            }
-            _ => {}
+        if let (Finish::Elsewhere, Some(completer)) = (finish, &*lock(&self.completer)) {
+            completer.send(Box::new(rest)).map_err(|_| "nobody completes")?;
+            return Ok(());
         }
         rest();
         Ok(())
