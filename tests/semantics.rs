@@ -3052,11 +3052,11 @@ mod scheduling {
                 let count = cores.len() + 2;
                 let engine = Engine::builder().kind(EngineKind::PerDevice).workers(count).build().unwrap();
                 let found = cores_of_workers(&engine, count);
-                for index in 0..count {
+                for (index, found) in found.iter().enumerate() {
                     let pinned = cores.get(index);
                     let placement = pinned.map_or(Placement::Unpinned, |core| Placement::Pinned(*core));
                     assert_eq!(engine.placements()[index], placement);
-                    assert_eq!(found[index], pinned.map_or(all.clone(), ToString::to_string));
+                    assert_eq!(*found, pinned.map_or(all.clone(), ToString::to_string));
                 }
             });
         }

@@ -1,1 +1,95 @@
-//! Models of the protocols of `raddle` under loom; see `tests/`.
+//! What the models of `raddle` share: how a model is run, how a twin is shown to fail, and a world of variables and
+//! operations for the models of the tracker.
+//!
+//! The models themselves are in `tests/`, one file a protocol. They run the library's own types under loom, with
+//! `RUSTFLAGS="--cfg raddle_loom --cfg crossbeam_loom"`; without these flags all files but `shim_is_live` are empty.
+//!
+//! # Twins
+//!
+//! Each model whose claim hangs on one step of a protocol has a twin: the same model with that [`Step`] taken out, which
+//! must fail, and for the reason that the step is there. A twin is an ignored test that another test runs in a process of
+//! its own, because a failed model often aborts: loom's objects cannot be dropped while it unwinds.
+//!
+//! # Bounds
+//!
+//! A model states how many preemptions loom may use in one interleaving; `COMPLETE` explores all of them. Whatever
+//! `LOOM_MAX_*` says is ignored: a bound from outside could make a green run mean less than it says.
+
+#[cfg(raddle_loom)]
+mod world;
+
+#[cfg(raddle_loom)]
+pub use model::{COMPLETE, model, must_fail, without};
+#[cfg(raddle_loom)]
+pub use world::{StalledPush, Task, World};
+
+#[cfg(raddle_loom)]
+mod model {
+    use std::{
+        panic::Location,
+        process::Command,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering::Relaxed},
+        },
+        time::Instant,
+    };
+
+    use raddle::internals::{Flavour, Step, remove};
+
+    /// Explores every interleaving.
+    pub const COMPLETE: Option<usize> = None;
+
+    /// Steps of one interleaving after which a model counts as one that does not end.
+    const MAX_BRANCHES: usize = 5_000;
+
+    /// Runs `f` in every interleaving with at most `bound` preemptions, on `flavour`'s reclamation; gives their number, of
+    /// which there must be more than one.
+    #[track_caller]
+    pub fn model(bound: impl Into<Option<usize>>, flavour: Flavour, f: impl Fn() + Send + Sync + 'static) -> usize {
+        let (bound, at, start) = (bound.into(), Location::caller(), Instant::now());
+        let interleavings = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&interleavings);
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = bound;
+        builder.max_branches = MAX_BRANCHES;
+        builder.max_permutations = None;
+        builder.max_duration = None;
+        builder.checkpoint_file = None;
+        builder.check(move || {
+            count.fetch_add(1, Relaxed);
+            flavour.begin();
+            f();
+        });
+        let interleavings = interleavings.load(Relaxed);
+        let bound = bound.map_or("none".to_owned(), |bound| bound.to_string());
+        let (file, seconds) = (at.file().rsplit('/').next().unwrap_or_default(), start.elapsed().as_secs_f64());
+        println!("{file}:{}: {interleavings} interleavings, bound {bound}, {flavour:?}, {seconds:.2} s", at.line());
+        assert!(interleavings > 1, "a model of one interleaving explores nothing");
+        interleavings
+    }
+
+    /// Runs `f`, a model, with `step` taken out of the library.
+    pub fn without(step: Step, f: impl FnOnce()) {
+        remove(Some(step));
+        f();
+        remove(None);
+    }
+
+    /// Runs the ignored test `twin` in a process of its own, and shows that it fails with `needle` in its last words.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn must_fail(twin: &str, needle: &str) {
+        let program = std::env::current_exe().expect("a running test has a path");
+        let output = Command::new(program)
+            .args(["--exact", twin, "--ignored", "--nocapture", "--test-threads", "1"])
+            .env("RUST_BACKTRACE", "0")
+            .output()
+            .expect("a test can be started");
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(said.contains("running 1 test"), "there is no twin `{twin}`:\n{said}");
+        assert!(!output.status.success(), "the planted bug was not found:\n{said}");
+        assert!(said.contains(needle), "it failed for another reason than `{needle}`:\n{said}");
+    }
+}
