@@ -24,6 +24,8 @@ pub(crate) struct Frame {
     outcome: Cell<*const ()>,
     /// The operation's completion was dropped by its own function.
     pub(crate) lost: Cell<bool>,
+    /// The operation has not passed its variables on.
+    holding: bool,
     parent: *const Frame,
 }
 
@@ -39,8 +41,8 @@ pub(crate) fn in_operation() -> bool {
     !innermost().is_null()
 }
 
-/// Runs `f` as the function of `op`.
-pub(crate) fn enter<R>(core: &Core, op: OpRef<Task>, f: impl FnOnce(&Frame) -> R) -> R {
+/// Runs `f` as a part of `op`, which is `holding` its variables or has passed them on.
+pub(crate) fn enter<R>(core: &Core, op: OpRef<Task>, holding: bool, f: impl FnOnce(&Frame) -> R) -> R {
     struct Leave(*const Frame);
     impl Drop for Leave {
         fn drop(&mut self) {
@@ -48,8 +50,14 @@ pub(crate) fn enter<R>(core: &Core, op: OpRef<Task>, f: impl FnOnce(&Frame) -> R
         }
     }
     let parent = innermost();
-    let frame =
-        Frame { op, core: ptr::from_ref(core), outcome: Cell::new(ptr::null()), lost: Cell::new(false), parent };
+    let frame = Frame {
+        op,
+        core: ptr::from_ref(core),
+        outcome: Cell::new(ptr::null()),
+        lost: Cell::new(false),
+        holding,
+        parent,
+    };
     let _leave = Leave(parent);
     FRAME.with(|cell| cell.set(&raw const frame));
     f(&frame)
@@ -87,6 +95,14 @@ impl Drain {
     pub(crate) fn pop(&self) -> Option<OpRef<Task>> {
         self.deferred.borrow_mut().pop()
     }
+
+    /// Takes over what is ready, where `take_deferred` finds it.
+    pub(crate) fn push_all(&self, ready: &mut ReadyList<Task>) {
+        let mut deferred = self.deferred.borrow_mut();
+        while let Some(op) = ready.pop() {
+            deferred.push(op);
+        }
+    }
 }
 
 /// Runs `f` as a loop that runs ready operations.
@@ -119,35 +135,67 @@ fn drain_of(core: &Core) -> Option<&Drain> {
     None
 }
 
+/// Whether many drains are inside each other on this thread.
+pub(crate) fn is_deep() -> bool {
+    // SAFETY: as in `drain`.
+    unsafe { DRAIN.with(Cell::get).as_ref() }.is_some_and(|drain| drain.depth >= MAX_DRAINS)
+}
+
 /// Leaves `ready` to a drain of this thread if so many are inside each other that another might be too much for the stack.
 pub(crate) fn defer(core: &Core, ready: &mut ReadyList<Task>) -> bool {
-    // SAFETY: as in `drain`.
-    let depth = unsafe { DRAIN.with(Cell::get).as_ref() }.map_or(0, |drain| drain.depth);
-    let drain = if depth < MAX_DRAINS { None } else { drain_of(core) };
+    let drain = if is_deep() { drain_of(core) } else { None };
     if let Some(drain) = drain {
-        let mut deferred = drain.deferred.borrow_mut();
-        while let Some(op) = ready.pop() {
-            deferred.push(op);
-        }
+        drain.push_all(ready);
     }
     drain.is_some()
 }
 
-/// What was left to drains of `core` on this thread, for a caller that is about to wait and may wait for it.
+/// What is left to drains of `core` on this thread, for a caller that is about to wait and may wait for it.
 pub(crate) fn take_deferred(core: &Core) -> ReadyList<Task> {
-    drain_of(core).map(|drain| drain.deferred.take()).unwrap_or_default()
+    let mut all = ReadyList::default();
+    let mut at = DRAIN.with(Cell::get);
+    // SAFETY: as in `drain`.
+    while let Some(drain) = unsafe { at.as_ref() } {
+        while let Some(op) = if ptr::eq(drain.core, core) { drain.pop() } else { None } {
+            all.push(op);
+        }
+        at = drain.parent;
+    }
+    all
+}
+
+/// Leaves `ready` to the innermost drain of `core` on this thread, if there is one.
+pub(crate) fn leave_to_drain(core: &Core, ready: &mut ReadyList<Task>) {
+    if let Some(drain) = drain_of(core) {
+        drain.push_all(ready);
+    }
+}
+
+/// Operations of `core` on this thread whose functions have dropped their completions and are about to wait.
+pub(crate) fn take_lost(core: &Core) -> Option<OpRef<Task>> {
+    let mut lost = None;
+    any_frame(|frame| {
+        let found = ptr::eq(frame.core, core) && frame.lost.replace(false);
+        if found {
+            lost = Some(frame.op);
+        }
+        found
+    });
+    lost
 }
 
 /// Whether this thread is inside an operation of `core`.
 pub(crate) fn in_operation_of(core: &Core) -> bool {
-    any_frame(|frame| ptr::eq(frame.core, core))
+    // An asynchronous operation whose completion was used is over, though its function goes on.
+    any_frame(|frame| ptr::eq(frame.core, core) && !frame.op.task().progress.is_resolved())
 }
 
 /// Whether an operation that runs on this thread holds `cell`.
 pub(crate) fn holds(cell: &VarCell) -> bool {
     any_frame(|frame| {
         // An asynchronous operation whose completion was used holds nothing any more, though its function goes on.
-        !frame.op.task().progress.is_resolved()
+        frame.holding
+            && !frame.op.task().progress.is_resolved()
             && frame.op.op().accesses().iter().any(|access| ptr::eq(VarCell::of(access), cell))
     })
 }

@@ -189,12 +189,8 @@ impl Core {
 
     /// Places operations that became ready on this thread.
     pub(crate) fn place_all(self: &Arc<Self>, ready: &mut ReadyList<Task>) {
-        if !ready.is_empty() && !context::defer(self, ready) {
-            context::drain(self, |drain| {
-                while let Some(op) = ready.pop().or_else(|| drain.pop()) {
-                    self.place(op, ready, false);
-                }
-            });
+        if !ready.is_empty() && !self.defer(ready) {
+            self.run_all(ready, false);
         }
     }
 
@@ -202,15 +198,41 @@ impl Core {
     fn run_at_once(self: &Arc<Self>, op: OpRef<Task>) {
         let mut ready = ReadyList::default();
         ready.push(op);
-        if !context::defer(self, &mut ready) {
-            context::drain(self, |drain| {
-                let mut at_once = true;
-                while let Some(op) = ready.pop().or_else(|| drain.pop()) {
-                    self.place(op, &mut ready, at_once);
-                    at_once = false;
-                }
-            });
+        if !self.defer(&mut ready) {
+            self.run_all(&mut ready, true);
         }
+    }
+
+    /// Leaves `ready` to others if too much runs inside each other on this thread.
+    fn defer(&self, ready: &mut ReadyList<Task>) -> bool {
+        if self.kind == EngineKind::Naive || !self.is_open() {
+            return context::defer(self, ready);
+        }
+        context::is_deep() && {
+            let mut here = ReadyList::default();
+            while let Some(op) = ready.pop() {
+                if op.task().has(flag::INLINE) {
+                    here.push(op);
+                } else {
+                    self.crew.schedule(op);
+                }
+            }
+            *ready = here;
+            ready.is_empty() || context::defer(self, ready)
+        }
+    }
+
+    /// Runs or places what is ready, the first operation here if `at_once`. What has not had its turn lies where an operation
+    /// that waits finds it.
+    fn run_all(self: &Arc<Self>, ready: &mut ReadyList<Task>, mut at_once: bool) {
+        context::drain(self, |drain| {
+            loop {
+                drain.push_all(ready);
+                let Some(op) = drain.pop() else { break };
+                self.place(op, ready, at_once);
+                at_once = false;
+            }
+        });
     }
 
     /// Runs `op` here if it is to, adding what becomes ready to `ready`; otherwise gives it to a worker.
@@ -274,7 +296,7 @@ impl Core {
     /// Calls the function of `op`.
     fn call(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), OpError> {
         let result = catch_unwind(AssertUnwindSafe(|| {
-            context::enter(self, op, |frame| {
+            context::enter(self, op, true, |frame| {
                 // SAFETY: the operation is ready, was handed to this thread alone, and is started here only.
                 unsafe { op.start(&RunContext::new(frame, self)) }
             })
@@ -293,7 +315,7 @@ impl Core {
         op.hold();
         let mut lost = false;
         let result = catch_unwind(AssertUnwindSafe(|| {
-            context::enter(self, op, |frame| {
+            context::enter(self, op, true, |frame| {
                 struct Note<'a>(&'a std::cell::Cell<bool>, &'a mut bool);
                 impl Drop for Note<'_> {
                     fn drop(&mut self) {
@@ -328,7 +350,7 @@ impl Core {
     }
 
     /// Ends an operation with `result` and adds what becomes ready by it to `ready`.
-    pub(crate) fn settle(&self, op: OpRef<Task>, result: Result<(), OpError>, ready: &mut ReadyList<Task>) {
+    pub(crate) fn settle(self: &Arc<Self>, op: OpRef<Task>, result: Result<(), OpError>, ready: &mut ReadyList<Task>) {
         match &result {
             Ok(()) if op.task().has(flag::SILENT) => {}
             Ok(()) => self.count_mutations(op),
@@ -337,8 +359,14 @@ impl Core {
         }
         tracker::complete(op, ready);
         if op.task().has(flag::REPORTS) {
+            // Who is told may wait for what comes after.
+            if self.kind == EngineKind::Naive {
+                context::leave_to_drain(self, ready);
+            } else {
+                self.place_all(ready);
+            }
             // SAFETY: this thread ends the operation.
-            self.guarded(op, || unsafe { op.report(result.as_ref().map(|&()| ())) });
+            self.guarded(op, false, || unsafe { op.report(result.as_ref().map(|&()| ())) });
         }
         self.close(op);
     }
@@ -352,13 +380,13 @@ impl Core {
     /// Drops the function of `op` if it has not run.
     fn discard(&self, op: OpRef<Task>) {
         // SAFETY: this thread ends the operation.
-        self.guarded(op, || unsafe { op.discard() });
+        self.guarded(op, true, || unsafe { op.discard() });
     }
 
     /// Runs `f`, which may drop the user's values, as a part of `op`; a panic there becomes a failure that `wait_for_all`
     /// reports.
-    fn guarded(&self, op: OpRef<Task>, f: impl FnOnce()) {
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| context::enter(self, op, |_| f()))) {
+    fn guarded(&self, op: OpRef<Task>, holding: bool, f: impl FnOnce()) {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| context::enter(self, op, holding, |_| f()))) {
             let task = op.task();
             let failure = OpError::new(&task.name, task.location, Cause::panic(payload));
             self.failures.add_loose(failure);
@@ -476,7 +504,10 @@ impl Core {
                 return Err(WaitError::WouldDeadlock);
             }
             // It may be what is to be waited for.
-            self.place_all(&mut context::take_deferred(self));
+            while let Some(lost) = context::take_lost(self) {
+                self.resolve(lost, Err(Cause::LostCompletion));
+            }
+            self.run_all(&mut context::take_deferred(self), false);
             threads::yield_worker()?;
         }
         outcome.wait(deadline)

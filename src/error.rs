@@ -4,6 +4,7 @@ use std::{
     any::Any,
     error::Error,
     fmt,
+    mem::ManuallyDrop,
     panic::Location,
     sync::{
         Arc,
@@ -63,10 +64,23 @@ impl fmt::Display for Cause {
 struct Failure {
     name: Name,
     location: &'static Location<'static>,
-    cause: Cause,
+    /// Dropped by `drop` below.
+    cause: ManuallyDrop<Cause>,
     sequence: u64,
     /// Somebody outside the engine has been given it.
     reported: AtomicBool,
+}
+
+impl Drop for Failure {
+    fn drop(&mut self) {
+        // The error is the user's, and so is what its drop does; the last clone may go anywhere in the engine.
+        // SAFETY: the field is dropped once, here.
+        let drop = || unsafe { ManuallyDrop::drop(&mut self.cause) };
+        if let Err(payload) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(drop)) {
+            log::error!("raddle: the drop of an operation's error panicked");
+            std::mem::forget(payload);
+        }
+    }
 }
 
 /// An operation's failure. It is cheap to clone; the failed operation's variables, the operations skipped because of it and
@@ -80,7 +94,7 @@ impl OpError {
         Self(Arc::new(Failure {
             name: name.clone(),
             location,
-            cause,
+            cause: ManuallyDrop::new(cause),
             // Relaxed: only distinct numbers are needed, rising as far as anybody can tell.
             sequence: SEQUENCE.fetch_add(1, Relaxed),
             reported: AtomicBool::new(false),

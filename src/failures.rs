@@ -18,11 +18,15 @@ struct State {
 }
 
 impl State {
-    fn add_loose(&mut self, failure: OpError) {
-        match &self.loose {
-            None => self.loose = Some(failure),
-            Some(_) => self.more += 1,
+    /// Gives the failure back if it is not kept.
+    #[must_use = "it is to be dropped after the lock"]
+    fn add_loose(&mut self, failure: OpError) -> Option<OpError> {
+        if self.loose.is_some() {
+            self.more += 1;
+            return Some(failure);
         }
+        self.loose = Some(failure);
+        None
     }
 }
 
@@ -33,26 +37,31 @@ pub(crate) struct Failures(Mutex<State>);
 impl Failures {
     /// Notes that a variable has failed.
     pub(crate) fn add_variable(&self, id: u64, failure: OpError) {
-        lock(&self.0).variables.insert(id, failure);
+        let replaced = lock(&self.0).variables.insert(id, failure);
+        drop(replaced);
     }
 
     /// Notes that a variable was cleared.
     pub(crate) fn clear_variable(&self, id: u64) {
-        lock(&self.0).variables.remove(&id);
+        // Dropped after the lock: it may hold the user's error, whose drop may come back here.
+        let removed = lock(&self.0).variables.remove(&id);
+        drop(removed);
     }
 
     /// Notes that a failed variable is gone. What nobody was told of stays.
     pub(crate) fn forget_variable(&self, id: u64, failure: OpError) {
         let mut state = lock(&self.0);
-        state.variables.remove(&id);
-        if !failure.is_reported() {
-            state.add_loose(failure);
-        }
+        let removed = state.variables.remove(&id);
+        let not_kept = if failure.is_reported() { Some(failure) } else { state.add_loose(failure) };
+        // As above.
+        drop(state);
+        drop((removed, not_kept));
     }
 
     /// Notes a failure that sits on no variable.
     pub(crate) fn add_loose(&self, failure: OpError) {
-        lock(&self.0).add_loose(failure);
+        let not_kept = lock(&self.0).add_loose(failure);
+        drop(not_kept);
     }
 
     /// Forgets those that sit on no variable; gives the first and how many there were.

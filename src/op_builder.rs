@@ -69,6 +69,19 @@ fn outcome_of(report: impl Report) -> Result<(), Cause> {
 /// and [`overwrites`](Self::overwrites), typed ones in the call that pushes. Naming a variable twice is the same as naming
 /// it once; what is both read and mutated counts as mutated. Only typed accesses of one operation may not name a variable
 /// twice if one of them mutates it, since that would alias a `&mut`.
+///
+/// The description borrows the variables that it names:
+///
+/// ```compile_fail,E0505
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// let token = engine.new_var();
+/// let description = engine.op("late").writes([&token]);
+/// drop(token);
+/// description.push_sync(|_| {})?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "an operation does nothing until it is pushed"]
 pub struct OpBuilder<'e> {
@@ -123,22 +136,22 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Declares variables that the operation reads.
-    pub fn reads<'t>(self, tokens: impl IntoIterator<Item = &'t Token>) -> Self {
+    pub fn reads(self, tokens: impl IntoIterator<Item = &'e Token>) -> Self {
         self.declare(tokens, Mode::Read)
     }
 
     /// Declares variables that the operation mutates.
-    pub fn writes<'t>(self, tokens: impl IntoIterator<Item = &'t Token>) -> Self {
+    pub fn writes(self, tokens: impl IntoIterator<Item = &'e Token>) -> Self {
         self.declare(tokens, Mode::Write)
     }
 
     /// Declares variables that the operation mutates whatever they were: it is not skipped because they have failed, and
     /// its success ends their failure.
-    pub fn overwrites<'t>(self, tokens: impl IntoIterator<Item = &'t Token>) -> Self {
+    pub fn overwrites(self, tokens: impl IntoIterator<Item = &'e Token>) -> Self {
         self.declare(tokens, Mode::Overwrite)
     }
 
-    fn declare<'t>(mut self, tokens: impl IntoIterator<Item = &'t Token>, mode: Mode) -> Self {
+    fn declare(mut self, tokens: impl IntoIterator<Item = &'e Token>, mode: Mode) -> Self {
         self.entries.extend(tokens.into_iter().map(|token| Entry { cell: token.ptr(), mode, refs: Refs::None }));
         self
     }

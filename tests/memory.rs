@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{resident_bytes, thread_count, watched_for};
+use common::{KINDS, resident_bytes, thread_count, watched_for};
 use raddle::{Engine, EngineKind};
 
 const PUSHES: usize = 10_000_000;
@@ -43,6 +43,40 @@ fn pushes_through_one_variable_and_engines_that_come_and_go_leave_memory_flat() 
             let counted = engine.get(&counter).expect("nothing fails");
             assert_eq!(counted, PUSHES / 10 * 7 / 8 + (PUSHES - PUSHES / 10) * 7 / 8);
             assert_eq!(engine.version(&counter), counted as u64);
+        }
+
+        // Everything else that a program may do for ever.
+        for kind in KINDS {
+            let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("the engine is built");
+            let (token, value) = (engine.new_var(), engine.var(vec![0_u8; 100]));
+            let operator = engine.op("operator").operator(value.write(), |value| value.reverse()).expect("it is open");
+            let everything = |times: usize| {
+                for i in 0..times {
+                    let own = engine.var(vec![1_u8; 200]);
+                    engine.op(format!("named {i}")).push((value.read(), own.write()), |(_, own)| own.push(2)).unwrap();
+                    engine.push_async(|_, done| drop(done), [], [&token]).unwrap();
+                    engine.push_sync(|_| {}, [&token], [&own]).unwrap();
+                    drop(engine.wait_for_var_async(&own));
+                    drop(engine.wait_for_all_async());
+                    drop(engine.op("").submit(value.read(), |value| value.clone()).unwrap());
+                    operator.push().unwrap();
+                    engine.clear_error(&token).unwrap();
+                    if i % 2 == 0 {
+                        engine.delete_variable(&own, |_| {}).unwrap();
+                    }
+                    if i % 100 == 0 {
+                        let _ = engine.wait_for_all();
+                        engine.clear_errors();
+                        engine.get(&value).expect("nothing fails there");
+                    }
+                }
+            };
+            everything(10_000);
+            let before = resident_bytes();
+            everything(30_000);
+            let grown = resident_bytes().saturating_sub(before);
+            println!("{kind}: {} KiB more after all sorts of things", grown / 1024);
+            assert!(grown < 8 * MEBIBYTE, "{kind}: {grown} bytes more");
         }
 
         let come_and_go = |times: usize| {

@@ -23,6 +23,10 @@ pub(crate) fn unprotected() -> &'static crossbeam_epoch::Guard {
 
 #[cfg(not(raddle_loom))]
 mod real {
+    use std::sync::LazyLock;
+
+    use crossbeam_epoch::{Collector, LocalHandle};
+
     /// Keeps what is reachable now from being reclaimed.
     #[derive(Debug)]
     pub(crate) struct Guard(crossbeam_epoch::Guard);
@@ -30,7 +34,11 @@ mod real {
     /// Enters the current epoch.
     #[inline]
     pub(crate) fn pin() -> Guard {
-        Guard(crossbeam_epoch::pin())
+        // A collector of its own: what other users of crossbeam-epoch retire is not run inside this crate.
+        static COLLECTOR: LazyLock<Collector> = LazyLock::new(Collector::new);
+        std::thread_local!(static HANDLE: LocalHandle = COLLECTOR.register());
+        // Without the thread's handle, which is gone when the thread ends, by one for this guard alone.
+        Guard(HANDLE.try_with(LocalHandle::pin).unwrap_or_else(|_| COLLECTOR.register().pin()))
     }
 
     impl Guard {

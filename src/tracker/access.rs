@@ -58,6 +58,27 @@ impl Mode {
     }
 }
 
+impl Mode {
+    /// Whether `flags` let the operation go as far as this variable is concerned.
+    #[inline]
+    pub(super) fn is_satisfied_by(self, flags: usize) -> bool {
+        flags & if self == Self::Read { READ_OK } else { WRITE_OK } != 0
+    }
+
+    /// The flags that the next access may have when this one has `flags`.
+    #[inline]
+    pub(super) fn entitlement(self, flags: usize) -> usize {
+        const SPENT: usize = WRITE_OK | DONE;
+        if flags & SPENT == SPENT {
+            READ_OK | WRITE_OK
+        } else if self.is_write() {
+            0
+        } else {
+            flags & READ_OK
+        }
+    }
+}
+
 /// One operation's place in one variable's queue. Aligned so that its address leaves six tag bits and no two accesses
 /// share a cache line.
 #[repr(C, align(64))]
@@ -128,30 +149,16 @@ impl<T> Access<T> {
         }
     }
 
-    /// Whether `flags` let the operation go as far as this variable is concerned.
     #[inline]
-    pub(super) fn is_satisfied_by(&self, flags: usize) -> bool {
-        flags & if self.mode == Mode::Read { READ_OK } else { WRITE_OK } != 0
-    }
-
-    /// The flags that the next access may have when this one has `flags`.
-    #[inline]
-    pub(super) fn own_entitlement(&self, flags: usize) -> usize {
-        const SPENT: usize = WRITE_OK | DONE;
-        if flags & SPENT == SPENT {
-            READ_OK | WRITE_OK
-        } else if self.mode.is_write() {
-            0
-        } else {
-            flags & READ_OK
-        }
+    fn is_satisfied_by(&self, flags: usize) -> bool {
+        self.mode.is_satisfied_by(flags)
     }
 
     /// The flags that the next access may have when this one has `flags`, hints included.
     #[inline]
     pub(super) fn entitlement(&self, flags: usize) -> usize {
         // Acquire: like the flags they stand for. They do not change any more: they were left before the tail came here.
-        self.own_entitlement(flags | usize::from(self.hints.load(Acquire)))
+        self.mode.entitlement(flags | usize::from(self.hints.load(Acquire)))
     }
 
     /// Leaves `flags` for the operation's pusher.
@@ -206,7 +213,7 @@ impl<T> Access<T> {
         // Acquire (edge `complete`): the caller goes on as if it had been handed the variable.
         let word = self.word.load(Acquire, unprotected());
         let wanted = if for_reading { READ_OK } else { WRITE_OK };
-        word.is_null() && self.own_entitlement(word.tag()) & wanted != 0
+        word.is_null() && self.mode.entitlement(word.tag()) & wanted != 0
     }
 }
 

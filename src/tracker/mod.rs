@@ -231,7 +231,7 @@ fn insert<'g, T>(
         if !own {
             access.leave_hints(entitled);
         } else if unseen {
-            *satisfied += u32::from(access.is_satisfied_by(entitled));
+            *satisfied += u32::from(access.mode().is_satisfied_by(entitled));
         } else {
             *satisfied += access.grant(entitled);
         }
@@ -280,6 +280,8 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) {
     let mut spent: Option<&Access<T>> = None;
     loop {
         let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
+        // Before the step: where that leaves this thread no duty towards `at`, the access may end and its record be reused.
+        let mode = at.mode();
         // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired, acquires those
         // that earlier flags stand for and the next access.
         let old = at.word.fetch_or(add, order, epoch::unprotected());
@@ -287,8 +289,8 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) {
             before.retire();
         }
         let (was, now) = (old.tag(), old.tag() | add);
-        let newly_satisfied = !at.is_satisfied_by(was) && at.is_satisfied_by(now);
-        let gained = at.own_entitlement(now) & !at.own_entitlement(was);
+        let newly_satisfied = !mode.is_satisfied_by(was) && mode.is_satisfied_by(now);
+        let gained = mode.entitlement(now) & !mode.entitlement(was);
         let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(Step::ReadersPassOn));
         // An access that only hands `READ_OK` through, a wait, is not what keeps the next one alive: that is still the
         // reader before it.
@@ -312,7 +314,7 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) {
         let next = unsafe { old.deref() };
         next.check();
         if gained & WRITE_OK != 0 {
-            pass(at, next);
+            pass(at, next, old.tag());
             spent = Some(at);
             add = READ_OK | WRITE_OK;
         } else {
@@ -322,8 +324,8 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) {
     }
 }
 
-/// Makes sure that the tail is past `access`, whose next is `next`, so that it can be retired.
-fn pass<T>(access: &Access<T>, next: &Access<T>) {
+/// Makes sure that the tail is past `access`, whose next is `next` by a word with `tag`, so that it can be retired.
+fn pass<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
     if removed(Step::TailPastRetired) {
         return;
     }
@@ -331,7 +333,9 @@ fn pass<T>(access: &Access<T>, next: &Access<T>) {
     if next.op().is_some_and(Op::is_registered) {
         return;
     }
-    // Release (edge `swing`): here no hints are due, since the flags themselves follow. Failure means that it is past:
+    // As whoever moves the tail: a reader that is linked behind `next` goes by its hints.
+    next.leave_hints(entitled_at_link(tag));
+    // Release (edge `swing`). Failure means that it is past:
     // it was at `access` when `next` was linked, and this thread has acquired that link.
     let _ = access.queue().tail.compare_exchange(
         Shared::from(std::ptr::from_ref(access)),

@@ -227,17 +227,23 @@ mod records {
 
     /// A record for the caller alone.
     pub(super) fn take() -> NonNull<u8> {
-        CACHE
-            .try_with(|cache| {
-                let mut cache = cache.borrow_mut();
-                cache.free.pop().or_else(|| {
-                    cache.free = pop_batch()?;
-                    cache.free.pop()
-                })
-            })
-            // The thread is ending: its cache is gone.
-            .unwrap_or_default()
-            .unwrap_or_else(new)
+        // The thread may be ending, with its cache gone.
+        if let Ok(Some(record)) = CACHE.try_with(|cache| cache.borrow_mut().free.pop()) {
+            return record;
+        }
+        // Not while the cache is borrowed: pinning may run what others have retired.
+        let Some(mut batch) = pop_batch() else {
+            return new();
+        };
+        let record = batch.pop();
+        let _ = CACHE.try_with(|cache| {
+            let mut cache = cache.borrow_mut();
+            while let Some(record) = batch.pop() {
+                cache.free.push(record);
+            }
+        });
+        batch.free_all();
+        record.unwrap_or_else(new)
     }
 
     /// Gives `record` back once no helper can see it.

@@ -664,7 +664,7 @@ impl World {
     }
 
     /// Describes an operation as far as all kinds do.
-    fn describe<'e>(&self, engine: &'e Engine, name: String, operation: &Operation) -> OpBuilder<'e> {
+    fn describe<'e>(&'e self, engine: &'e Engine, name: String, operation: &'e Operation) -> OpBuilder<'e> {
         let builder = engine
             .op(name)
             .priority(operation.priority)
@@ -673,7 +673,7 @@ impl World {
         if operation.no_skip { builder.no_skip() } else { builder }
     }
 
-    fn describe_untyped<'e>(&self, engine: &'e Engine, name: String, operation: &Operation) -> OpBuilder<'e> {
+    fn describe_untyped<'e>(&'e self, engine: &'e Engine, name: String, operation: &'e Operation) -> OpBuilder<'e> {
         self.describe(engine, name, operation)
             .reads(self.tokens(operation, Access::Read))
             .writes(self.tokens(operation, Access::Write))

@@ -1,0 +1,219 @@
+//! A completion and a push never miss each other: whoever comes last says that the operation is ready, once; and what an
+//! operation wrote is visible to those that it makes ready.
+//!
+//! The data of the variables are loom's cells, so an operation that runs before its turn, or without having been handed
+//! what the others wrote, is a race that loom finds.
+
+#![cfg(raddle_loom)]
+
+use std::sync::Arc;
+
+use loom::thread;
+use raddle::internals::{
+    Flavour::{self, Contract, Crossbeam},
+    Mode::{self, Overwrite, Read, Write},
+    ReadyList, Step,
+};
+use raddle_loom_tests::{COMPLETE, World, model, must_fail, without};
+
+/// An operation runs and ends on one thread while another thread pushes the next one.
+fn hand_over(before: Mode, after: Mode) {
+    let world = World::new(1);
+    let [first, next] = [before, after].map(|mode| world.op(&[(0, mode)]));
+    assert!(world.push(first).ready, "nothing is pending");
+    let other = Arc::clone(&world);
+    let thread = thread::spawn(move || other.run(first));
+    world.push_and_run(next);
+    thread.join().unwrap();
+    world.end();
+}
+
+/// Both reclamations, and the bounds that fit them.
+fn hand_over_on_both(before: Mode, after: Mode) {
+    for (bound, flavour) in [(COMPLETE, Contract), (Some(4), Crossbeam)] {
+        model(bound, flavour, move || hand_over(before, after));
+    }
+}
+
+#[test]
+fn a_writer_hands_over_to_a_reader() {
+    hand_over_on_both(Write, Read);
+}
+
+#[test]
+fn a_writer_hands_over_to_a_writer() {
+    hand_over_on_both(Write, Write);
+}
+
+#[test]
+fn a_reader_hands_over_to_a_writer() {
+    hand_over_on_both(Read, Overwrite);
+}
+
+#[test]
+fn a_reader_hands_over_to_a_reader() {
+    hand_over_on_both(Read, Read);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn completing_relaxed() {
+    without(Step::CompletionReleases, || _ = model(4, Contract, || hand_over(Write, Read)));
+}
+
+#[test]
+fn without_release_a_completion_hands_nothing_over() {
+    must_fail("completing_relaxed", "Causality violation");
+}
+
+/// The successor takes its place by a helper: its pusher stands still behind its first access, a third thread helps it,
+/// and meanwhile the predecessor on its second variable ends. The pusher finds what it is entitled to in hints or in
+/// flags, and must count each access once.
+fn meet_helped(bound: usize, before: Mode, after: Mode) {
+    model(bound, Contract, move || {
+        let world = World::new(2);
+        let first = world.op(&[(1, before)]);
+        assert!(world.push(first).ready, "nothing is pending");
+        let stalled = world.stall(world.op(&[(0, Write), (1, after)]));
+        let behind = world.op(&[(0, Write)]);
+        let (completer, helper) = (Arc::clone(&world), Arc::clone(&world));
+        let threads = [thread::spawn(move || completer.run(first)), thread::spawn(move || helper.push_and_run(behind))];
+        world.finish_push(stalled).into_iter().for_each(|op| world.run(op));
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        world.end();
+    });
+}
+
+#[test]
+fn a_writer_hands_over_to_a_helped_reader() {
+    meet_helped(3, Write, Read);
+}
+
+#[test]
+fn a_reader_hands_over_to_a_helped_writer() {
+    meet_helped(3, Read, Write);
+}
+
+/// Two predecessors on different variables end at once; one of them, and one only, makes the successor ready.
+#[test]
+fn the_last_of_two_predecessors_makes_the_successor_ready() {
+    model(COMPLETE, Contract, || {
+        let world = World::new(2);
+        let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
+        for op in firsts {
+            assert!(world.push(op).ready, "nothing is pending");
+        }
+        assert!(!world.push(world.op(&[(0, Write), (1, Read)])).ready, "two predecessors are pending");
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || other.run(firsts[0]));
+        world.run(firsts[1]);
+        thread.join().unwrap();
+        world.end();
+    });
+}
+
+/// The same while the successor is pushed.
+#[test]
+fn two_predecessors_end_while_the_successor_is_pushed() {
+    model(4, Contract, || {
+        let world = World::new(2);
+        let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
+        for op in firsts {
+            assert!(world.push(op).ready, "nothing is pending");
+        }
+        let successor = world.op(&[(0, Read), (1, Write)]);
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || firsts.into_iter().for_each(|op| other.run(op)));
+        world.push_and_run(successor);
+        thread.join().unwrap();
+        world.end();
+    });
+}
+
+/// Readers between two writers, ended by one thread each, while the writer behind them is pushed. The readers are made
+/// ready by the end of the first writer.
+fn readers_between_writers(bound: usize, ends: [usize; 2]) {
+    model(bound, Contract, move || {
+        let world = World::new(1);
+        let writer = world.op(&[(0, Write)]);
+        let readers = [Read; 2].map(|mode| world.op(&[(0, mode)]));
+        let last = world.op(&[(0, Write)]);
+        assert!(world.push(writer).ready, "nothing is pending");
+        for reader in readers {
+            assert!(!world.push(reader).ready, "a writer is pending");
+        }
+        let mut ready = ReadyList::default();
+        world.execute(writer);
+        world.complete(writer, &mut ready);
+        for reader in readers {
+            let popped = ready.pop().expect("both readers are ready");
+            assert_eq!(popped.as_ptr(), reader.as_ptr(), "the readers are ready in the order of their pushes");
+        }
+        let threads = ends.map(|reader| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.run(readers[reader]))
+        });
+        world.push_and_run(last);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        world.end();
+    });
+}
+
+#[test]
+fn readers_that_end_from_the_front_let_the_writer_go() {
+    readers_between_writers(4, [0, 1]);
+}
+
+#[test]
+fn readers_that_end_from_the_back_let_the_writer_go() {
+    readers_between_writers(4, [1, 0]);
+}
+
+/// A writer ends while two readers are pushed behind it. Neither reader ends before both could run.
+fn readers_side_by_side(flavour: Flavour) {
+    let readers_of = |world: &World| [Read; 2].map(|mode| world.op(&[(0, mode)]));
+    model(if flavour == Contract { 5 } else { 3 }, flavour, move || {
+        let world = World::new(1);
+        let writer = world.op(&[(0, Write)]);
+        let readers = readers_of(&world);
+        assert!(world.push(writer).ready, "nothing is pending");
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            let mut ready = ReadyList::default();
+            other.execute(writer);
+            other.complete(writer, &mut ready);
+            ready
+        });
+        let mut found: Vec<_> = readers.into_iter().filter(|&op| world.push(op).ready).collect();
+        let mut ready = thread.join().unwrap();
+        found.extend(std::iter::from_fn(|| ready.pop()));
+        assert_eq!(found.len(), 2, "a reader waits for another reader");
+        found.into_iter().for_each(|op| world.run(op));
+        world.end();
+    });
+}
+
+#[test]
+fn readers_run_side_by_side() {
+    readers_side_by_side(Contract);
+}
+
+#[test]
+fn readers_run_side_by_side_on_crossbeam_epoch() {
+    readers_side_by_side(Crossbeam);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn completing_for_one_reader_only() {
+    without(Step::ReadersPassOn, || readers_side_by_side(Contract));
+}
+
+#[test]
+fn unless_readers_pass_it_on_one_waits_for_the_other() {
+    must_fail("completing_for_one_reader_only", "a reader waits for another reader");
+}
