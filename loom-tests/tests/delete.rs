@@ -1,0 +1,74 @@
+//! A deleted variable takes no operation: a push comes before the deletion, or is rejected, and says so.
+//!
+//! The world checks at its end that what ran after the deletion was rejected, that the push and the run agree about that,
+//! and that an operation pushed when the deletion's push was over was rejected in any case.
+
+#![cfg(all(raddle_loom, feature = "slow"))]
+
+use std::sync::Arc;
+
+use loom::thread;
+use raddle::internals::{
+    Flavour::{self, Contract, Crossbeam},
+    Mode::{Read, Write},
+};
+use raddle_loom_tests::{World, model};
+
+fn delete_while_another_pushes(bound: Option<usize>, flavour: Flavour) {
+    model(bound, flavour, || {
+        let world = World::new(1);
+        let op = world.op(&[(0, Write)]);
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || other.push_and_run(op));
+        world.push_and_run(world.deletion(0));
+        thread.join().unwrap();
+        world.end();
+    });
+}
+
+#[test]
+fn a_push_comes_before_the_deletion_or_is_rejected() {
+    delete_while_another_pushes(Some(4), Contract);
+}
+
+#[test]
+fn a_push_comes_before_the_deletion_or_is_rejected_on_crossbeam_epoch() {
+    delete_while_another_pushes(Some(2), Crossbeam);
+}
+
+/// The operation stands still before the variable that is deleted, and a helper may be the one who finds that out.
+#[test]
+fn a_helped_push_comes_before_the_deletion_or_is_rejected() {
+    model(2, Contract, || {
+        let world = World::new(2);
+        let stalled = world.stall(world.op(&[(0, Write), (1, Write)]));
+        let behind = world.op(&[(0, Read)]);
+        let (deleter, helper) = (Arc::clone(&world), Arc::clone(&world));
+        let threads = [
+            thread::spawn(move || deleter.push_and_run(deleter.deletion(1))),
+            thread::spawn(move || helper.push_and_run(behind)),
+        ];
+        world.finish_push(stalled).into_iter().for_each(|op| world.run(op));
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        world.end();
+    });
+}
+
+/// A rejected operation holds its place in the other queues, so that what stands behind it there still goes.
+#[test]
+fn a_rejected_operation_lets_the_others_go() {
+    model(3, Contract, || {
+        let world = World::new(2);
+        let [both, one] = [world.op(&[(0, Write), (1, Write)]), world.op(&[(0, Write)])];
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            other.push_and_run(both);
+            other.push_and_run(one);
+        });
+        world.push_and_run(world.deletion(1));
+        thread.join().unwrap();
+        world.end();
+    });
+}
