@@ -49,7 +49,9 @@ fn wait_for_two() {
         // SAFETY: both operations are over.
         assert_eq!(data.with(|data| unsafe { *data }), 1);
     }
-    threads.map(|thread| thread.join().unwrap());
+    for thread in threads {
+        thread.join().unwrap();
+    }
 }
 
 #[test]
