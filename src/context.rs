@@ -2,7 +2,8 @@
 
 use std::{
     cell::{Cell, RefCell},
-    fmt, ptr,
+    fmt,
+    ptr::{self, NonNull},
     sync::Arc,
 };
 
@@ -191,12 +192,13 @@ pub(crate) fn in_operation_of(core: &Core) -> bool {
 }
 
 /// Whether an operation that runs on this thread holds `cell`.
-pub(crate) fn holds(cell: &VarCell) -> bool {
+pub(crate) fn holds(cell: NonNull<VarCell>) -> bool {
+    let queue = VarCell::queue_ptr(cell);
     any_frame(|frame| {
         // An asynchronous operation whose completion was used holds nothing any more, though its function goes on.
         frame.holding
             && !frame.op.task().progress.is_resolved()
-            && frame.op.op().accesses().iter().any(|access| ptr::eq(VarCell::of(access), cell))
+            && frame.op.op().accesses().iter().any(|access| access.queue_ptr() == queue)
     })
 }
 

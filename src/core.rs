@@ -51,7 +51,7 @@ pub(crate) struct Spec {
     pub(crate) location: &'static Location<'static>,
     pub(crate) priority: i32,
     pub(crate) lane: u8,
-    pub(crate) flags: u8,
+    pub(crate) flags: u16,
 }
 
 /// The engine.
@@ -237,9 +237,9 @@ impl Core {
 
     /// Runs `op` here if it is to, adding what becomes ready to `ready`; otherwise gives it to a worker.
     fn place(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>, at_once: bool) {
-        // After a shutdown nobody is left in the lanes. What can still become ready then is the engine's own, on a thread of
-        // the program.
-        let deserted = || op.task().has(flag::INTERNAL) && !self.is_open() && !threads::carries(self);
+        // After a shutdown nobody is left in the lanes. What can still become ready then is the engine's own, on a thread
+        // of the program or in the rest of an asynchronous function.
+        let deserted = || op.task().has(flag::INTERNAL) && !self.is_open() && !self.crew.is_served_here(op.task().lane);
         if at_once || self.kind == EngineKind::Naive || op.task().has(flag::INLINE) || deserted() {
             self.execute(op, ready);
         } else {
@@ -276,7 +276,7 @@ impl Core {
             return Verdict::Nothing;
         }
         // Relaxed: an operation that starts while the cancellation begins may do either.
-        if self.phase.load(Relaxed) == phase::CANCELLING && !task.has(flag::INTERNAL) {
+        if self.phase.load(Relaxed) == phase::CANCELLING && !task.has(flag::INTERNAL | flag::KEPT) {
             return Verdict::Skip(OpError::new(&task.name, task.location, Cause::Cancelled));
         }
         if !task.has(flag::NO_SKIP) {
@@ -472,7 +472,7 @@ impl Core {
         if cell.queue().owner() != self.mark() {
             return Err(PushError::ForeignVariable.into());
         }
-        if context::holds(cell) {
+        if context::holds(token.ptr()) {
             return Err(WaitError::WouldDeadlock);
         }
         if cell.queue().is_idle(for_reading) && !cell.has_failed() {
@@ -656,7 +656,7 @@ impl Core {
     pub(crate) fn finish_shutdown(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         debug_assert!(!self.is_open());
         // An operation of another engine gives its worker away meanwhile; it may be what this one needs.
-        if context::in_operation_of(self) || threads::carries(self) || threads::yield_worker().is_err() {
+        if context::in_operation_of(self) || threads::belongs_to(self) || threads::yield_worker().is_err() {
             // Somebody must end the threads when this operation, too, is over.
             let core = Arc::clone(self);
             let finisher = std::thread::Builder::new()

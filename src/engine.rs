@@ -262,7 +262,7 @@ impl Engine {
     /// [`WaitError::Refused`] if it is another engine's or deleted, [`WaitError::TooManyWaiting`].
     #[track_caller]
     pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
-        if context::holds(var.cell()) {
+        if context::holds(var.ptr()) {
             return Err(WaitError::WouldDeadlock);
         }
         let access = var.read();

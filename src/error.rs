@@ -171,7 +171,11 @@ impl Error for OpError {
     }
 }
 
-/// Why a push was refused. Nothing was enqueued, and the operation will never run.
+/// Why a push was refused. The operation will never run, and changes nothing.
+///
+/// A push that loses a race against a deletion may find that out when it already has its place in the queues of other
+/// variables. There it stays, as an operation that does nothing, until everything before it is done; its function is
+/// dropped then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PushError {
@@ -213,7 +217,8 @@ pub enum WaitError {
     Failed(OpError),
     /// The time was up. What was waited for goes on.
     TimedOut,
-    /// The calling operation itself would have to end first.
+    /// The calling operation itself would have to end first; or the caller is code that ran by chance on a worker that was
+    /// looking for work, such as what another crate has deferred in crossbeam-epoch's default collector.
     WouldDeadlock,
     /// Too many operations wait inside their functions at once to give their worker's work to another thread; let
     /// operations name what they need as variables instead of waiting for it.

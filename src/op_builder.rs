@@ -299,7 +299,7 @@ impl<'e> OpBuilder<'e> {
         self,
         location: &'static Location<'static>,
         accesses: &impl Accesses,
-        flags: u8,
+        flags: u16,
         function: Function,
     ) -> Result<Operator, PushError> {
         let fixed_priority = self.property.route(self.engine.kind()).priority.is_some();
@@ -329,7 +329,7 @@ impl<'e> OpBuilder<'e> {
         self,
         location: &'static Location<'static>,
         accesses: &impl Accesses,
-        flags: u8,
+        flags: u16,
         work: impl Work,
     ) -> Result<(), PushError> {
         let (core, spec, entries) = self.finish(location, accesses, flags)?;
@@ -341,7 +341,7 @@ impl<'e> OpBuilder<'e> {
         self,
         location: &'static Location<'static>,
         accesses: &impl Accesses,
-        flags: u8,
+        flags: u16,
     ) -> Result<(&'e Arc<Core>, Spec, Entries), PushError> {
         if self.context != Context::Cpu {
             return Err(PushError::NoSuchDevice(self.context));

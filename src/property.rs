@@ -38,7 +38,7 @@ pub enum Property {
 /// Where an operation with a property goes.
 pub(crate) struct Route {
     pub(crate) lane: u8,
-    pub(crate) flags: u8,
+    pub(crate) flags: u16,
     /// Replaces the operation's own priority.
     pub(crate) priority: Option<i32>,
 }
@@ -53,7 +53,7 @@ impl Property {
             Self::CpuPrioritized | Self::GpuPrioritized if per_device => (3, 0, None),
             Self::CpuPrioritized | Self::GpuPrioritized => (0, 0, Some(i32::MAX)),
             Self::Async => (0, flag::EAGER, None),
-            Self::DeleteVar => (0, flag::NO_SKIP | flag::INTERNAL, Some(i32::MAX)),
+            Self::DeleteVar => (0, flag::NO_SKIP | flag::KEPT, Some(i32::MAX)),
             Self::NoSkip => (0, flag::NO_SKIP, None),
         };
         Route { lane, flags, priority }

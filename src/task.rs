@@ -22,21 +22,23 @@ use crate::{
 /// Bits of [`Task::flags`].
 pub(crate) mod flag {
     /// Runs on the thread that finds it ready, at once.
-    pub(crate) const INLINE: u8 = 1;
+    pub(crate) const INLINE: u16 = 1;
     /// Runs although a variable it names has failed.
-    pub(crate) const NO_SKIP: u8 = 2;
-    /// Belongs to the engine: shutdown does not refuse or cancel it.
-    pub(crate) const INTERNAL: u8 = 4;
+    pub(crate) const NO_SKIP: u16 = 2;
+    /// Belongs to the engine: shutdown neither refuses nor cancels it.
+    pub(crate) const INTERNAL: u16 = 4;
     /// Leaves versions and failures of its variables alone.
-    pub(crate) const SILENT: u8 = 8;
+    pub(crate) const SILENT: u16 = 8;
     /// Is done when its completion is used, not when its function returns.
-    pub(crate) const ASYNC: u8 = 16;
+    pub(crate) const ASYNC: u16 = 16;
     /// Starts on the pushing thread if it is ready then.
-    pub(crate) const EAGER: u8 = 32;
+    pub(crate) const EAGER: u16 = 32;
     /// Has somebody to report to.
-    pub(crate) const REPORTS: u8 = 64;
+    pub(crate) const REPORTS: u16 = 64;
     /// Its name or its progress may own something.
-    pub(crate) const COLD: u8 = 128;
+    pub(crate) const COLD: u16 = 128;
+    /// Shutdown does not cancel it.
+    pub(crate) const KEPT: u16 = 256;
 }
 
 /// The engine's part of an operation's record. What every run needs comes first, on the line of the record's head.
@@ -44,7 +46,7 @@ pub(crate) mod flag {
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
     pub(crate) lane: u8,
-    pub(crate) flags: u8,
+    pub(crate) flags: u16,
     body: UnsafeCell<Body>,
     /// Dropped only with [`flag::COLD`], so that most operations need not look.
     pub(crate) name: ManuallyDrop<Name>,
@@ -62,7 +64,7 @@ impl Task {
         location: &'static Location<'static>,
         ticket: Ticket,
         lane: u8,
-        flags: u8,
+        flags: u16,
         body: Body,
     ) -> Self {
         let cold = name.is_shared() || flags & flag::ASYNC != 0;
@@ -77,7 +79,7 @@ impl Task {
         }
     }
 
-    pub(crate) fn has(&self, flags: u8) -> bool {
+    pub(crate) fn has(&self, flags: u16) -> bool {
         self.flags & flags != 0
     }
 }

@@ -49,6 +49,8 @@ struct Spares {
     idle: [usize; 2],
     /// Threads started so far, spares and others.
     threads: usize,
+    /// Numbers of threads that could not be started.
+    unused: Vec<usize>,
     ended: bool,
 }
 
@@ -61,6 +63,8 @@ pub(crate) struct Crew {
     spares: Mutex<Spares>,
     offer: Condvar,
     handles: Mutex<Vec<JoinHandle<()>>>,
+    /// Held by whoever ends the threads.
+    ending: Mutex<()>,
 }
 
 /// What a thread of an engine carries.
@@ -69,6 +73,9 @@ struct Carrier {
     core: Arc<Core>,
     /// The thread's number in the engine.
     number: usize,
+    /// The worker is looking for work. Foreign code may run then: crossbeam-deque pins crossbeam's own collector, which
+    /// runs whatever other crates have retired there.
+    looking: Cell<bool>,
 }
 
 thread_static!(static CARRIER: Cell<*const Carrier> = Cell::new(ptr::null()));
@@ -86,10 +93,23 @@ impl Carrier {
         // SAFETY: only this thread uses the cell, and nobody replaces its content while the reference is used.
         unsafe { &*self.worker.as_ptr() }.as_deref()
     }
+
+    /// The worker, unless it is in the midst of looking for work.
+    fn free_worker(&self) -> Option<&Worker<Task>> {
+        if self.looking.get() { None } else { self.worker() }
+    }
+
+    /// The next operation for the thread's worker; waits for one. `None`: the worker was given away, or its lane has ended.
+    fn next(&self) -> Option<OpRef<Task>> {
+        self.looking.set(true);
+        let op = self.worker().and_then(Worker::next);
+        self.looking.set(false);
+        op
+    }
 }
 
 /// Whether this thread belongs to `core`.
-pub(crate) fn carries(core: &Core) -> bool {
+pub(crate) fn belongs_to(core: &Core) -> bool {
     with_carrier(|carrier| ptr::eq(Arc::as_ptr(&carrier.core), core)).unwrap_or(false)
 }
 
@@ -101,6 +121,10 @@ pub(crate) fn worker_index() -> Option<usize> {
 /// Gives this thread's worker to a spare thread, if it has one: the calling operation is about to wait.
 pub(crate) fn yield_worker() -> Result<(), WaitError> {
     with_carrier(|carrier| {
+        if carrier.looking.get() {
+            // No operation runs, so this is code that another crate has left to crossbeam's collector.
+            return Err(WaitError::WouldDeadlock);
+        }
         let Some(worker) = carrier.worker.take() else {
             return Ok(());
         };
@@ -146,6 +170,7 @@ impl Crew {
             spares: Mutex::new(Spares::default()),
             offer: Condvar::new(),
             handles: Mutex::new(Vec::new()),
+            ending: Mutex::new(()),
         };
         (crew, workers)
     }
@@ -154,7 +179,7 @@ impl Crew {
     pub(crate) fn start(&self, core: &Arc<Core>, workers: Vec<BoxedWorker>) -> Result<Vec<Placement>, BuildError> {
         let (sender, receiver) = mpsc::channel();
         for worker in workers {
-            let number = self.next_number();
+            let number = self.next_number().expect("there are at least as many threads as workers");
             self.spawn(core, number, worker, Some(sender.clone())).map_err(|(error, _)| BuildError::Thread(error))?;
         }
         drop(sender);
@@ -171,10 +196,17 @@ impl Crew {
         Ok(placements)
     }
 
-    fn next_number(&self) -> usize {
+    /// A number for a thread that is to be started.
+    fn next_number(&self) -> Option<usize> {
         let mut spares = lock(&self.spares);
+        if let Some(number) = spares.unused.pop() {
+            return Some(number);
+        }
+        if spares.threads == self.max_threads {
+            return None;
+        }
         spares.threads += 1;
-        spares.threads - 1
+        Some(spares.threads - 1)
     }
 
     /// Starts thread `number` with `worker`; gives the worker back if that fails.
@@ -208,21 +240,20 @@ impl Crew {
     /// Finds a thread for `worker`, whose thread is about to sleep; gives it back if there is none.
     fn give_away(&self, core: &Arc<Core>, worker: BoxedWorker) -> Result<(), BoxedWorker> {
         let pinned = usize::from(self.is_pinned(&worker));
-        let number = {
+        {
             let mut spares = lock(&self.spares);
             if spares.idle[pinned] > spares.offered[pinned].len() {
                 spares.offered[pinned].push(worker);
                 self.offer.notify_all();
                 return Ok(());
             }
-            if spares.threads == self.max_threads {
-                return Err(worker);
-            }
-            spares.threads += 1;
-            spares.threads - 1
+        }
+        let Some(number) = self.next_number() else {
+            return Err(worker);
         };
         self.spawn(core, number, worker, None).or_else(|(error, worker)| {
             log::warn!("raddle: an operation cannot wait, for want of a thread: {error}");
+            lock(&self.spares).unused.push(number);
             worker.map_or(Ok(()), Err)
         })
     }
@@ -252,7 +283,7 @@ impl Crew {
     #[inline]
     pub(crate) fn schedule(&self, op: OpRef<Task>) {
         let lane = &self.lanes[usize::from(op.task().lane)];
-        let kept = with_carrier(|carrier| match carrier.worker() {
+        let kept = with_carrier(|carrier| match carrier.free_worker() {
             Some(worker) if Arc::ptr_eq(worker.lane(), lane) => {
                 worker.keep(op, !context::in_operation());
                 true
@@ -264,8 +295,17 @@ impl Crew {
         }
     }
 
+    /// Whether the calling thread will itself run what it schedules in `lane`, though that may have ended.
+    pub(crate) fn is_served_here(&self, lane: u8) -> bool {
+        let lane = &self.lanes[usize::from(lane)];
+        with_carrier(|carrier| carrier.free_worker().is_some_and(|worker| Arc::ptr_eq(worker.lane(), lane)))
+            .unwrap_or(false)
+    }
+
     /// Ends all threads and waits for them. To be called when nothing is pending, not by one of them.
     pub(crate) fn end(&self) {
+        // Whoever comes second waits as well.
+        let _ending = lock(&self.ending);
         for lane in &self.lanes {
             lane.end();
         }
@@ -315,7 +355,7 @@ fn carry(
     worker: BoxedWorker,
     mut started: Option<mpsc::Sender<(usize, usize, Placement)>>,
 ) {
-    let carrier = Carrier { worker: Cell::new(None), core, number };
+    let carrier = Carrier { worker: Cell::new(None), core, number, looking: Cell::new(false) };
     let crew = carrier.core.crew();
     let pinned = crew.is_pinned(&worker);
     CARRIER.with(|cell| cell.set(&raw const carrier));
@@ -339,7 +379,7 @@ fn carry(
 /// Runs operations until the thread's worker is given away or its lane ends.
 fn run(carrier: &Carrier) {
     let mut ready = ReadyList::default();
-    while let Some(op) = carrier.worker().and_then(Worker::next) {
+    while let Some(op) = carrier.next() {
         let mut op = Some(op);
         // The user's code has its own barriers; this one keeps a defect of the engine from losing what is queued here.
         while op.is_some() || !ready.is_empty() {

@@ -67,10 +67,9 @@ impl VarCell {
     /// The variable of an access.
     #[inline]
     pub(crate) fn of(access: &Access<Task>) -> &Self {
-        let queue: *const VarQueue<Task> = access.queue();
-        // SAFETY: every queue of the engine is the first field of a cell, and was made as a part of it (`NonNull::cast` in
-        // `queue_ptr`), so the pointer may be used for the whole.
-        unsafe { &*queue.cast::<Self>() }
+        // SAFETY: the access's pointer comes from `queue_ptr`, by which it was cast from one to a whole cell, which outlives
+        // the access.
+        unsafe { access.queue_ptr().cast::<Self>().as_ref() }
     }
 
     pub(crate) fn queue_ptr(cell: NonNull<Self>) -> NonNull<VarQueue<Task>> {

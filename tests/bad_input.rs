@@ -778,6 +778,10 @@ mod ends {
             engine.shutdown(Shutdown::Drain, None).unwrap();
             let captured = drops.make();
             assert_eq!(engine.op("").push(value.write(), move |_| captured.touch()), Err(PushError::ShutDown));
+            for property in [Property::Async, Property::DeleteVar, Property::NoSkip] {
+                let pushed = engine.op("").property(property).push((), |()| unreachable!("it was refused"));
+                assert_eq!(pushed, Err(PushError::ShutDown), "{property:?}");
+            }
             let captured = drops.make();
             let submitted = engine.op("").submit((), move |()| captured.touch());
             assert_eq!(submitted.map(drop), Err(PushError::ShutDown));

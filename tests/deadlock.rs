@@ -14,6 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crossbeam_epoch as epoch;
+
 use common::{Drops, Gate, KINDS, Meeting, THREADED, engine, eventually, hold, lock, on_kinds, watched};
 use raddle::{Engine, EngineKind, OpHandle, PushError, Shutdown, Token, WaitError};
 
@@ -215,6 +217,41 @@ fn descend(engine: &Engine, depth: usize) -> OpHandle<usize> {
 fn waits_nest_a_hundred_deep_on_a_single_worker() {
     on_kinds(&KINDS, 1, |engine| {
         assert_eq!(descend(&engine, 100).wait().expect("nothing fails"), 100);
+    });
+}
+
+/// Deeper than an engine without threads may want to go on one stack.
+#[test]
+fn waits_nest_three_hundred_deep_on_a_single_worker() {
+    on_kinds(&KINDS, 1, |engine| {
+        // The naive engine nests the functions, which takes more stack than a test's thread has.
+        let deep = thread::Builder::new().stack_size(64 << 20).spawn(move || {
+            assert_eq!(descend(&engine, 300).wait().expect("nothing fails"), 300);
+        });
+        deep.expect("a thread starts").join().expect("nothing panics");
+    });
+}
+
+/// The operations that an operation waits for were pushed by others inside it, which wait as well, for variables.
+#[test]
+fn waits_for_variables_nest_on_a_single_worker() {
+    fn descend(engine: &Engine, depth: usize) -> usize {
+        if depth == 0 {
+            return 0;
+        }
+        let value = engine.var(0);
+        let inner = engine.clone();
+        engine.op("").push(value.write(), move |value| *value = 1 + descend(&inner, depth - 1)).expect("it is open");
+        match depth % 3 {
+            0 => engine.wait_for_var(&value).expect("nothing fails"),
+            1 => engine.wait_to_read(&value).expect("nothing fails"),
+            _ => {}
+        }
+        engine.get(&value).expect("nothing fails")
+    }
+    on_kinds(&KINDS, 1, |engine| {
+        let deep = thread::Builder::new().stack_size(64 << 20).spawn(move || assert_eq!(descend(&engine, 200), 200));
+        deep.expect("a thread starts").join().expect("nothing panics");
     });
 }
 
@@ -570,5 +607,44 @@ fn workers_that_wait_are_replaced_while_others_meet() {
         for waiter in waiters {
             waiter.wait().expect("nothing fails").expect("nor does the wait");
         }
+    });
+}
+
+// ------------------------------------------------------------------------------- what other crates leave about ----
+
+/// What other crates retire in crossbeam's default collector may run wherever somebody pins that, and so in a worker's
+/// look into another's deque. It pushes and waits there.
+#[test]
+fn what_others_defer_may_push_and_wait_on_any_thread() {
+    watched(|| {
+        let engine = engine(EngineKind::PerDevice, 2);
+        let (ran, pushed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let end = Instant::now() + Duration::from_millis(500);
+        while Instant::now() < end {
+            for _ in 0..64 {
+                let (engine, ran, pushed) = (engine.clone(), Arc::clone(&ran), Arc::clone(&pushed));
+                epoch::pin().defer(move || {
+                    let token = engine.new_var();
+                    let pushed_one =
+                        engine.op("deferred").writes([&token]).push_sync(move |_| _ = ran.fetch_add(1, SeqCst));
+                    if pushed_one.is_ok() {
+                        pushed.fetch_add(1, SeqCst);
+                        match engine.wait_for_var(&token) {
+                            Ok(()) | Err(WaitError::WouldDeadlock) => {}
+                            other => panic!("{other:?}"),
+                        }
+                    }
+                });
+            }
+            epoch::pin().flush();
+            // Something to look for in vain, and something to steal.
+            for _ in 0..16 {
+                engine.push_sync(|_| std::hint::spin_loop(), [], []).expect("the engine is open");
+            }
+            thread::sleep(Duration::from_micros(300));
+        }
+        eventually("all that was pushed has run", || ran.load(SeqCst) == pushed.load(SeqCst));
+        assert!(pushed.load(SeqCst) > 0, "nothing deferred has run");
+        engine.wait_for_all().expect("nothing fails");
     });
 }

@@ -2849,6 +2849,45 @@ mod engines {
         assert_eq!(engine.version(&token), 100_001);
     }
 
+    /// Operations that begin on the pushing thread, and push others that do: on the naive engine all, elsewhere those with
+    /// [`Property::Async`].
+    #[test]
+    fn pushes_inside_pushes_are_no_recursion() {
+        for kinds in ["Naive Naive", "Pooled Pooled", "PerDevice PerDevice", "Naive Pooled"] {
+            let variables = [("RADDLE_TEST_KIND", kinds)];
+            let (success, text) = common::child("engines::in_a_child_pushes_inside_pushes", &variables);
+            assert!(success, "{kinds}: {text}");
+        }
+    }
+
+    #[test]
+    #[ignore = "run by another test in a process of its own, because it may take that down"]
+    fn in_a_child_pushes_inside_pushes() {
+        const DEPTH: usize = 100_000;
+        fn descend(here: Engine, there: Engine, count: Arc<AtomicUsize>) {
+            if count.fetch_add(1, SeqCst) + 1 < DEPTH {
+                let (next_here, next_there) = (there.clone(), here);
+                there
+                    .op("")
+                    .property(Property::Async)
+                    .push((), move |()| descend(next_here, next_there, count))
+                    .unwrap();
+            }
+        }
+        if !is_child() {
+            return;
+        }
+        let kinds = std::env::var("RADDLE_TEST_KIND").unwrap();
+        let mut kinds = kinds.split(' ').map(|kind| kind.parse().unwrap());
+        let here = engine(kinds.next().unwrap(), 1);
+        // On one engine, and on two in turns.
+        for there in [here.clone(), engine(kinds.next().unwrap(), 1)] {
+            let count = Arc::new(AtomicUsize::new(0));
+            descend(here.clone(), there, Arc::clone(&count));
+            eventually("the deepest has run", || count.load(SeqCst) == DEPTH);
+        }
+    }
+
     /// Variables that hold variables, a long chain of them, are dropped without a recursion.
     #[test]
     fn a_long_chain_of_variables_is_dropped_without_recursion() {

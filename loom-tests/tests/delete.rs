@@ -3,7 +3,7 @@
 //! The world checks at its end that what ran after the deletion was rejected, that the push and the run agree about that,
 //! and that an operation pushed when the deletion's push was over was rejected in any case.
 
-#![cfg(all(raddle_loom, feature = "slow"))]
+#![cfg(raddle_loom)]
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ fn a_push_comes_before_the_deletion_or_is_rejected_on_crossbeam_epoch() {
 /// The operation stands still before the variable that is deleted, and a helper may be the one who finds that out.
 #[test]
 fn a_helped_push_comes_before_the_deletion_or_is_rejected() {
-    model(2, Contract, || {
+    model(1, Contract, || {
         let world = World::new(2);
         let stalled = world.stall(world.op(&[(0, Write), (1, Write)]));
         let behind = world.op(&[(0, Read)]);

@@ -7,7 +7,7 @@
 //! is allowed. crossbeam-epoch waits for much longer than a model lasts, so under it nothing would be reclaimed that a
 //! model could still look at; one model runs on it for the sake of the calls.
 
-#![cfg(all(raddle_loom, feature = "slow"))]
+#![cfg(raddle_loom)]
 
 use std::sync::Arc;
 
@@ -128,7 +128,7 @@ fn whoever_is_last_gives_a_record_back() {
 /// help used it, is done, and the variable is given back.
 #[test]
 fn a_variable_is_given_back_only_after_the_helpers() {
-    model(3, Contract, || {
+    model(2, Contract, || {
         let world = World::new(2);
         let [both, one] = [world.op(&[(0, Write), (1, Write)]), world.op(&[(0, Write)])];
         let helper = Arc::clone(&world);

@@ -7,23 +7,58 @@ pub(crate) use crossbeam_deque::{Steal, Stealer, Worker};
 pub(crate) use model::{Steal, Stealer, Worker};
 
 /// The contract of crossbeam-deque that the scheduler relies on: an element pushed is taken once, by the owner or by one
-/// stealer, and `steal` may fail for no reason (`Retry`) while somebody else is at the deque.
+/// stealer, and whoever takes it sees what was done before the push. A look may find a deque empty that no longer is, and
+/// `steal` may fail (`Retry`) because somebody else was faster.
 #[cfg(raddle_loom)]
 mod model {
-    use std::{collections::VecDeque, sync::Arc};
+    use std::{
+        collections::VecDeque,
+        sync::{Arc, Mutex},
+    };
 
-    use loom::sync::Mutex;
+    use crate::sync::{
+        Ordering::{AcqRel, Acquire, Release},
+        atomic::AtomicUsize,
+    };
 
     pub(crate) use crossbeam_deque::Steal;
 
+    /// Each step is one of `len`, and what follows from it in the queue. `std`'s lock is never held across a step of loom,
+    /// whose own would be a point at which a thread parks, and take the token of a wake-up that is meant for the worker.
     #[derive(Debug)]
-    pub(crate) struct Worker<T>(Arc<Mutex<VecDeque<T>>>);
+    struct Inner<T> {
+        len: AtomicUsize,
+        queue: Mutex<VecDeque<T>>,
+    }
+
+    impl<T> Inner<T> {
+        fn is_empty(&self) -> bool {
+            // Acquire: pairs with `push`.
+            self.len.load(Acquire) == 0
+        }
+
+        fn take(&self) -> Steal<T> {
+            // Acquire: as in `is_empty`.
+            let len = self.len.load(Acquire);
+            if len == 0 {
+                return Steal::Empty;
+            }
+            // AcqRel: as in `is_empty`, and continues the sequence of pushes for the next one.
+            if self.len.compare_exchange(len, len - 1, AcqRel, Acquire).is_err() {
+                return Steal::Retry;
+            }
+            Steal::Success(self.queue.lock().unwrap().pop_front().expect("it was counted"))
+        }
+    }
+
     #[derive(Debug)]
-    pub(crate) struct Stealer<T>(Arc<Mutex<VecDeque<T>>>);
+    pub(crate) struct Worker<T>(Arc<Inner<T>>);
+    #[derive(Debug)]
+    pub(crate) struct Stealer<T>(Arc<Inner<T>>);
 
     impl<T> Worker<T> {
         pub(crate) fn new_fifo() -> Self {
-            Self(Arc::new(Mutex::new(VecDeque::new())))
+            Self(Arc::new(Inner { len: AtomicUsize::new(0), queue: Mutex::default() }))
         }
 
         pub(crate) fn stealer(&self) -> Stealer<T> {
@@ -31,30 +66,35 @@ mod model {
         }
 
         pub(crate) fn push(&self, element: T) {
-            self.0.lock().unwrap().push_back(element);
+            // Release: what was done before. A read-modify-write, since stealers change it too.
+            self.0.len.fetch_add(1, Release);
+            self.0.queue.lock().unwrap().push_back(element);
         }
 
         pub(crate) fn pop(&self) -> Option<T> {
-            self.0.lock().unwrap().pop_front()
+            loop {
+                match self.0.take() {
+                    Steal::Success(element) => return Some(element),
+                    Steal::Empty => return None,
+                    Steal::Retry => {}
+                }
+            }
         }
 
         pub(crate) fn is_empty(&self) -> bool {
-            self.0.lock().unwrap().is_empty()
+            self.0.is_empty()
         }
     }
 
     impl<T> Stealer<T> {
         pub(crate) fn is_empty(&self) -> bool {
-            self.0.lock().unwrap().is_empty()
+            self.0.is_empty()
         }
 
         /// Takes one element for the caller. The real one moves more of them to `_destination`, which changes who
         /// holds an element but not how often it is taken.
         pub(crate) fn steal_batch_and_pop(&self, _destination: &Worker<T>) -> Steal<T> {
-            match self.0.try_lock() {
-                Ok(mut queue) => queue.pop_front().map_or(Steal::Empty, Steal::Success),
-                Err(_) => Steal::Retry,
-            }
+            self.0.take()
         }
     }
 }

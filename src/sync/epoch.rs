@@ -87,12 +87,13 @@ mod real {
 mod model {
     use std::{
         cell::{Cell, RefCell},
-        sync::{Mutex, atomic::AtomicBool as StdBool},
+        sync::Mutex,
     };
 
-    use loom::sync::Arc;
-
-    use crate::sync::Ordering::Relaxed;
+    use crate::sync::{
+        Ordering::{Relaxed, SeqCst},
+        atomic::{AtomicUsize, fence},
+    };
 
     /// Which reclamation a model runs on.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +102,7 @@ mod model {
         Crossbeam,
         /// The contract alone: what is retired is reclaimed the moment the last guard that existed then is gone, whoever
         /// has pinned since; and a guard that comes after a `retire` sees what was done before that, so that it does not
-        /// find what it cannot keep. This has two objects instead of dozens, so three and four threads can be explored. It
+        /// find what it cannot keep. This has one object instead of dozens, so three and four threads can be explored. It
         /// is stricter than crossbeam-epoch, which reclaims later.
         Contract,
     }
@@ -123,7 +124,7 @@ mod model {
             let _ = &*crate::sync::atomic::FENCES;
             match self {
                 Self::Crossbeam => _ = crossbeam_epoch::default_collector(),
-                Self::Contract => _ = (REGISTRY.lock().unwrap(), &*RETIRED, &*KILLED),
+                Self::Contract => drop(REGISTRY.lock().unwrap()),
             }
         }
     }
@@ -137,20 +138,12 @@ mod model {
         pinned: Vec<u64>,
         /// What is retired, with the guards left of those that existed then.
         limbo: Vec<(Vec<u64>, Job)>,
-        /// One clone of `KILLED` per dead record.
-        killed: Vec<Arc<()>>,
     }
 
     loom::lazy_static! {
-        // In `std`'s mutex: it must add no happens-before that the crate does not have.
+        // In `std`'s mutex: it must add no happens-before that the crate does not have. What loom sees of the registry are
+        // the fences in `pin` and `retire`, as in crossbeam-epoch, whose pin and push of a full bag have them.
         static ref REGISTRY: Mutex<Registry> = Mutex::new(Registry::default());
-        // What loom sees of the registry: counts, because loom takes looking at one and cloning it as dependent, and so
-        // explores both orders, but two looks, or two clones, as independent; and a count has no old values to load.
-        //
-        // `retire` clones `RETIRED` and drops the clone, `pin` looks at the count, which acquires all the drops.
-        static ref RETIRED: Arc<()> = Arc::new(());
-        // `kill` clones `KILLED` and keeps the clone, `check` looks at the count. Neither orders anything.
-        static ref KILLED: Arc<()> = Arc::new(());
     }
 
     #[derive(Debug)]
@@ -163,11 +156,15 @@ mod model {
         match FLAVOUR.get() {
             Flavour::Crossbeam => Guard::Crossbeam(crossbeam_epoch::pin()),
             Flavour::Contract => {
-                let _ = Arc::strong_count(&RETIRED);
-                let mut registry = REGISTRY.lock().unwrap();
-                registry.guards_so_far += 1;
-                let guard = registry.guards_so_far;
-                registry.pinned.push(guard);
+                let guard = {
+                    let mut registry = REGISTRY.lock().unwrap();
+                    registry.guards_so_far += 1;
+                    let guard = registry.guards_so_far;
+                    registry.pinned.push(guard);
+                    guard
+                };
+                // A `retire` whose fence comes before has been seen; one whose fence comes after waits for this guard.
+                fence(SeqCst);
                 Guard::Contract(guard)
             }
         }
@@ -194,7 +191,8 @@ mod model {
                     let job: Box<dyn FnOnce() + Send + '_> = Box::new(move || job.call());
                     // SAFETY: the caller promises that what `reclaim` refers to outlives it.
                     let job = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Job>(job) };
-                    drop(Arc::clone(&RETIRED));
+                    // Pairs with the fence in `pin`.
+                    fence(SeqCst);
                     let mut registry = REGISTRY.lock().unwrap();
                     let pinned = registry.pinned.clone();
                     registry.limbo.push((pinned, job));
@@ -228,6 +226,10 @@ mod model {
                     }
                 }
                 drop(registry);
+                if !reclaim.is_empty() {
+                    // Pairs with the one in `retire`: reclaiming comes after it.
+                    fence(SeqCst);
+                }
                 if std::thread::panicking() {
                     std::mem::forget(reclaim);
                 } else {
@@ -239,19 +241,18 @@ mod model {
 
     /// A record's sign of life. Dead records keep their memory until the interleaving ends, so that a use after
     /// reclamation is a failed assertion and not a crash.
-    #[derive(Debug, Default)]
-    pub(crate) struct Stamp(StdBool);
+    #[derive(Debug)]
+    pub(crate) struct Stamp(AtomicUsize);
 
     impl Stamp {
         pub(crate) fn new() -> Self {
-            Self::default()
+            Self(AtomicUsize::new(0))
         }
 
         pub(crate) fn check(&self) {
-            if FLAVOUR.get() == Flavour::Contract {
-                let _ = Arc::strong_count(&KILLED);
-            }
-            assert!(!self.0.load(Relaxed), "use after reclamation");
+            // A read-modify-write, which finds the last value: a load might find the record alive that no longer is.
+            // Relaxed: it must order nothing.
+            assert_eq!(self.0.fetch_add(0, Relaxed), 0, "use after reclamation");
         }
 
         /// Declares the record dead and, when the interleaving is over, calls `free`.
@@ -263,11 +264,8 @@ mod model {
 
         /// Declares the record dead and keeps `free` for the end of the interleaving.
         pub(crate) fn kill(&self, free: Box<dyn FnOnce()>) {
-            if FLAVOUR.get() == Flavour::Contract {
-                let clone = Arc::clone(&KILLED);
-                REGISTRY.lock().unwrap().killed.push(clone);
-            }
-            assert!(!self.0.swap(true, Relaxed), "double reclamation");
+            // Relaxed: as in `check`.
+            assert_eq!(self.0.fetch_add(1, Relaxed), 0, "double reclamation");
             GRAVEYARD.with_borrow_mut(|graves| graves.push(free));
         }
     }

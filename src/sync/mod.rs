@@ -10,7 +10,7 @@
 //! |---|---|---|
 //! | atomics, fences, cells, mutexes, parking | `std` | loom |
 //! | [`epoch`] | crossbeam-epoch | crossbeam-epoch on loom's atomics, or its contract alone (`epoch::Flavour`) |
-//! | [`deque`] | crossbeam-deque | a mutexed `VecDeque`: crossbeam-deque names `core`'s atomics, which loom cannot see |
+//! | [`deque`] | crossbeam-deque | a counted `VecDeque`: crossbeam-deque names `core`'s atomics, which loom cannot see |
 //! | [`weaken`] | nothing, always off | switches that remove one protocol step, for the twins that must fail |
 //!
 //! # Limits

@@ -87,7 +87,7 @@ pub struct Access<T> {
     /// linked.
     pub(super) word: Atomic<Access<T>>,
     /// Null for the access that a variable starts with.
-    op: *const Op<T>,
+    op: *mut Op<T>,
     queue: NonNull<VarQueue<T>>,
     /// The position among the operation's accesses.
     pub(super) index: u32,
@@ -111,13 +111,13 @@ impl<T> std::fmt::Debug for Access<T> {
 }
 
 impl<T> Access<T> {
-    pub(super) fn new(op: *const Op<T>, queue: NonNull<VarQueue<T>>, index: u32, mode: Mode) -> Self {
+    pub(super) fn new(op: *mut Op<T>, queue: NonNull<VarQueue<T>>, index: u32, mode: Mode) -> Self {
         Self { word: Atomic::null(), op, queue, index, mode, hints: AtomicU8::new(0) }
     }
 
     /// The access that a new variable has: done, with nothing before it.
     pub(super) fn built_in(queue: NonNull<VarQueue<T>>) -> Self {
-        let access = Self::new(std::ptr::null(), queue, 0, Mode::Read);
+        let access = Self::new(std::ptr::null_mut(), queue, 0, Mode::Read);
         // Relaxed: the variable is published by the caller.
         access.word.fetch_or(READ_OK | WRITE_OK | DONE, Relaxed, unprotected());
         access
@@ -136,9 +136,20 @@ impl<T> Access<T> {
         queue
     }
 
+    /// The variable's queue, by the pointer that the operation was made with.
+    pub fn queue_ptr(&self) -> NonNull<VarQueue<T>> {
+        self.queue
+    }
+
     pub(super) fn op(&self) -> Option<&Op<T>> {
         // SAFETY: an operation's record holds its accesses, or lives until after they are retired.
         unsafe { self.op.as_ref() }
+    }
+
+    /// The operation, for whoever has a right to it, by the pointer that its record was made with.
+    fn op_ref(&self) -> Option<OpRef<T>> {
+        // SAFETY: the callers pass on, or end, the right that the access gives them.
+        NonNull::new(self.op).map(|op| unsafe { OpRef::from_ptr(op) })
     }
 
     /// Asserts in models that the record was not reclaimed.
@@ -192,18 +203,18 @@ impl<T> Access<T> {
     /// Takes this access off what its operation waits for.
     #[inline]
     pub(super) fn satisfy(&self, ready: &mut ReadyList<T>) {
-        let op = self.op().expect("a built-in access waits for nothing");
+        let op = self.op_ref().expect("a built-in access waits for nothing");
         // AcqRel (edge `ready`): each decrement continues the release sequence, the last one acquires all.
-        if op.wait.fetch_sub(1, AcqRel) == 1 {
-            ready.push(OpRef::from(op));
+        if op.op().wait.fetch_sub(1, AcqRel) == 1 {
+            ready.push(op);
         }
     }
 
     /// Gives the access up; it is spent, and the tail is past it.
     #[inline]
     pub(super) fn retire(&self) {
-        if let Some(op) = self.op() {
-            OpRef::from(op).release();
+        if let Some(op) = self.op_ref() {
+            op.release();
         }
     }
 

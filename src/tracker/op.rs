@@ -155,12 +155,6 @@ impl<T> std::fmt::Debug for OpRef<T> {
     }
 }
 
-impl<T> From<&Op<T>> for OpRef<T> {
-    fn from(op: &Op<T>) -> Self {
-        Self(NonNull::from(op))
-    }
-}
-
 // SAFETY: an `OpRef` is a right to a record that moves between threads by the tracker's rules; its task is `Send`.
 unsafe impl<T: Send> Send for OpRef<T> {}
 // SAFETY: as above; a shared `OpRef` gives nothing that a copy of it does not.
