@@ -263,8 +263,8 @@ impl Core {
             }
             Verdict::Nothing => {
                 self.discard(op);
-                tracker::complete(op, ready);
-                self.close(op);
+                let spent = tracker::complete(op, ready);
+                self.close(op, spent);
             }
         }
     }
@@ -346,7 +346,7 @@ impl Core {
                 }
             }
         }
-        op.release();
+        op.release(0);
     }
 
     /// Ends an operation with `result` and adds what becomes ready by it to `ready`.
@@ -357,7 +357,7 @@ impl Core {
             Err(failure) if op.task().has(flag::SILENT) => self.failures.add_loose(failure.clone()),
             Err(failure) => self.fail_variables(op, failure),
         }
-        tracker::complete(op, ready);
+        let spent = tracker::complete(op, ready);
         if op.task().has(flag::REPORTS) {
             // Who is told may wait for what comes after.
             if self.kind == EngineKind::Naive {
@@ -368,12 +368,12 @@ impl Core {
             // SAFETY: this thread ends the operation.
             self.guarded(op, false, || unsafe { op.report(result.as_ref().map(|&()| ())) });
         }
-        self.close(op);
+        self.close(op, spent);
     }
 
-    fn close(&self, op: OpRef<Task>) {
+    fn close(&self, op: OpRef<Task>, spent: u32) {
         let ticket = op.task().ticket;
-        op.release();
+        op.release(spent);
         self.tally.leave(ticket);
     }
 
