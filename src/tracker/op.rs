@@ -1,9 +1,6 @@
 //! One operation's record: its accesses, its counters and its task.
 
-use std::{
-    mem::{ManuallyDrop, MaybeUninit},
-    ptr::NonNull,
-};
+use std::{mem::MaybeUninit, ptr::NonNull};
 #[cfg(not(raddle_loom))]
 use std::{mem::offset_of, ops::Range};
 
@@ -48,7 +45,7 @@ pub struct Op<T> {
     pub(super) passes_closed: bool,
     pub(super) stamp: Stamp,
     /// Everything before this is what helpers may read until the epoch has passed.
-    task: UnsafeCell<ManuallyDrop<T>>,
+    task: UnsafeCell<MaybeUninit<T>>,
     inline: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
 }
 
@@ -182,8 +179,25 @@ impl<T> OpRef<T> {
     ///
     /// # Safety
     /// 1. The variables stay valid until [`push`](super::push) has returned.
+    #[cfg(raddle_loom)]
     pub unsafe fn new(
         task: T,
+        band: u8,
+        passes_closed: bool,
+        accesses: impl ExactSizeIterator<Item = (NonNull<VarQueue<T>>, Mode)>,
+    ) -> Self {
+        // SAFETY: (1); the place is for a task.
+        unsafe { Self::new_with(|place| place.write(task), band, passes_closed, accesses) }
+    }
+
+    /// As [`new`](Self::new), with a task that `init` makes where it will stay.
+    ///
+    /// # Safety
+    /// 1. The variables stay valid until [`push`](super::push) has returned.
+    /// 2. `init` makes a task at the place that it is given, and does not panic.
+    #[inline]
+    pub unsafe fn new_with(
+        init: impl FnOnce(*mut T),
         band: u8,
         passes_closed: bool,
         accesses: impl ExactSizeIterator<Item = (NonNull<VarQueue<T>>, Mode)>,
@@ -227,8 +241,10 @@ impl<T> OpRef<T> {
             band: band,
             passes_closed: passes_closed,
             stamp: Stamp::new(),
-            task: UnsafeCell::new(ManuallyDrop::new(task)),
+            task: UnsafeCell::new(MaybeUninit::uninit()),
         }
+        // SAFETY: as above.
+        unsafe { &(*op).task }.with_mut(|task| init(task.cast()));
         Self(record)
     }
 
@@ -289,8 +305,8 @@ impl<T> OpRef<T> {
             op.task.with_mut(|task| {
                 // SAFETY: nobody holds the task any more, and helpers never touch it.
                 let task = unsafe { &mut *task };
-                // SAFETY: this is the only drop, as the count reaches zero once.
-                unsafe { ManuallyDrop::drop(task) };
+                // SAFETY: this is the only drop, as the count reaches zero once; `new_with` has made the task.
+                unsafe { task.assume_init_drop() };
             });
             pool::retire(self.0);
         }

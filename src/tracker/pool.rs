@@ -153,6 +153,17 @@ mod records {
         next: Option<NonNull<Leader>>,
     }
 
+    impl Leader {
+        /// Where the fields are that belong to whoever has the group.
+        fn fields(leader: NonNull<Self>) -> (*mut [Record; GROUP - 1], *mut Option<NonNull<Self>>) {
+            let leader = leader.as_ptr();
+            // SAFETY: a record is as large; nothing is read.
+            let names = unsafe { &raw mut (*leader).names };
+            // SAFETY: as above.
+            (names, unsafe { &raw mut (*leader).next })
+        }
+    }
+
     /// Where a record holds the names of others.
     pub(super) const NAMES: Range<usize> = offset_of!(Leader, names)..size_of::<Leader>();
 
@@ -180,10 +191,11 @@ mod records {
                 let leader = group[0].cast::<Leader>();
                 let mut names = [leader.cast(); GROUP - 1];
                 names.copy_from_slice(&group[1..]);
+                let fields = Leader::fields(leader);
                 // SAFETY: this part of the record is nobody else's, and large enough by `fits`.
-                unsafe { (&raw mut (*leader.as_ptr()).names).write(names) };
+                unsafe { fields.0.write(names) };
                 // SAFETY: as above.
-                unsafe { (&raw mut (*leader.as_ptr()).next).write(next) };
+                unsafe { fields.1.write(next) };
                 next = Some(leader);
             }
             Self(next)
@@ -192,10 +204,11 @@ mod records {
         /// Takes a group.
         fn pop(&mut self) -> Option<Group> {
             let leader = self.0?;
+            let fields = Leader::fields(leader);
             // SAFETY: `of` has written both fields, and the record is this batch's.
-            let names = unsafe { (&raw const (*leader.as_ptr()).names).read() };
+            let names = unsafe { fields.0.read() };
             // SAFETY: as above.
-            self.0 = unsafe { (&raw const (*leader.as_ptr()).next).read() };
+            self.0 = unsafe { fields.1.read() };
             if let Some(next) = self.0 {
                 // SAFETY: the record is at least as long.
                 hint::prefetch_write(unsafe { next.byte_add(NAMES.start) }.as_ptr());
