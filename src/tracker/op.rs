@@ -22,7 +22,7 @@ pub const INLINE_ACCESSES: usize = 4;
 /// Set in `registered` when a variable turned out to be deleted.
 const REJECTED: u32 = 1 << 31;
 
-/// One operation's record. It lives from [`OpRef::new`] until its last holder and all its accesses have given it up and
+/// One operation's record. It lives from [`OpRef::new_with`] until its last holder and all its accesses have given it up and
 /// the epoch has passed.
 #[repr(C, align(64))]
 pub struct Op<T> {
@@ -174,8 +174,7 @@ unsafe impl<T: Send> Send for OpRef<T> {}
 unsafe impl<T: Send> Sync for OpRef<T> {}
 
 impl<T> OpRef<T> {
-    /// Makes the record of an operation that names `accesses`, which must be sorted by id, without duplicates. It has
-    /// one holder.
+    /// As [`new_with`](Self::new_with), with a task that exists already.
     ///
     /// # Safety
     /// 1. The variables stay valid until [`push`](super::push) has returned.
@@ -190,7 +189,8 @@ impl<T> OpRef<T> {
         unsafe { Self::new_with(|place| place.write(task), band, passes_closed, accesses) }
     }
 
-    /// As [`new`](Self::new), with a task that `init` makes where it will stay.
+    /// Makes the record of an operation that names `accesses`, which must be sorted by id, without duplicates, and the task
+    /// in it. It has one holder.
     ///
     /// # Safety
     /// 1. The variables stay valid until [`push`](super::push) has returned.
