@@ -185,8 +185,10 @@ impl<T> OpRef<T> {
         passes_closed: bool,
         accesses: impl ExactSizeIterator<Item = (NonNull<VarQueue<T>>, Mode)>,
     ) -> Self {
-        // SAFETY: (1); the place is for a task.
-        unsafe { Self::new_with(|place| place.write(task), band, passes_closed, accesses) }
+        // SAFETY: the place is for a task.
+        let init = |place: *mut T| unsafe { place.write(task) };
+        // SAFETY: (1), and `init` makes the task.
+        unsafe { Self::new_with(init, band, passes_closed, accesses) }
     }
 
     /// Makes the record of an operation that names `accesses`, which must be sorted by id, without duplicates, and the task
