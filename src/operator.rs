@@ -1,13 +1,15 @@
 //! Operators: operations made once and pushed often.
 
-use std::{fmt, panic::Location, sync::Arc};
+use std::{fmt, mem::ManuallyDrop, panic::Location, ptr::NonNull, sync::Arc};
 
 use crate::{
     completion::Completion,
     context::RunContext,
     core::{Core, Spec},
     error::{Cause, PushError},
-    task::{Entry, Plain, Work, async_body},
+    name::Name,
+    task::{Entry, Plain, Refs, Work, async_body, flag},
+    tracker::Mode,
     variable::Token,
 };
 
@@ -37,6 +39,56 @@ unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
+/// What the handles of an operator share. Runs over variables do not count themselves: what they use is dropped by an
+/// operation that comes after them.
+struct Owner(ManuallyDrop<Box<Inner>>);
+
+impl Drop for Owner {
+    #[track_caller]
+    fn drop(&mut self) {
+        // SAFETY: this is the only use of the field after which it is not used again.
+        let inner = unsafe { ManuallyDrop::take(&mut self.0) };
+        let Some(&entry) = inner.entries.first() else {
+            return;
+        };
+        let spec = Spec {
+            name: Name::from("delete_operator"),
+            location: Location::caller(),
+            priority: i32::MAX,
+            lane: 0,
+            flags: flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
+        };
+        // Every run names the variable, so all of them are over when this one's turn has come.
+        let entry = Entry { mode: Mode::Await, refs: Refs::None, ..entry };
+        let core = Arc::clone(&inner.core);
+        let delete = move |_: &RunContext<'_>| {
+            drop(inner);
+            Ok(())
+        };
+        let pushed = core.push_normalised(spec, &[entry], Plain::new(delete), true);
+        debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    }
+}
+
+/// The operator as a run has it, with variables or without.
+enum Own {
+    Kept(NonNull<Inner>),
+    Counted(Arc<Owner>),
+}
+
+// SAFETY: an `Inner` is shared between threads; the pointer is valid as `get` says.
+unsafe impl Send for Own {}
+
+impl Own {
+    fn get(&self) -> &Inner {
+        match self {
+            // SAFETY: a run over variables is over before the operation that drops the operator.
+            Self::Kept(inner) => unsafe { inner.as_ref() },
+            Self::Counted(owner) => &owner.0,
+        }
+    }
+}
+
 /// An operation made once and pushed often, from [`OpBuilder::operator`](crate::OpBuilder::operator) and its siblings: its
 /// variables are sorted and its function is stored once, so that a push is cheaper than that of a new operation.
 ///
@@ -57,13 +109,13 @@ unsafe impl Sync for Inner {}
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Operator(Arc<Inner>);
+pub struct Operator(Arc<Owner>);
 
 impl fmt::Debug for Operator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Operator")
-            .field("name", &self.0.spec.name)
-            .field("variables", &self.0.entries.len())
+            .field("name", &self.inner().spec.name)
+            .field("variables", &self.inner().entries.len())
             .finish_non_exhaustive()
     }
 }
@@ -82,7 +134,12 @@ impl Operator {
             // SAFETY: see above.
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
-        Self(Arc::new(Inner { core, spec, entries, tokens, function, fixed_priority }))
+        let inner = Box::new(Inner { core, spec, entries, tokens, function, fixed_priority });
+        Self(Arc::new(Owner(ManuallyDrop::new(inner))))
+    }
+
+    fn inner(&self) -> &Inner {
+        &self.0.0
     }
 
     /// Pushes a run of the operator.
@@ -91,7 +148,7 @@ impl Operator {
     /// A deleted variable, or an engine that shuts down.
     #[track_caller]
     pub fn push(&self) -> Result<(), PushError> {
-        self.push_with_priority(self.0.spec.priority)
+        self.push_with_priority(self.inner().spec.priority)
     }
 
     /// Pushes a run of the operator with another priority than it was made with; properties that decide the priority still do.
@@ -100,32 +157,43 @@ impl Operator {
     /// As [`push`](Self::push).
     #[track_caller]
     pub fn push_with_priority(&self, priority: i32) -> Result<(), PushError> {
-        let inner = &self.0;
+        let inner = self.inner();
         if inner.tokens.iter().any(|token| token.cell().queue().is_closed()) {
             return Err(PushError::DeletedVariable);
         }
         let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
         let spec = Spec { location: Location::caller(), priority, ..inner.spec.clone() };
-        let own = Arc::clone(inner);
         match inner.function {
-            Function::Sync(_) => self.enqueue(
-                spec,
-                Plain::new(move |cx: &RunContext<'_>| match &own.function {
-                    Function::Sync(f) => f(cx),
-                    Function::Async(_) => Ok(()),
-                }),
-            ),
-            Function::Async(_) => self.enqueue(
-                spec,
-                async_body(move |cx, done| match &own.function {
-                    Function::Async(f) => f(cx, done),
-                    Function::Sync(_) => Ok(()),
-                }),
-            ),
+            Function::Sync(_) => {
+                let own = if inner.entries.is_empty() {
+                    Own::Counted(Arc::clone(&self.0))
+                } else {
+                    Own::Kept(NonNull::from(inner))
+                };
+                self.enqueue(
+                    spec,
+                    Plain::new(move |cx: &RunContext<'_>| match &own.get().function {
+                        Function::Sync(f) => f(cx),
+                        Function::Async(_) => Ok(()),
+                    }),
+                )
+            }
+            Function::Async(_) => {
+                // The function may go on when its completion has ended the operation.
+                let own = Own::Counted(Arc::clone(&self.0));
+                self.enqueue(
+                    spec,
+                    async_body(move |cx, done| match &own.get().function {
+                        Function::Async(f) => f(cx, done),
+                        Function::Sync(_) => Ok(()),
+                    }),
+                )
+            }
         }
     }
 
     fn enqueue(&self, spec: Spec, work: impl Work) -> Result<(), PushError> {
-        self.0.core.push_normalised(spec, &self.0.entries, work, false)
+        let inner = self.inner();
+        inner.core.push_normalised(spec, &inner.entries, work, false)
     }
 }
