@@ -148,6 +148,10 @@ impl Core {
         work: W,
         passes_closed: bool,
     ) -> Result<(), PushError> {
+        for entry in entries {
+            // SAFETY: whoever made the entries keeps handles until the push is over.
+            unsafe { entry.cell.as_ref() }.queue().prefetch();
+        }
         let ticket = self.tally.enter();
         // Acquire: pairs with the exchange in `begin_shutdown`. The count was entered first: either the drain waits for
         // it, or it entered a generation opened after the phase was set, and sees that here.

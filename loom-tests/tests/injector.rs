@@ -13,7 +13,7 @@ fn op(number: usize, band: u8) -> OpRef<usize> {
 }
 
 fn pop(injector: &Injector<usize>, band: u8) -> Option<usize> {
-    let (op, _) = injector.pop(band)?;
+    let op = injector.pop(band, 1)?.0.next()?;
     // SAFETY: this thread has popped the operation, and nobody changes its task.
     let number = unsafe { *op.task_ptr() };
     op.release(0);

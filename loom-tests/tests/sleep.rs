@@ -85,16 +85,13 @@ fn what_is_pushed_while_one_worker_searches_is_taken_and_the_end_reaches_all() {
         let taken: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
         // A lane ends when nothing is pending; here it ends early, and what was not taken yet is still there.
         let mut left = 0;
-        while let Some((op, _)) = lane_pop(&lane) {
+        while let Some((chain, _)) = lane.injector_for_models().pop(DEFAULT_BAND, 1) {
+            let op = chain.last().unwrap();
             op.release(0);
             left += 1;
         }
         assert_eq!(taken + left, 2);
     });
-}
-
-fn lane_pop(lane: &Lane<Number>) -> Option<(OpRef<Number>, bool)> {
-    lane.injector_for_models().pop(DEFAULT_BAND)
 }
 
 #[test]

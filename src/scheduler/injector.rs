@@ -70,20 +70,21 @@ impl<T> Band<T> {
         }
     }
 
-    /// Takes one operation. The flag says that others were put where everybody finds them, which they did not while this
-    /// call held them.
-    fn pop(&self) -> Option<(OpRef<T>, bool)> {
+    /// Takes at most `max` operations. The flag says that others were put where everybody finds them, which they did not
+    /// while this call held them.
+    fn pop(&self, max: usize) -> Option<(Chain<T>, bool)> {
         let _guard = epoch::pin();
         // Acquire (edge `inject`).
         let mut head = self.ready.load(Acquire);
         while let Some(first) = NonNull::new(head) {
-            // SAFETY: what was in `ready` while this thread is pinned is not reclaimed; if it was popped meanwhile, the CAS fails.
-            let op = unsafe { OpRef::from_ptr(first) };
-            // Relaxed: acquired with the head.
-            let next = op.op().link.load(Relaxed);
+            // SAFETY: what was in `ready` while this thread is pinned is not reclaimed.
+            let first = unsafe { OpRef::from_ptr(first) };
+            // SAFETY: as above. If some of it was popped meanwhile, links may have come to lead elsewhere, but to operations
+            // that were alive then; and the CAS fails.
+            let (chain, rest) = unsafe { Chain::first_of(first, max) };
             // Acquire (edge `inject`), on failure as well: it is the next head.
-            match self.ready.compare_exchange_weak(head, next, AcqRel, Acquire) {
-                Ok(_) => return Some((op, false)),
+            match self.ready.compare_exchange_weak(head, rest, AcqRel, Acquire) {
+                Ok(_) => return Some((chain, false)),
                 Err(now) => head = now,
             }
         }
@@ -91,31 +92,76 @@ impl<T> Band<T> {
         let newest = NonNull::new(self.inbox.swap(null_mut(), Acquire))?;
         // SAFETY: the swap made this thread the owner of the whole chain.
         let newest = unsafe { OpRef::from_ptr(newest) };
-        let (oldest, second) = turn_round(newest);
-        let Some(second) = second else {
-            return Some((oldest, false));
+        let (oldest, _) = turn_round(newest);
+        // SAFETY: as above.
+        let (chain, rest) = unsafe { Chain::first_of(oldest, max) };
+        let Some(rest) = NonNull::new(rest) else {
+            return Some((chain, false));
         };
         // Release (edge `inject`).
-        if self.ready.compare_exchange(null_mut(), second.as_ptr(), Release, Relaxed).is_err() {
+        if self.ready.compare_exchange(null_mut(), rest.as_ptr(), Release, Relaxed).is_err() {
             // Another popper has installed another chain. This one goes back to the inbox, newest first again.
-            let (newest, _) = turn_round_all(second);
-            self.push_chain(newest, second.op());
+            // SAFETY: as above.
+            let oldest = unsafe { OpRef::from_ptr(rest) };
+            let (newest, _) = turn_round(oldest);
+            self.push_chain(newest, oldest.op());
         }
-        Some((oldest, true))
+        Some((chain, true))
     }
 }
 
-/// Turns a chain that starts with the newest operation round; gives the oldest and the chain after it.
-fn turn_round<T>(newest: OpRef<T>) -> (OpRef<T>, Option<OpRef<T>>) {
-    let (oldest, _) = turn_round_all(newest);
-    // Relaxed: the chain is this thread's.
-    let rest = NonNull::new(oldest.op().link.load(Relaxed));
-    // SAFETY: as above.
-    (oldest, rest.map(|rest| unsafe { OpRef::from_ptr(rest) }))
+/// Operations that were taken together, oldest first. They are given out before anything is done with them, since that
+/// may change how they are linked.
+pub struct Chain<T> {
+    next: Option<OpRef<T>>,
+    len: usize,
+}
+
+impl<T> Chain<T> {
+    /// The first operations of a chain, at most `max`, and what comes after them.
+    ///
+    /// # Safety
+    /// 1. `first` and what is linked to it are not reclaimed meanwhile, and stay linked in this order while the result is
+    ///    used.
+    unsafe fn first_of(first: OpRef<T>, max: usize) -> (Self, *mut Op<T>) {
+        let (mut last, mut len) = (first, 1);
+        loop {
+            // Relaxed: acquired with the head of the chain, or this thread's.
+            let next = last.op().link.load(Relaxed);
+            match NonNull::new(next) {
+                // SAFETY: (1).
+                Some(next) if len < max => last = unsafe { OpRef::from_ptr(next) },
+                _ => return (Self { next: Some(first), len }, next),
+            }
+            len += 1;
+        }
+    }
+}
+
+impl<T> Chain<T> {
+    /// Whether there is another one.
+    pub fn is_some_left(&self) -> bool {
+        self.next.is_some()
+    }
+}
+
+impl<T> Iterator for Chain<T> {
+    type Item = OpRef<T>;
+
+    fn next(&mut self) -> Option<OpRef<T>> {
+        let op = self.next.take()?;
+        self.len -= 1;
+        if self.len > 0 {
+            // Relaxed: the chain is this thread's.
+            // SAFETY: whoever popped the chain owns its operations, and `link` of those not given out stays.
+            self.next = NonNull::new(op.op().link.load(Relaxed)).map(|next| unsafe { OpRef::from_ptr(next) });
+        }
+        Some(op)
+    }
 }
 
 /// Turns a chain of the calling thread round; gives its new first and last.
-fn turn_round_all<T>(first: OpRef<T>) -> (OpRef<T>, OpRef<T>) {
+fn turn_round<T>(first: OpRef<T>) -> (OpRef<T>, OpRef<T>) {
     let (mut before, mut at) = (null_mut(), first);
     loop {
         // Relaxed: the chain is this thread's.
@@ -177,10 +223,11 @@ impl<T> Injector<T> {
         self.mask.load(Relaxed).checked_ilog2().map(|band| band as u8)
     }
 
-    /// Takes an operation of `band`; the flag says that more have become visible by it, so that somebody should be woken.
-    pub fn pop(&self, band: u8) -> Option<(OpRef<T>, bool)> {
+    /// Takes operations of `band`, at most `max` and one at least; the flag says that more have become visible by it, so that
+    /// somebody should be woken.
+    pub fn pop(&self, band: u8, max: usize) -> Option<(Chain<T>, bool)> {
         let queue = self.band(band);
-        let popped = queue.pop();
+        let popped = queue.pop(max);
         match popped {
             // The rest was out of sight while others may have cleared the bit.
             Some((_, true)) => self.mark(band),

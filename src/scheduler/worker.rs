@@ -15,6 +15,10 @@ use crate::{
 /// Successors that a worker runs one after the other before it looks at what others queued. Picked; not tuned.
 const MAX_RUN: u32 = 32;
 
+/// Operations that a worker takes from the injector at once. Picked: what one look costs is small against their cost, and
+/// others can still steal them.
+const MAX_TAKEN: usize = if cfg!(raddle_loom) { 2 } else { 32 };
+
 /// Operations between two looks at the injector while the deque is not empty, so that nothing there starves. Picked, as
 /// in tokio, to be no multiple of common periods.
 const INJECTOR_TICK: u32 = 61;
@@ -155,12 +159,17 @@ impl<T> Worker<T> {
         None
     }
 
+    /// Takes from a band of the injector; what else is taken from the default band goes into the deque.
     fn pop_injector(&self, band: u8) -> Option<OpRef<T>> {
-        let (op, more) = self.lane.injector().pop(band)?;
-        if more {
+        let max = if band == DEFAULT_BAND { MAX_TAKEN } else { 1 };
+        let (mut chain, more) = self.lane.injector().pop(band, max)?;
+        let op = chain.next();
+        let shared = more || chain.is_some_left();
+        chain.for_each(|op| self.deque.push(op));
+        if shared {
             self.lane.sleep().notify();
         }
-        Some(op)
+        op
     }
 
     /// Takes from another worker's deque, round the lane once per attempt.

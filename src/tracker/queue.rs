@@ -8,6 +8,7 @@ use crate::sync::{
     atomic::AtomicBool,
     cell::UnsafeCell,
     epoch::{self, Atomic, Shared, Stamp},
+    hint,
 };
 
 /// One variable's queue of accesses, in push order. It must not move once [`init`](Self::init) was called.
@@ -87,6 +88,13 @@ impl<T> VarQueue<T> {
     pub fn is_closed(&self) -> bool {
         // Relaxed: early refusal only; `insert` decides.
         self.closed.load(Relaxed)
+    }
+
+    /// Asks for what a push is going to write, as far as it is known already.
+    #[inline]
+    pub fn prefetch(&self) {
+        // Relaxed: the address is all that is wanted.
+        hint::prefetch_write(self.tail.load(Relaxed, epoch::unprotected()).as_raw());
     }
 
     /// Whether nothing is pending on the variable: no mutation if `for_reading`, no operation at all otherwise. What was
