@@ -23,6 +23,7 @@ use crate::{
     sync::{
         Ordering::{AcqRel, Acquire, Relaxed},
         atomic::{AtomicU8, AtomicU64, AtomicUsize},
+        pause::{self, Point},
     },
     tally::Tally,
     task::{Await, Body, Entry, Plain, Refs, Task, Work, flag},
@@ -358,6 +359,7 @@ impl Core {
             Err(failure) => self.fail_variables(op, failure),
         }
         tracker::complete(op, ready);
+        pause::at(Point::Completed);
         if op.task().has(flag::REPORTS) {
             // Who is told may wait for what comes after.
             if self.kind == EngineKind::Naive {

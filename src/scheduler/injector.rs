@@ -32,6 +32,7 @@ use crate::{
         Ordering::{AcqRel, Acquire, Relaxed, Release},
         atomic::{AtomicPtr, AtomicU64},
         epoch,
+        pause::{self, Point},
     },
     tracker::{Op, OpRef},
 };
@@ -158,7 +159,9 @@ impl<T> Injector<T> {
     #[inline]
     pub fn push(&self, op: OpRef<T>) {
         let band = op.op().band;
+        pause::at(Point::InjectBeforeLink);
         self.band(band).push_chain(op, op.op());
+        pause::at(Point::InjectBeforeMark);
         self.mark(band);
     }
 

@@ -12,6 +12,7 @@ use crate::{
         Ordering::{Acquire, Release},
         atomic::AtomicBool,
         deque::{self, Stealer},
+        pause::{self, Point},
     },
     tracker::OpRef,
 };
@@ -89,6 +90,7 @@ impl<T> Lane<T> {
     #[inline]
     pub fn inject(&self, op: OpRef<T>) {
         self.injector.push(op);
+        pause::at(Point::InjectBeforeNotify);
         self.sleep.notify();
     }
 

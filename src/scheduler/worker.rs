@@ -7,6 +7,7 @@ use crate::{
     sync::{
         deque::{self, Steal},
         hint,
+        pause::{self, Point},
         weaken::{Step, removed},
     },
     tracker::OpRef,
@@ -178,8 +179,10 @@ impl<T> Worker<T> {
                 if victim == self.index {
                     continue;
                 }
+                pause::at(Point::StealBegins);
                 match stealers[victim].steal_batch_and_pop(&self.deque) {
                     Steal::Success(op) => {
+                        pause::at(Point::StealTaken);
                         self.victim.set(victim);
                         if !self.deque.is_empty() {
                             self.lane.sleep().notify();
@@ -204,6 +207,7 @@ impl<T> Worker<T> {
         let sleep = self.lane.sleep();
         let mut searching = sleep.try_start_search();
         loop {
+            pause::at(Point::SleepSearching);
             if searching && let Some(op) = self.spin() {
                 return self.found(op);
             }
@@ -214,6 +218,7 @@ impl<T> Worker<T> {
                 return None;
             }
             sleep.announce(self.index, searching);
+            pause::at(Point::SleepAnnounced);
             if !removed(Step::LookAgainBeforePark) {
                 // After the announcement: what was pushed by a notifier that saw no sleeper is seen here.
                 if let Some(op) = self.find() {
@@ -227,6 +232,7 @@ impl<T> Worker<T> {
                     return None;
                 }
             }
+            pause::at(Point::SleepBeforePark);
             sleep.park(self.index);
             searching = true;
         }

@@ -13,6 +13,8 @@
 //! | [`deque`] | crossbeam-deque | a counted `VecDeque`: crossbeam-deque names `core`'s atomics, which loom cannot see |
 //! | [`weaken`] | nothing, always off | switches that remove one protocol step, for the twins that must fail |
 //!
+//! [`pause`] is for tests on real threads, and nothing in either of these builds.
+//!
 //! # Limits
 //!
 //! loom explores at most five threads, does not explore load buffering, and takes `SeqCst` loads and stores as
@@ -21,6 +23,7 @@
 
 pub(crate) mod deque;
 pub(crate) mod epoch;
+pub(crate) mod pause;
 pub(crate) mod weaken;
 
 /// A thread-local of `std`, or of loom, where each thread of a model has its own.

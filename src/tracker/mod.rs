@@ -94,6 +94,7 @@ pub use queue::VarQueue;
 use crate::sync::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
     epoch::{self, Guard, Shared},
+    pause::{self, Point},
     weaken::{Step, removed},
 };
 use access::{DONE, READ_OK, WRITE_OK, entitled_at_link, linked};
@@ -111,7 +112,9 @@ pub struct Pushed {
 
 /// Appends `op` to the queues of all its variables in one atomic step.
 pub fn push<T>(op: OpRef<T>) -> Pushed {
-    finish_push(op, 0, &epoch::pin())
+    let guard = epoch::pin();
+    pause::at(Point::PushPinned);
+    finish_push(op, 0, &guard)
 }
 
 /// Pushes `op`, of which the calling thread may already have inserted some accesses, `satisfied` of them satisfied.
@@ -122,16 +125,25 @@ fn finish_push<T>(op: OpRef<T>, mut satisfied: u32, guard: &Guard) -> Pushed {
         match register(target, own, &mut satisfied, guard) {
             Registration::Complete if std::ptr::eq(target, own) => break,
             // The one that stood in the way is out of it; back to the own operation.
-            Registration::Complete => target = own,
-            Registration::Behind(other) => target = other,
+            Registration::Complete => {
+                pause::at(Point::HelpEnds);
+                target = own;
+            }
+            Registration::Behind(other) => {
+                pause::at(Point::HelpBegins);
+                target = other;
+            }
         }
     }
+    pause::at(Point::PushBeforeHints);
     for access in own.accesses() {
         satisfied += access.adopt_hints();
     }
     let rejected = own.is_rejected();
+    pause::at(Point::PushBeforeDecrement);
     // AcqRel (edge `ready`): releases the task to whoever runs it, acquires what predecessors released.
     let before = own.wait.fetch_sub(satisfied + 1, AcqRel);
+    pause::at(Point::PushDecremented);
     Pushed { ready: before == satisfied + 1, rejected }
 }
 
@@ -199,6 +211,7 @@ fn insert<'g, T>(
         // SAFETY: the tail is never null, and what it held while this thread is pinned is not reclaimed (edge `retire`).
         let tail = unsafe { tail_word.deref() };
         tail.check();
+        pause::at(Point::PushReadTail);
         // Acquire (edges `link`, `complete`): the next access, the writes behind the flags; and it keeps the read of
         // `registered` below after this one.
         let word = tail.word.load(Acquire, guard);
@@ -206,6 +219,7 @@ fn insert<'g, T>(
             swing(queue, tail, word, guard);
             continue;
         }
+        pause::at(Point::PushReadWord);
         if !removed(Step::HelpBeforeAppend)
             && let Some(other) = tail.op().filter(|other| !other.is_registered())
         {
@@ -218,16 +232,19 @@ fn insert<'g, T>(
         if queue.closed.load(Relaxed) && !target.passes_closed && !target.reject(access.index) {
             continue;
         }
+        pause::at(Point::PushReadRegistered);
         let entitled = tail.entitlement(word.tag());
         if unseen {
             // Relaxed: published by the linking CAS.
             access.word.store(Shared::null().with_tag(entitled), Relaxed);
         }
         let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag() | linked(entitled));
+        pause::at(Point::PushBeforeLink);
         // AcqRel (edges `link`, `complete`): publishes the access, and acquires the writes behind the flags it is given.
         if tail.word.compare_exchange(word, link, AcqRel, Relaxed, guard).is_err() {
             continue;
         }
+        pause::at(Point::PushLinked);
         if !own {
             access.leave_hints(entitled);
         } else if unseen {
@@ -235,10 +252,13 @@ fn insert<'g, T>(
         } else {
             *satisfied += access.grant(entitled);
         }
+        pause::at(Point::PushBeforeSwing);
         // Release (edge `swing`). Failure means that somebody else has moved it.
         let _ =
             queue.tail.compare_exchange(tail_word, Shared::from(std::ptr::from_ref(access)), Release, Relaxed, guard);
+        pause::at(Point::PushBeforeAdvance);
         target.advance(access.index);
+        pause::at(Point::PushBeforeRetire);
         if entitled & WRITE_OK != 0 {
             // This link was the last of the three things that make the predecessor spent.
             tail.retire();
@@ -253,8 +273,10 @@ fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, 
     // thread pinned, so it is not reclaimed.
     let next = unsafe { word.deref() };
     next.check();
+    pause::at(Point::HelpBeforeHints);
     // Not what `tail` could give now: flags that it got after the link are handed on by whoever set them.
     next.leave_hints(entitled_at_link(word.tag()));
+    pause::at(Point::HelpBeforeSwing);
     // Release (edge `swing`): hands over the hints and the access. Failure means that somebody else has moved it.
     let _ =
         queue.tail.compare_exchange(Shared::from(std::ptr::from_ref(tail)), word.with_tag(0), Release, Relaxed, guard);
@@ -266,6 +288,7 @@ fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, 
 /// that it has not taken yet.
 pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
     for access in op.op().accesses() {
+        pause::at(Point::CompleteBeforeAccess);
         finish(access, ready);
     }
 }
@@ -282,10 +305,13 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) {
         let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
         // Before the step: where that leaves this thread no duty towards `at`, the access may end and its record be reused.
         let mode = at.mode();
+        pause::at(Point::CompleteBeforeFlags);
         // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired, acquires those
         // that earlier flags stand for and the next access.
         let old = at.word.fetch_or(add, order, epoch::unprotected());
+        pause::at(Point::CompleteFlagged);
         if let Some(before) = spent.take() {
+            pause::at(Point::CompleteBeforeRetire);
             before.retire();
         }
         let (was, now) = (old.tag(), old.tag() | add);
@@ -297,6 +323,7 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) {
         if (newly_satisfied || stop)
             && let Some(before) = satisfied.take()
         {
+            pause::at(Point::CompleteBeforeSatisfy);
             before.satisfy(ready);
         }
         if newly_satisfied {
@@ -304,6 +331,7 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) {
         }
         if stop {
             if let Some(at) = satisfied {
+                pause::at(Point::CompleteBeforeSatisfy);
                 at.satisfy(ready);
             }
             return;
@@ -335,6 +363,7 @@ fn pass<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
     }
     // As whoever moves the tail: a reader that is linked behind `next` goes by its hints.
     next.leave_hints(entitled_at_link(tag));
+    pause::at(Point::CompleteBeforePass);
     // Release (edge `swing`). Failure means that it is past:
     // it was at `access` when `next` was linked, and this thread has acquired that link.
     let _ = access.queue().tail.compare_exchange(
