@@ -24,6 +24,7 @@ use crate::{
         Ordering::{AcqRel, Acquire, Relaxed},
         atomic::{AtomicU8, AtomicU64, AtomicUsize},
         pause::{self, Point},
+        thread,
     },
     tally::Tally,
     task::{Await, Body, Entry, Plain, Refs, Task, Work, flag},
@@ -661,9 +662,8 @@ impl Core {
         if context::in_operation_of(self) || threads::belongs_to(self) || threads::yield_worker().is_err() {
             // Somebody must end the threads when this operation, too, is over.
             let core = Arc::clone(self);
-            let finisher = std::thread::Builder::new()
-                .name("raddle-shutdown".to_owned())
-                .spawn(move || core.finish_shutdown(None));
+            let finisher =
+                thread::Builder::new().name("raddle-shutdown".to_owned()).spawn(move || core.finish_shutdown(None));
             if let Err(error) = finisher {
                 log::error!("raddle: no thread to end the workers with: {error}; they stay asleep");
             }

@@ -89,13 +89,13 @@ pub use variable::Token;
 struct Readme;
 
 /// What the models of `loom-tests` look at, and what stops threads in `tests/faults.rs`. Exists only in their builds.
-#[cfg(any(raddle_loom, raddle_pause))]
+#[cfg(any(raddle_loom, raddle_shuttle, raddle_pause))]
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub mod internals {
     #[cfg(raddle_pause)]
     pub use crate::sync::pause::{Point, Stop};
-    #[cfg(raddle_loom)]
+    #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
         outcome::Outcome,
         progress::Progress,

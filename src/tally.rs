@@ -43,7 +43,7 @@ use crate::sync::{
 };
 
 /// Generations, the current one included.
-const GENERATIONS: usize = if cfg!(raddle_loom) { 2 } else { 64 };
+const GENERATIONS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 64 };
 
 const FLAG: u64 = 1;
 const ONE: u64 = 2;

@@ -72,7 +72,7 @@ impl<T> Lane<T> {
     }
 
     /// The injector, for models.
-    #[cfg(raddle_loom)]
+    #[cfg(any(raddle_loom, raddle_shuttle))]
     pub fn injector_for_models(&self) -> &Injector<T> {
         &self.injector
     }

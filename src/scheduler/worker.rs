@@ -21,12 +21,12 @@ const MAX_RUN: u32 = 32;
 const INJECTOR_TICK: u32 = 61;
 
 /// Rounds of looking between two looks at the clock.
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const ROUNDS_PER_CLOCK: u32 = 8;
 
 /// Pauses between two rounds of looking. Picked: some 100 ns, so that a searcher does not keep taking the lines away that a
 /// pusher and a busy worker write.
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSES_PER_ROUND: u32 = 8;
 
 /// One worker of a lane. Exactly one thread at a time carries it; it may move to another while none of its methods runs.
@@ -247,7 +247,7 @@ impl<T> Worker<T> {
         Some(op)
     }
 
-    #[cfg(not(raddle_loom))]
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn spin(&self) -> Option<OpRef<T>> {
         let patience = match self.lane.idle() {
             IdlePolicy::Park => return self.find(),
@@ -271,7 +271,7 @@ impl<T> Worker<T> {
     }
 
     /// Models do not spin: a look before the announcement is one more step without a new outcome.
-    #[cfg(raddle_loom)]
+    #[cfg(any(raddle_loom, raddle_shuttle))]
     fn spin(&self) -> Option<OpRef<T>> {
         let _ = (self.lane.idle(), hint::spin_loop as fn(), IdlePolicy::Spin);
         self.find()

@@ -148,7 +148,7 @@ fn finish_push<T>(op: OpRef<T>, mut satisfied: u32, guard: &Guard) -> Pushed {
 }
 
 /// A pusher that stands still in the midst of a push, so that models can start from there.
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 #[derive(Debug)]
 pub struct Stalled<T> {
     op: OpRef<T>,
@@ -156,7 +156,7 @@ pub struct Stalled<T> {
     guard: Guard,
 }
 
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 impl<T> Stalled<T> {
     /// Inserts the first `accesses` accesses of `op`, which nobody disturbs, and stands still.
     pub fn after(accesses: usize, op: OpRef<T>) -> Self {

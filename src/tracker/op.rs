@@ -21,10 +21,10 @@ use crate::sync::{
 pub const INLINE_ACCESSES: usize = 4;
 
 /// Bytes of a record before the task. Helpers read nothing behind them but accesses.
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(super) const HEAD: usize = 48;
 
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () = assert!(std::mem::offset_of!(Op<u64>, task) == HEAD);
 
 /// Set in `registered` when a variable turned out to be deleted.
