@@ -23,6 +23,8 @@ use crate::{
     sync::{
         Ordering::{AcqRel, Acquire, Relaxed},
         atomic::{AtomicU8, AtomicU64, AtomicUsize},
+        pause::{self, Point},
+        thread,
     },
     tally::Tally,
     task::{Await, Entry, Plain, Refs, Task, Work, flag},
@@ -376,6 +378,7 @@ impl Core {
             Err(failure) => self.fail_variables(op, failure),
         }
         let spent = tracker::complete(op, ready);
+        pause::at(Point::Completed);
         if op.task().has(flag::REPORTS) {
             // Who is told may wait for what comes after.
             if self.kind == EngineKind::Naive {
@@ -391,6 +394,7 @@ impl Core {
 
     fn close(&self, op: OpRef<Task>, spent: u32) {
         let ticket = op.task().ticket;
+        pause::at(Point::CompleteBeforeRetire);
         op.release(spent);
         self.tally.leave(ticket);
     }
@@ -677,9 +681,8 @@ impl Core {
         if context::in_operation_of(self) || threads::belongs_to(self) || threads::yield_worker().is_err() {
             // Somebody must end the threads when this operation, too, is over.
             let core = Arc::clone(self);
-            let finisher = std::thread::Builder::new()
-                .name("raddle-shutdown".to_owned())
-                .spawn(move || core.finish_shutdown(None));
+            let finisher =
+                thread::Builder::new().name("raddle-shutdown".to_owned()).spawn(move || core.finish_shutdown(None));
             if let Err(error) = finisher {
                 log::error!("raddle: no thread to end the workers with: {error}; they stay asleep");
             }

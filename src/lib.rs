@@ -88,11 +88,14 @@ pub use variable::Token;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// What the models of `loom-tests` look at. Exists only in their build.
-#[cfg(raddle_loom)]
+/// What the models of `loom-tests` look at, and what stops threads in `tests/faults.rs`. Exists only in their builds.
+#[cfg(any(raddle_loom, raddle_shuttle, raddle_pause))]
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub mod internals {
+    #[cfg(raddle_pause)]
+    pub use crate::sync::pause::{Point, Stop};
+    #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
         outcome::Outcome,
         progress::Progress,

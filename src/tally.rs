@@ -36,12 +36,14 @@ use crate::sync::{
     Condvar, Mutex,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
     atomic::{AtomicU64, AtomicUsize},
-    lock, thread, wait_until, wake_all,
+    lock,
+    pause::{self, Point},
+    thread, wait_until, wake_all,
     weaken::{Step, removed},
 };
 
 /// Generations, the current one included.
-const GENERATIONS: usize = if cfg!(raddle_loom) { 2 } else { 64 };
+const GENERATIONS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 64 };
 
 const FLAG: u64 = 1;
 const ONE: u64 = 2;
@@ -148,10 +150,12 @@ impl Tally {
             let word = &shard.entered[generation];
             // Acquire: a flag seen here carries the generation that took this one's place to the next load of `current`.
             let count = word.load(Acquire);
+            pause::at(Point::TallyBeforeEnter);
             // By CAS and not by addition, so that an entry that is refused leaves no trace: the generation may be opened and
             // closed again before it could take one back.
             // AcqRel: continues the word's sequence, in which the closing step counts this entry or precedes it.
             if count & FLAG == 0 && word.compare_exchange(count, count + ONE, AcqRel, Relaxed).is_ok() {
+                pause::at(Point::TallyEntered);
                 return Ticket(generation as u32);
             }
         }
@@ -162,8 +166,10 @@ impl Tally {
     pub fn leave(&self, ticket: Ticket) {
         let generation = ticket.0 as usize;
         let shard = self.shard();
+        pause::at(Point::TallyBeforeLeave);
         // AcqRel (edge `leave`).
         let before = shard.left[generation].fetch_add(ONE, AcqRel);
+        pause::at(Point::TallyLeft);
         // AcqRel (edge `leave`).
         if before & FLAG != 0 && self.rest[generation].fetch_sub(1, AcqRel) == ZERO + 1 {
             self.finish(generation);

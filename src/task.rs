@@ -55,7 +55,7 @@ pub(crate) struct Task {
     pub(crate) progress: ManuallyDrop<Progress<OpError>>,
 }
 
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () = assert!(size_of::<Task>() == 144, "a record has 144 bytes for the task");
 
 impl Task {

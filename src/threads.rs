@@ -4,12 +4,7 @@
 //! ends without a worker, and its thread becomes a spare. So a wait never keeps a worker, nor can one wait bury another
 //! under it on a stack, as running operations on the waiting thread's stack would.
 
-use std::{
-    cell::Cell,
-    ptr,
-    sync::{Arc, mpsc},
-    thread::JoinHandle,
-};
+use std::{cell::Cell, ptr, sync::Arc};
 
 use core_affinity::CoreId;
 
@@ -19,7 +14,11 @@ use crate::{
     error::{BuildError, WaitError},
     kind::Placement,
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
-    sync::{Condvar, Mutex, lock, thread_static, wait_until},
+    sync::{
+        Condvar, Mutex, lock, mpsc,
+        thread::{self, JoinHandle},
+        thread_static, wait_until,
+    },
     task::Task,
     tracker::{OpRef, ReadyList},
 };
@@ -222,7 +221,7 @@ impl Crew {
         let slot = Arc::new(Mutex::new(Some(worker)));
         let for_thread = Arc::clone(&slot);
         let core = Arc::clone(core);
-        let spawned = std::thread::Builder::new().name(name).spawn(move || {
+        let spawned = thread::Builder::new().name(name).spawn(move || {
             let worker = lock(&for_thread).take();
             if let Some(worker) = worker {
                 carry(core, number, worker, started);

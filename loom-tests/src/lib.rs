@@ -15,11 +15,25 @@
 //! A model states how many preemptions loom may use in one interleaving; `COMPLETE` explores all of them. Whatever
 //! `LOOM_MAX_*` says is ignored: a bound from outside could make a green run mean less than it says.
 
+//! # shuttle
+//!
+//! `tests/shuttle.rs` has larger models, up to whole engines, under shuttle: with `--cfg raddle_shuttle` alone.
+//! [shuttle](https://github.com/awslabs/shuttle) tries schedules at random, so these models are given a number of them
+//! instead of a bound.
+
+#[cfg(raddle_shuttle)]
+mod schedules;
+#[cfg(any(raddle_loom, raddle_shuttle))]
+mod twin;
 #[cfg(raddle_loom)]
 mod world;
 
 #[cfg(raddle_loom)]
-pub use model::{COMPLETE, model, must_fail, without};
+pub use model::{COMPLETE, model};
+#[cfg(raddle_shuttle)]
+pub use schedules::explore;
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub use twin::{must_fail, without};
 #[cfg(raddle_loom)]
 pub use world::{StalledPush, Task, World};
 
@@ -27,7 +41,6 @@ pub use world::{StalledPush, Task, World};
 mod model {
     use std::{
         panic::Location,
-        process::Command,
         sync::{
             Arc,
             atomic::{AtomicUsize, Ordering::Relaxed},
@@ -35,7 +48,7 @@ mod model {
         time::Instant,
     };
 
-    use raddle::internals::{Flavour, Step, remove};
+    use raddle::internals::Flavour;
 
     /// Explores every interleaving.
     pub const COMPLETE: Option<usize> = None;
@@ -67,29 +80,5 @@ mod model {
         println!("{file}:{}: {interleavings} interleavings, bound {bound}, {flavour:?}, {seconds:.2} s", at.line());
         assert!(interleavings > 1, "a model of one interleaving explores nothing");
         interleavings
-    }
-
-    /// Runs `f`, a model, with `step` taken out of the library.
-    pub fn without(step: Step, f: impl FnOnce()) {
-        remove(Some(step));
-        f();
-        remove(None);
-    }
-
-    /// Runs the ignored test `twin` in a process of its own, and shows that it fails with `needle` in its last words.
-    ///
-    /// # Panics
-    /// If it does not.
-    pub fn must_fail(twin: &str, needle: &str) {
-        let program = std::env::current_exe().expect("a running test has a path");
-        let output = Command::new(program)
-            .args(["--exact", twin, "--ignored", "--nocapture", "--test-threads", "1"])
-            .env("RUST_BACKTRACE", "0")
-            .output()
-            .expect("a test can be started");
-        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        assert!(said.contains("running 1 test"), "there is no twin `{twin}`:\n{said}");
-        assert!(!output.status.success(), "the planted bug was not found:\n{said}");
-        assert!(said.contains(needle), "it failed for another reason than `{needle}`:\n{said}");
     }
 }

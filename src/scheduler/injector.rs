@@ -32,6 +32,7 @@ use crate::{
         Ordering::{AcqRel, Acquire, Relaxed, Release},
         atomic::{AtomicPtr, AtomicU64},
         epoch,
+        pause::{self, Point},
     },
     tracker::{Op, OpRef},
 };
@@ -112,6 +113,7 @@ impl<T> Band<T> {
 
 /// Operations that were taken together, oldest first. They are given out before anything is done with them, since that
 /// may change how they are linked.
+#[derive(Debug)]
 pub struct Chain<T> {
     next: Option<OpRef<T>>,
     len: usize,
@@ -204,7 +206,9 @@ impl<T> Injector<T> {
     #[inline]
     pub fn push(&self, op: OpRef<T>) {
         let band = op.op().band;
+        pause::at(Point::InjectBeforeLink);
         self.band(band).push_chain(op, op.op());
+        pause::at(Point::InjectBeforeMark);
         self.mark(band);
     }
 

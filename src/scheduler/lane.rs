@@ -12,6 +12,7 @@ use crate::{
         Ordering::{Acquire, Release},
         atomic::AtomicBool,
         deque::{self, Stealer},
+        pause::{self, Point},
     },
     tracker::OpRef,
 };
@@ -71,7 +72,7 @@ impl<T> Lane<T> {
     }
 
     /// The injector, for models.
-    #[cfg(raddle_loom)]
+    #[cfg(any(raddle_loom, raddle_shuttle))]
     pub fn injector_for_models(&self) -> &Injector<T> {
         &self.injector
     }
@@ -89,6 +90,7 @@ impl<T> Lane<T> {
     #[inline]
     pub fn inject(&self, op: OpRef<T>) {
         self.injector.push(op);
+        pause::at(Point::InjectBeforeNotify);
         self.sleep.notify();
     }
 

@@ -12,10 +12,10 @@ mod sleep;
 mod worker;
 
 pub use band::{DEFAULT_BAND, band_of};
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 pub use injector::Injector;
 pub use lane::{Lane, LaneOptions};
 pub use sleep::IdlePolicy;
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 pub use sleep::Sleep;
 pub use worker::Worker;

@@ -7,6 +7,7 @@ use crossbeam_utils::CachePadded;
 use crate::sync::{
     Ordering::{Acquire, Relaxed, Release, SeqCst},
     atomic::{AtomicU64, AtomicUsize, fence},
+    pause::{self, Point},
     thread::{self, Thread},
     weaken::{Step, removed},
 };
@@ -113,16 +114,19 @@ impl Sleep {
     /// Sleeps until woken, or for no reason. The worker becomes a searcher and is not announced any more.
     pub fn park(&self, worker: usize) {
         thread::park();
+        pause::at(Point::SleepWoken);
         self.retract(worker);
     }
 
     /// Sees to it that a worker looks for the work that the caller has just made visible.
     #[inline]
     pub fn notify(&self) {
+        pause::at(Point::WakeBeforeFence);
         if !removed(Step::NotifyFence) {
             // NotifyFence: pairs with SearchFence and SleepFence.
             fence(SeqCst);
         }
+        pause::at(Point::WakeFenced);
         // Acquire: pairs with the decrements. Who sees that a worker has stopped searching sees its bit cleared.
         if self.searchers.load(Acquire) > 0 {
             return;
@@ -154,6 +158,7 @@ impl Sleep {
         // Acquire: pairs with `carry`.
         let thread = self.carriers[worker].load(Acquire);
         if let Some(thread) = self.threads[thread].get() {
+            pause::at(Point::WakeBeforeUnpark);
             thread.unpark();
         }
     }

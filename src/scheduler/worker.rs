@@ -7,6 +7,7 @@ use crate::{
     sync::{
         deque::{self, Steal},
         hint,
+        pause::{self, Point},
         weaken::{Step, removed},
     },
     tracker::OpRef,
@@ -24,12 +25,12 @@ const MAX_TAKEN: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 const INJECTOR_TICK: u32 = 61;
 
 /// Rounds of looking between two looks at the clock.
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const ROUNDS_PER_CLOCK: u32 = 8;
 
 /// Pauses between two rounds of looking. Picked: some 100 ns, so that a searcher does not keep taking the lines away that a
 /// pusher and a busy worker write.
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSES_PER_ROUND: u32 = 8;
 
 /// One worker of a lane. Exactly one thread at a time carries it; it may move to another while none of its methods runs.
@@ -187,8 +188,10 @@ impl<T> Worker<T> {
                 if victim == self.index {
                     continue;
                 }
+                pause::at(Point::StealBegins);
                 match stealers[victim].steal_batch_and_pop(&self.deque) {
                     Steal::Success(op) => {
+                        pause::at(Point::StealTaken);
                         self.victim.set(victim);
                         if !self.deque.is_empty() {
                             self.lane.sleep().notify();
@@ -213,6 +216,7 @@ impl<T> Worker<T> {
         let sleep = self.lane.sleep();
         let mut searching = sleep.try_start_search();
         loop {
+            pause::at(Point::SleepSearching);
             if searching && let Some(op) = self.spin() {
                 return self.found(op);
             }
@@ -223,6 +227,7 @@ impl<T> Worker<T> {
                 return None;
             }
             sleep.announce(self.index, searching);
+            pause::at(Point::SleepAnnounced);
             if !removed(Step::LookAgainBeforePark) {
                 // After the announcement: what was pushed by a notifier that saw no sleeper is seen here.
                 if let Some(op) = self.find() {
@@ -236,6 +241,7 @@ impl<T> Worker<T> {
                     return None;
                 }
             }
+            pause::at(Point::SleepBeforePark);
             sleep.park(self.index);
             searching = true;
         }
@@ -250,7 +256,7 @@ impl<T> Worker<T> {
         Some(op)
     }
 
-    #[cfg(not(raddle_loom))]
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn spin(&self) -> Option<OpRef<T>> {
         let patience = match self.lane.idle() {
             IdlePolicy::Park => return self.find(),
@@ -274,7 +280,7 @@ impl<T> Worker<T> {
     }
 
     /// Models do not spin: a look before the announcement is one more step without a new outcome.
-    #[cfg(raddle_loom)]
+    #[cfg(any(raddle_loom, raddle_shuttle))]
     fn spin(&self) -> Option<OpRef<T>> {
         let _ = (self.lane.idle(), hint::spin_loop as fn(), IdlePolicy::Spin);
         self.find()

@@ -1,15 +1,15 @@
 //! Work-stealing deques: crossbeam-deque, or under loom a model of its contract.
 
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) use crossbeam_deque::{Steal, Stealer, Worker};
 
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) use model::{Steal, Stealer, Worker};
 
 /// The contract of crossbeam-deque that the scheduler relies on: an element pushed is taken once, by the owner or by one
 /// stealer, and whoever takes it sees what was done before the push. A look may find a deque empty that no longer is, and
 /// `steal` may fail (`Retry`) because somebody else was faster.
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 mod model {
     use std::{
         collections::VecDeque,

@@ -3,15 +3,19 @@
 //! The contract: what is [retired](Guard::retire) while any thread is pinned is reclaimed only after every guard that
 //! existed at that moment is gone.
 
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) use real::{Guard, Stamp, pin};
 
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 pub use model::Flavour;
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) use model::{Guard, Stamp, pin};
 
-pub(crate) use crossbeam_epoch::{Atomic, Shared};
+#[cfg(not(raddle_shuttle))]
+pub(crate) use crossbeam_epoch::Atomic;
+pub(crate) use crossbeam_epoch::Shared;
+#[cfg(raddle_shuttle)]
+pub(crate) use model::Atomic;
 
 /// The guard for operations on atomics that dereference nothing.
 #[inline(always)]
@@ -21,7 +25,7 @@ pub(crate) fn unprotected() -> &'static crossbeam_epoch::Guard {
     unsafe { crossbeam_epoch::unprotected() }
 }
 
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 mod real {
     use std::sync::LazyLock;
 
@@ -83,7 +87,7 @@ mod real {
     }
 }
 
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 mod model {
     use std::{
         cell::{Cell, RefCell},
@@ -99,6 +103,7 @@ mod model {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Flavour {
         /// crossbeam-epoch itself, on loom's atomics: for models of two threads.
+        #[cfg(raddle_loom)]
         Crossbeam,
         /// The contract alone: what is retired is reclaimed the moment the last guard that existed then is gone, whoever
         /// has pinned since; and a guard that comes after a `retire` sees what was done before that, so that it does not
@@ -121,8 +126,10 @@ mod model {
                 free();
             }
             // Whoever touches a lazy static first happens before all who do later. Here that is nobody's loss.
+            #[cfg(raddle_loom)]
             let _ = &*crate::sync::atomic::FENCES;
             match self {
+                #[cfg(raddle_loom)]
                 Self::Crossbeam => _ = crossbeam_epoch::default_collector(),
                 Self::Contract => drop(REGISTRY.lock().unwrap()),
             }
@@ -140,7 +147,12 @@ mod model {
         limbo: Vec<(Vec<u64>, Job)>,
     }
 
-    loom::lazy_static! {
+    #[cfg(raddle_loom)]
+    use loom::lazy_static;
+    #[cfg(raddle_shuttle)]
+    use shuttle::lazy_static;
+
+    lazy_static! {
         // In `std`'s mutex: it must add no happens-before that the crate does not have. What loom sees of the registry are
         // the fences in `pin` and `retire`, as in crossbeam-epoch, whose pin and push of a full bag have them.
         static ref REGISTRY: Mutex<Registry> = Mutex::new(Registry::default());
@@ -148,12 +160,14 @@ mod model {
 
     #[derive(Debug)]
     pub(crate) enum Guard {
+        #[cfg(raddle_loom)]
         Crossbeam(crossbeam_epoch::Guard),
         Contract(u64),
     }
 
     pub(crate) fn pin() -> Guard {
         match FLAVOUR.get() {
+            #[cfg(raddle_loom)]
             Flavour::Crossbeam => Guard::Crossbeam(crossbeam_epoch::pin()),
             Flavour::Contract => {
                 let guard = {
@@ -171,7 +185,7 @@ mod model {
     }
 
     struct SendBox<F>(F);
-    // SAFETY: loom runs every thread of a model on one OS thread.
+    // SAFETY: loom and shuttle run every thread of a model on one OS thread.
     unsafe impl<F> Send for SendBox<F> {}
     impl<F: FnOnce()> SendBox<F> {
         fn call(self) {
@@ -185,6 +199,7 @@ mod model {
         pub(crate) unsafe fn retire(&self, reclaim: impl FnOnce()) {
             match self {
                 // SAFETY: the caller's contract is `defer_unchecked`'s.
+                #[cfg(raddle_loom)]
                 Guard::Crossbeam(guard) => unsafe { guard.defer_unchecked(reclaim) },
                 Guard::Contract(_) => {
                     let job = SendBox(reclaim);
@@ -205,6 +220,7 @@ mod model {
         type Target = crossbeam_epoch::Guard;
         fn deref(&self) -> &Self::Target {
             match self {
+                #[cfg(raddle_loom)]
                 Guard::Crossbeam(guard) => guard,
                 Guard::Contract(_) => super::unprotected(),
             }
@@ -213,6 +229,7 @@ mod model {
 
     impl Drop for Guard {
         fn drop(&mut self) {
+            #[cfg_attr(raddle_shuttle, allow(irrefutable_let_patterns))]
             if let Guard::Contract(guard) = *self {
                 let mut reclaim = Vec::new();
                 let mut registry = REGISTRY.lock().unwrap();
@@ -267,6 +284,60 @@ mod model {
             // Relaxed: as in `check`.
             assert_eq!(self.0.fetch_add(1, Relaxed), 0, "double reclamation");
             GRAVEYARD.with_borrow_mut(|graves| graves.push(free));
+        }
+    }
+
+    /// crossbeam-epoch's `Atomic` on an atomic of shuttle.
+    #[cfg(raddle_shuttle)]
+    #[derive(Debug)]
+    pub(crate) struct Atomic<T>(AtomicUsize, std::marker::PhantomData<*mut T>);
+
+    #[cfg(raddle_shuttle)]
+    impl<T> Atomic<T> {
+        pub(crate) fn null() -> Self {
+            Self(AtomicUsize::new(0), std::marker::PhantomData)
+        }
+
+        fn shared<'g>(word: usize) -> super::Shared<'g, T> {
+            // SAFETY: every word comes from `into_usize`, or from that with more of a tag.
+            unsafe { crossbeam_epoch::Pointer::from_usize(word) }
+        }
+
+        fn word(shared: super::Shared<'_, T>) -> usize {
+            crossbeam_epoch::Pointer::into_usize(shared)
+        }
+
+        pub(crate) fn load<'g>(
+            &self,
+            order: crate::sync::Ordering,
+            _: &'g crossbeam_epoch::Guard,
+        ) -> super::Shared<'g, T> {
+            Self::shared(self.0.load(order))
+        }
+
+        pub(crate) fn store(&self, new: super::Shared<'_, T>, order: crate::sync::Ordering) {
+            self.0.store(Self::word(new), order);
+        }
+
+        pub(crate) fn compare_exchange<'g>(
+            &self,
+            current: super::Shared<'_, T>,
+            new: super::Shared<'g, T>,
+            success: crate::sync::Ordering,
+            failure: crate::sync::Ordering,
+            _: &'g crossbeam_epoch::Guard,
+        ) -> Result<super::Shared<'g, T>, super::Shared<'g, T>> {
+            let result = self.0.compare_exchange(Self::word(current), Self::word(new), success, failure);
+            result.map(|_| new).map_err(Self::shared)
+        }
+
+        pub(crate) fn fetch_or<'g>(
+            &self,
+            tag: usize,
+            order: crate::sync::Ordering,
+            _: &'g crossbeam_epoch::Guard,
+        ) -> super::Shared<'g, T> {
+            Self::shared(self.0.fetch_or(tag, order))
         }
     }
 }

@@ -1,47 +1,57 @@
-//! The only place that names loom, and the atomics, cells, locks and parking of `std` that take part in a protocol.
-//! (Counters that number things, and the starting of threads, use `std` where they are.)
+//! The only place that names loom and shuttle, and the atomics, cells, locks and parking of `std` that take part in a
+//! protocol. (Counters that number things use `std` where they are.)
 //!
 //! Every other module imports from here, so one cfg, `raddle_loom`, puts the whole crate under the model checker. The
 //! cfg has a name of its own because plain `loom` also changes crates that have nothing to do with the models.
 //!
 //! # What the models see
 //!
-//! | piece | ordinary build | under `raddle_loom` |
-//! |---|---|---|
-//! | atomics, fences, cells, mutexes, parking | `std` | loom |
-//! | [`epoch`] | crossbeam-epoch | crossbeam-epoch on loom's atomics, or its contract alone (`epoch::Flavour`) |
-//! | [`deque`] | crossbeam-deque | a counted `VecDeque`: crossbeam-deque names `core`'s atomics, which loom cannot see |
-//! | [`weaken`] | nothing, always off | switches that remove one protocol step, for the twins that must fail |
+//! | piece | ordinary build | under `raddle_loom` | under `raddle_shuttle` |
+//! |---|---|---|---|
+//! | atomics, fences, mutexes, parking | `std` | loom | shuttle |
+//! | cells | `std` | loom | `std` |
+//! | the threads of an engine | `std` | `std` | shuttle |
+//! | [`epoch`] | crossbeam-epoch | crossbeam-epoch on loom's atomics, or its contract alone (`epoch::Flavour`) | its contract |
+//! | [`deque`] | crossbeam-deque | a counted `VecDeque`: crossbeam-deque names `core`'s atomics, which loom cannot see | the same |
+//! | [`weaken`] | nothing, always off | switches that remove one protocol step, for the twins that must fail | the same |
+//!
+//! [`pause`] is for tests on real threads, and nothing in either of these builds.
 //!
 //! # Limits
 //!
 //! loom explores at most five threads, does not explore load buffering, and takes `SeqCst` loads and stores as
 //! acquire and release; where two sides must not miss each other, the crate therefore uses `fence(SeqCst)`, which loom
 //! models. The model deque checks the users of the deque, not crossbeam-deque itself.
+//!
+//! shuttle takes every access as `SeqCst`, and tries schedules at random instead of all of them: it is for models that are
+//! too large for loom, up to whole engines, and says nothing about orderings.
 
 pub(crate) mod deque;
 pub(crate) mod epoch;
+pub(crate) mod pause;
 pub(crate) mod weaken;
 
 /// A thread-local of `std`, or of loom, where each thread of a model has its own.
 macro_rules! thread_static {
     ($vis:vis static $name:ident: $ty:ty = $init:expr) => {
-        #[cfg(not(raddle_loom))]
+        #[cfg(not(any(raddle_loom, raddle_shuttle)))]
         ::std::thread_local!($vis static $name: $ty = const { $init });
         #[cfg(raddle_loom)]
         ::loom::thread_local!($vis static $name: $ty = $init);
+        #[cfg(raddle_shuttle)]
+        ::shuttle::thread_local!($vis static $name: $ty = $init);
     };
 }
 pub(crate) use thread_static;
 
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 mod imp {
-    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, mpsc};
     pub(crate) mod atomic {
         pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence};
     }
     pub(crate) mod thread {
-        pub(crate) use std::thread::{Thread, current, park};
+        pub(crate) use std::thread::{Builder, JoinHandle, Thread, current, park};
 
         /// A number for the calling thread.
         #[inline]
@@ -77,27 +87,31 @@ mod imp {
             let _ = at;
         }
     }
-    pub(crate) mod cell {
-        /// `std::cell::UnsafeCell` with loom's interface.
-        #[derive(Debug, Default)]
-        pub(crate) struct UnsafeCell<T: ?Sized>(std::cell::UnsafeCell<T>);
+    pub(crate) use super::plain_cell as cell;
+}
 
-        impl<T> UnsafeCell<T> {
-            pub(crate) const fn new(value: T) -> Self {
-                Self(std::cell::UnsafeCell::new(value))
-            }
+/// Cells that no model looks at.
+#[cfg(not(raddle_loom))]
+pub(crate) mod plain_cell {
+    /// `std::cell::UnsafeCell` with loom's interface.
+    #[derive(Debug, Default)]
+    pub(crate) struct UnsafeCell<T: ?Sized>(std::cell::UnsafeCell<T>);
 
-            /// Hands a pointer for shared access to `f`.
-            #[inline(always)]
-            pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
-                f(self.0.get())
-            }
+    impl<T> UnsafeCell<T> {
+        pub(crate) const fn new(value: T) -> Self {
+            Self(std::cell::UnsafeCell::new(value))
+        }
 
-            /// Hands a pointer for exclusive access to `f`.
-            #[inline(always)]
-            pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
-                f(self.0.get())
-            }
+        /// Hands a pointer for shared access to `f`.
+        #[inline(always)]
+        pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            f(self.0.get())
+        }
+
+        /// Hands a pointer for exclusive access to `f`.
+        #[inline(always)]
+        pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            f(self.0.get())
         }
     }
 }
@@ -105,6 +119,8 @@ mod imp {
 #[cfg(raddle_loom)]
 mod imp {
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+    // No model under loom starts the threads of an engine.
+    pub(crate) use std::sync::mpsc;
     pub(crate) mod atomic {
         use crate::sync::Ordering;
         pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
@@ -125,6 +141,7 @@ mod imp {
     }
     pub(crate) mod thread {
         pub(crate) use loom::thread::{Thread, current, park};
+        pub(crate) use std::thread::{Builder, JoinHandle};
 
         /// A number for the calling thread.
         pub(crate) fn number() -> usize {
@@ -143,7 +160,31 @@ mod imp {
     }
 }
 
-pub(crate) use imp::{Condvar, Mutex, MutexGuard, atomic, cell, hint, thread};
+#[cfg(raddle_shuttle)]
+mod imp {
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, mpsc};
+    pub(crate) mod atomic {
+        pub(crate) use shuttle::sync::atomic::{
+            AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence,
+        };
+    }
+    pub(crate) mod thread {
+        pub(crate) use shuttle::thread::{Builder, JoinHandle, Thread, current, park};
+
+        /// A number for the calling thread.
+        pub(crate) fn number() -> usize {
+            current().id().into()
+        }
+    }
+    pub(crate) mod hint {
+        pub(crate) use shuttle::hint::spin_loop;
+
+        pub(crate) fn prefetch_write<T>(_at: *const T) {}
+    }
+    pub(crate) use super::plain_cell as cell;
+}
+
+pub(crate) use imp::{Condvar, Mutex, MutexGuard, atomic, cell, hint, mpsc, thread};
 pub(crate) use std::sync::atomic::Ordering;
 
 /// Locks `mutex`. A panic of another holder does not matter: every critical section of this crate leaves its data whole
@@ -153,7 +194,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Waits on `condvar`, at most until `deadline`; `Err` gives the lock up because the time is up.
-#[cfg_attr(raddle_loom, allow(unused_variables, clippy::unnecessary_wraps))]
+#[cfg_attr(any(raddle_loom, raddle_shuttle), allow(unused_variables, clippy::unnecessary_wraps))]
 pub(crate) fn wait_until<'m, T>(
     condvar: &Condvar,
     guard: MutexGuard<'m, T>,
@@ -161,7 +202,7 @@ pub(crate) fn wait_until<'m, T>(
 ) -> Result<MutexGuard<'m, T>, TimeIsUp> {
     use std::sync::PoisonError;
     // Models have no clock: there a wait with a deadline waits.
-    #[cfg(not(raddle_loom))]
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     if let Some(deadline) = deadline {
         let left = deadline.saturating_duration_since(std::time::Instant::now());
         if left.is_zero() {

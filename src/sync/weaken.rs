@@ -6,7 +6,7 @@
 
 /// A protocol step that a twin may remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(raddle_loom), allow(dead_code))]
+#[cfg_attr(not(any(raddle_loom, raddle_shuttle)), allow(dead_code))]
 pub enum Step {
     /// `tracker::insert` helps the operation at the tail onto all its variables before it appends behind it.
     HelpBeforeAppend,
@@ -30,13 +30,13 @@ pub enum Step {
     LeaveNotifies,
 }
 
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline(always)]
 pub(crate) const fn removed(_step: Step) -> bool {
     false
 }
 
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 mod switch {
     use super::Step;
     use std::cell::Cell;
@@ -53,7 +53,7 @@ mod switch {
     }
 }
 
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 pub use switch::remove;
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) use switch::removed;

@@ -97,6 +97,7 @@ pub use queue::VarQueue;
 use crate::sync::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
     epoch::{self, Guard, Shared},
+    pause::{self, Point},
     weaken::{Step, removed},
 };
 use access::{DONE, READ_OK, WRITE_OK, entitled_at_link, linked};
@@ -114,7 +115,9 @@ pub struct Pushed {
 
 /// Appends `op` to the queues of all its variables in one atomic step.
 pub fn push<T>(op: OpRef<T>) -> Pushed {
-    finish_push(op, 0, 0, &epoch::pin())
+    let guard = epoch::pin();
+    pause::at(Point::PushPinned);
+    finish_push(op, 0, 0, &guard)
 }
 
 /// Pushes `op`, of which the calling thread has already inserted `inserted` accesses, `satisfied` of them satisfied.
@@ -122,16 +125,21 @@ fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, guard: &Gua
     let own = op.op();
     for access in &own.accesses()[inserted..] {
         while let Some(other) = insert(own, access, true, &mut satisfied, guard) {
+            pause::at(Point::HelpBegins);
             help(other, guard);
+            pause::at(Point::HelpEnds);
         }
     }
+    pause::at(Point::PushBeforeRegistered);
     let rejected = own.end_registration();
     let count = own.accesses().len() as u32;
     if count > 1 {
+        pause::at(Point::PushBeforeHints);
         for access in own.accesses() {
             satisfied += access.adopt_hints();
         }
     }
+    pause::at(Point::PushBeforeDecrement);
     let ready = if satisfied == count {
         // All of them were this thread's to count, so that nobody else takes anything off `wait`.
         true
@@ -142,11 +150,12 @@ fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, guard: &Gua
         // Nothing was left to do since the access is in: who satisfies it may long have run the operation.
         false
     };
+    pause::at(Point::PushOver);
     Pushed { ready, rejected }
 }
 
 /// A pusher that stands still in the midst of a push, so that models can start from there.
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 #[derive(Debug)]
 pub struct Stalled<T> {
     op: OpRef<T>,
@@ -155,7 +164,7 @@ pub struct Stalled<T> {
     guard: Guard,
 }
 
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 impl<T> Stalled<T> {
     /// Inserts the first `accesses` accesses of `op`, which nobody disturbs, and stands still.
     pub fn after(accesses: usize, op: OpRef<T>) -> Self {
@@ -205,6 +214,7 @@ fn insert<'g, T>(
         // SAFETY: the tail is never null, and what it held while this thread is pinned is not reclaimed (edge `retire`).
         let tail = unsafe { tail_word.deref() };
         tail.check();
+        pause::at(Point::PushReadTail);
         // Acquire (edges `link`, `complete`): the next access, the writes behind the flags; and it keeps the read of
         // `registered` below after this one.
         let word = tail.word.load(Acquire, guard);
@@ -212,6 +222,7 @@ fn insert<'g, T>(
             swing(queue, tail, word, guard);
             continue;
         }
+        pause::at(Point::PushReadWord);
         if !removed(Step::HelpBeforeAppend)
             && let Some(other) = tail.op().filter(|other| !other.is_registered())
         {
@@ -224,16 +235,19 @@ fn insert<'g, T>(
         if queue.closed.load(Relaxed) && !target.passes_closed && !target.reject(access.index) {
             continue;
         }
+        pause::at(Point::PushReadRegistered);
         let entitled = tail.entitlement(word.tag());
         if unseen {
             // Relaxed: published by the linking CAS.
             access.word.store(Shared::null().with_tag(entitled), Relaxed);
         }
         let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag() | linked(entitled));
+        pause::at(Point::PushBeforeLink);
         // AcqRel (edges `link`, `complete`): publishes the access, and acquires the writes behind the flags it is given.
         if tail.word.compare_exchange(word, link, AcqRel, Relaxed, guard).is_err() {
             continue;
         }
+        pause::at(Point::PushLinked);
         if !own {
             access.leave_hints(entitled);
         } else if unseen {
@@ -241,12 +255,15 @@ fn insert<'g, T>(
         } else {
             *satisfied += access.grant(entitled);
         }
+        pause::at(Point::PushBeforeSwing);
         // Release (edge `swing`). Failure means that somebody else has moved it.
         let _ =
             queue.tail.compare_exchange(tail_word, Shared::from(std::ptr::from_ref(access)), Release, Relaxed, guard);
         if !own {
+            pause::at(Point::HelpBeforeAdvance);
             target.advance(access.index);
         }
+        pause::at(Point::PushBeforeRetire);
         if entitled & WRITE_OK != 0 {
             // This link was the last of the three things that make the predecessor spent.
             tail.retire();
@@ -261,8 +278,10 @@ fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, 
     // thread pinned, so it is not reclaimed.
     let next = unsafe { word.deref() };
     next.check();
+    pause::at(Point::HelpBeforeHints);
     // Not what `tail` could give now: flags that it got after the link are handed on by whoever set them.
     next.leave_hints(entitled_at_link(word.tag()));
+    pause::at(Point::HelpBeforeSwing);
     // Release (edge `swing`): hands over the hints and the access. Failure means that somebody else has moved it.
     let _ =
         queue.tail.compare_exchange(Shared::from(std::ptr::from_ref(tail)), word.with_tag(0), Release, Relaxed, guard);
@@ -283,7 +302,11 @@ pub fn prefetch<T>(op: OpRef<T>) {
 /// that it has not taken yet.
 #[must_use]
 pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> u32 {
-    op.op().accesses().iter().map(|access| u32::from(finish(access, ready))).sum()
+    let end = |access| {
+        pause::at(Point::CompleteBeforeAccess);
+        u32::from(finish(access, ready))
+    };
+    op.op().accesses().iter().map(end).sum()
 }
 
 /// Marks `access` done and carries what follows from it down the queue; whether it was spent by that.
@@ -299,13 +322,16 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) -> bool {
         let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
         // Before the step: where that leaves this thread no duty towards `at`, the access may end and its record be reused.
         let mode = at.mode();
+        pause::at(Point::CompleteBeforeFlags);
         // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired, acquires those
         // that earlier flags stand for and the next access.
         let old = at.word.fetch_or(add, order, epoch::unprotected());
+        pause::at(Point::CompleteFlagged);
         if let Some(before) = spent.take() {
             if std::ptr::eq(before, access) {
                 own_spent = true;
             } else {
+                pause::at(Point::CompleteBeforeRetire);
                 before.retire();
             }
         }
@@ -318,6 +344,7 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) -> bool {
         if (newly_satisfied || stop)
             && let Some(before) = satisfied.take()
         {
+            pause::at(Point::CompleteBeforeSatisfy);
             before.satisfy(ready);
         }
         if newly_satisfied {
@@ -325,6 +352,7 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) -> bool {
         }
         if stop {
             if let Some(at) = satisfied {
+                pause::at(Point::CompleteBeforeSatisfy);
                 at.satisfy(ready);
             }
             return own_spent;
@@ -356,6 +384,7 @@ fn pass<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
     }
     // As whoever moves the tail: a reader that is linked behind `next` goes by its hints.
     next.leave_hints(entitled_at_link(tag));
+    pause::at(Point::CompleteBeforePass);
     // Release (edge `swing`). Failure means that it is past:
     // it was at `access` when `next` was linked, and this thread has acquired that link.
     let _ = access.queue().tail.compare_exchange(

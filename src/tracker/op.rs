@@ -1,7 +1,7 @@
 //! One operation's record: its accesses, its counters and its task.
 
 use std::{mem::MaybeUninit, ptr::NonNull};
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 use std::{mem::offset_of, ops::Range};
 
 use super::{
@@ -63,7 +63,7 @@ impl<T> std::fmt::Debug for Op<T> {
 
 impl<T> Op<T> {
     /// Where a record holds the task. What helpers read lies around it.
-    #[cfg(not(raddle_loom))]
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     pub(super) const TASK: Range<usize> = offset_of!(Op<T>, task)..offset_of!(Op<T>, inline);
 
     /// The accesses, sorted by their variables' ids.
@@ -178,7 +178,7 @@ impl<T> OpRef<T> {
     ///
     /// # Safety
     /// 1. The variables stay valid until [`push`](super::push) has returned.
-    #[cfg(raddle_loom)]
+    #[cfg(any(raddle_loom, raddle_shuttle))]
     pub unsafe fn new(
         task: T,
         band: u8,

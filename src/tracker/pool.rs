@@ -21,7 +21,7 @@ use std::ptr::NonNull;
 use super::op::{Op, free_accesses};
 use crate::sync::epoch;
 
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(super) fn allocate<T>() -> NonNull<Op<T>> {
     if fits::<T>() {
         records::take().cast()
@@ -32,7 +32,7 @@ pub(super) fn allocate<T>() -> NonNull<Op<T>> {
 }
 
 /// Reclaims `op` once no helper can see it.
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(super) fn retire<T>(op: NonNull<Op<T>>) {
     // SAFETY: nobody but pinned helpers uses the record, and they only read.
     let has_boxed_accesses = unsafe { op.as_ref() }.has_boxed_accesses();
@@ -55,13 +55,13 @@ pub(super) fn retire<T>(op: NonNull<Op<T>>) {
     unsafe { guard.retire(reclaim) };
 }
 
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 pub(super) fn allocate<T>() -> NonNull<Op<T>> {
     // SAFETY: an `Op` has a size.
     unsafe { raw(std::alloc::Layout::new::<Op<T>>()) }.cast()
 }
 
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 pub(super) fn retire<T>(op: NonNull<Op<T>>) {
     use crate::sync::weaken::{Step, removed};
     /// # Safety
@@ -98,7 +98,7 @@ unsafe fn raw(layout: std::alloc::Layout) -> NonNull<u8> {
 /// The first word of a record, which belongs to the pool.
 pub(super) type PoolWord = std::sync::atomic::AtomicPtr<()>;
 
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const fn fits<T>() -> bool {
     size_of::<Op<T>>() <= records::SIZE
         && align_of::<Op<T>>() <= records::ALIGN
@@ -106,7 +106,7 @@ const fn fits<T>() -> bool {
         && records::NAMES.end <= Op::<T>::TASK.end
 }
 
-#[cfg(not(raddle_loom))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 mod records {
     use std::{
         alloc::Layout,

@@ -39,7 +39,7 @@ impl<T> std::fmt::Debug for VarQueue<T> {
 
 impl<T> VarQueue<T> {
     /// A queue without an owner, for models.
-    #[cfg(raddle_loom)]
+    #[cfg(any(raddle_loom, raddle_shuttle))]
     pub fn new(id: u64) -> Self {
         Self::with_owner(id, 0)
     }

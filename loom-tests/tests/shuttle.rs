@@ -1,0 +1,451 @@
+//! Models that are too large for loom: tens of operations on four to six threads, in thousands of schedules.
+//!
+//! Every access counts as `SeqCst` here, so these models say nothing about orderings, but about everything else: they run
+//! the library's own types, the last of them whole engines with their threads.
+#![cfg(raddle_shuttle)]
+
+use std::{
+    ptr::NonNull,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use raddle::{
+    BoxError, Cause, Engine, EngineKind, IdlePolicy, PushError, Shutdown, WaitError,
+    internals::{
+        DEFAULT_BAND, Lane, LaneOptions, Mode, OpRef, ReadyList, Step, Tally, VarQueue, Worker, complete, push,
+    },
+};
+use raddle_loom_tests::{explore, must_fail, without};
+use shuttle::{
+    rand::{Rng, thread_rng},
+    thread,
+};
+
+/// A number below `bound`, which the schedule's seed decides.
+fn below(bound: usize) -> usize {
+    thread_rng().gen_range(0..bound)
+}
+
+// ------------------------------------------------------------------------------------------------------ tracker ----
+
+const VARIABLES: usize = 4;
+
+/// What an operation's record carries: its number, and what drops with it.
+struct Task {
+    number: usize,
+    dropped: Arc<AtomicUsize>,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.dropped.fetch_add(1, Relaxed);
+    }
+}
+
+struct Made {
+    accesses: Vec<(usize, Mode)>,
+    thread: usize,
+    /// In ticks: the push began and ended, the operation began and ended.
+    times: [Option<usize>; 4],
+}
+
+/// Variables and the operations on them. What watches them is `std`'s: it makes no schedule.
+struct World {
+    queues: Box<[VarQueue<Task>]>,
+    made: Mutex<Vec<Made>>,
+    clock: AtomicUsize,
+    dropped: Arc<AtomicUsize>,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        let queues: Box<[_]> = (0..VARIABLES as u64).map(|id| VarQueue::with_owner(id, 0)).collect();
+        for queue in &queues {
+            // SAFETY: the box stays where it is until the world ends, and nobody else knows it.
+            unsafe { VarQueue::init(NonNull::from(queue)) };
+        }
+        Arc::new(Self { queues, made: Mutex::default(), clock: AtomicUsize::new(0), dropped: Arc::default() })
+    }
+
+    fn note(&self, number: usize, what: usize) {
+        let tick = self.clock.fetch_add(1, Relaxed);
+        let times = &mut self.made.lock().unwrap()[number].times;
+        assert!(times[what].replace(tick).is_none(), "operation {number} was ready twice");
+    }
+
+    fn push_and_run(&self, thread: usize) {
+        let mut accesses = Vec::new();
+        for variable in 0..VARIABLES {
+            match below(5) {
+                0 => accesses.push((variable, Mode::Read)),
+                1 => accesses.push((variable, Mode::Write)),
+                2 if below(4) == 0 => accesses.push((variable, Mode::Await)),
+                _ => {}
+            }
+        }
+        let number = {
+            let mut made = self.made.lock().unwrap();
+            made.push(Made { accesses: accesses.clone(), thread, times: [None; 4] });
+            made.len() - 1
+        };
+        let task = Task { number, dropped: Arc::clone(&self.dropped) };
+        let accesses = accesses.into_iter().map(|(variable, mode)| (NonNull::from(&self.queues[variable]), mode));
+        // SAFETY: the variables live as long as the world.
+        let op = unsafe { OpRef::new(task, DEFAULT_BAND, false, accesses.collect::<Vec<_>>().into_iter()) };
+        self.note(number, 0);
+        let pushed = push(op);
+        self.note(number, 1);
+        let mut ready = ReadyList::default();
+        if pushed.ready {
+            ready.push(op);
+        }
+        while let Some(op) = ready.pop() {
+            // SAFETY: the operation is ready and this thread's; the number never changes.
+            let number = unsafe { (*op.task_ptr()).number };
+            self.note(number, 2);
+            thread::yield_now();
+            self.note(number, 3);
+            let spent = complete(op, &mut ready);
+            op.release(spent);
+        }
+    }
+
+    /// Ends the world when all threads are joined: every operation ran once, and the order in which they ran is one that
+    /// the pushes allow.
+    fn end(self: Arc<Self>) {
+        let made = self.made.lock().unwrap();
+        for (one, earlier) in made.iter().enumerate() {
+            assert!(earlier.times[3].is_some(), "operation {one} never became ready");
+            for (other, later) in made.iter().enumerate().filter(|&(_, later)| conflict(earlier, later)) {
+                if one == other {
+                    continue;
+                }
+                let one_first = earlier.times[3] < later.times[2];
+                assert!(one_first || later.times[3] < earlier.times[2], "operations {one} and {other} overlap");
+                let in_order = earlier.times[1] < later.times[0];
+                assert!(!in_order || one_first, "operation {other} overtook operation {one}");
+            }
+        }
+        for queue in &self.queues {
+            let world = Arc::clone(&self);
+            // SAFETY: all operations are done and no other is pushed; the closure keeps the world until it has run.
+            unsafe { queue.dispose(move || drop(world)) };
+        }
+        assert_eq!(self.dropped.load(Relaxed), made.len(), "records that were dropped (left) and made (right)");
+        assert!(made.iter().any(|made| made.thread > 0), "only one thread has pushed");
+    }
+}
+
+// SAFETY: shuttle runs every thread of a model on one OS thread.
+unsafe impl Send for World {}
+// SAFETY: as above.
+unsafe impl Sync for World {}
+
+fn conflict(one: &Made, other: &Made) -> bool {
+    one.accesses.iter().any(|&(variable, mode)| {
+        other.accesses.iter().any(|&(also, its)| also == variable && (mode.is_write() || its.is_write()))
+    })
+}
+
+fn pushes_over_several_variables() {
+    let world = World::new();
+    let threads: Vec<_> = (0..5)
+        .map(|number| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || (0..6).for_each(|_| world.push_and_run(number)))
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    world.end();
+}
+
+#[test]
+fn thirty_operations_pushed_by_five_threads_run_once_each_in_an_order_that_the_pushes_allow() {
+    explore(6000, pushes_over_several_variables);
+}
+
+// -------------------------------------------------------------------------------------------------------- lanes ----
+
+type Number = usize;
+
+fn take(worker: &Worker<Number>) -> Option<Number> {
+    let op = worker.next()?;
+    // SAFETY: the worker was handed the operation, and nobody changes its task.
+    let number = unsafe { *op.task_ptr() };
+    op.release(0);
+    Some(number)
+}
+
+fn op(number: Number) -> OpRef<Number> {
+    let band = if below(3) == 0 { DEFAULT_BAND + below(3) as u8 - 1 } else { DEFAULT_BAND };
+    // SAFETY: the operation names no variable.
+    unsafe { OpRef::new(number, band, false, std::iter::empty()) }
+}
+
+fn a_lane_with_three_workers() {
+    const OPERATIONS: usize = 18;
+    let options = LaneOptions { name: "model", workers: 3, threads: 3, idle: IdlePolicy::Park };
+    let (lane, workers) = Lane::new(options);
+    let left = Arc::new(AtomicUsize::new(OPERATIONS));
+    let workers: Vec<_> = workers
+        .into_iter()
+        .map(|worker| {
+            let (lane, left) = (Arc::clone(&lane), Arc::clone(&left));
+            thread::spawn(move || {
+                worker.lane().sleep().carry(worker.index(), worker.index());
+                let mut taken = Vec::new();
+                while let Some(number) = take(&worker) {
+                    taken.push(number);
+                    // Every third makes another one ready, which goes to the slot or where others steal it.
+                    if number % 3 == 0 {
+                        worker.keep(op(number + 1), below(2) == 0);
+                    }
+                    if left.fetch_sub(1, Relaxed) == 1 {
+                        lane.end();
+                    }
+                }
+                taken
+            })
+        })
+        .collect();
+    let pushers: Vec<_> = (0..2)
+        .map(|pusher| {
+            let lane = Arc::clone(&lane);
+            thread::spawn(move || {
+                for number in (0..OPERATIONS).filter(|number| number % 3 != 1 && (number / 3) % 2 == pusher) {
+                    lane.inject(op(number));
+                }
+            })
+        })
+        .collect();
+    pushers.into_iter().for_each(|thread| thread.join().unwrap());
+    let mut taken: Vec<_> = workers.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+    taken.sort_unstable();
+    assert_eq!(taken, (0..OPERATIONS).collect::<Vec<_>>());
+}
+
+#[test]
+fn three_workers_take_each_operation_once_and_all_end() {
+    explore(4000, a_lane_with_three_workers);
+}
+
+// -------------------------------------------------------------------------------------------------------- tally ----
+
+fn waits_for_all() {
+    let tally = Arc::new(Tally::new(4));
+    let gone = Arc::new(AtomicUsize::new(0));
+    let threads: Vec<_> = (0..3)
+        .map(|_| {
+            let (tally, gone) = (Arc::clone(&tally), Arc::clone(&gone));
+            thread::spawn(move || {
+                for _ in 0..4 {
+                    let ticket = tally.enter();
+                    thread::yield_now();
+                    gone.fetch_add(1, Relaxed);
+                    tally.leave(ticket);
+                }
+            })
+        })
+        .collect();
+    let waiters: Vec<_> = (0..2)
+        .map(|_| {
+            let (tally, gone) = (Arc::clone(&tally), Arc::clone(&gone));
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let (before, ticket) = (gone.load(Relaxed), tally.enter());
+                    gone.fetch_add(1, Relaxed);
+                    tally.leave(ticket);
+                    assert!(tally.wait(None).is_some());
+                    assert!(gone.load(Relaxed) > before, "the wait did not see what had left before");
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().chain(waiters).for_each(|thread| thread.join().unwrap());
+    assert_eq!(tally.wait(None), Some(true));
+}
+
+#[test]
+fn waits_for_all_end_while_others_enter_and_leave() {
+    explore(6000, waits_for_all);
+}
+
+// ------------------------------------------------------------------------------------------------------- engine ----
+
+/// Three threads push on an engine with two workers: operations that succeed, fail, panic and lose their completions,
+/// waits outside and inside, clearing; then the engine drains.
+fn an_engine(kind: EngineKind) {
+    let builder = Engine::builder().kind(kind).workers(2).pin(false).idle(IdlePolicy::Park);
+    let engine = builder.build().unwrap();
+    let logs: [_; 3] = std::array::from_fn(|_| engine.var(Vec::<usize>::new()));
+    let token = engine.new_var();
+    let (made, dropped) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+    let made = Arc::new(made);
+    let threads: Vec<_> = (0..3)
+        .map(|pusher| {
+            let (engine, logs, token) = (engine.clone(), logs.clone(), token.clone());
+            let (made, dropped) = (Arc::clone(&made), Arc::clone(&dropped));
+            thread::spawn(move || {
+                for number in 0..5 {
+                    let number = pusher * 10 + number;
+                    made.fetch_add(1, Relaxed);
+                    let life = Task { number, dropped: Arc::clone(&dropped) };
+                    let (a, b) = (below(3), below(3));
+                    match below(8) {
+                        0..=2 if a != b => {
+                            let both = (logs[a].write(), logs[b].write());
+                            let push = move |(a, b): (&mut Vec<usize>, &mut Vec<usize>)| {
+                                thread::yield_now();
+                                a.push(life.number);
+                                b.push(life.number);
+                            };
+                            engine.op("both").push(both, push).unwrap();
+                        }
+                        0..=3 => {
+                            let how = below(3);
+                            let fail = move |a: &mut Vec<usize>| match how {
+                                0 => Err(BoxError::from("on purpose")),
+                                1 => std::panic::resume_unwind(Box::new("on purpose")),
+                                _ => {
+                                    a.push(life.number);
+                                    Ok(())
+                                }
+                            };
+                            engine.op("may fail").push(logs[a].write(), fail).unwrap();
+                            if below(2) == 0 {
+                                engine.clear_error(&logs[a]).unwrap();
+                            }
+                        }
+                        4 => {
+                            let handle =
+                                engine.op("result").submit(logs[a].read(), move |a| (a.len(), life).0).unwrap();
+                            match handle.wait() {
+                                Ok(_) | Err(WaitError::Failed(_)) => {}
+                                Err(error) => panic!("{error}"),
+                            }
+                        }
+                        5 => {
+                            let lose = below(2) == 0;
+                            let operation = engine.op("asynchronous").writes([&token]);
+                            let begin = move |_: &raddle::RunContext<'_>, done: raddle::Completion| {
+                                thread::spawn(move || {
+                                    drop(life);
+                                    if lose { drop(done) } else { done.complete() }
+                                });
+                            };
+                            operation.push_async(begin).unwrap();
+                        }
+                        6 => {
+                            let outer = engine.op("outer").writes([&token]).no_skip();
+                            let wait = move |cx: &raddle::RunContext<'_>| {
+                                let inner = cx.engine().op("inner").submit((), move |()| life.number).unwrap();
+                                inner.wait().unwrap();
+                            };
+                            outer.push_sync(wait).unwrap();
+                        }
+                        _ => {
+                            drop(life);
+                            match engine.wait_for_all() {
+                                Ok(()) | Err(WaitError::Failed(_)) => {}
+                                Err(error) => panic!("{error}"),
+                            }
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    for log in &logs {
+        engine.clear_error(log).unwrap();
+        let read = engine.op("read").submit(log.read(), Clone::clone).unwrap().wait().unwrap();
+        assert_eq!(engine.version(log), read.len() as u64);
+        for pusher in 0..3 {
+            assert!(read.iter().filter(|&&number| number / 10 == pusher).is_sorted(), "{read:?} is not in push order");
+        }
+    }
+    let _ = engine.wait_for_all();
+    assert_eq!(dropped.load(Relaxed), made.load(Relaxed), "functions that were dropped (left) and made (right)");
+    drop((logs, token));
+    engine.shutdown(Shutdown::Drain, None).unwrap();
+}
+
+#[test]
+fn a_pooled_engine_runs_what_three_threads_push_and_ends() {
+    explore(1200, || an_engine(EngineKind::Pooled));
+}
+
+#[test]
+fn an_engine_per_device_runs_what_three_threads_push_and_ends() {
+    explore(800, || an_engine(EngineKind::PerDevice));
+}
+
+/// A cancellation in the midst of pushes: what was accepted runs or is cancelled, and nothing runs after the end.
+fn a_cancelled_engine() {
+    let builder = Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).idle(IdlePolicy::Park);
+    let engine = builder.build().unwrap();
+    let log = engine.var(Vec::new());
+    let threads: Vec<_> = (0..3)
+        .map(|pusher| {
+            let (engine, log) = (engine.clone(), log.clone());
+            thread::spawn(move || {
+                for number in 0..4 {
+                    let pushed = engine.op("").submit(log.write(), move |log| log.push(pusher * 10 + number));
+                    match pushed.map(raddle::OpHandle::wait) {
+                        Ok(Ok(())) => {}
+                        Ok(Err(WaitError::Failed(error))) => assert!(matches!(error.cause(), Cause::Cancelled)),
+                        Err(PushError::ShutDown) => return,
+                        other => panic!("{other:?}"),
+                    }
+                }
+            })
+        })
+        .collect();
+    (0..below(20)).for_each(|_| thread::yield_now());
+    engine.shutdown(Shutdown::Cancel, None).unwrap();
+    let version = engine.version(&log);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_eq!(engine.version(&log), version, "an operation ran after the shutdown");
+}
+
+#[test]
+fn a_cancelled_engine_lets_every_wait_end_and_runs_nothing_more() {
+    explore(2000, a_cancelled_engine);
+}
+
+// -------------------------------------------------------------------------------------------------------- twins ----
+
+macro_rules! twins {
+    ($($twin:ident, $claim:ident: $model:expr, without $step:ident, $needle:literal;)+) => {$(
+        #[test]
+        #[ignore = "fails by design; run by the test below"]
+        fn $twin() {
+            without(Step::$step, || explore(20_000, $model));
+        }
+
+        #[test]
+        fn $claim() {
+            must_fail(stringify!($twin), $needle);
+        }
+    )+};
+}
+
+twins! {
+    without_help, without_help_operations_overtake_each_other:
+        pushes_over_several_variables, without HelpBeforeAppend, "overtook operation";
+    without_the_second_read, without_the_second_read_a_push_never_ends:
+        pushes_over_several_variables, without RereadRegistered, "max_steps";
+    without_the_epoch, without_the_epoch_a_record_is_used_after_its_end:
+        pushes_over_several_variables, without ReclaimAfterEpoch, "use after reclamation";
+    without_the_second_look, without_the_second_look_a_wake_up_is_lost:
+        a_lane_with_three_workers, without LookAgainBeforePark, "deadlock";
+    without_the_notification, without_the_notification_a_wait_never_ends:
+        waits_for_all, without LeaveNotifies, "deadlock";
+    without_completion_by_drop, without_completion_by_drop_an_engine_never_ends:
+        || an_engine(EngineKind::Pooled), without DropCompletes, "deadlock";
+    without_the_second_look_in_an_engine, without_the_second_look_a_cancelled_engine_hangs:
+        a_cancelled_engine, without LookAgainBeforePark, "deadlock";
+}

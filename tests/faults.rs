@@ -1,0 +1,789 @@
+//! A thread that stands still at any step of a protocol delays what it has to, and nothing else.
+//!
+//! Each test has one thread stand still at one point after the other ([`Point`] lists them, [`Stop`] does it), lets other
+//! threads go on, and compares what ran with what may be delayed. After the release everything runs, in push order. The
+//! tests exist only under `--cfg raddle_pause`; `.ci/run faults` runs them.
+#![cfg(raddle_pause)]
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, mpsc},
+    thread,
+};
+
+use common::{Gate, Journal, MOMENT, Meeting, PATIENCE, block_on, eventually, lock, poll_once, watched};
+use raddle::{
+    Engine, EngineKind, IdlePolicy, OpHandle, Token, WaitError,
+    internals::{Point, Stop},
+};
+
+/// Variables of the operations under test, which are pushed in this order.
+const VARIABLES: usize = 3;
+/// A variable that only other operations name.
+const OTHER: usize = 3;
+/// A variable that only operations of a thread of its own name.
+const APART: usize = 4;
+const TOKENS: usize = 5;
+
+/// The generator `SplitMix64`.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) as usize % bound
+    }
+}
+
+/// What an operation does to each variable: nothing, read it, or mutate it.
+type Shape = [Option<bool>; TOKENS];
+
+const fn writes(variable: usize) -> Shape {
+    let mut shape = [None; TOKENS];
+    shape[variable] = Some(true);
+    shape
+}
+
+/// One to three of the first four variables, each read or mutated.
+fn any_shape(random: &mut Random) -> Shape {
+    let mut shape = [None; TOKENS];
+    for _ in 0..=random.below(3) {
+        shape[random.below(OTHER + 1)] = Some(random.below(2) == 0);
+    }
+    shape
+}
+
+/// All of the first three variables, each read or mutated.
+fn full_shape(random: &mut Random) -> Shape {
+    let mut shape = [None; TOKENS];
+    shape[..VARIABLES].fill_with(|| Some(random.below(3) > 0));
+    shape
+}
+
+fn conflict(one: &Shape, other: &Shape) -> bool {
+    one.iter().zip(other).any(|pair| matches!(pair, (Some(one), Some(other)) if *one || *other))
+}
+
+/// Operations that are in push order by their phase, and by their number within a phase and a thread.
+#[derive(Clone, Copy)]
+struct Made {
+    phase: u8,
+    thread: u8,
+    shape: Shape,
+}
+
+struct World {
+    engine: Engine,
+    tokens: Vec<Token>,
+    made: Mutex<Vec<Made>>,
+    /// The operations that began (`true`) and ended.
+    journal: Journal<(usize, bool)>,
+}
+
+/// Before everything that a thread stands still in.
+const EARLIER: u8 = 0;
+/// Not after the operation of the thread that stands still.
+const BESIDE: u8 = 1;
+/// The operation of the thread that stands still.
+const STANDING: u8 = 2;
+const BEHIND: u8 = 3;
+
+impl World {
+    fn new(idle: IdlePolicy) -> Arc<Self> {
+        let engine = Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).idle(idle).build();
+        let engine = engine.expect("the engine is built");
+        let tokens = (0..TOKENS).map(|_| engine.new_var()).collect();
+        Arc::new(Self { engine, tokens, made: Mutex::default(), journal: Journal::new() })
+    }
+
+    fn names(&self, shape: &Shape, mutated: bool) -> Vec<&Token> {
+        (0..TOKENS)
+            .filter(|&variable| shape[variable] == Some(mutated))
+            .map(|variable| &self.tokens[variable])
+            .collect()
+    }
+
+    /// Pushes an operation that writes down when it runs, and does `f` in between.
+    fn push(
+        self: &Arc<Self>,
+        phase: u8,
+        thread: u8,
+        shape: Shape,
+        f: impl FnOnce(&Engine) + Send + 'static,
+    ) -> OpHandle<()> {
+        let number = {
+            let mut made = lock(&self.made);
+            made.push(Made { phase, thread, shape });
+            made.len() - 1
+        };
+        let journal = self.journal.clone();
+        let engine = Engine::clone(&self.engine);
+        let description = self.engine.op("").reads(self.names(&shape, false)).writes(self.names(&shape, true));
+        let pushed = description.submit((), move |()| {
+            // Whatever was armed here was meant for an operation that is over.
+            Stop::disarm();
+            journal.add((number, true));
+            f(&engine);
+            journal.add((number, false));
+        });
+        pushed.expect("the engine is open")
+    }
+
+    /// An operation on the first three variables that is done when the gate opens, and needs no worker meanwhile.
+    fn hold(&self) -> Gate {
+        let (gate, started) = (Gate::new(), Gate::new());
+        let (inside, begun) = (gate.clone(), started.clone());
+        let description = self.engine.op("hold").writes(&self.tokens[..VARIABLES]);
+        let pushed = description.push_async(move |_, done| {
+            begun.open();
+            thread::spawn(move || {
+                inside.pass();
+                done.complete();
+            });
+        });
+        pushed.expect("the engine is open");
+        started.pass();
+        gate
+    }
+
+    /// Ends the world: every operation ran once, none beside one that it conflicts with, and all in push order as far as
+    /// that is known.
+    #[track_caller]
+    fn end(self: &Arc<Self>) {
+        self.engine.wait_for_all_timeout(PATIENCE).expect("everything ends, and nothing fails");
+        let (made, journal) = (lock(&self.made).clone(), self.journal.take());
+        let when = |number, began| {
+            let mut times =
+                journal.iter().enumerate().filter(|&(_, &entry)| entry == (number, began)).map(|(at, _)| at);
+            let first = times.next().unwrap_or_else(|| panic!("operation {number} did not run"));
+            assert!(times.next().is_none(), "operation {number} ran twice");
+            first
+        };
+        let times: Vec<_> = (0..made.len()).map(|number| (when(number, true), when(number, false))).collect();
+        for (one, earlier) in made.iter().enumerate() {
+            for (other, later) in made.iter().enumerate().skip(one + 1) {
+                if !conflict(&earlier.shape, &later.shape) {
+                    continue;
+                }
+                let (one_first, other_first) = (times[one].1 < times[other].0, times[other].1 < times[one].0);
+                assert!(one_first || other_first, "operations {one} and {other} ran side by side");
+                let known = earlier.phase != later.phase || earlier.thread == later.thread;
+                let in_order = if earlier.phase <= later.phase { one_first } else { other_first };
+                assert!(!known || in_order, "operations {one} and {other} ran in the wrong order");
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn ends(handle: &mut OpHandle<()>, what: &str) {
+    handle.wait_timeout(PATIENCE).unwrap_or_else(|error| panic!("{what}: {error}"));
+}
+
+/// Which operations come after the one that stands still, by the order in which they are pushed.
+struct Oracle {
+    standing: Shape,
+    /// The variables whose queues the operation is in while nobody helps it.
+    linked: usize,
+    /// Somebody has helped it into all its queues.
+    placed: bool,
+    after: Vec<Shape>,
+}
+
+impl Oracle {
+    fn new(standing: Shape, linked: usize) -> Self {
+        Self { standing, linked, placed: false, after: Vec::new() }
+    }
+
+    /// Whether `shape`, pushed now, comes after the operation that stands still.
+    fn comes_after(&mut self, shape: &Shape) -> bool {
+        self.placed |= shape[..self.linked].iter().any(Option::is_some);
+        let after =
+            self.placed && conflict(shape, &self.standing) || self.after.iter().any(|earlier| conflict(shape, earlier));
+        if after {
+            self.after.push(*shape);
+        }
+        after
+    }
+}
+
+/// Waits until a thread stands still or is past where it could; `true` if it stands.
+fn stands(stop: &Stop, is_past: impl Fn() -> bool) -> bool {
+    eventually("the thread stands still or is past the point", || stop.is_reached() || is_past());
+    stop.is_reached()
+}
+
+/// A thread that pushes, and stands still.
+struct Standing {
+    stop: Stop,
+    thread: thread::JoinHandle<OpHandle<()>>,
+}
+
+impl Standing {
+    /// Pushes an operation on a thread of its own that stands still when it passes `point` for the `nth` time.
+    fn push(world: &Arc<World>, phase: u8, shape: Shape, point: Point, nth: usize) -> Self {
+        let (stop, world) = (Stop::new(point), Arc::clone(world));
+        let armed = stop.clone();
+        let thread = thread::spawn(move || {
+            armed.arm(nth);
+            let handle = world.push(phase, 0, shape, |_| {});
+            Stop::disarm();
+            handle
+        });
+        Self { stop, thread }
+    }
+
+    /// As [`push`](Self::push), and pushes again, after the operation has run, until the point was reached.
+    fn push_until(world: &Arc<World>, shape: Shape, point: Point, nth: usize) -> Self {
+        let (stop, world) = (Stop::new(point), Arc::clone(world));
+        let armed = stop.clone();
+        let thread = thread::spawn(move || {
+            armed.arm(nth);
+            loop {
+                let mut handle = world.push(STANDING, 0, shape, |_| {});
+                if armed.is_reached() {
+                    return handle;
+                }
+                ends(&mut handle, "an operation whose push has ended runs");
+            }
+        });
+        Self { stop, thread }
+    }
+
+    /// Waits until the thread stands still or has pushed without coming by; `true` if it stands.
+    fn stands(&self) -> bool {
+        stands(&self.stop, || self.thread.is_finished())
+    }
+
+    #[track_caller]
+    fn release(self) {
+        self.stop.release();
+        let mut handle = self.thread.join().expect("the push panicked");
+        ends(&mut handle, "the operation runs after the release");
+    }
+}
+
+/// Gates that open when a test is over, however it ends.
+struct Gates(Vec<Gate>);
+
+impl Drop for Gates {
+    fn drop(&mut self) {
+        self.0.iter().for_each(Gate::open);
+    }
+}
+
+/// Operations on `APART` from a thread of their own, all of which must run.
+fn run_apart(world: &Arc<World>, phase: u8) {
+    let world = Arc::clone(world);
+    let pusher = thread::spawn(move || {
+        for _ in 0..4 {
+            ends(&mut world.push(phase, 2, writes(APART), |_| {}), "an operation on other variables runs");
+        }
+    });
+    pusher.join().expect("an operation on other variables was delayed");
+}
+
+/// How an earlier operation on the same variables ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Earlier {
+    /// Before the push that stands still.
+    Idle,
+    /// While the thread stands still, before others push.
+    First,
+    /// While the thread stands still, after others have pushed.
+    Last,
+}
+
+/// What a thread that stands still in a push has done with its operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// It holds it, and all that comes after waits.
+    Held,
+    /// Somebody else will find it, if there is somebody.
+    Findable,
+    /// It does not concern it any more.
+    Free,
+}
+
+/// In how many queues the operation of a thread is that passes `point` for the `nth` time, if nobody helps it.
+fn linked(point: Point, nth: usize) -> usize {
+    use Point::{
+        PushBeforeLink, PushBeforeRetire, PushBeforeSwing, PushLinked, PushPinned, PushReadRegistered, PushReadTail,
+        PushReadWord, TallyBeforeEnter, TallyEntered,
+    };
+    match point {
+        TallyBeforeEnter | TallyEntered | PushPinned => 0,
+        PushReadTail | PushReadWord | PushReadRegistered | PushBeforeLink => nth - 1,
+        PushLinked | PushBeforeSwing | PushBeforeRetire => nth,
+        _ => VARIABLES,
+    }
+}
+
+/// One push that stands still; see the tests below.
+fn one_push_stands(point: Point, nth: usize, earlier: Earlier, fate: Fate, seed: u64) {
+    let random = &mut Random(seed);
+    let world = World::new(IdlePolicy::default());
+    let mut gates = Gates(Vec::new());
+    let mut before = Vec::new();
+    if earlier != Earlier::Idle {
+        gates.0.push(world.hold());
+        before.extend((0..VARIABLES).map(|variable| world.push(EARLIER, 0, writes(variable), |_| {})));
+    }
+    let standing_shape = full_shape(random);
+    let standing = Standing::push_until(&world, standing_shape, point, nth);
+    assert!(standing.stands(), "the point was not reached");
+    let mut oracle = Oracle::new(standing_shape, linked(point, nth));
+
+    if earlier == Earlier::First {
+        gates.0[0].open();
+        before.iter_mut().for_each(|handle| ends(handle, "an earlier operation ends"));
+    }
+    run_apart(&world, BESIDE);
+    let pusher = thread::spawn({
+        let (world, shapes) = (Arc::clone(&world), [(); 8].map(|()| any_shape(random)));
+        move || {
+            shapes.map(|shape| {
+                let after = oracle.comes_after(&shape);
+                (after, world.push(if after { BEHIND } else { BESIDE }, 1, shape, |_| {}))
+            })
+        }
+    });
+    // The push of what comes after returns as well.
+    eventually("all pushes have returned", || pusher.is_finished());
+    let mut pushed = pusher.join().expect("a push panicked");
+    if earlier == Earlier::Last {
+        gates.0[0].open();
+        before.iter_mut().for_each(|handle| ends(handle, "an earlier operation ends"));
+    }
+    for (number, (after, handle)) in pushed.iter_mut().enumerate() {
+        if !*after || fate == Fate::Free {
+            ends(handle, &format!("operation {number} does not come after the one that stands still"));
+        }
+    }
+    for (after, handle) in &pushed {
+        let overtook = *after && fate == Fate::Held && handle.is_done();
+        assert!(!overtook, "an operation overtook the one that stands still");
+    }
+    run_apart(&world, BESIDE);
+
+    standing.release();
+    world.end();
+}
+
+/// What comes after a push that stands still waits for it; everything else runs to its end, and every push returns.
+#[test]
+fn a_thread_that_stands_still_in_a_push_delays_nothing_but_what_comes_after_it() {
+    for &point in Point::PUSH {
+        let per_access = !matches!(
+            point,
+            Point::PushPinned
+                | Point::PushBeforeRegistered
+                | Point::PushBeforeHints
+                | Point::PushBeforeDecrement
+                | Point::PushOver
+        );
+        for nth in 1..=if per_access { VARIABLES } else { 1 } {
+            for earlier in [Earlier::Idle, Earlier::First, Earlier::Last] {
+                for seed in 0..SEEDS {
+                    watched(move || {
+                        println!("{point:?}, passing {nth}, {earlier:?}, seed {seed}");
+                        // After the last decrement an operation is its pusher's only if it was ready then.
+                        let free = point == Point::PushOver && earlier != Earlier::Idle;
+                        let fate = if free { Fate::Free } else { Fate::Held };
+                        one_push_stands(point, nth, earlier, fate, seed);
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Random shapes per case.
+const SEEDS: u64 = 6;
+
+/// One thread stands still in a push, and another one where it helps that push or makes its own. Both delay only what names
+/// their variables.
+#[test]
+fn a_thread_that_stands_still_while_it_helps_another_delays_nothing_else() {
+    let mut reached = HashSet::new();
+    let helped = [(Point::PushLinked, 1), (Point::PushBeforeSwing, 2), (Point::PushBeforeRetire, 1)];
+    for (first_point, first_nth) in helped {
+        for &point in Point::PUSH.iter().chain(Point::HELP) {
+            for nth in 1..=2 * VARIABLES {
+                let seed = (nth * 31) as u64;
+                let (sender, receiver) = mpsc::channel();
+                watched(move || {
+                    println!("{first_point:?}, passing {first_nth}, helped by one at {point:?}, passing {nth}");
+                    let random = &mut Random(seed);
+                    let world = World::new(IdlePolicy::default());
+                    let first = Standing::push(&world, STANDING, full_shape(random), first_point, first_nth);
+                    assert!(first.stands(), "the point was not reached");
+                    let second = Standing::push(&world, BEHIND, full_shape(random), point, nth);
+                    let stands = second.stands();
+                    run_apart(&world, BESIDE);
+                    ends(&mut world.push(BESIDE, 1, writes(OTHER), |_| {}), "an operation on another variable runs");
+                    let pushed = thread::spawn({
+                        let (world, shapes) = (Arc::clone(&world), [(); 6].map(|()| full_shape(random)));
+                        move || shapes.map(|shape| world.push(BEHIND, 1, shape, |_| {}))
+                    });
+                    eventually("all pushes have returned", || pushed.is_finished());
+                    drop(pushed.join().expect("a push panicked"));
+                    run_apart(&world, BESIDE);
+                    if nth % 2 == 0 {
+                        // It does not come after the second, which goes on standing still.
+                        first.release();
+                        run_apart(&world, BESIDE);
+                        second.release();
+                    } else {
+                        second.stop.release();
+                        run_apart(&world, BESIDE);
+                        first.release();
+                        second.release();
+                    }
+                    world.end();
+                    sender.send(stands).expect("the test waits");
+                });
+                if receiver.recv().expect("the case is over") {
+                    reached.insert(point);
+                }
+            }
+        }
+    }
+    assert_all_reached(&reached, &[Point::PUSH, Point::HELP]);
+}
+
+#[track_caller]
+fn assert_all_reached(reached: &HashSet<Point>, wanted: &[&[Point]]) {
+    for point in wanted.iter().copied().flatten() {
+        assert!(reached.contains(point), "{point:?} was never reached");
+    }
+}
+
+// ------------------------------------------------------------------------------------------------- completion ----
+
+/// Eight random operations from another thread. Those that end do not come after what stands still; gives the others.
+fn run_beside(world: &Arc<World>, mut oracle: Oracle, random: &mut Random) -> Vec<OpHandle<()>> {
+    let pusher = thread::spawn({
+        let (world, shapes) = (Arc::clone(world), [(); 8].map(|()| any_shape(random)));
+        move || shapes.map(|shape| (oracle.comes_after(&shape), world.push(BEHIND, 1, shape, |_| {})))
+    });
+    eventually("all pushes have returned", || pusher.is_finished());
+    let mut behind = Vec::new();
+    for (number, (after, mut handle)) in pusher.join().expect("a push panicked").into_iter().enumerate() {
+        if after {
+            behind.push(handle);
+        } else {
+            ends(&mut handle, &format!("operation {number} does not come after the one whose worker stands still"));
+        }
+    }
+    behind
+}
+
+/// One worker that stands still while it completes an operation, with others behind that, or with one whose push stands
+/// still as well; `false` if it did not come by.
+fn one_completion_stands(point: Point, nth: usize, half_pushed: bool, seed: u64) -> bool {
+    let random = &mut Random(seed);
+    let world = World::new(IdlePolicy::default());
+    let shape = full_shape(random);
+    let (stop, started, gate) = (Stop::new(point), Gate::new(), Gate::new());
+    let gates = Gates(vec![gate.clone()]);
+    let by_it = Arc::new(Mutex::new(None));
+    let mut handle = world.push(EARLIER, 0, shape, {
+        let (stop, started, gate, by_it, inside) =
+            (stop.clone(), started.clone(), gate.clone(), Arc::clone(&by_it), Arc::clone(&world));
+        move |_| {
+            started.open();
+            gate.pass();
+            // What an operation pushes lies in its worker's deque, where others take it.
+            *lock(&by_it) = Some(inside.push(EARLIER, 3, writes(APART), |_| {}));
+            stop.arm(nth);
+        }
+    });
+    started.pass();
+    let mut oracle = Oracle::new(shape, VARIABLES);
+    oracle.placed = true;
+    let (mut behind, mut half) = (Vec::new(), None);
+    if half_pushed {
+        let shape = full_shape(random);
+        let standing = Standing::push(&world, BEHIND, shape, Point::PushLinked, 1);
+        assert!(standing.stands(), "the point was not reached");
+        // What comes after this one may be late as well.
+        oracle.after.push(shape);
+        half = Some(standing);
+    } else {
+        // Somebody to hand on to, among them readers beside which readers run.
+        for _ in 0..6 {
+            let shape = full_shape(random);
+            oracle.comes_after(&shape);
+            behind.push(world.push(BESIDE, 4, shape, |_| {}));
+        }
+    }
+    drop(gates);
+    let stands = stands(&stop, || handle.is_done());
+    let mut by_it = lock(&by_it).take().expect("the operation has run");
+    ends(&mut by_it, "what the operation pushed is taken by another worker");
+    run_apart(&world, BESIDE);
+    if stands {
+        behind.extend(run_beside(&world, oracle, random));
+        run_apart(&world, BESIDE);
+    }
+    stop.release();
+    ends(&mut handle, "the operation ends after the release");
+    if let Some(standing) = half {
+        standing.release();
+    }
+    behind.iter_mut().for_each(|handle| ends(handle, "what comes after the operation ends after the release"));
+    world.end();
+    stands
+}
+
+/// What comes after an operation may wait for a worker that stands still while it completes that. Everything else runs:
+/// readers beside a reader, and what lies in the worker's deque.
+#[test]
+fn a_worker_that_stands_still_in_a_completion_delays_only_what_comes_after_it() {
+    let mut reached = HashSet::new();
+    for &point in Point::COMPLETE {
+        for nth in 1..=3 * VARIABLES {
+            for (half_pushed, seed) in (0..SEEDS).flat_map(|seed| [(false, seed), (true, seed)]) {
+                let (sender, receiver) = mpsc::channel();
+                watched(move || {
+                    println!("{point:?}, passing {nth}, a half-done push behind: {half_pushed}, seed {seed}");
+                    let stood = one_completion_stands(point, nth, half_pushed, seed);
+                    sender.send(stood).expect("the test waits");
+                });
+                if receiver.recv().expect("the case is over") {
+                    reached.insert(point);
+                }
+            }
+        }
+    }
+    assert_all_reached(&reached, &[Point::COMPLETE]);
+}
+
+// -------------------------------------------------------------------------------- injector, count, wake-up ----
+
+/// A thread that stands still between a push and the moment that a worker knows of its operation. Before the operation is
+/// in the injector, what comes after it waits; after that it may run, if a worker comes by for another reason.
+#[test]
+fn a_thread_that_stands_still_on_the_way_to_a_worker_delays_nothing_but_what_comes_after_it() {
+    for &point in Point::INJECT.iter().chain(Point::WAKE) {
+        let fate = if point == Point::InjectBeforeLink { Fate::Held } else { Fate::Findable };
+        for seed in 0..SEEDS {
+            watched(move || {
+                println!("{point:?}, seed {seed}");
+                one_push_stands(point, 1, Earlier::Idle, fate, seed);
+            });
+        }
+    }
+}
+
+/// That something is pending, as far as a wait for all can tell.
+#[track_caller]
+fn assert_times_out(engine: &Engine) {
+    let waited = engine.wait_for_all_timeout(MOMENT);
+    assert!(matches!(waited, Err(WaitError::TimedOut)), "one is pending, but the wait gives {waited:?}");
+}
+
+/// An operation that is only counted is nowhere else: it delays nobody but who waits for all.
+#[test]
+fn a_thread_that_stands_still_while_it_is_counted_in_delays_only_waits_for_all() {
+    for point in [Point::TallyBeforeEnter, Point::TallyEntered] {
+        for seed in 0..SEEDS {
+            watched(move || one_push_stands(point, 1, Earlier::Idle, Fate::Held, seed));
+        }
+        watched(move || {
+            let world = World::new(IdlePolicy::default());
+            let standing = Standing::push(&world, STANDING, writes(0), point, 1);
+            assert!(standing.stands(), "the point was not reached");
+            run_apart(&world, BESIDE);
+            if point == Point::TallyBeforeEnter {
+                world.engine.wait_for_all_timeout(PATIENCE).expect("nothing is pending");
+            } else {
+                assert_times_out(&world.engine);
+            }
+            run_apart(&world, BESIDE);
+            standing.release();
+            world.end();
+        });
+    }
+}
+
+/// An operation that arms `point` on its worker, with one beside it that keeps the other worker busy until the gate opens.
+fn arm_on_worker(world: &Arc<World>, point: Point, with_handle: bool) -> (Stop, Gate) {
+    let (stop, gate, meeting) = (Stop::new(point), Gate::new(), Meeting::new(3));
+    let (inside, pass, meet) = (stop.clone(), gate.clone(), meeting.clone());
+    // Not by `World::push`: these are no part of the program under test.
+    let arm = move || {
+        meet.join();
+        inside.arm(1);
+    };
+    if with_handle {
+        drop(world.engine.op("arm").submit((), move |()| arm()).expect("the engine is open"));
+    } else {
+        world.engine.op("arm").push((), move |()| arm()).expect("the engine is open");
+    }
+    let meet = meeting.clone();
+    let occupy = move |()| {
+        meet.join();
+        pass.pass();
+    };
+    world.engine.op("occupy").push((), occupy).expect("the engine is open");
+    meeting.join();
+    (stop, gate)
+}
+
+#[test]
+fn a_worker_that_stands_still_while_it_counts_out_delays_only_waits_for_all() {
+    for (point, closes_first, delays) in [
+        (Point::TallyBeforeLeave, false, true),
+        (Point::TallyBeforeLeave, true, true),
+        // Nobody waits yet, and the word says that the operation has left.
+        (Point::TallyLeft, false, false),
+        (Point::TallyLeft, true, true),
+    ] {
+        watched(move || {
+            println!("{point:?}, a wait begins first: {closes_first}");
+            let world = World::new(IdlePolicy::default());
+            let (stop, gate) = (Stop::new(point), Gate::new());
+            let gates = Gates(vec![gate.clone()]);
+            let armed = stop.clone();
+            let begins = move |()| {
+                gate.pass();
+                armed.arm(1);
+            };
+            world.engine.op("leaves").push((), begins).expect("the engine is open");
+            let mut wait = closes_first.then(|| Box::pin(world.engine.wait_for_all_async()));
+            drop(gates);
+            assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
+            run_apart(&world, BESIDE);
+            ends(&mut world.push(BESIDE, 1, writes(0), |_| {}), "an operation runs");
+            if delays {
+                assert_times_out(&world.engine);
+                assert!(wait.as_mut().is_none_or(|wait| poll_once(wait).is_pending()), "one is pending");
+            } else {
+                world.engine.wait_for_all_timeout(PATIENCE).expect("nothing is pending");
+            }
+            run_apart(&world, BESIDE);
+            stop.release();
+            if let Some(wait) = wait {
+                block_on(wait).expect("nothing fails");
+            }
+            world.end();
+        });
+    }
+}
+
+// ------------------------------------------------------------------------------------------ sleep and theft ----
+
+/// A worker that stands still on its way to sleep, or on its way back, holds nothing: the worker that is awake runs
+/// everything. What is pushed when the other one sleeps as well may be late, and is not lost.
+#[test]
+fn a_worker_that_stands_still_while_it_falls_asleep_or_wakes_keeps_nothing() {
+    for &point in Point::SLEEP {
+        for seed in 0..SEEDS {
+            watched(move || {
+                println!("{point:?}, seed {seed}");
+                let random = &mut Random(seed);
+                let world = World::new(IdlePolicy::Park);
+                let (stop, gate) = arm_on_worker(&world, point, seed % 2 == 0);
+                let gates = Gates(vec![gate]);
+                let mut pushed = Vec::new();
+                if point == Point::SleepWoken {
+                    // It has to be woken first, and may run what it was woken for before it falls asleep and stands still.
+                    eventually("the worker was woken", || {
+                        pushed.push(world.engine.op("wake").submit((), |()| ()).expect("the engine is open"));
+                        stop.is_reached()
+                    });
+                }
+                assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
+                pushed.extend((0..8).map(|_| world.push(BESIDE, 1, any_shape(random), |_| {})));
+                drop(gates);
+                pushed.iter_mut().for_each(|handle| ends(handle, "the worker that is awake runs everything"));
+                let mut late = world.push(BEHIND, 1, any_shape(random), |_| {});
+                stop.release();
+                ends(&mut late, "nothing is lost");
+                world.end();
+            });
+        }
+    }
+}
+
+/// A worker that stands still while it steals keeps at most the one operation that it has in its hands; a worker that is
+/// awake runs the rest of its loot.
+#[test]
+fn a_worker_that_stands_still_while_it_steals_keeps_one_operation_at_most() {
+    const LOOT: usize = 16;
+    for &point in Point::STEAL {
+        for with_handle in [false, true] {
+            watched(move || {
+                println!("{point:?}");
+                let world = World::new(IdlePolicy::default());
+                let (stop, gate, meeting) = (Stop::new(point), Gate::new(), Meeting::new(2));
+                let gates = Gates(vec![gate.clone()]);
+                let handles = Arc::new(Mutex::new(Vec::new()));
+                // One worker fills its deque and stays busy; the other one comes to steal.
+                let (inside, filled, meet) = (Arc::clone(&world), Arc::clone(&handles), meeting.clone());
+                let fill = move |()| {
+                    // So that the other worker cannot look before it has met this one.
+                    meet.join();
+                    let push = |_| inside.push(BESIDE, 1, [None; TOKENS], |_| {});
+                    *lock(&filled) = (0..LOOT).map(push).collect();
+                    gate.pass();
+                };
+                world.engine.op("fill").push((), fill).expect("the engine is open");
+                let (armed, meet) = (stop.clone(), meeting.clone());
+                let arm = move |()| {
+                    meet.join();
+                    armed.arm(1);
+                };
+                if with_handle {
+                    drop(world.engine.op("arm").submit((), arm).expect("the engine is open"));
+                } else {
+                    world.engine.op("arm").push((), arm).expect("the engine is open");
+                }
+                assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
+                let mut outside: Vec<_> = (0..8).map(|_| world.push(BESIDE, 2, writes(APART), |_| {})).collect();
+                drop(gates);
+                eventually("all but one have run", || {
+                    let handles = lock(&handles);
+                    handles.len() == LOOT && handles.iter().filter(|handle| !handle.is_done()).count() <= 1
+                });
+                outside
+                    .iter_mut()
+                    .for_each(|handle| ends(handle, "the worker that is awake runs what comes from outside"));
+                // The other worker may sleep now, and notifiers rely on the one that looks for work.
+                let mut late = world.push(BEHIND, 2, writes(APART), |_| {});
+                stop.release();
+                ends(&mut late, "nothing is lost");
+                let mut handles = std::mem::take(&mut *lock(&handles));
+                handles.iter_mut().for_each(|handle| ends(handle, "nothing is lost"));
+                world.end();
+            });
+        }
+    }
+}
+
+/// Each point is in the list that one of the tests above goes through, and those fail at a point that is not reached.
+#[test]
+fn every_point_belongs_to_a_test() {
+    let lists = [
+        Point::PUSH,
+        Point::HELP,
+        Point::COMPLETE,
+        Point::INJECT,
+        Point::TALLY,
+        Point::SLEEP,
+        Point::WAKE,
+        Point::STEAL,
+    ];
+    let listed: HashSet<_> = lists.into_iter().flatten().collect();
+    assert_eq!(listed.len(), Point::ALL.len());
+    // The one list that is not gone through as a whole.
+    assert_eq!(Point::TALLY, [Point::TallyBeforeEnter, Point::TallyEntered, Point::TallyBeforeLeave, Point::TallyLeft]);
+}
