@@ -306,8 +306,16 @@ impl Drops {
     /// Panics unless everything made was dropped exactly once.
     #[track_caller]
     pub fn assert_all_gone(&self) {
-        assert_eq!(self.0.twice.load(SeqCst), 0, "something was dropped twice");
-        assert_eq!(self.dropped(), self.made(), "dropped (left) is not what was made (right)");
+        self.check().unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Whether everything made was dropped exactly once.
+    pub fn check(&self) -> Result<(), String> {
+        match (self.0.twice.load(SeqCst), self.made(), self.dropped()) {
+            (0, made, dropped) if made == dropped => Ok(()),
+            (0, made, dropped) => Err(format!("{made} things were made, and {dropped} dropped")),
+            (twice, ..) => Err(format!("{twice} things were dropped twice")),
+        }
     }
 }
 

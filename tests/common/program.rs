@@ -155,6 +155,11 @@ pub trait Source {
     fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
+
+    /// Whether there are no more choices: from then on every number is 0. A program ends there, whatever its shape asks for.
+    fn is_exhausted(&self) -> bool {
+        false
+    }
 }
 
 /// A xorshift generator.
@@ -212,7 +217,7 @@ impl Program {
                 }
             }
         }
-        while program.operations.len() < shape.operations {
+        while program.operations.len() < shape.operations && !source.is_exhausted() {
             let thread = source.below(shape.threads);
             let step = match source.below(64) {
                 0 if shape.waits => Step::Get(source.below(shape.variables)),
@@ -225,6 +230,28 @@ impl Program {
             program.threads[thread].push(step);
         }
         program
+    }
+
+    /// The program with every thread's steps `times` times, as operations of their own each time.
+    pub fn repeated(mut self, times: usize) -> Self {
+        let (once, count) = (self.clone(), self.operations.len() as Id);
+        for round in 1..times as Id {
+            let again = |id: &Id| id + round * count;
+            self.operations.extend(once.operations.iter().map(|operation| Operation {
+                children: operation.children.iter().map(again).collect(),
+                ..operation.clone()
+            }));
+            for (plan, first) in self.operators.iter_mut().zip(&once.operators) {
+                plan.runs.extend(first.runs.iter().map(again));
+            }
+            for (steps, first) in self.threads.iter_mut().zip(&once.threads) {
+                steps.extend(first.iter().map(|step| match step {
+                    Step::Push(id) => Step::Push(again(id)),
+                    other => *other,
+                }));
+            }
+        }
+        self
     }
 
     /// Adds an operation, and maybe some that it pushes.
@@ -241,7 +268,7 @@ impl Program {
             // The function of a typed operation has no engine at hand to push on.
             let may_push = matches!(operation.how, How::Sync | How::Async(_));
             self.operations.push(operation);
-            if shape.children && may_push && source.one_in(4) {
+            if shape.children && may_push && !source.is_exhausted() && source.one_in(4) {
                 for _ in 0..=source.below(3) {
                     // Children have children of their own.
                     let child = self.add(shape, &[], source);
@@ -522,6 +549,8 @@ struct World {
     logs: bool,
     /// Pushes that have returned.
     pushed: AtomicUsize,
+    /// Per thread: the step it is at.
+    at: Vec<AtomicUsize>,
     violations: Mutex<Vec<String>>,
     completer: Mutex<Option<mpsc::Sender<Job>>>,
     variables: Vec<Var<u64>>,
@@ -548,6 +577,16 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// Runs a program on an engine that has nothing else to do.
 pub fn run(program: &Arc<Program>, engine: &Engine, watch: Watch) -> History {
+    run_observed(program, engine, watch, |_| ())
+}
+
+/// As [`run`]. `observer` is given, before anything is pushed, what tells at any time how far the run is.
+pub fn run_observed(
+    program: &Arc<Program>,
+    engine: &Engine,
+    watch: Watch,
+    observer: impl FnOnce(Box<dyn Fn() -> String + Send>),
+) -> History {
     let (sender, receiver) = mpsc::channel::<Job>();
     let world = Arc::new(World {
         program: Arc::clone(program),
@@ -559,10 +598,13 @@ pub fn run(program: &Arc<Program>, engine: &Engine, watch: Watch) -> History {
         clock: watch.clock.then(|| AtomicU64::new(1)),
         logs: watch.logs,
         pushed: AtomicUsize::new(0),
+        at: program.threads.iter().map(|_| AtomicUsize::new(0)).collect(),
         violations: Mutex::default(),
         completer: Mutex::new(Some(sender)),
         variables: (0..program.variables).map(|variable| engine.var(first_value(variable))).collect(),
     });
+    let observed = Arc::clone(&world);
+    observer(Box::new(move || observed.position()));
     let receiver = Arc::new(Mutex::new(receiver));
     let completers: Vec<_> = (0..2)
         .map(|_| {
@@ -585,11 +627,18 @@ pub fn run(program: &Arc<Program>, engine: &Engine, watch: Watch) -> History {
         let threads: Vec<_> = program
             .threads
             .iter()
-            .map(|steps| {
+            .zip(&world.at)
+            .map(|(steps, at)| {
                 let (world, operators, barrier) = (&world, &operators, &barrier);
                 scope.spawn(move || {
                     barrier.wait();
-                    steps.iter().map(|&step| world.step(engine, operators, step)).collect()
+                    let step = |(index, &step)| {
+                        at.store(index, Relaxed);
+                        world.step(engine, operators, step)
+                    };
+                    let answers = steps.iter().enumerate().map(step).collect();
+                    at.store(steps.len(), Relaxed);
+                    answers
                 })
             })
             .collect();
@@ -633,6 +682,21 @@ fn answer(result: Result<Answer, WaitError>) -> Answer {
 }
 
 impl World {
+    /// How far the run is, for people.
+    fn position(&self) -> String {
+        let at: Vec<_> = self.at.iter().map(|at| at.load(Relaxed)).collect();
+        let idle: Vec<_> = (0..self.records.len()).filter(|&id| self.records[id].runs.load(Relaxed) == 0).collect();
+        let held: Vec<_> = (0..self.slots.len())
+            .map(|variable| (variable, self.slots[variable].holders.load(Relaxed)))
+            .filter(|&(_, holders)| holders != 0)
+            .collect();
+        format!(
+            "the threads are at steps {at:?}, {} pushes have returned\noperations that have not run: {idle:?}\nvariables \
+             held, by so many readers or by a writer (-1): {held:?}",
+            self.pushed.load(Relaxed)
+        )
+    }
+
     fn step(self: &Arc<Self>, engine: &Engine, operators: &[Operator], step: Step) -> Option<Answer> {
         let done = |()| Answer::Done;
         match step {

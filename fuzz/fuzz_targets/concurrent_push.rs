@@ -1,0 +1,5 @@
+//! Programs of several threads, explained by one order.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| raddle_fuzz::harness::concurrent_push::concurrent_push(data));

@@ -1,0 +1,5 @@
+//! Engines that end in the middle of things.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| raddle_fuzz::harness::lifecycle::lifecycle(data));

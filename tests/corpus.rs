@@ -1,0 +1,51 @@
+//! The fuzz targets over their committed corpora, and over inputs drawn from seeds; see `harness`.
+//!
+//! The corpora are in `fuzz/corpus`, which is not in the published package.
+
+#![forbid(unsafe_code)]
+
+mod common;
+mod harness;
+
+use std::{fs, path::Path};
+
+use common::program::{Random, Source};
+use harness::TARGETS;
+
+fn replay(target: &str) {
+    let (_, run) = TARGETS.into_iter().find(|(name, _)| *name == target).expect("the target exists");
+    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz");
+    let mut inputs = 0;
+    if fuzz.join("Cargo.toml").exists() {
+        for entry in fs::read_dir(fuzz.join("corpus").join(target)).expect("each target has a corpus") {
+            run(&fs::read(entry.expect("the folder can be read").path()).expect("the input can be read"));
+            inputs += 1;
+        }
+        assert!(inputs > 10, "the corpus of {target} has only {inputs} inputs");
+    }
+    for seed in 0..60 {
+        let mut random = Random::new(seed);
+        let input: Vec<u8> = (0..1 + random.below(600)).map(|_| random.below(256) as u8).collect();
+        run(&input);
+    }
+}
+
+#[test]
+fn the_corpus_of_push_finds_nothing() {
+    replay("push");
+}
+
+#[test]
+fn the_corpus_of_concurrent_push_finds_nothing() {
+    replay("concurrent_push");
+}
+
+#[test]
+fn the_corpus_of_typed_finds_nothing() {
+    replay("typed");
+}
+
+#[test]
+fn the_corpus_of_lifecycle_finds_nothing() {
+    replay("lifecycle");
+}

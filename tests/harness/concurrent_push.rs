@@ -1,0 +1,38 @@
+//! The target `concurrent_push`: several threads push, and what every variable saw must be explained by one order.
+
+use std::sync::Arc;
+
+use super::{Bytes, engine_plan, watched};
+use crate::common::{
+    KINDS,
+    program::{Program, Shape, Source, Watch, check_some_order, run_observed},
+};
+
+pub fn concurrent_push(data: &[u8]) {
+    watched("concurrent_push", data, |watchdog| {
+        let mut bytes = Bytes::new(data);
+        let plan = engine_plan(&mut bytes, &KINDS);
+        let shape = Shape {
+            threads: 1 + bytes.below(4),
+            variables: 1 + bytes.below(8),
+            accesses: 1 + bytes.below(6),
+            children: bytes.one_in(2),
+            waits: bytes.one_in(2),
+            operations: 400,
+            failures: false,
+        };
+        let watch = bytes.pick(&[Watch::ORDER, Watch::EVERYTHING]);
+        // Threads meet inside their pushes only if they push for longer than it takes to start them.
+        let times = bytes.pick(&[1, 4, 16, 64]);
+        let program = Program::generate(&shape, &mut bytes);
+        let times = times.min(2_000 / program.operations.len().max(1)).max(1);
+        let program = Arc::new(program.repeated(times));
+        let description = format!("{plan:?}\n{watch:?}");
+        let engine = plan.build().map_err(|error| error.to_string())?;
+        let (shown, heading) = (Arc::clone(&program), description.clone());
+        let history = run_observed(&program, &engine, watch, |position| {
+            watchdog.explain(move || format!("{}\n{heading}\n{shown:#?}", position()));
+        });
+        check_some_order(&program, &history).map_err(|error| format!("{error}\n{description}\n{program:#?}"))
+    });
+}

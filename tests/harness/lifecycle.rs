@@ -1,0 +1,801 @@
+//! The target `lifecycle`: engines that end in the middle of things.
+//!
+//! A few threads push on a few engines and shut them down, drop their handles, delete variables and use completions
+//! that other operations have left, in no particular order. What must hold whatever the order was:
+//!
+//! * every captured value, variable's value and result is dropped exactly once;
+//! * a function runs once if its engine neither cancelled nor failed anything, and never twice;
+//! * every handle is told what became of its operation, also after the engine;
+//! * a push is refused only for a reason, and always after a shutdown that the same thread has begun;
+//! * everything comes to its end.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{
+            AtomicBool, AtomicU32, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
+    },
+    thread,
+    time::Duration,
+};
+
+use raddle::{
+    Builder, Cause, Completion, Engine, OpHandle, Operator, Property, PushError, RunContext, Shutdown, ShutdownError,
+    Var, WaitError,
+};
+
+use super::{Bytes, PLANNED, elsewhere, engine_plan, watched};
+use crate::common::{Droppable, Drops, KINDS, lock, poll_once, program::Source};
+
+// ------------------------------------------------------------------------------------------------- programs ----
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Sync,
+    Submit,
+    /// The function uses its completion and goes on.
+    Early,
+    Elsewhere,
+    /// The completion is left for others to use.
+    Pocket,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ends {
+    Well,
+    Error,
+    Panic,
+    Lost,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Inner {
+    /// Pushes the operation with this number.
+    Push(usize),
+    Shutdown(Shutdown),
+    Notify,
+    Wait(usize, u64),
+    Yield,
+}
+
+#[derive(Clone, Debug)]
+struct Operation {
+    engine: usize,
+    reads: usize,
+    writes: usize,
+    kind: Kind,
+    ends: Ends,
+    property: Property,
+    /// The function owns a handle of its engine.
+    keeps_engine: bool,
+    inner: Vec<Inner>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Push(usize),
+    RunOperator(usize),
+    Shutdown(usize, Shutdown, Option<u64>),
+    Notify(usize),
+    DropEngine(usize),
+    DropVariable(usize),
+    Delete(usize, usize),
+    WaitForVar(usize, u64),
+    WaitForAll(usize, u64),
+    PollAll(usize),
+    Get(usize),
+    WaitForHandle(u64),
+    DropHandle,
+    UsePocket,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Shutdown(Shutdown),
+    /// After a shutdown that did not wait.
+    Impatient(Shutdown),
+    Drop,
+}
+
+#[derive(Debug)]
+struct Program {
+    engines: Vec<(Builder, End)>,
+    /// The engine of each.
+    variables: Vec<usize>,
+    operations: Vec<Operation>,
+    threads: Vec<Vec<Step>>,
+    /// The main thread gives its handles up before the others begin.
+    lets_go: bool,
+    /// Handles are waited for before the engines' ends.
+    waits_first: bool,
+}
+
+impl Program {
+    fn decode(bytes: &mut Bytes<'_>) -> Self {
+        let engines = (0..1 + bytes.below(3)).map(|_| {
+            let how = if bytes.one_in(2) { Shutdown::Drain } else { Shutdown::Cancel };
+            let plan = engine_plan(bytes, &KINDS);
+            (plan, bytes.pick(&[End::Shutdown(how), End::Drop, End::Impatient(how)]))
+        });
+        let engines: Vec<_> = engines.collect();
+        // Each engine has two variables at least.
+        let count = 2 * engines.len() + bytes.below(3);
+        let mut program = Self {
+            variables: (0..count).map(|variable| variable % engines.len()).collect(),
+            engines,
+            operations: Vec::new(),
+            threads: vec![Vec::new(); 1 + bytes.below(3)],
+            lets_go: bytes.one_in(2),
+            waits_first: bytes.one_in(2),
+        };
+        let (fails, mut steps) = (bytes.one_in(2), 0);
+        while !bytes.is_exhausted() && steps < 100 {
+            steps += 1;
+            let step = program.step(bytes, fails);
+            let thread = bytes.below(program.threads.len());
+            program.threads[thread].push(step);
+        }
+        program
+    }
+
+    fn step(&mut self, bytes: &mut Bytes<'_>, fails: bool) -> Step {
+        let engine = bytes.below(self.engines.len());
+        let variable = bytes.below(self.variables.len());
+        let how = if bytes.one_in(2) { Shutdown::Drain } else { Shutdown::Cancel };
+        let micros = 20 * bytes.below(16) as u64;
+        match bytes.below(48) {
+            0 => Step::Shutdown(engine, how, if bytes.one_in(4) { None } else { Some(micros) }),
+            1 => Step::Notify(engine),
+            2..=3 => Step::DropEngine(engine),
+            4 => Step::DropVariable(variable),
+            5 => Step::Delete(engine, variable),
+            6 => Step::Delete(self.variables[variable], variable),
+            7..=8 => Step::WaitForVar(variable, micros),
+            9 => Step::WaitForAll(engine, micros),
+            10 => Step::PollAll(engine),
+            11 => Step::Get(variable),
+            12..=13 => Step::WaitForHandle(micros),
+            14 => Step::DropHandle,
+            15..=19 => Step::UsePocket,
+            20..=23 => Step::RunOperator(engine),
+            _ => Step::Push(self.operation(None, bytes, fails, 0)),
+        }
+    }
+
+    /// A variable of `engine`.
+    fn variable(&self, engine: usize, bytes: &mut Bytes<'_>) -> usize {
+        let own: Vec<_> = (0..self.variables.len()).filter(|&variable| self.variables[variable] == engine).collect();
+        bytes.pick(&own)
+    }
+
+    fn operation(&mut self, engine: Option<usize>, bytes: &mut Bytes<'_>, fails: bool, depth: usize) -> usize {
+        let is_inner = engine.is_some();
+        let engine = engine.unwrap_or_else(|| bytes.below(self.engines.len()));
+        let (reads, writes) = (self.variable(engine, bytes), self.variable(engine, bytes));
+        // Now and then a variable of another engine.
+        let reads = if !is_inner && bytes.below(32) == 31 { bytes.below(self.variables.len()) } else { reads };
+        let kind = bytes.pick(&[
+            Kind::Sync,
+            Kind::Sync,
+            Kind::Submit,
+            Kind::Submit,
+            Kind::Early,
+            Kind::Elsewhere,
+            Kind::Pocket,
+        ]);
+        let ends = match bytes.below(16) {
+            0 if fails => Ends::Error,
+            1 if fails => Ends::Panic,
+            2 if fails => Ends::Lost,
+            _ => Ends::Well,
+        };
+        let property = bytes.pick(&[
+            Property::Normal,
+            Property::Normal,
+            Property::CopyToGpu,
+            Property::CpuPrioritized,
+            Property::Async,
+            Property::DeleteVar,
+        ]);
+        // A handle dropped outside its operation may be the last one, and wait for what only other threads can do.
+        let keeps_engine = matches!(kind, Kind::Sync | Kind::Submit) && bytes.one_in(6);
+        let id = self.operations.len();
+        let inner = Vec::new();
+        self.operations.push(Operation { engine, reads, writes, kind, ends, property, keeps_engine, inner });
+        let count = if kind == Kind::Submit || depth > 2 || bytes.is_exhausted() { 0 } else { bytes.below(3) };
+        for _ in 0..count {
+            let inner = match bytes.below(16) {
+                0 => Inner::Shutdown(if bytes.one_in(2) { Shutdown::Drain } else { Shutdown::Cancel }),
+                1 => Inner::Notify,
+                2..=4 => Inner::Wait(self.variable(engine, bytes), 20 * bytes.below(16) as u64),
+                5..=7 => Inner::Yield,
+                _ => Inner::Push(self.operation(Some(engine), bytes, fails, depth + 1)),
+            };
+            self.operations[id].inner.push(inner);
+        }
+        id
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- the run ----
+
+#[derive(Default)]
+struct Record {
+    accepted: AtomicU32,
+    runs: AtomicU32,
+    told: AtomicU32,
+}
+
+#[derive(Default)]
+struct State {
+    /// Somebody has begun, or is about to begin, a shutdown; one that cancels.
+    begun: AtomicBool,
+    cancelled: AtomicBool,
+    operator_accepted: AtomicU32,
+    operator_runs: AtomicU32,
+}
+
+struct World {
+    program: Program,
+    records: Vec<Record>,
+    engines: Vec<State>,
+    /// By variable: somebody has deleted it, or is about to.
+    deleted: Vec<AtomicBool>,
+    /// By variable: how often the function of a deletion was accepted, and ran.
+    deletions: Vec<(AtomicU32, AtomicU32)>,
+    pocket: Mutex<Vec<(Completion, Ends)>>,
+    violations: Mutex<Vec<String>>,
+    drops: Drops,
+    at: Vec<AtomicUsize>,
+    phase: Mutex<String>,
+}
+
+/// What all threads are given. Clones of engines are handles.
+#[derive(Clone)]
+struct Hands {
+    engines: Vec<Option<Engine>>,
+    variables: Vec<Option<Var<Droppable>>>,
+    operators: Vec<Operator>,
+}
+
+type Submitted = (usize, OpHandle<Droppable>);
+
+fn use_completion(done: Completion, ends: Ends) {
+    match ends {
+        Ends::Well | Ends::Panic => done.complete(),
+        Ends::Error => done.fail(PLANNED),
+        Ends::Lost => drop(done),
+    }
+}
+
+impl World {
+    fn violation(&self, what: String) {
+        lock(&self.violations).push(what);
+    }
+
+    fn notes_shutdown(&self, engine: usize, how: Shutdown) {
+        if how == Shutdown::Cancel {
+            self.engines[engine].cancelled.store(true, SeqCst);
+        }
+        self.engines[engine].begun.store(true, SeqCst);
+    }
+
+    /// What of the function remains the same in all kinds.
+    fn body(self: &Arc<Self>, id: usize, cx: Option<(&RunContext<'_>, &Hands)>) {
+        let operation = &self.program.operations[id];
+        self.records[id].runs.fetch_add(1, SeqCst);
+        let Some((cx, hands)) = cx else { return };
+        let engine = cx.engine();
+        for &inner in &operation.inner {
+            match inner {
+                Inner::Yield => thread::yield_now(),
+                Inner::Notify => {
+                    self.notes_shutdown(operation.engine, Shutdown::Cancel);
+                    engine.notify_shutdown();
+                }
+                Inner::Shutdown(how) => {
+                    self.notes_shutdown(operation.engine, how);
+                    let result = engine.shutdown(how, Some(Duration::ZERO));
+                    // Once its completion was used the operation is over, and anything may be left.
+                    let fine = operation.kind != Kind::Sync || result == Err(ShutdownError::InsideOperation);
+                    if !fine {
+                        self.violation(format!("a shutdown inside operation {id} gave {result:?}"));
+                    }
+                }
+                Inner::Wait(variable, micros) => {
+                    if let Some(variable) = &hands.variables[variable] {
+                        let limit = Duration::from_micros(micros);
+                        // Whatever comes of it, in bounded time.
+                        let _ = engine.wait_for_var_timeout(variable, limit);
+                    }
+                }
+                Inner::Push(child) => {
+                    let result = self.push(child, &engine, hands);
+                    let state = &self.engines[operation.engine];
+                    // After a completion was used, its function is no operation any more.
+                    let is_over = operation.kind == Kind::Early && state.begun.load(SeqCst);
+                    let excuse = state.cancelled.load(SeqCst) || is_over;
+                    if result.is_err_and(|refusal| refusal == PushError::ShutDown) && !excuse {
+                        self.violation(format!("operation {id} was refused a push"));
+                    }
+                }
+            }
+        }
+    }
+
+    fn end(&self, id: usize) -> Result<(), String> {
+        match self.program.operations[id].ends {
+            Ends::Well => Ok(()),
+            Ends::Error | Ends::Lost => Err(PLANNED.to_owned()),
+            Ends::Panic => panic!("as planned: in an operation"),
+        }
+    }
+
+    fn push(self: &Arc<Self>, id: usize, engine: &Engine, hands: &Hands) -> Result<Option<Submitted>, PushError> {
+        let operation = &self.program.operations[id];
+        let (Some(reads), Some(writes)) = (&hands.variables[operation.reads], &hands.variables[operation.writes])
+        else {
+            return Ok(None);
+        };
+        let (world, drop_once) = (Arc::clone(self), self.drops.make());
+        // Those of the engine's own operations keep nothing but the variables.
+        let mut inside = hands.clone();
+        inside.engines.clear();
+        let kept = operation.keeps_engine.then(|| hands.engines.get(operation.engine).cloned()).flatten();
+        let builder = engine.op("").property(operation.property);
+        let result = match operation.kind {
+            Kind::Submit => {
+                let body = move |drop_once: Droppable| {
+                    world.body(id, None);
+                    drop(kept);
+                    drop_once.touch();
+                    world.end(id).map(|()| drop_once)
+                };
+                let handle = if operation.reads == operation.writes {
+                    builder.try_submit(writes.write(), move |value| {
+                        value.touch();
+                        body(drop_once)
+                    })
+                } else {
+                    builder.try_submit((reads.read(), writes.write()), move |(from, to)| {
+                        *to = from.clone();
+                        body(drop_once)
+                    })
+                };
+                handle.map(|handle| Some((id, handle)))
+            }
+            Kind::Sync => {
+                let pushed = builder.reads([&**reads]).writes([&**writes]).push_sync(move |cx| {
+                    drop_once.touch();
+                    world.body(id, Some((cx, &inside)));
+                    drop(kept);
+                    world.end(id)
+                });
+                pushed.map(|()| None)
+            }
+            Kind::Early | Kind::Elsewhere | Kind::Pocket => {
+                let pushed = builder.reads([&**reads]).writes([&**writes]).push_async(move |cx, done| {
+                    let operation = &world.program.operations[id];
+                    let (ends, kind) = (operation.ends, operation.kind);
+                    drop_once.touch();
+                    if ends == Ends::Panic {
+                        world.body(id, None);
+                        return world.end(id);
+                    }
+                    if kind == Kind::Early {
+                        use_completion(done, ends);
+                        world.body(id, Some((cx, &inside)));
+                        return Ok(());
+                    }
+                    world.body(id, Some((cx, &inside)));
+                    // Before the end: the program may be over then.
+                    drop(drop_once);
+                    if kind == Kind::Elsewhere {
+                        elsewhere(move || use_completion(done, ends));
+                    } else {
+                        lock(&world.pocket).push((done, ends));
+                    }
+                    Ok(())
+                });
+                pushed.map(|()| None)
+            }
+        };
+        if result.is_ok() {
+            self.records[id].accepted.fetch_add(1, SeqCst);
+        }
+        let deleted = |variable: usize| self.deleted[variable].load(SeqCst);
+        let fine = match &result {
+            Err(PushError::DeletedVariable) => deleted(operation.reads) || deleted(operation.writes),
+            Err(PushError::ForeignVariable) => self.program.variables[operation.reads] != operation.engine,
+            Err(PushError::ShutDown) => self.engines[operation.engine].begun.load(SeqCst),
+            Err(_) => false,
+            Ok(_) => self.program.variables[operation.reads] == operation.engine,
+        };
+        if !fine {
+            self.violation(format!("the push of operation {id} gave {:?}", result.as_ref().map(drop)));
+        }
+        result
+    }
+}
+
+/// What one thread of a program does.
+struct Actor {
+    world: Arc<World>,
+    number: usize,
+    hands: Hands,
+    handles: Vec<Submitted>,
+    /// Per engine: this thread has begun a shutdown.
+    has_shut: Vec<bool>,
+}
+
+impl Actor {
+    fn run(mut self) -> Vec<Submitted> {
+        let world = Arc::clone(&self.world);
+        for (index, &step) in world.program.threads[self.number].iter().enumerate() {
+            // Relaxed: for people.
+            world.at[self.number].store(index, Relaxed);
+            self.step(step);
+        }
+        // Relaxed: as above.
+        world.at[self.number].store(usize::MAX, Relaxed);
+        self.handles
+    }
+
+    fn step(&mut self, step: Step) {
+        let world = Arc::clone(&self.world);
+        let micros = Duration::from_micros;
+        match step {
+            Step::Push(id) => {
+                let number = world.program.operations[id].engine;
+                let Some(engine) = self.hands.engines[number].clone() else { return };
+                if let Ok(handle) = world.push(id, &engine, &self.hands) {
+                    // If the thread has no handles of the variables any more, nothing was pushed.
+                    if world.records[id].accepted.load(SeqCst) > 0 && self.has_shut[number] {
+                        world.violation(format!("operation {id} was accepted after a shutdown"));
+                    }
+                    self.handles.extend(handle);
+                }
+            }
+            Step::RunOperator(engine) => {
+                let state = &world.engines[engine];
+                match self.hands.operators[engine].push() {
+                    Ok(()) if self.has_shut[engine] => {
+                        world.violation("an operator was pushed after a shutdown".to_owned());
+                    }
+                    Ok(()) => drop(state.operator_accepted.fetch_add(1, SeqCst)),
+                    Err(_) => {}
+                }
+            }
+            Step::Shutdown(number, how, limit) => {
+                if let Some(engine) = &self.hands.engines[number] {
+                    world.notes_shutdown(number, how);
+                    let result = engine.shutdown(how, limit.map(micros));
+                    self.has_shut[number] = true;
+                    if !matches!((result, limit), (Ok(()), _) | (Err(ShutdownError::TimedOut), Some(_))) {
+                        world.violation(format!("a shutdown of engine {number} gave {result:?}"));
+                    }
+                }
+            }
+            Step::Notify(number) => {
+                if let Some(engine) = &self.hands.engines[number] {
+                    world.notes_shutdown(number, Shutdown::Cancel);
+                    engine.notify_shutdown();
+                    self.has_shut[number] = true;
+                }
+            }
+            Step::DropEngine(number) => {
+                // It may be the last one, but for those that operations have.
+                world.engines[number].begun.store(true, SeqCst);
+                self.hands.engines[number] = None;
+            }
+            Step::DropVariable(variable) => self.hands.variables[variable] = None,
+            Step::Delete(number, variable) => {
+                if let (Some(engine), Some(token)) = (&self.hands.engines[number], &self.hands.variables[variable]) {
+                    world.deleted[variable].store(true, SeqCst);
+                    let (own, drop_once) = (Arc::clone(&world), world.drops.make());
+                    let result = engine.delete_variable(token, move |_| {
+                        drop_once.touch();
+                        own.deletions[variable].1.fetch_add(1, SeqCst);
+                    });
+                    let is_own = world.program.variables[variable] == number;
+                    match result {
+                        Ok(()) if is_own => drop(world.deletions[variable].0.fetch_add(1, SeqCst)),
+                        Err(PushError::ForeignVariable) if !is_own => {}
+                        Err(PushError::DeletedVariable) if is_own => {}
+                        other => world.violation(format!("a deletion of variable {variable} gave {other:?}")),
+                    }
+                }
+            }
+            Step::WaitForVar(variable, limit) => {
+                let number = world.program.variables[variable];
+                if let (Some(engine), Some(token)) = (&self.hands.engines[number], &self.hands.variables[variable]) {
+                    self.check_wait(number, engine.wait_for_var_timeout(token, micros(limit)));
+                }
+            }
+            Step::WaitForAll(number, limit) => {
+                if let Some(engine) = &self.hands.engines[number] {
+                    self.check_wait(number, engine.wait_for_all_timeout(micros(limit)));
+                }
+            }
+            Step::PollAll(number) => {
+                if let Some(engine) = &self.hands.engines[number] {
+                    // Given up at once, whatever it said.
+                    let _ = poll_once(&mut Box::pin(engine.wait_for_all_async()));
+                }
+            }
+            Step::Get(variable) => {
+                let number = world.program.variables[variable];
+                if let (Some(engine), Some(token)) = (&self.hands.engines[number], &self.hands.variables[variable]) {
+                    let result = engine.get(token).map(|value| value.touch());
+                    match result {
+                        Err(WaitError::Refused(PushError::DeletedVariable)) if world.deleted[variable].load(SeqCst) => {
+                        }
+                        result => self.check_wait(number, result),
+                    }
+                }
+            }
+            Step::WaitForHandle(limit) => {
+                if let Some((id, mut handle)) = self.handles.pop() {
+                    match handle.wait_timeout(micros(limit)) {
+                        Err(WaitError::TimedOut) => self.handles.push((id, handle)),
+                        result => world.tell(id, result),
+                    }
+                }
+            }
+            Step::DropHandle => drop(self.handles.pop()),
+            Step::UsePocket => {
+                let taken = lock(&world.pocket).pop();
+                if let Some((done, ends)) = taken {
+                    use_completion(done, ends);
+                }
+            }
+        }
+    }
+
+    fn check_wait(&self, engine: usize, result: Result<(), WaitError>) {
+        match result {
+            Ok(()) | Err(WaitError::TimedOut) => {}
+            Err(WaitError::Failed(failure)) => self.world.check_cause(engine, failure.cause()),
+            Err(error) => self.world.violation(format!("a wait on engine {engine} gave {error}")),
+        }
+    }
+}
+
+impl World {
+    /// Whether operations of an engine fail on purpose.
+    fn fails(&self, engine: usize) -> bool {
+        self.program.operations.iter().any(|operation| operation.engine == engine && operation.ends != Ends::Well)
+    }
+
+    fn check_cause(&self, engine: usize, cause: &Cause) {
+        let fine = match cause {
+            Cause::Cancelled => self.engines[engine].cancelled.load(SeqCst),
+            Cause::Error(error) => self.fails(engine) && error.to_string() == PLANNED,
+            Cause::Panic(Some(message)) => self.fails(engine) && message.starts_with(PLANNED),
+            Cause::LostCompletion => self.fails(engine),
+            _ => false,
+        };
+        if !fine {
+            self.violation(format!("an operation of engine {engine} failed: {cause}"));
+        }
+    }
+
+    /// What a handle says of its operation.
+    fn tell(&self, id: usize, result: Result<Droppable, WaitError>) {
+        let operation = &self.program.operations[id];
+        let ran = self.records[id].runs.load(SeqCst) == 1 && operation.ends == Ends::Well;
+        match result {
+            Ok(value) if ran => value.touch(),
+            Err(WaitError::Failed(failure)) if !ran => self.check_cause(operation.engine, failure.cause()),
+            other => {
+                let other = other.map(drop);
+                self.violation(format!("the handle of operation {id}, which ran well: {ran}, gave {other:?}"));
+            }
+        }
+        self.records[id].told.fetch_add(1, SeqCst);
+    }
+
+    fn enter(&self, phase: &str) {
+        phase.clone_into(&mut lock(&self.phase));
+    }
+
+    fn position(&self) -> String {
+        let records = self.records.iter().map(|record| {
+            let load = |count: &AtomicU32| count.load(SeqCst);
+            (load(&record.accepted), load(&record.runs), load(&record.told))
+        });
+        let engines = self.engines.iter().map(|state| (state.begun.load(SeqCst), state.cancelled.load(SeqCst)));
+        format!(
+            "the main thread: {}\nthe others are at steps {:?}\noperations (accepted, run, told): {:?}\nengines \
+             (shutting down, cancelled): {:?}\n{} made, {} dropped\n{:#?}",
+            *lock(&self.phase),
+            self.at,
+            records.collect::<Vec<_>>(),
+            engines.collect::<Vec<_>>(),
+            self.drops.made(),
+            self.drops.dropped(),
+            self.program
+        )
+    }
+
+    /// Uses what is in the pocket, a little at a time.
+    fn use_pocket(&self) {
+        let taken = lock(&self.pocket).pop();
+        if let Some((done, ends)) = taken {
+            use_completion(done, ends);
+        }
+        thread::sleep(Duration::from_micros(100));
+    }
+
+    /// What must hold when nothing runs any more.
+    fn check(&self) -> Result<(), String> {
+        for (id, record) in self.records.iter().enumerate() {
+            let (accepted, runs) = (record.accepted.load(SeqCst), record.runs.load(SeqCst));
+            let engine = self.program.operations[id].engine;
+            let all_run = !self.engines[engine].cancelled.load(SeqCst) && !self.fails(engine);
+            if runs > accepted || all_run && runs < accepted {
+                return Err(format!("operation {id} was accepted {accepted} times and ran {runs} times"));
+            }
+        }
+        for (engine, state) in self.engines.iter().enumerate() {
+            let (accepted, runs) = (state.operator_accepted.load(SeqCst), state.operator_runs.load(SeqCst));
+            let all_run = !state.cancelled.load(SeqCst) && !self.fails(engine);
+            if runs > accepted || all_run && runs < accepted {
+                return Err(format!("operator {engine} was accepted {accepted} times and ran {runs} times"));
+            }
+        }
+        for (variable, (accepted, runs)) in self.deletions.iter().enumerate() {
+            let (accepted, runs) = (accepted.load(SeqCst), runs.load(SeqCst));
+            if accepted != runs || accepted > 1 {
+                return Err(format!("deletion of variable {variable}: accepted {accepted} times, ran {runs} times"));
+            }
+        }
+        self.drops.check()
+    }
+}
+
+fn make(world: &Arc<World>) -> Result<Hands, String> {
+    let mut hands = Hands { engines: Vec::new(), variables: Vec::new(), operators: Vec::new() };
+    let mut engines = Vec::new();
+    for (plan, _) in &world.program.engines {
+        engines.push(plan.clone().build().map_err(|error| error.to_string())?);
+    }
+    for &engine in &world.program.variables {
+        hands.variables.push(Some(engines[engine].var(world.drops.make())));
+    }
+    for (number, engine) in engines.iter().enumerate() {
+        let (own, drop_once) = (Arc::clone(world), world.drops.make());
+        // The first two variables of the engine.
+        let all = world.program.variables.iter().zip(&hands.variables);
+        let of_engine: Vec<_> = all.filter(|(own, _)| **own == number).filter_map(|(_, var)| var.as_ref()).collect();
+        let operator =
+            engine.op("operator").operator((of_engine[0].read(), of_engine[1].write()), move |(from, to)| {
+                drop_once.touch();
+                own.engines[number].operator_runs.fetch_add(1, SeqCst);
+                *to = from.clone();
+            });
+        hands.operators.push(operator.map_err(|error| error.to_string())?);
+    }
+    hands.engines = engines.into_iter().map(Some).collect();
+    Ok(hands)
+}
+
+fn end_engines(world: &Arc<World>, engines: Vec<Option<Engine>>) {
+    for (number, (engine, (_, end))) in engines.into_iter().zip(&world.program.engines).enumerate() {
+        let Some(engine) = engine else { continue };
+        world.enter(&format!("ends engine {number}, {end:?}"));
+        match *end {
+            End::Shutdown(how) => {
+                world.notes_shutdown(number, how);
+                if let Err(error) = engine.shutdown(how, None) {
+                    world.violation(format!("the last shutdown of engine {number} gave {error}"));
+                }
+            }
+            End::Impatient(how) => {
+                world.notes_shutdown(number, how);
+                // The drop waits for what this does not.
+                let _ = engine.shutdown(how, Some(Duration::ZERO));
+            }
+            End::Drop => world.engines[number].begun.store(true, SeqCst),
+        }
+        drop(engine);
+    }
+}
+
+pub fn lifecycle(data: &[u8]) {
+    watched("lifecycle", data, |watch| {
+        let program = Program::decode(&mut Bytes::new(data));
+        let world = Arc::new(World {
+            records: program.operations.iter().map(|_| Record::default()).collect(),
+            engines: program.engines.iter().map(|_| State::default()).collect(),
+            deleted: program.variables.iter().map(|_| AtomicBool::new(false)).collect(),
+            deletions: program.variables.iter().map(|_| Default::default()).collect(),
+            pocket: Mutex::default(),
+            violations: Mutex::default(),
+            drops: Drops::new(),
+            at: program.threads.iter().map(|_| AtomicUsize::new(0)).collect(),
+            phase: Mutex::default(),
+            program,
+        });
+        let shown = Arc::clone(&world);
+        watch.explain(move || shown.position());
+        run(&world).map_err(|error| format!("{error}\n{}", world.position()))
+    });
+}
+
+fn run(world: &Arc<World>) -> Result<(), String> {
+    let mut hands = make(world)?;
+    let threads: Vec<_> = (0..world.program.threads.len())
+        .map(|number| {
+            let (world, hands) = (Arc::clone(world), hands.clone());
+            let has_shut = vec![false; hands.engines.len()];
+            thread::spawn(move || Actor { world, number, hands, handles: Vec::new(), has_shut }.run())
+        })
+        .collect();
+    let engines = if world.program.lets_go { std::mem::take(&mut hands.engines) } else { Vec::new() };
+    if world.program.lets_go {
+        // From here on each engine ends when the others have dropped it, which may be inside an operation.
+        world.engines.iter().for_each(|state| state.begun.store(true, SeqCst));
+    }
+    // Not here: the drop may wait, and this thread has to use what is in the pocket.
+    let letting_go = thread::spawn(move || drop(engines));
+    world.enter("waits for the threads");
+    while !letting_go.is_finished() || !threads.iter().all(thread::JoinHandle::is_finished) {
+        world.use_pocket();
+    }
+    letting_go.join().map_err(|_| "the drop of an engine panicked")?;
+    let mut handles: Vec<Submitted> = Vec::new();
+    for thread in threads {
+        handles.extend(thread.join().map_err(|_| "a thread of the program panicked")?);
+    }
+    let Hands { engines, variables, operators } = hands;
+    // The engines end on a thread of their own, while this one uses what is in the pocket.
+    let own = Arc::clone(world);
+    let waits_first = world.program.waits_first;
+    let ending = thread::spawn(move || {
+        let tell = |handles: &mut Vec<Submitted>| {
+            own.enter("waits for handles");
+            for (id, handle) in handles.drain(..) {
+                own.tell(id, handle.wait());
+            }
+        };
+        if waits_first {
+            tell(&mut handles);
+        }
+        end_engines(&own, engines);
+        tell(&mut handles);
+    });
+    while !ending.is_finished() || !lock(&world.pocket).is_empty() {
+        world.use_pocket();
+    }
+    ending.join().map_err(|_| "the thread that ends the engines panicked")?;
+
+    world.enter("uses what outlives the engines");
+    for (number, (operator, (_, end))) in operators.iter().zip(&world.program.engines).enumerate() {
+        // An operation that still has a handle of its engine keeps it open, unless there was a shutdown.
+        let is_shut = !world.program.lets_go && !matches!(end, End::Drop);
+        match operator.push() {
+            Ok(()) if is_shut => world.violation(format!("operator {number} was pushed after the engine")),
+            Ok(()) => drop(world.engines[number].operator_accepted.fetch_add(1, SeqCst)),
+            Err(_) => {}
+        }
+    }
+    drop((operators, variables));
+    world.enter("waits until everything is gone");
+    // Where the last handle was dropped inside an operation, the end goes on in the background.
+    let mut looks = 0;
+    while let Err(error) = world.check() {
+        looks += 1;
+        if looks > 5_000 {
+            return Err(error);
+        }
+        thread::sleep(Duration::from_millis(1));
+        world.use_pocket();
+    }
+    match lock(&world.violations).first() {
+        None => Ok(()),
+        Some(violation) => Err(violation.clone()),
+    }
+}

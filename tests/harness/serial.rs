@@ -1,0 +1,1138 @@
+//! The targets `push` and `typed`: one thread's program on the naive engine and on a threaded one, against a model.
+//!
+//! With one pushing thread everything has one right result: what each operation saw, every value and version that was
+//! left, every failure with its cause, every refusal. Two things are not promised but the same on all engines, so the
+//! model has them as well: of several failed variables an operation passes the failure of the oldest variable on, and a
+//! failed variable keeps the failure that it has. `push` has mostly operations over tokens and all ways to complete
+//! them, `typed` mostly operations over typed variables in many shapes, aliased ones among them.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    panic::panic_any,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    task::Poll,
+    thread,
+    time::Duration,
+};
+
+use raddle::{
+    Builder, Completion, Context, Engine, EngineKind, OpBuilder, OpError, Operator, Property, PushError, Shutdown,
+    Token, Var, WaitError,
+};
+
+use super::{
+    Bytes, PLANNED, Planned, Watch, elsewhere, engine_plan,
+    shapes::{self, Content, Narrow, Ref, SHAPES, Submitted, Wide},
+    watched,
+};
+use crate::common::{
+    Droppable, Drops, PanicsOnDrop, THREADED, block_on, lock, poll_once,
+    program::{Access, Finish, Source},
+};
+
+// ------------------------------------------------------------------------------------------------- programs ----
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    Bare,
+    Narrow,
+    Wide,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Sync,
+    Async(Finish),
+    /// The rest are over typed variables.
+    Push,
+    Submit,
+    TrySubmit,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ends {
+    Well,
+    /// By an `Err` of the function.
+    Error,
+    PanicStr,
+    PanicString,
+    /// With a payload that is no string.
+    PanicAny,
+    /// With a payload whose drop panics.
+    PanicPanics,
+    /// By `Completion::fail`.
+    Fail,
+    /// By dropping the completion.
+    Lost,
+}
+
+#[derive(Clone, Debug)]
+struct Operation {
+    untyped: Vec<(usize, Access)>,
+    /// The variables of the shape.
+    typed: Vec<usize>,
+    shape: usize,
+    kind: Kind,
+    ends: Ends,
+    priority: i32,
+    property: Property,
+    no_skip: bool,
+    on_gpu: bool,
+    foreign: bool,
+    yields: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Wait {
+    ForVar(usize),
+    ToRead(usize),
+    ToWrite(usize),
+    Get(usize),
+    ForAll,
+    Handle(usize),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Limit {
+    None,
+    Micros(u64),
+    /// As a future that is awaited.
+    Future,
+    /// As a future that is polled once.
+    Poll,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    NewVariable,
+    Push(usize),
+    MakeOperator(usize),
+    RunOperator(usize, Option<i32>),
+    DropOperator(usize),
+    Delete {
+        variable: usize,
+        panics: bool,
+    },
+    DropVariable(usize),
+    Wait(Wait, Limit),
+    ClearError(usize),
+    /// Waits for all first.
+    ClearErrors,
+    DropHandle(usize),
+}
+
+#[derive(Debug, Default)]
+struct Program {
+    variables: Vec<Class>,
+    operations: Vec<Operation>,
+    steps: Vec<Step>,
+    /// Whether the engine is dropped without a shutdown.
+    drops_engine: bool,
+}
+
+const PRIORITIES: [i32; 8] = [0, 0, 1, -1, 6, -100, i32::MAX, i32::MIN];
+
+const PROPERTIES: [Property; 9] = [
+    Property::Normal,
+    Property::Normal,
+    Property::CopyFromGpu,
+    Property::CopyToGpu,
+    Property::CpuPrioritized,
+    Property::GpuPrioritized,
+    Property::Async,
+    Property::DeleteVar,
+    Property::NoSkip,
+];
+
+const MOST_VARIABLES: usize = 12;
+const MOST_STEPS: usize = 120;
+
+impl Program {
+    fn decode(bytes: &mut Bytes<'_>, is_typed: bool) -> Self {
+        let mut program = Self { drops_engine: bytes.one_in(2), ..Self::default() };
+        // Variables that were not dropped, operators and handles.
+        let (mut live, mut operators, mut handles) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..1 + bytes.below(6) {
+            program.add_variable(&mut live, is_typed, bytes);
+        }
+        while !bytes.is_exhausted() && program.steps.len() < MOST_STEPS {
+            if live.is_empty() {
+                program.add_variable(&mut live, is_typed, bytes);
+            }
+            let variable = bytes.pick(&live);
+            let step = match bytes.below(24) {
+                0 if program.variables.len() < MOST_VARIABLES => {
+                    program.add_variable(&mut live, is_typed, bytes);
+                    continue;
+                }
+                1 if bytes.one_in(2) => Step::Delete { variable, panics: bytes.one_in(4) },
+                1 => {
+                    live.retain(|&other| other != variable);
+                    Step::DropVariable(variable)
+                }
+                2 => Step::ClearError(variable),
+                3 => Step::ClearErrors,
+                4..=5 => {
+                    let limit = match bytes.below(6) {
+                        0..=2 => Limit::None,
+                        3 => Limit::Micros(bytes.below(100) as u64),
+                        4 => Limit::Future,
+                        _ => Limit::Poll,
+                    };
+                    let wait = match bytes.below(6) {
+                        0 => Wait::ForVar(variable),
+                        1 => Wait::ToRead(variable),
+                        2 => Wait::ToWrite(variable),
+                        3 if program.variables[variable] != Class::Bare => Wait::Get(variable),
+                        4 => Wait::ForAll,
+                        _ => match take_one(&mut handles, bytes) {
+                            Some(handle) => Wait::Handle(handle),
+                            None => Wait::ForVar(variable),
+                        },
+                    };
+                    Step::Wait(wait, limit)
+                }
+                6 => match take_one(&mut handles, bytes) {
+                    Some(handle) => Step::DropHandle(handle),
+                    None => continue,
+                },
+                7 => {
+                    let id = program.add_operation(&live, is_typed, bytes);
+                    // The functions of operators return no values, and their runs name no foreign variables.
+                    let operation = &mut program.operations[id];
+                    if matches!(operation.kind, Kind::Submit | Kind::TrySubmit) {
+                        operation.kind = Kind::Push;
+                    }
+                    operators.push(id);
+                    Step::MakeOperator(id)
+                }
+                8..=10 if !operators.is_empty() => {
+                    let priority = if bytes.one_in(2) { Some(bytes.pick(&PRIORITIES)) } else { None };
+                    Step::RunOperator(bytes.pick(&operators), priority)
+                }
+                11 if bytes.one_in(4) => match take_one(&mut operators, bytes) {
+                    Some(operator) => Step::DropOperator(operator),
+                    None => continue,
+                },
+                _ => {
+                    let id = program.add_operation(&live, is_typed, bytes);
+                    if matches!(program.operations[id].kind, Kind::Submit | Kind::TrySubmit) {
+                        handles.push(id);
+                    }
+                    Step::Push(id)
+                }
+            };
+            program.steps.push(step);
+        }
+        program
+    }
+
+    fn add_variable(&mut self, live: &mut Vec<usize>, is_typed: bool, bytes: &mut Bytes<'_>) {
+        let class = match bytes.below(8) {
+            0..=3 if is_typed => Class::Narrow,
+            0..=4 => Class::Bare,
+            5..=6 => Class::Narrow,
+            _ => Class::Wide,
+        };
+        live.push(self.variables.len());
+        self.variables.push(class);
+        self.steps.push(Step::NewVariable);
+    }
+
+    fn add_operation(&mut self, live: &[usize], is_typed: bool, bytes: &mut Bytes<'_>) -> usize {
+        let finish = if bytes.one_in(2) { Finish::Inside } else { Finish::Elsewhere };
+        let kind = match (bytes.below(8), is_typed) {
+            (0, _) | (1..=2, false) => Kind::Sync,
+            (1, _) | (3..=5, false) => Kind::Async(finish),
+            (2..=3, true) => Kind::Push,
+            (4..=5, true) | (6, false) => Kind::Submit,
+            _ => Kind::TrySubmit,
+        };
+        let ends = match bytes.below(24) {
+            0 => Ends::Error,
+            1 => Ends::PanicStr,
+            2 => Ends::PanicString,
+            3 => Ends::PanicAny,
+            4 => Ends::PanicPanics,
+            5 => Ends::Fail,
+            6 => Ends::Lost,
+            _ => Ends::Well,
+        };
+        let ends = match (ends, kind) {
+            (Ends::Fail | Ends::Lost, kind) if !matches!(kind, Kind::Async(_)) => Ends::Error,
+            (ends, _) => ends,
+        };
+        let count = bytes.below(if is_typed { 3 } else { 6 });
+        let untyped =
+            (0..count).map(|_| (bytes.pick(live), bytes.pick(&[Access::Read, Access::Write, Access::Overwrite])));
+        let untyped = untyped.collect();
+        let (mut shape, mut typed) = (0, Vec::new());
+        if matches!(kind, Kind::Push | Kind::Submit | Kind::TrySubmit) {
+            shape = bytes.below(SHAPES.len());
+            let may_alias = bytes.one_in(4);
+            for &(wide, access) in SHAPES[shape] {
+                let class = if wide { Class::Wide } else { Class::Narrow };
+                let fits = |&variable: &usize| {
+                    let is_shared = access == Access::Read && !may_alias;
+                    self.variables[variable] == class
+                        && (may_alias
+                            || !typed.contains(&variable)
+                            // What is only read may be named again.
+                            || is_shared && typed.iter().zip(SHAPES[shape]).all(|(&own, &(_, access))| {
+                                own != variable || access == Access::Read
+                            }))
+                };
+                let candidates: Vec<usize> = live.iter().copied().filter(fits).collect();
+                if candidates.is_empty() {
+                    (shape, typed) = (0, Vec::new());
+                    break;
+                }
+                typed.push(bytes.pick(&candidates));
+            }
+        }
+        self.operations.push(Operation {
+            untyped,
+            typed,
+            shape,
+            kind,
+            ends,
+            priority: bytes.pick(&PRIORITIES),
+            property: bytes.pick(&PROPERTIES),
+            no_skip: bytes.one_in(12),
+            on_gpu: bytes.below(64) == 63,
+            foreign: bytes.below(64) == 63,
+            yields: bytes.below(16).saturating_sub(11),
+        });
+        self.operations.len() - 1
+    }
+}
+
+fn take_one(all: &mut Vec<usize>, bytes: &mut Bytes<'_>) -> Option<usize> {
+    if all.is_empty() { None } else { Some(all.swap_remove(bytes.below(all.len()))) }
+}
+
+impl Operation {
+    fn typed_accesses(&self) -> impl Iterator<Item = (usize, Access)> + '_ {
+        self.typed.iter().zip(SHAPES[self.shape]).map(|(&variable, &(_, access))| (variable, access))
+    }
+
+    /// What the operation does to each variable it names, in the order of the variables' age.
+    fn effective(&self) -> BTreeMap<usize, Access> {
+        let mut all = BTreeMap::new();
+        for (variable, access) in self.untyped.iter().copied().chain(self.typed_accesses()) {
+            let known = all.entry(variable).or_insert(access);
+            if *known != access {
+                *known = Access::Write;
+            }
+        }
+        all
+    }
+
+    fn is_aliased(&self) -> bool {
+        let all: Vec<_> = self.typed_accesses().collect();
+        all.iter().enumerate().any(|(index, &(variable, access))| {
+            all[..index]
+                .iter()
+                .any(|&(other, before)| other == variable && (access != Access::Read || before != Access::Read))
+        })
+    }
+
+    fn is_never_skipped(&self) -> bool {
+        self.no_skip || matches!(self.property, Property::NoSkip | Property::DeleteVar)
+    }
+
+    /// What the failure of the operation shows.
+    fn failure(&self, id: usize) -> String {
+        let cause = match self.ends {
+            Ends::Well => "it did not fail".to_owned(),
+            Ends::Error if self.kind == Kind::Submit => format!("it panicked: {PLANNED}{id}"),
+            Ends::Error | Ends::Fail => format!("{PLANNED}{id}"),
+            Ends::PanicStr => "it panicked: as planned: a literal".to_owned(),
+            Ends::PanicString => format!("it panicked: {PLANNED}{id}"),
+            Ends::PanicAny | Ends::PanicPanics => "it panicked with a payload that is no string".to_owned(),
+            Ends::Lost => "its completion was dropped unused".to_owned(),
+        };
+        format!("#{id}: {cause}")
+    }
+}
+
+const DELETION_FAILED: &str = "delete_variable: it panicked: as planned: a deletion";
+
+// ----------------------------------------------------------------------------------------------- arithmetic ----
+
+const FACTOR: u64 = 6_364_136_223_846_793_005;
+
+fn first_value(variable: usize) -> u64 {
+    (variable as u64 + 1).wrapping_mul(FACTOR)
+}
+
+fn fold(seen: u64, value: u64) -> u64 {
+    seen.wrapping_mul(FACTOR).wrapping_add(value)
+}
+
+fn written(seen: u64, old: u64, access: Access, index: usize) -> u64 {
+    let old = if access == Access::Write { old } else { 7 };
+    old.wrapping_mul(FACTOR).wrapping_add(seen).wrapping_add(index as u64)
+}
+
+// ------------------------------------------------------------------------------------------------ the model ----
+
+/// What a step gave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Answer {
+    Nothing,
+    Value(u64),
+    Failed(String),
+    Refused(PushError),
+    Cleared(usize),
+    InTime,
+    Other(String),
+}
+
+/// What a step must give.
+#[derive(Clone, Debug)]
+enum Expected {
+    Exactly(Answer),
+    /// One of these failures, or nothing if none of them is sure.
+    OneOf {
+        sure: Vec<String>,
+        maybe: Vec<String>,
+    },
+    /// So many failures cleared, and perhaps so many more.
+    Cleared(usize, usize),
+}
+
+impl Expected {
+    fn admits(&self, answer: &Answer) -> bool {
+        match (self, answer) {
+            (Self::Exactly(expected), answer) => expected == answer,
+            (Self::OneOf { sure, maybe }, Answer::Failed(failure)) => sure.contains(failure) || maybe.contains(failure),
+            (Self::OneOf { sure, .. }, Answer::Nothing) => sure.is_empty(),
+            (Self::Cleared(sure, more), Answer::Cleared(count)) => (*sure..=sure + more).contains(count),
+            _ => false,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Live,
+    Deleted,
+    /// Its last handle is gone; operators may keep it.
+    Dropped,
+}
+
+#[derive(Debug, Default)]
+struct Model {
+    standings: Vec<Standing>,
+    slots: Vec<u64>,
+    values: Vec<u64>,
+    versions: Vec<u64>,
+    /// By their numbers in `failures`.
+    failed: Vec<Option<usize>>,
+    /// What each failure shows. Two that show the same are different all the same.
+    failures: Vec<String>,
+    loose: Vec<usize>,
+    /// Failures of variables that were dropped: they are kept if nobody was told of them.
+    maybe: Vec<usize>,
+    runs: Vec<u32>,
+    seen: Vec<u64>,
+    results: HashMap<usize, Answer>,
+    operators: Vec<usize>,
+    /// By variable: the value beside it that the function of its deletion saw.
+    deletions: BTreeMap<usize, u64>,
+}
+
+impl Model {
+    fn step(&mut self, program: &Program, step: Step) -> Expected {
+        let mut answer = Answer::Nothing;
+        match step {
+            Step::NewVariable => {
+                let variable = self.standings.len();
+                self.standings.push(Standing::Live);
+                self.slots.push(first_value(variable));
+                self.values.push(first_value(variable));
+                self.versions.push(0);
+                self.failed.push(None);
+            }
+            Step::Push(id) => match self.refusal(program, id) {
+                Some(refusal) => answer = Answer::Refused(refusal),
+                None => self.run(program, id),
+            },
+            Step::MakeOperator(id) => match self.refusal(program, id) {
+                Some(refusal) => answer = Answer::Refused(refusal),
+                None => self.operators.push(id),
+            },
+            Step::RunOperator(id, _) => {
+                if !self.operators.contains(&id) {
+                    answer = Answer::Other("no such operator".to_owned());
+                } else if self.names_deleted(program, id) {
+                    answer = Answer::Refused(PushError::DeletedVariable);
+                } else {
+                    self.run(program, id);
+                }
+            }
+            Step::DropOperator(_) | Step::DropHandle(_) => {}
+            Step::Delete { variable, .. } | Step::ClearError(variable)
+                if self.standings[variable] == Standing::Deleted =>
+            {
+                answer = Answer::Refused(PushError::DeletedVariable);
+            }
+            Step::Delete { variable, panics } => {
+                self.standings[variable] = Standing::Deleted;
+                self.deletions.insert(variable, self.slots[variable]);
+                if panics {
+                    self.loose.push(self.failures.len());
+                    self.failures.push(DELETION_FAILED.to_owned());
+                }
+            }
+            Step::DropVariable(variable) => {
+                self.standings[variable] = Standing::Dropped;
+                self.maybe.extend(self.failed[variable]);
+            }
+            Step::ClearError(variable) => self.failed[variable] = None,
+            Step::ClearErrors => {
+                let expected = Expected::Cleared(self.loose.len(), self.maybe.len());
+                self.loose.clear();
+                return expected;
+            }
+            Step::Wait(Wait::ForAll, _) => return self.all(),
+            Step::Wait(Wait::Handle(id), _) => {
+                answer = self.results.get(&id).cloned().unwrap_or(Answer::Other("no such handle".to_owned()));
+            }
+            Step::Wait(Wait::Get(variable), _) => answer = self.get(variable),
+            Step::Wait(Wait::ForVar(variable) | Wait::ToRead(variable) | Wait::ToWrite(variable), _) => {
+                answer = self.wait(variable);
+            }
+        }
+        Expected::Exactly(answer)
+    }
+
+    fn get(&self, variable: usize) -> Answer {
+        match (self.standings[variable], self.failed[variable]) {
+            (Standing::Live, None) => Answer::Value(self.values[variable]),
+            (Standing::Live, Some(failure)) => Answer::Failed(self.failures[failure].clone()),
+            _ => Answer::Refused(PushError::DeletedVariable),
+        }
+    }
+
+    fn wait(&self, variable: usize) -> Answer {
+        self.failed[variable].map_or(Answer::Nothing, |failure| Answer::Failed(self.failures[failure].clone()))
+    }
+
+    fn all(&self) -> Expected {
+        let show = |numbers: Vec<usize>| numbers.into_iter().map(|number| self.failures[number].clone()).collect();
+        let on = |dropped: bool| {
+            let own = move |variable: &usize| (self.standings[*variable] == Standing::Dropped) == dropped;
+            (0..self.failed.len()).filter(own).filter_map(|variable| self.failed[variable])
+        };
+        Expected::OneOf {
+            sure: show(on(false).chain(self.loose.iter().copied()).collect()),
+            maybe: show(on(true).chain(self.maybe.iter().copied()).collect()),
+        }
+    }
+
+    fn names_deleted(&self, program: &Program, id: usize) -> bool {
+        program.operations[id].effective().keys().any(|variable| self.deletions.contains_key(variable))
+    }
+
+    fn refusal(&self, program: &Program, id: usize) -> Option<PushError> {
+        let operation = &program.operations[id];
+        if operation.on_gpu {
+            Some(PushError::NoSuchDevice(Context::Gpu(0)))
+        } else if operation.foreign {
+            Some(PushError::ForeignVariable)
+        } else if self.names_deleted(program, id) {
+            Some(PushError::DeletedVariable)
+        } else if operation.is_aliased() {
+            Some(PushError::AliasedVariable)
+        } else {
+            None
+        }
+    }
+
+    fn run(&mut self, program: &Program, id: usize) {
+        let operation = &program.operations[id];
+        let effective = operation.effective();
+        let cause = effective
+            .iter()
+            .filter(|&(_, access)| *access != Access::Overwrite)
+            .find_map(|(&variable, _)| self.failed[variable]);
+        if let (Some(failure), false) = (cause, operation.is_never_skipped()) {
+            self.fail(&effective, failure);
+            self.results.insert(id, Answer::Failed(self.failures[failure].clone()));
+            return;
+        }
+        let mut seen = id as u64 + 1;
+        for &(variable, _) in operation.untyped.iter().filter(|(_, access)| *access != Access::Overwrite) {
+            seen = fold(seen, self.slots[variable]);
+        }
+        for (variable, _) in operation.typed_accesses().filter(|(_, access)| *access != Access::Overwrite) {
+            seen = fold(seen, self.values[variable]);
+        }
+        for (index, &(variable, access)) in operation.untyped.iter().enumerate() {
+            if access != Access::Read {
+                self.slots[variable] = written(seen, self.slots[variable], access, index);
+            }
+        }
+        for (index, (variable, access)) in operation.typed_accesses().enumerate() {
+            if access != Access::Read {
+                self.values[variable] = written(seen, self.values[variable], access, index);
+            }
+        }
+        self.runs[id] += 1;
+        self.seen[id] = self.seen[id].wrapping_add(seen);
+        if operation.ends != Ends::Well {
+            let failure = self.failures.len();
+            self.failures.push(operation.failure(id));
+            self.fail(&effective, failure);
+            self.results.insert(id, Answer::Failed(self.failures[failure].clone()));
+            return;
+        }
+        self.results.insert(id, Answer::Value(seen));
+        for (&variable, &access) in effective.iter().filter(|&(_, access)| *access != Access::Read) {
+            self.versions[variable] += 1;
+            if access == Access::Overwrite {
+                self.failed[variable] = None;
+            }
+        }
+    }
+
+    fn fail(&mut self, effective: &BTreeMap<usize, Access>, failure: usize) {
+        let mut is_carried = false;
+        for (&variable, &access) in effective {
+            let failed = &mut self.failed[variable];
+            if failed.is_none() && access != Access::Read {
+                *failed = Some(failure);
+                if self.standings[variable] == Standing::Dropped {
+                    self.maybe.push(failure);
+                }
+            }
+            is_carried |= *failed == Some(failure);
+        }
+        if !is_carried {
+            self.loose.push(failure);
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------- the run ----
+
+/// A variable's handle.
+pub enum Handle {
+    Bare(Token),
+    Narrow(Var<Narrow>),
+    Wide(Var<Wide>),
+    Gone,
+}
+
+impl Handle {
+    fn token(&self) -> &Token {
+        match self {
+            Self::Bare(token) => token,
+            Self::Narrow(variable) => variable,
+            Self::Wide(variable) => variable,
+            Self::Gone => unreachable!("programs do not name variables that they have dropped"),
+        }
+    }
+
+    pub fn narrow(&self) -> &Var<Narrow> {
+        match self {
+            Self::Narrow(variable) => variable,
+            _ => unreachable!("the places of a shape have variables of their class"),
+        }
+    }
+
+    pub fn wide(&self) -> &Var<Wide> {
+        match self {
+            Self::Wide(variable) => variable,
+            _ => unreachable!("the places of a shape have variables of their class"),
+        }
+    }
+}
+
+struct World {
+    program: Arc<Program>,
+    /// Values beside the variables. Only loaded and stored, relaxed: the engine's order has to be enough.
+    slots: Vec<AtomicU64>,
+    /// Per variable: readers, or -1 for a writer.
+    holders: Vec<AtomicI64>,
+    runs: Vec<AtomicU32>,
+    /// Per operation: the sum of what its runs saw.
+    seen: Vec<AtomicU64>,
+    deletions: Mutex<BTreeMap<usize, u64>>,
+    violations: Mutex<Vec<String>>,
+    at: AtomicUsize,
+    drops: Drops,
+}
+
+/// A function of an operation.
+pub struct Run {
+    world: Arc<World>,
+    id: usize,
+    drop: Droppable,
+}
+
+impl Run {
+    fn operation(&self) -> &Operation {
+        &self.world.program.operations[self.id]
+    }
+
+    fn violation(&self, what: &str) {
+        lock(&self.world.violations).push(format!("operation {} {what}", self.id));
+    }
+
+    /// Takes the variables and gives what the operation sees of the values beside them.
+    fn enter(&self) -> u64 {
+        self.drop.touch();
+        for (variable, access) in self.operation().effective() {
+            let holders = &self.world.holders[variable];
+            // Relaxed: the engine's order has to be enough.
+            let fine = match access {
+                Access::Read => holders.fetch_add(1, Relaxed) >= 0,
+                _ => holders.swap(-1, Relaxed) == 0,
+            };
+            if !fine {
+                self.violation(&format!("shares variable {variable}"));
+            }
+        }
+        for _ in 0..self.operation().yields {
+            thread::yield_now();
+        }
+        let entries = self.operation().untyped.iter().filter(|(_, access)| *access != Access::Overwrite);
+        // Relaxed: as above.
+        entries.fold(self.id as u64 + 1, |seen, &(variable, _)| fold(seen, self.world.slots[variable].load(Relaxed)))
+    }
+
+    /// Writes the values beside the variables and gives the variables up.
+    fn leave(&self, seen: u64) {
+        let (world, id) = (&self.world, self.id);
+        for (index, &(variable, access)) in self.operation().untyped.iter().enumerate() {
+            if access != Access::Read {
+                let slot = &world.slots[variable];
+                // Relaxed: as in `enter`.
+                slot.store(written(seen, slot.load(Relaxed), access, index), Relaxed);
+            }
+        }
+        // Relaxed: looked at after a wait.
+        world.runs[id].fetch_add(1, Relaxed);
+        // Relaxed: as above.
+        world.seen[id].fetch_add(seen, Relaxed);
+        for (variable, access) in self.operation().effective() {
+            let holders = &world.holders[variable];
+            // Relaxed: as in `enter`.
+            match access {
+                Access::Read => drop(holders.fetch_sub(1, Relaxed)),
+                _ => holders.store(0, Relaxed),
+            }
+        }
+    }
+
+    fn end(&self) -> Result<(), String> {
+        match self.operation().ends {
+            Ends::Well => Ok(()),
+            Ends::Error | Ends::Fail | Ends::Lost => Err(format!("{PLANNED}{}", self.id)),
+            Ends::PanicStr => panic!("as planned: a literal"),
+            Ends::PanicString => panic!("{PLANNED}{}", self.id),
+            Ends::PanicAny => panic_any(Planned),
+            Ends::PanicPanics => panic_any(PanicsOnDrop("as planned: a payload's drop")),
+        }
+    }
+
+    fn untyped(&self) -> Result<(), String> {
+        let seen = self.enter();
+        self.leave(seen);
+        self.end()
+    }
+
+    fn asynchronous(self: Arc<Self>, done: Completion, finish: Finish) -> Result<(), String> {
+        let seen = self.enter();
+        let ends = self.operation().ends;
+        if !matches!(ends, Ends::Well | Ends::Fail | Ends::Lost) {
+            self.leave(seen);
+            return self.end();
+        }
+        let rest = move || {
+            self.leave(seen);
+            let id = self.id;
+            // Before the end: the program may be over then.
+            drop(self);
+            match ends {
+                Ends::Well => done.complete(),
+                Ends::Lost => drop(done),
+                _ => done.fail(format!("{PLANNED}{id}")),
+            }
+        };
+        match finish {
+            Finish::Inside => rest(),
+            Finish::Elsewhere => elsewhere(rest),
+        }
+        Ok(())
+    }
+
+    pub fn typed(&self, refs: Vec<Ref<'_>>) -> Result<(), String> {
+        self.with_refs(refs).1
+    }
+
+    pub fn typed_value(self, refs: Vec<Ref<'_>>) -> Result<(u64, Droppable), String> {
+        let (seen, result) = self.with_refs(refs);
+        result.map(|()| (seen, self.drop.clone()))
+    }
+
+    fn with_refs(&self, refs: Vec<Ref<'_>>) -> (u64, Result<(), String>) {
+        let mut seen = self.enter();
+        let accesses: Vec<_> = self.operation().typed_accesses().collect();
+        if accesses.len() != refs.len() {
+            self.violation("was given too many references, or too few");
+        }
+        for ((_, access), value) in accesses.iter().zip(&refs) {
+            let (Ref::Shared(value) | Ref::Exclusive(value, _)) = value;
+            let Some(value) = value else {
+                self.violation("was given a torn value");
+                continue;
+            };
+            if *access != Access::Overwrite {
+                seen = fold(seen, *value);
+            }
+        }
+        for (index, ((_, access), value)) in accesses.iter().zip(refs).enumerate() {
+            match value {
+                Ref::Exclusive(old, mut set) if *access != Access::Read => {
+                    set(written(seen, old.unwrap_or(0), *access, index));
+                }
+                Ref::Shared(_) if *access == Access::Read => {}
+                _ => self.violation("was given the wrong kind of reference"),
+            }
+        }
+        self.leave(seen);
+        (seen, self.end())
+    }
+}
+
+/// What the thread that runs a program has.
+struct Runner {
+    world: Arc<World>,
+    engine: Engine,
+    foreign: Token,
+    variables: Vec<Handle>,
+    operators: HashMap<usize, Operator>,
+    handles: HashMap<usize, Submitted>,
+}
+
+fn show(failure: &OpError) -> String {
+    format!("{}: {}", failure.name(), failure.cause())
+}
+
+fn answer<T>(result: Result<T, WaitError>, value: impl FnOnce(T) -> Answer) -> Answer {
+    match result {
+        Ok(given) => value(given),
+        Err(WaitError::Failed(failure)) => Answer::Failed(show(&failure)),
+        Err(WaitError::TimedOut) => Answer::InTime,
+        Err(WaitError::Refused(refusal)) => Answer::Refused(refusal),
+        Err(error) => Answer::Other(error.to_string()),
+    }
+}
+
+fn refused(result: Result<(), PushError>) -> Answer {
+    result.map_or_else(Answer::Refused, |()| Answer::Nothing)
+}
+
+impl Runner {
+    fn new(program: &Arc<Program>, engine: Engine, foreign: Token) -> Self {
+        let (variables, operations) = (program.variables.len(), program.operations.len());
+        let world = Arc::new(World {
+            program: Arc::clone(program),
+            slots: (0..variables).map(|variable| AtomicU64::new(first_value(variable))).collect(),
+            holders: (0..variables).map(|_| AtomicI64::new(0)).collect(),
+            runs: (0..operations).map(|_| AtomicU32::new(0)).collect(),
+            seen: (0..operations).map(|_| AtomicU64::new(0)).collect(),
+            deletions: Mutex::default(),
+            violations: Mutex::default(),
+            at: AtomicUsize::new(0),
+            drops: Drops::new(),
+        });
+        let (operators, handles) = (HashMap::new(), HashMap::new());
+        Self { world, engine, foreign, variables: Vec::new(), operators, handles }
+    }
+
+    fn run_of(&self, id: usize) -> Run {
+        Run { world: Arc::clone(&self.world), id, drop: self.world.drops.make() }
+    }
+
+    fn describe<'r>(&'r self, id: usize, operation: &Operation) -> OpBuilder<'r> {
+        let mut builder = self.engine.op(format!("#{id}")).priority(operation.priority).property(operation.property);
+        if operation.no_skip {
+            builder = builder.no_skip();
+        }
+        if operation.on_gpu {
+            builder = builder.on(Context::Gpu(0));
+        }
+        if operation.foreign {
+            builder = builder.reads([&self.foreign]);
+        }
+        for &(variable, access) in &operation.untyped {
+            let token = [self.variables[variable].token()];
+            builder = match access {
+                Access::Read => builder.reads(token),
+                Access::Write => builder.writes(token),
+                Access::Overwrite => builder.overwrites(token),
+            };
+        }
+        builder
+    }
+
+    fn push(&mut self, id: usize) -> Result<(), PushError> {
+        let program = Arc::clone(&self.world.program);
+        let operation = &program.operations[id];
+        let (builder, run) = (self.describe(id, operation), self.run_of(id));
+        let handle = match operation.kind {
+            Kind::Sync => return builder.push_sync(move |_| run.untyped()),
+            Kind::Async(finish) => {
+                return builder.push_async(move |_, done| Arc::new(run).asynchronous(done, finish));
+            }
+            Kind::Push => return shapes::push(builder, operation.shape, &operation.typed, &self.variables, run),
+            Kind::Submit => shapes::submit(builder, operation.shape, &operation.typed, &self.variables, run),
+            Kind::TrySubmit => shapes::try_submit(builder, operation.shape, &operation.typed, &self.variables, run),
+        };
+        self.handles.insert(id, handle?);
+        Ok(())
+    }
+
+    fn make_operator(&mut self, id: usize) -> Result<(), PushError> {
+        let operation = &self.world.program.operations[id];
+        let (builder, run) = (self.describe(id, operation), self.run_of(id));
+        let operator = match operation.kind {
+            Kind::Sync => builder.operator_sync(move |_| run.untyped()),
+            Kind::Async(finish) => {
+                let (world, drops) = (Arc::clone(&self.world), self.world.drops.clone());
+                builder.operator_async(move |_, done| {
+                    run.drop.touch();
+                    let run = Run { world: Arc::clone(&world), id, drop: drops.make() };
+                    Arc::new(run).asynchronous(done, finish)
+                })
+            }
+            _ => shapes::operator(builder, operation.shape, &operation.typed, &self.variables, run),
+        };
+        self.operators.insert(id, operator?);
+        Ok(())
+    }
+
+    fn step(&mut self, step: Step) -> Answer {
+        let engine = &self.engine;
+        match step {
+            Step::NewVariable => {
+                let variable = self.variables.len();
+                let (value, drop) = (first_value(variable), self.world.drops.make());
+                self.variables.push(match self.world.program.variables[variable] {
+                    Class::Bare => Handle::Bare(engine.new_var()),
+                    Class::Narrow => Handle::Narrow(engine.var(Narrow::new(value, drop))),
+                    Class::Wide => Handle::Wide(engine.var(Wide::new(value, drop))),
+                });
+                Answer::Nothing
+            }
+            Step::Push(id) => refused(self.push(id)),
+            Step::MakeOperator(id) => refused(self.make_operator(id)),
+            Step::RunOperator(id, priority) => match (self.operators.get(&id), priority) {
+                (None, _) => Answer::Other("no such operator".to_owned()),
+                (Some(operator), None) => refused(operator.push()),
+                (Some(operator), Some(priority)) => refused(operator.push_with_priority(priority)),
+            },
+            Step::DropOperator(id) => {
+                if let Some(operator) = self.operators.remove(&id) {
+                    engine.delete_operator(operator);
+                }
+                Answer::Nothing
+            }
+            Step::Delete { variable, panics } => {
+                let (world, drop) = (Arc::clone(&self.world), self.world.drops.make());
+                refused(engine.delete_variable(self.variables[variable].token(), move |_| {
+                    drop.touch();
+                    // Relaxed: the engine's order has to be enough.
+                    let seen = world.slots[variable].load(Relaxed);
+                    if lock(&world.deletions).insert(variable, seen).is_some() {
+                        lock(&world.violations).push(format!("variable {variable} was deleted twice"));
+                    }
+                    assert!(!panics, "as planned: a deletion");
+                }))
+            }
+            Step::DropVariable(variable) => {
+                self.variables[variable] = Handle::Gone;
+                Answer::Nothing
+            }
+            Step::ClearError(variable) => refused(engine.clear_error(self.variables[variable].token())),
+            Step::ClearErrors => {
+                // What it says is asked for by other steps.
+                let _ = engine.wait_for_all();
+                Answer::Cleared(engine.clear_errors().map_or(0, |(_, count)| count as usize))
+            }
+            Step::DropHandle(id) => {
+                drop(self.handles.remove(&id));
+                Answer::Nothing
+            }
+            Step::Wait(wait, limit) => self.wait(wait, limit),
+        }
+    }
+
+    fn wait(&mut self, wait: Wait, limit: Limit) -> Answer {
+        let engine = &self.engine;
+        let nothing = |()| Answer::Nothing;
+        macro_rules! wait {
+            ($variable:expr, $wait:ident, $timeout:ident, $future:ident) => {{
+                let token = self.variables[$variable].token();
+                match limit {
+                    Limit::None => answer(engine.$wait(token), nothing),
+                    Limit::Micros(limit) => answer(engine.$timeout(token, Duration::from_micros(limit)), nothing),
+                    Limit::Future => answer(block_on(engine.$future(token)), nothing),
+                    Limit::Poll => match poll_once(&mut engine.$future(token)) {
+                        Poll::Ready(result) => answer(result, nothing),
+                        Poll::Pending => Answer::InTime,
+                    },
+                }
+            }};
+        }
+        match wait {
+            Wait::ForVar(variable) => wait!(variable, wait_for_var, wait_for_var_timeout, wait_for_var_async),
+            Wait::ToRead(variable) => wait!(variable, wait_to_read, wait_to_read_timeout, wait_to_read_async),
+            Wait::ToWrite(variable) => wait!(variable, wait_to_write, wait_to_write_timeout, wait_to_write_async),
+            Wait::Get(variable) => {
+                fn value<T: Content>(value: T) -> Answer {
+                    value.get().map_or(Answer::Other("a torn value".to_owned()), Answer::Value)
+                }
+                match &self.variables[variable] {
+                    Handle::Narrow(variable) => answer(engine.get(variable), value),
+                    Handle::Wide(variable) => answer(engine.get(variable), value),
+                    _ => Answer::Other("no value".to_owned()),
+                }
+            }
+            Wait::ForAll => match limit {
+                Limit::None => answer(engine.wait_for_all(), nothing),
+                Limit::Micros(limit) => answer(engine.wait_for_all_timeout(Duration::from_micros(limit)), nothing),
+                Limit::Future => answer(block_on(engine.wait_for_all_async()), nothing),
+                Limit::Poll => match poll_once(&mut Box::pin(engine.wait_for_all_async())) {
+                    Poll::Ready(result) => answer(result, nothing),
+                    Poll::Pending => Answer::InTime,
+                },
+            },
+            Wait::Handle(id) => {
+                let Some(mut handle) = self.handles.remove(&id) else {
+                    return Answer::Other("no such handle".to_owned());
+                };
+                let value = |(seen, drop): (u64, Droppable)| {
+                    drop.touch();
+                    Answer::Value(seen)
+                };
+                match limit {
+                    Limit::None => answer(handle.wait(), value),
+                    Limit::Micros(limit) => answer(handle.wait_timeout(Duration::from_micros(limit)), value),
+                    Limit::Future => answer(block_on(handle), value),
+                    Limit::Poll => match poll_once(&mut handle) {
+                        Poll::Ready(result) => answer(result, value),
+                        Poll::Pending => Answer::InTime,
+                    },
+                }
+            }
+        }
+    }
+
+    /// Compares everything that the program has left with the model.
+    fn check_end(&mut self, model: &Model) -> Result<(), String> {
+        expect("the last wait", &model.all(), &self.wait(Wait::ForAll, Limit::None))?;
+        for (variable, &standing) in model.standings.iter().enumerate() {
+            let what = |what: &str| format!("{what} of variable {variable}");
+            // Relaxed: after the wait.
+            equal(&what("the value beside"), self.world.slots[variable].load(Relaxed), model.slots[variable])?;
+            if standing == Standing::Dropped {
+                continue;
+            }
+            let version = self.engine.version(self.variables[variable].token());
+            equal(&what("the version"), version, model.versions[variable])?;
+            let waited = self.wait(Wait::ForVar(variable), Limit::None);
+            expect(&what("a wait"), &Expected::Exactly(model.wait(variable)), &waited)?;
+            if !matches!(self.variables[variable], Handle::Bare(_)) {
+                let value = self.wait(Wait::Get(variable), Limit::None);
+                expect(&what("the value"), &Expected::Exactly(model.get(variable)), &value)?;
+            }
+        }
+        for (id, (&runs, &seen)) in model.runs.iter().zip(&model.seen).enumerate() {
+            // Relaxed: after the wait.
+            equal(&format!("the number of runs of operation {id}"), self.world.runs[id].load(Relaxed), runs)?;
+            // Relaxed: as above.
+            equal(&format!("what was seen by operation {id}"), self.world.seen[id].load(Relaxed), seen)?;
+        }
+        equal("what deletions saw", lock(&self.world.deletions).clone(), model.deletions.clone())?;
+        equal("violations", lock(&self.world.violations).clone(), Vec::new())
+    }
+}
+
+fn expect(what: &str, expected: &Expected, answer: &Answer) -> Result<(), String> {
+    if expected.admits(answer) { Ok(()) } else { Err(format!("{what} gave {answer:?}; expected is {expected:?}")) }
+}
+
+fn equal<T: PartialEq + std::fmt::Debug>(what: &str, is: T, should: T) -> Result<(), String> {
+    if is == should { Ok(()) } else { Err(format!("{what}: {is:?}, and should be {should:?}")) }
+}
+
+/// Runs a program on one engine.
+fn run(program: &Arc<Program>, plan: &Builder, watch: &Watch) -> Result<(), String> {
+    let build = |plan: Builder| plan.build().map_err(|error: raddle::BuildError| error.to_string());
+    let engine = build(plan.clone())?;
+    let abroad = build(Engine::builder().kind(EngineKind::Naive))?;
+    let foreign = abroad.new_var();
+    let mut runner = Runner::new(program, engine, foreign);
+    let (world, shown_plan) = (Arc::clone(&runner.world), plan.clone());
+    watch.explain(move || {
+        // Relaxed: for people.
+        let runs: Vec<_> = world.runs.iter().map(|runs| runs.load(Relaxed)).collect();
+        let held: Vec<_> = world.holders.iter().map(|holders| holders.load(Relaxed)).collect();
+        format!(
+            "{shown_plan:?}\nat step {}; runs by operation: {runs:?}; holders by variable: {held:?}\n{:#?}",
+            world.at.load(Relaxed),
+            world.program
+        )
+    });
+    let count = program.operations.len();
+    let mut model = Model { runs: vec![0; count], seen: vec![0; count], ..Model::default() };
+    for (index, &step) in program.steps.iter().enumerate() {
+        // Relaxed: for people.
+        runner.world.at.store(index, Relaxed);
+        let expected = model.step(program, step);
+        let answer = runner.step(step);
+        if answer == Answer::InTime && matches!(step, Step::Wait(_, Limit::Micros(_) | Limit::Poll)) {
+            continue;
+        }
+        expect(&format!("step {index}, {step:?},"), &expected, &answer)?;
+    }
+    // Relaxed: as above.
+    runner.world.at.store(program.steps.len(), Relaxed);
+    runner.check_end(&model)?;
+    let Runner { world, engine, variables, operators, handles, .. } = runner;
+    drop((variables, operators, handles));
+    if !program.drops_engine {
+        engine.shutdown(Shutdown::Drain, None).map_err(|error| error.to_string())?;
+    }
+    drop(engine);
+    world.drops.check()
+}
+
+fn compare(target: &'static str, data: &[u8], is_typed: bool) {
+    watched(target, data, |watch| {
+        let mut bytes = Bytes::new(data);
+        let threaded = engine_plan(&mut bytes, &THREADED);
+        let program = Arc::new(Program::decode(&mut bytes, is_typed));
+        for plan in [Engine::builder().kind(EngineKind::Naive), threaded] {
+            run(&program, &plan, watch).map_err(|error| format!("{error}\n{plan:?}\n{program:#?}"))?;
+        }
+        Ok(())
+    });
+}
+
+pub fn push(data: &[u8]) {
+    compare("push", data, false);
+}
+
+pub fn typed(data: &[u8]) {
+    compare("typed", data, true);
+}

@@ -1,0 +1,258 @@
+//! The shapes in which typed operations declare their variables, and the values of typed variables.
+
+use raddle::{OpBuilder, Operator, PushError, Var};
+
+use super::serial::{Handle, Run};
+use crate::common::{Droppable, program::Access};
+
+/// What a typed variable holds, or a part of it.
+pub trait Content: Clone + Send + Sync + 'static {
+    fn new(value: u64, drop: Droppable) -> Self;
+    /// The value, unless two threads were at it.
+    fn get(&self) -> Option<u64>;
+    fn set(&mut self, value: u64);
+}
+
+/// A value with a destructor.
+#[derive(Clone)]
+pub struct Narrow {
+    copies: [u64; 4],
+    drop: Droppable,
+}
+
+impl Content for Narrow {
+    fn new(value: u64, drop: Droppable) -> Self {
+        Self { copies: [value; 4], drop }
+    }
+
+    fn get(&self) -> Option<u64> {
+        self.drop.touch();
+        same(&self.copies)
+    }
+
+    fn set(&mut self, value: u64) {
+        self.copies.fill(value);
+    }
+}
+
+/// A value of which a variable's cell takes notice: large, aligned to more than that, nothing to drop.
+#[derive(Clone)]
+#[repr(align(128))]
+pub struct Wide([u64; 20]);
+
+impl Content for Wide {
+    fn new(value: u64, _: Droppable) -> Self {
+        Self([value; 20])
+    }
+
+    fn get(&self) -> Option<u64> {
+        let aligned = std::ptr::from_ref(self).addr().is_multiple_of(128);
+        same(&self.0).filter(|_| aligned)
+    }
+
+    fn set(&mut self, value: u64) {
+        self.0.fill(value);
+    }
+}
+
+fn same(copies: &[u64]) -> Option<u64> {
+    copies.iter().all(|copy| *copy == copies[0]).then_some(copies[0])
+}
+
+/// A reference that an operation's function was given.
+pub enum Ref<'a> {
+    Shared(Option<u64>),
+    Exclusive(Option<u64>, Box<dyn FnMut(u64) + 'a>),
+}
+
+/// Shapes of references, which give them in the order of declaration.
+pub trait Flat<'a> {
+    fn flat(self, all: &mut Vec<Ref<'a>>);
+}
+
+impl<T: Content> Flat<'_> for &T {
+    fn flat(self, all: &mut Vec<Ref<'_>>) {
+        all.push(Ref::Shared(self.get()));
+    }
+}
+
+impl<'a, T: Content> Flat<'a> for &'a mut T {
+    fn flat(self, all: &mut Vec<Ref<'a>>) {
+        all.push(Ref::Exclusive(self.get(), Box::new(move |value| self.set(value))));
+    }
+}
+
+impl<'a, F: Flat<'a>> Flat<'a> for Vec<F> {
+    fn flat(self, all: &mut Vec<Ref<'a>>) {
+        self.into_iter().for_each(|each| each.flat(all));
+    }
+}
+
+impl<'a, F: Flat<'a>, const N: usize> Flat<'a> for [F; N] {
+    fn flat(self, all: &mut Vec<Ref<'a>>) {
+        self.into_iter().for_each(|each| each.flat(all));
+    }
+}
+
+impl<'a> Flat<'a> for () {
+    fn flat(self, _: &mut Vec<Ref<'a>>) {}
+}
+
+macro_rules! tuples {
+    ($($name:ident)*) => {
+        impl<'a, $($name: Flat<'a>),*> Flat<'a> for ($($name,)*) {
+            #[allow(non_snake_case, reason = "the names are those of the types")]
+            fn flat(self, all: &mut Vec<Ref<'a>>) {
+                let ($($name,)*) = self;
+                $($name.flat(all);)*
+            }
+        }
+    };
+}
+
+tuples!(A);
+tuples!(A B);
+tuples!(A B C);
+tuples!(A B C D);
+tuples!(A B C D E F G H I J K L);
+
+/// A variable that a shape declares: whether it is a wide one, and what for.
+pub type Place = (bool, Access);
+
+const R: Place = (false, Access::Read);
+const W: Place = (false, Access::Write);
+const O: Place = (false, Access::Overwrite);
+const WIDE_R: Place = (true, Access::Read);
+const WIDE_W: Place = (true, Access::Write);
+
+/// What each shape declares, in that order; see [`declare!`].
+pub const SHAPES: [&[Place]; 16] = [
+    &[],
+    &[R],
+    &[W],
+    &[O],
+    &[R, W],
+    &[W, W],
+    &[R, R, W],
+    &[R, R, R, W, W, O],
+    &[R, R, W, W, O],
+    &[R, W, W, W, R, R, O],
+    &[R, W, R, W],
+    &[R, W, O, R, R, W, R, R, R, R, R, R],
+    &[WIDE_W],
+    &[R, WIDE_W, WIDE_R, WIDE_R],
+    &[WIDE_R, W, WIDE_W, O],
+    &[W, R, R, R],
+];
+
+/// Evaluates `$then!(accesses)` with the accesses of shape `$shape` over the variables `$variables`, given by their
+/// numbers in the order of the shape.
+macro_rules! declare {
+    ($shape:expr, $handles:expr, $variables:expr, $then:ident) => {{
+        let narrow = |place: usize| -> &Var<Narrow> { $handles[$variables[place]].narrow() };
+        let wide = |place: usize| -> &Var<Wide> { $handles[$variables[place]].wide() };
+        let (r, w, o) =
+            (|at: usize| narrow(at).read(), |at: usize| narrow(at).write(), |at: usize| narrow(at).overwrite());
+        match $shape {
+            0 => $then!(()),
+            1 => $then!(r(0)),
+            2 => $then!(w(0)),
+            3 => $then!(o(0)),
+            4 => $then!((r(0), w(1))),
+            5 => $then!([w(0), w(1)]),
+            6 => $then!(([r(0), r(1)], w(2))),
+            7 => $then!((vec![r(0), r(1), r(2)], vec![w(3), w(4)], (o(5),))),
+            8 => $then!((&[r(0), r(1)][..], &[w(2), w(3), o(4)][..])),
+            9 => $then!(((r(0), w(1)), [w(2), w(3)], vec![r(4), r(5)], o(6))),
+            10 => $then!(vec![(r(0), w(1)), (r(2), w(3))]),
+            11 => {
+                $then!((r(0), w(1), o(2), r(3), r(4), w(5), r(6), r(7), r(8), r(9), r(10), r(11)))
+            }
+            12 => $then!(wide(0).write()),
+            13 => $then!((r(0), wide(1).write(), vec![wide(2).read(), wide(3).read()])),
+            14 => $then!(([(wide(0).read(), w(1))], (wide(2).write(), (o(3), ())))),
+            _ => $then!((w(0), [[r(1)], [r(2)]], vec![vec![r(3)], vec![]])),
+        }
+    }};
+}
+
+/// The function of a typed operation.
+macro_rules! function {
+    ($run:ident) => {
+        move |refs| {
+            let mut all = Vec::new();
+            refs.flat(&mut all);
+            $run.typed(all)
+        }
+    };
+}
+
+pub fn push(
+    builder: OpBuilder<'_>,
+    shape: usize,
+    variables: &[usize],
+    handles: &[Handle],
+    run: Run,
+) -> Result<(), PushError> {
+    macro_rules! then {
+        ($accesses:expr) => {
+            builder.push($accesses, function!(run))
+        };
+    }
+    declare!(shape, handles, variables, then)
+}
+
+pub type Submitted = raddle::OpHandle<(u64, Droppable)>;
+
+pub fn submit(
+    builder: OpBuilder<'_>,
+    shape: usize,
+    variables: &[usize],
+    handles: &[Handle],
+    run: Run,
+) -> Result<Submitted, PushError> {
+    macro_rules! then {
+        ($accesses:expr) => {
+            builder.submit($accesses, move |refs| {
+                let mut all = Vec::new();
+                refs.flat(&mut all);
+                run.typed_value(all).unwrap_or_else(|error| panic!("{error}"))
+            })
+        };
+    }
+    declare!(shape, handles, variables, then)
+}
+
+pub fn try_submit(
+    builder: OpBuilder<'_>,
+    shape: usize,
+    variables: &[usize],
+    handles: &[Handle],
+    run: Run,
+) -> Result<Submitted, PushError> {
+    macro_rules! then {
+        ($accesses:expr) => {
+            builder.try_submit($accesses, move |refs| {
+                let mut all = Vec::new();
+                refs.flat(&mut all);
+                run.typed_value(all)
+            })
+        };
+    }
+    declare!(shape, handles, variables, then)
+}
+
+pub fn operator(
+    builder: OpBuilder<'_>,
+    shape: usize,
+    variables: &[usize],
+    handles: &[Handle],
+    run: Run,
+) -> Result<Operator, PushError> {
+    macro_rules! then {
+        ($accesses:expr) => {
+            builder.operator($accesses, function!(run))
+        };
+    }
+    declare!(shape, handles, variables, then)
+}
