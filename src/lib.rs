@@ -94,7 +94,7 @@ struct Readme;
 #[allow(missing_docs)]
 pub mod internals {
     #[cfg(raddle_pause)]
-    pub use crate::sync::pause::{Point, Stop};
+    pub use crate::sync::pause::{Point, Stop, passings};
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
         outcome::Outcome,

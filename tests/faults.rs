@@ -12,12 +12,13 @@ use std::{
     collections::HashSet,
     sync::{Arc, Mutex, mpsc},
     thread,
+    time::Instant,
 };
 
 use common::{Gate, Journal, MOMENT, Meeting, PATIENCE, block_on, eventually, lock, poll_once, watched};
 use raddle::{
     Engine, EngineKind, IdlePolicy, OpHandle, Token, WaitError,
-    internals::{Point, Stop},
+    internals::{Point, Stop, passings},
 };
 
 /// Variables of the operations under test, which are pushed in this order.
@@ -456,6 +457,43 @@ fn a_thread_that_stands_still_while_it_helps_another_delays_nothing_else() {
         }
     }
     assert_all_reached(&reached, &[Point::PUSH, Point::HELP]);
+}
+
+/// Helping is no dead code: where threads push crossing operations as fast as they can, they do help each other, and nothing
+/// is lost by it.
+#[test]
+fn threads_that_push_at_once_help_each_other() {
+    const PUSHERS: usize = 4;
+    const ROUND: u64 = 2_000;
+    watched(|| {
+        let world = World::new(IdlePolicy::default());
+        let (end, mut helped, mut pushed) = (Instant::now() + PATIENCE / 2, 0, 0);
+        while helped < 10 {
+            assert!(Instant::now() < end, "{pushed} pushes, of which {helped} have helped another");
+            let threads: Vec<_> = (0..PUSHERS)
+                .map(|number| {
+                    let world = Arc::clone(&world);
+                    thread::spawn(move || {
+                        let random = &mut Random(number as u64);
+                        let before = passings(Point::HelpEnds);
+                        for _ in 0..ROUND {
+                            let mutated = full_shape(random).map(|mode| mode.map(|_| true));
+                            let description = world.engine.op("").writes(world.names(&mutated, true));
+                            description.push_sync(|_| {}).expect("the engine is open");
+                        }
+                        passings(Point::HelpEnds) - before
+                    })
+                })
+                .collect();
+            helped += threads.into_iter().map(|thread| thread.join().expect("a push panicked")).sum::<u64>();
+            pushed += ROUND * PUSHERS as u64;
+            world.engine.wait_for_all().expect("nothing fails");
+            for token in &world.tokens[..VARIABLES] {
+                assert_eq!(world.engine.version(token), pushed, "a mutation is lost");
+            }
+        }
+        println!("{pushed} pushes, of which {helped} have helped another");
+    });
 }
 
 #[track_caller]

@@ -134,14 +134,14 @@ points! {
 pub(crate) const fn at(_point: Point) {}
 
 #[cfg(raddle_pause)]
-pub use stop::Stop;
-#[cfg(raddle_pause)]
 pub(crate) use stop::at;
+#[cfg(raddle_pause)]
+pub use stop::{Stop, passings};
 
 #[cfg(raddle_pause)]
 mod stop {
     use std::{
-        cell::RefCell,
+        cell::{Cell, RefCell},
         sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
         time::Duration,
     };
@@ -174,6 +174,14 @@ mod stop {
     std::thread_local! {
         /// The stop of this thread, and how many passings it lets pass.
         static ARMED: RefCell<Option<(Stop, usize)>> = const { RefCell::new(None) };
+        /// How often this thread has passed each point.
+        static PASSINGS: [Cell<u64>; Point::ALL.len()] = const { [const { Cell::new(0) }; Point::ALL.len()] };
+    }
+
+    /// How often the calling thread has passed `point`.
+    #[must_use]
+    pub fn passings(point: Point) -> u64 {
+        PASSINGS.with(|passings| passings[point as usize].get())
     }
 
     impl Stop {
@@ -221,6 +229,8 @@ mod stop {
 
     /// Stands still if the calling thread has armed a stop for this passing of `point`.
     pub(crate) fn at(point: Point) {
+        // A thread that is ending counts nothing.
+        let _ = PASSINGS.try_with(|passings| passings[point as usize].update(|count| count + 1));
         let stop = ARMED.try_with(|armed| {
             let mut armed = armed.borrow_mut();
             let (stop, pass) = armed.as_mut()?;
