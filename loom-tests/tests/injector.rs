@@ -13,11 +13,23 @@ fn op(number: usize, band: u8) -> OpRef<usize> {
 }
 
 fn pop(injector: &Injector<usize>, band: u8) -> Option<usize> {
-    let op = injector.pop(band, 1)?.0.next()?;
-    // SAFETY: this thread has popped the operation, and nobody changes its task.
-    let number = unsafe { *op.task_ptr() };
-    op.release(0);
-    Some(number)
+    pop_several(injector, band, 1).pop()
+}
+
+fn pop_several(injector: &Injector<usize>, band: u8, max: usize) -> Vec<usize> {
+    let Some((chain, _)) = injector.pop(band, max) else {
+        return Vec::new();
+    };
+    let numbers: Vec<usize> = chain
+        .map(|op| {
+            // SAFETY: this thread has popped the operation, and nobody changes its task.
+            let number = unsafe { *op.task_ptr() };
+            op.release(0);
+            number
+        })
+        .collect();
+    assert!(numbers.len() <= max);
+    numbers
 }
 
 /// `pushers` threads push one operation each while the main thread pops twice; then it takes what is left, and goes by
@@ -51,6 +63,31 @@ fn each_operation_of_the_default_band_is_popped_once() {
 #[test]
 fn the_bit_of_a_band_is_set_whenever_it_holds_something() {
     model(3, Flavour::Contract, pushers_and_a_popper(2, DEFAULT_BAND + 3));
+}
+
+/// Two poppers that take more than one at a time, from what is installed and from what is not; nothing is lost or taken twice,
+/// and nobody looks at an operation that is gone.
+#[test]
+fn two_poppers_of_several_share_what_three_pushes_left() {
+    model(3, Flavour::Contract, || {
+        let injector = Arc::new(Injector::default());
+        (0..4).for_each(|number| injector.push(op(number, DEFAULT_BAND)));
+        // The oldest is taken, the others are installed.
+        assert_eq!(pop(&injector, DEFAULT_BAND), Some(0));
+        let other = Arc::clone(&injector);
+        let thread = thread::spawn(move || {
+            other.push(op(4, DEFAULT_BAND));
+            pop_several(&other, DEFAULT_BAND, 2)
+        });
+        let mut popped = pop_several(&injector, DEFAULT_BAND, 2);
+        assert!(popped.is_sorted(), "the oldest come first");
+        popped.extend(thread.join().unwrap());
+        while !injector.is_empty() {
+            popped.extend(pop_several(&injector, DEFAULT_BAND, 2));
+        }
+        popped.sort_unstable();
+        assert_eq!(popped, [1, 2, 3, 4]);
+    });
 }
 
 /// Two poppers take and install chains at the same time; nothing is lost or taken twice.
