@@ -119,7 +119,7 @@ fn without_a_second_look_at_registered_an_access_is_inserted_twice() {
 
 #[test]
 fn one_of_two_variables_and_one_of_each_never_deadlock() {
-    model(0, Contract, || {
+    model(1, Contract, || {
         let world = World::new(2);
         let lists = vec![vec![world.op(&[A, B])], vec![world.op(&[A])], vec![world.op(&[B])]];
         push_all(&world, None, lists);
@@ -159,7 +159,7 @@ const STALLED: usize = 0;
 /// Three pushes over three variables, each two of which share one. The first stands still half-way.
 #[test]
 fn a_ring_of_three_pushes_by_two_threads_never_deadlocks() {
-    model(3, Contract, || {
+    model(1, Contract, || {
         let world = World::new(3);
         let stalled = world.stall(world.op(&[A, B]));
         let (second, third) = (world.op(&[B, C]), world.op(&[A, C]));
@@ -175,7 +175,7 @@ fn a_ring_of_three_pushes_by_two_threads_never_deadlocks() {
 /// As above, by three threads. The first two start half-way.
 #[test]
 fn a_ring_of_three_pushes_by_three_threads_never_deadlocks() {
-    model(1, Contract, || {
+    model(0, Contract, || {
         let world = World::new(3);
         let half_way = [world.op(&[A, B]), world.op(&[B, C])].map(|op| world.stall(op));
         let threads = half_way.map(|stalled| {
