@@ -270,8 +270,7 @@ mod records {
 
     impl Drop for Cache {
         fn drop(&mut self) {
-            self.free.free_all();
-            self.more.free_all();
+            free_later(std::mem::replace(&mut self.free, Group::EMPTY), std::mem::take(&mut self.more));
             for &record in &self.retired[..self.retired_len] {
                 // SAFETY: the closure owns the record.
                 unsafe { epoch::pin().retire(move || free(record)) };
@@ -341,9 +340,20 @@ mod records {
         });
         // By the cache's owner, or because the thread is ending.
         let _ = kept;
-        group.free_all();
-        more.free_all();
+        free_later(group, more);
         record
+    }
+
+    /// Frees records that came from the stack. Not at once: a thread that is slow to pop may still read a batch's word.
+    fn free_later(mut group: Group, mut more: Batch) {
+        if group.len > 0 || more.0.is_some() {
+            let free = move || {
+                group.free_all();
+                more.free_all();
+            };
+            // SAFETY: the closure owns the records.
+            unsafe { epoch::pin().retire(free) };
+        }
     }
 
     /// Gives `record` back once no helper can see it.
