@@ -72,9 +72,18 @@ struct Carrier {
     core: Arc<Core>,
     /// The thread's number in the engine.
     number: usize,
-    /// The worker is looking for work. Foreign code may run then: crossbeam-deque pins crossbeam's own collector, which
-    /// runs whatever other crates have retired there.
+    /// The worker's deque is being used: it is looking for work, or something is put in. Foreign code may run then:
+    /// crossbeam-deque pins crossbeam's own collector, which runs whatever other crates have retired there.
     looking: Cell<bool>,
+}
+
+/// The deque of a thread's worker is being used.
+struct Looking<'c>(&'c Cell<bool>);
+
+impl Drop for Looking<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
 }
 
 thread_static!(static CARRIER: Cell<*const Carrier> = Cell::new(ptr::null()));
@@ -93,17 +102,21 @@ impl Carrier {
         unsafe { &*self.worker.as_ptr() }.as_deref()
     }
 
-    /// The worker, unless it is in the midst of looking for work.
+    /// Keeps the worker from being used by what runs inside its own deque.
+    fn look(&self) -> Looking<'_> {
+        self.looking.set(true);
+        Looking(&self.looking)
+    }
+
+    /// The worker, unless its deque is being used.
     fn free_worker(&self) -> Option<&Worker<Task>> {
         if self.looking.get() { None } else { self.worker() }
     }
 
     /// The next operation for the thread's worker; waits for one. `None`: the worker was given away, or its lane has ended.
     fn next(&self) -> Option<OpRef<Task>> {
-        self.looking.set(true);
-        let op = self.worker().and_then(Worker::next);
-        self.looking.set(false);
-        op
+        let _looking = self.look();
+        self.worker().and_then(Worker::next)
     }
 }
 
@@ -121,13 +134,16 @@ pub(crate) fn worker_index() -> Option<usize> {
 pub(crate) fn yield_worker() -> Result<(), WaitError> {
     with_carrier(|carrier| {
         if carrier.looking.get() {
-            // No operation runs, so this is code that another crate has left to crossbeam's collector.
+            // This is code that another crate has left to crossbeam's collector.
             return Err(WaitError::WouldDeadlock);
+        }
+        if let Some(worker) = carrier.worker() {
+            let _looking = carrier.look();
+            worker.share();
         }
         let Some(worker) = carrier.worker.take() else {
             return Ok(());
         };
-        worker.share();
         carrier.core.crew().give_away(&carrier.core, worker).map_err(|worker| {
             carrier.worker.set(Some(worker));
             WaitError::TooManyWaiting
@@ -284,6 +300,7 @@ impl Crew {
         let lane = &self.lanes[usize::from(op.task().lane)];
         let kept = with_carrier(|carrier| match carrier.free_worker() {
             Some(worker) if Arc::ptr_eq(worker.lane(), lane) => {
+                let _looking = carrier.look();
                 worker.keep(op, !context::in_operation());
                 true
             }
