@@ -88,6 +88,9 @@ impl Drop for Looking<'_> {
 
 thread_static!(static CARRIER: Cell<*const Carrier> = Cell::new(ptr::null()));
 
+// The engine that the thread was started for. It stays when the thread ends, for what its thread-locals do then.
+thread_static!(static STARTED_FOR: Cell<*const Core> = Cell::new(ptr::null()));
+
 fn with_carrier<R>(f: impl FnOnce(&Carrier) -> R) -> Option<R> {
     let carrier = CARRIER.with(Cell::get);
     // SAFETY: the carrier lives on the stack of the thread's main function, which clears the pointer at its end.
@@ -122,7 +125,7 @@ impl Carrier {
 
 /// Whether this thread belongs to `core`.
 pub(crate) fn belongs_to(core: &Core) -> bool {
-    with_carrier(|carrier| ptr::eq(Arc::as_ptr(&carrier.core), core)).unwrap_or(false)
+    ptr::eq(STARTED_FOR.with(Cell::get), core)
 }
 
 /// The number of this thread's worker in its lane.
@@ -375,6 +378,7 @@ fn carry(
     let crew = carrier.core.crew();
     let pinned = crew.is_pinned(&worker);
     CARRIER.with(|cell| cell.set(&raw const carrier));
+    STARTED_FOR.with(|cell| cell.set(Arc::as_ptr(&carrier.core)));
     let mut next = Some(worker);
     while let Some(worker) = next {
         worker.lane().sleep().carry(worker.index(), number);
