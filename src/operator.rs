@@ -47,7 +47,9 @@ impl Drop for Owner {
     #[track_caller]
     fn drop(&mut self) {
         // SAFETY: this is the only use of the field after which it is not used again.
-        let inner = unsafe { ManuallyDrop::take(&mut self.0) };
+        let mut inner = unsafe { ManuallyDrop::take(&mut self.0) };
+        // Here, and not where the rest is dropped: whoever waits for all after this waits for what comes of it.
+        let _tokens = std::mem::take(&mut inner.tokens);
         let Some(&entry) = inner.entries.first() else {
             return;
         };

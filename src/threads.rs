@@ -398,20 +398,29 @@ fn carry(
 
 /// Runs operations until the thread's worker is given away or its lane ends.
 fn run(carrier: &Carrier) {
+    // The user's code has its own barriers; this one keeps a defect of the engine, or what other crates have left to
+    // crossbeam's collector, from losing the worker and what is queued here.
+    let guarded = |f: &mut dyn FnMut()| {
+        if let Err(payload) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)) {
+            log::error!("raddle: thread {} panicked outside an operation's function", carrier.number);
+            std::mem::forget(payload);
+        }
+    };
     let mut ready = ReadyList::default();
-    while let Some(op) = carrier.next() {
-        let mut op = Some(op);
-        // The user's code has its own barriers; this one keeps a defect of the engine from losing what is queued here.
+    let mut over = false;
+    while !over {
+        let mut op = None;
+        guarded(&mut || {
+            op = carrier.next();
+            over = op.is_none();
+        });
         while op.is_some() || !ready.is_empty() {
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            guarded(&mut || {
                 if let Some(op) = op.take() {
                     carrier.core.execute(op, &mut ready);
                 }
                 carrier.core.place_all(&mut ready);
-            }));
-            if result.is_err() {
-                log::error!("raddle: thread {} panicked outside an operation's function", carrier.number);
-            }
+            });
         }
     }
 }

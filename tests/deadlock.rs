@@ -5,6 +5,7 @@
 mod common;
 
 use std::{
+    cell::RefCell,
     sync::{
         Arc, Barrier, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -17,7 +18,7 @@ use std::{
 use crossbeam_epoch as epoch;
 
 use common::{Drops, Gate, KINDS, Meeting, THREADED, engine, eventually, hold, lock, on_kinds, watched};
-use raddle::{Engine, EngineKind, OpHandle, PushError, Shutdown, Token, WaitError};
+use raddle::{Engine, EngineKind, OpHandle, PushError, RunContext, Shutdown, Token, WaitError};
 
 // ---------------------------------------------------------------------------------------- pushes that cross ----
 
@@ -126,7 +127,7 @@ fn operations_push_on_the_variables_that_they_hold() {
                     move |cx| {
                         for (x, y) in [(a, b), (b, a), ((b + 1) % 3, a)] {
                             let ran = Arc::clone(&inner_ran);
-                            let count = move |_: &raddle::RunContext<'_>| {
+                            let count = move |_: &RunContext<'_>| {
                                 ran.fetch_add(1, SeqCst);
                             };
                             cx.engine().push_sync(count, [], [&inner_tokens[x], &inner_tokens[y]]).expect("it is open");
@@ -646,5 +647,57 @@ fn what_others_defer_may_push_and_wait_on_any_thread() {
         eventually("all that was pushed has run", || ran.load(SeqCst) == pushed.load(SeqCst));
         assert!(pushed.load(SeqCst) > 0, "nothing deferred has run");
         engine.wait_for_all().expect("nothing fails");
+    });
+}
+
+/// The same inside a push by an operation, into a deque that has to grow for it.
+#[test]
+fn what_others_defer_may_push_while_a_workers_deque_grows() {
+    const PUSHES: usize = 600;
+    on_kinds(&THREADED, 1, |engine| {
+        let (ran, deferred) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (inside, ran_inside, deferred_inside) = (engine.clone(), Arc::clone(&ran), Arc::clone(&deferred));
+        let pushes = move |_: &RunContext<'_>| {
+            let (outside, deferred) = (inside.clone(), Arc::clone(&deferred_inside));
+            let guard = epoch::pin();
+            guard.defer(move || {
+                let pushed = outside.push_sync(move |_| _ = deferred.fetch_add(1, SeqCst), [], []);
+                pushed.expect("the engine is open");
+            });
+            guard.flush();
+            drop(guard);
+            for _ in 0..PUSHES {
+                let ran = Arc::clone(&ran_inside);
+                inside.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], []).expect("the engine is open");
+            }
+        };
+        engine.push_sync(pushes, [], []).expect("the engine is open");
+        eventually("all that was pushed has run", || ran.load(SeqCst) == PUSHES);
+        // Wherever it ran, or will: this thread may have to see to it.
+        eventually("what was deferred has run", || {
+            epoch::pin().flush();
+            deferred.load(SeqCst) == 1
+        });
+        engine.wait_for_all().expect("nothing fails");
+    });
+}
+
+thread_local!(static KEPT: RefCell<Option<Engine>> = const { RefCell::new(None) });
+
+/// The last handle that keeps an engine open ends with one of the engine's own threads, which somebody is waiting for.
+#[test]
+fn a_handle_in_a_workers_thread_local_does_not_keep_a_shutdown() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (sender, receiver) = mpsc::channel();
+        let own = engine.clone();
+        let keep = move |cx: &RunContext<'_>| {
+            KEPT.set(Some(own));
+            sender.send(cx.engine()).expect("the test waits");
+        };
+        engine.push_sync(keep, [], []).expect("the engine is open");
+        let uncounted = receiver.recv().expect("the operation runs");
+        engine.wait_for_all().expect("nothing fails");
+        drop(engine);
+        uncounted.shutdown(Shutdown::Drain, None).expect("nobody waits for this thread");
     });
 }

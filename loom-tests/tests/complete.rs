@@ -11,7 +11,7 @@ use std::sync::Arc;
 use loom::thread;
 use raddle::internals::{
     Flavour::{self, Contract, Crossbeam},
-    Mode::{self, Overwrite, Read, Write},
+    Mode::{self, Await, Overwrite, Read, Write},
     ReadyList, Step,
 };
 use raddle_loom_tests::{COMPLETE, World, model, must_fail, without};
@@ -238,6 +238,16 @@ fn three_in_a_row(bound: usize, modes: [Mode; 3]) {
 #[test]
 fn a_writer_and_a_reader_are_pushed_behind_a_reader_that_ends() {
     three_in_a_row(2, [Read, Read, Write]);
+}
+
+#[test]
+fn two_writers_are_pushed_behind_a_writer_that_ends() {
+    three_in_a_row(2, [Write, Write, Write]);
+}
+
+#[test]
+fn a_wait_and_a_reader_are_pushed_behind_a_reader_that_ends() {
+    three_in_a_row(2, [Read, Await, Read]);
 }
 
 #[test]

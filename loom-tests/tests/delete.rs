@@ -56,6 +56,25 @@ fn a_helped_push_comes_before_the_deletion_or_is_rejected() {
     });
 }
 
+/// The variable is closed, and the deletion not pushed yet, when a helper comes to it.
+#[test]
+fn a_helper_rejects_before_the_deletion_is_pushed() {
+    model(2, Contract, || {
+        let world = World::new(2);
+        let stalled = world.stall(world.op(&[(0, Write), (1, Write)]));
+        let behind = world.op(&[(0, Write)]);
+        let helper = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            let deletion = helper.deletion(1);
+            helper.push_and_run(behind);
+            helper.push_and_run(deletion);
+        });
+        world.finish_push(stalled).into_iter().for_each(|op| world.run(op));
+        thread.join().unwrap();
+        world.end();
+    });
+}
+
 /// A rejected operation holds its place in the other queues, so that what stands behind it there still goes.
 #[test]
 fn a_rejected_operation_lets_the_others_go() {

@@ -28,6 +28,11 @@ const INJECTOR_TICK: u32 = 61;
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const ROUNDS_PER_CLOCK: u32 = 8;
 
+/// A worker that has not looked for so long, although it does nothing else, shares its core with another thread. It does not
+/// go on: that thread may be the one that makes the work, and notifiers count on this one.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+const CONTENDED: std::time::Duration = std::time::Duration::from_micros(20);
+
 /// Pauses between two rounds of looking. Picked: some 100 ns, so that a searcher does not keep taking the lines away that a
 /// pusher and a busy worker write.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -264,6 +269,7 @@ impl<T> Worker<T> {
             IdlePolicy::Spin => None,
         };
         let start = std::time::Instant::now();
+        let mut last = start;
         loop {
             for _ in 0..ROUNDS_PER_CLOCK {
                 if self.lane.has_work()
@@ -273,9 +279,12 @@ impl<T> Worker<T> {
                 }
                 (0..PAUSES_PER_ROUND).for_each(|_| hint::spin_loop());
             }
-            if self.lane.has_ended() || patience.is_some_and(|patience| start.elapsed() >= patience) {
+            let now = std::time::Instant::now();
+            let is_over = |patience| now - start >= patience || now - last >= CONTENDED;
+            if self.lane.has_ended() || patience.is_some_and(is_over) {
                 return self.find();
             }
+            last = now;
         }
     }
 
