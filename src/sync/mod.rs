@@ -18,6 +18,14 @@
 //! loom explores at most five threads, does not explore load buffering, and takes `SeqCst` loads and stores as
 //! acquire and release; where two sides must not miss each other, the crate therefore uses `fence(SeqCst)`, which loom
 //! models. The model deque checks the users of the deque, not crossbeam-deque itself.
+//!
+//! # Under `ThreadSanitizer`
+//!
+//! `ThreadSanitizer` follows what the orderings of accesses hand over, and nothing that a fence does: the fence takes
+//! place, but is not taken for an edge. The cfg `raddle_tsan`, which `.ci/run sanitizers` sets, therefore replaces the
+//! one fence that is an edge, in [`acquire`]. The `SeqCst` fences hand nothing over, they keep accesses from passing each
+//! other, and stay as they are; no other module may use a fence for an edge. crossbeam's crates have switches of their
+//! own.
 
 pub(crate) mod deque;
 pub(crate) mod epoch;
@@ -130,6 +138,21 @@ mod imp {
 
 pub(crate) use imp::{Condvar, Mutex, MutexGuard, atomic, cell, hint, thread};
 pub(crate) use std::sync::atomic::Ordering;
+
+/// Makes the caller see what was done before each release in `counter`'s last changes, one of which it has just made or
+/// seen. A fence, so that only the one who needs it pays for it.
+#[inline(always)]
+pub(crate) fn acquire(counter: &atomic::AtomicU64) {
+    #[cfg(not(raddle_tsan))]
+    {
+        let _ = counter;
+        // Acquire: pairs with the releases.
+        atomic::fence(Ordering::Acquire);
+    }
+    // Acquire: the same releases, since every change of the counter is a read-modify-write and carries them on.
+    #[cfg(raddle_tsan)]
+    counter.load(Ordering::Acquire);
+}
 
 /// Locks `mutex`. A panic of another holder does not matter: every critical section of this crate leaves its data whole
 /// at each step.
