@@ -25,7 +25,7 @@ use crate::{
         atomic::{AtomicU8, AtomicU64, AtomicUsize},
     },
     tally::Tally,
-    task::{Await, Body, Entry, Plain, Refs, Task, Work, flag},
+    task::{Await, Entry, Plain, Refs, Task, Work, flag},
     threads::{self, Crew},
     tracker::{self, INLINE_ACCESSES, Mode, OpRef, ReadyList},
     variable::{Free, Token, VarCell},
@@ -117,14 +117,16 @@ impl Core {
     // ------------------------------------------------------------------------------------------------------- push ----
 
     /// Pushes an operation.
-    pub(crate) fn push(self: &Arc<Self>, spec: Spec, mut entries: Entries, body: impl Work) -> Result<(), PushError> {
-        self.check_variables(&entries)?;
-        normalise(&mut entries)?;
-        self.push_normalised(spec, &entries, body, false)
+    #[inline]
+    pub(crate) fn push(self: &Arc<Self>, spec: Spec, entries: &mut Entries, work: impl Work) -> Result<(), PushError> {
+        self.check_variables(entries)?;
+        normalise(entries)?;
+        self.push_normalised(spec, entries, work, false)
     }
 
     /// That the variables are this engine's, and not deleted as far as can be seen.
-    pub(crate) fn check_variables(&self, entries: &Entries) -> Result<(), PushError> {
+    #[inline]
+    pub(crate) fn check_variables(&self, entries: &[Entry]) -> Result<(), PushError> {
         for entry in entries {
             // SAFETY: whoever made the entry keeps a handle until the push is over.
             let cell = unsafe { entry.cell.as_ref() };
@@ -158,24 +160,21 @@ impl Core {
             }
         }
         let band = if spec.priority == 0 { DEFAULT_BAND } else { band_of(spec.priority) };
-        let task = Task::new(
-            spec.name,
-            spec.location,
-            ticket,
-            spec.lane,
-            spec.flags | if W::REPORTS { flag::REPORTS } else { 0 },
-            Body::new(work),
-        );
+        let flags = spec.flags;
         let accesses = entries.iter().map(|entry| (VarCell::queue_ptr(entry.cell), entry.mode));
-        // SAFETY: whoever made the entries keeps handles until the push is over.
-        let op = unsafe { OpRef::new(task, band, passes_closed, accesses) };
+        let init = |task: *mut Task| {
+            // SAFETY: the place is for a task, and has none yet.
+            unsafe { Task::init(task, spec.name, spec.location, ticket, spec.lane, flags, work) }
+        };
+        // SAFETY: whoever made the entries keeps handles until the push is over; `init` does what it is to do.
+        let op = unsafe { OpRef::new_with(init, band, passes_closed, accesses) };
         let pushed = tracker::push(op);
         if pushed.ready {
             let at_once = flag::INLINE | flag::EAGER;
             // Once a shutdown has begun the workers may end at any time; what is still pushed is the engine's own and
             // small, and runs here.
-            let closed = phase != phase::OPEN && spec.flags & flag::INTERNAL != 0;
-            if spec.flags & at_once != 0 || closed || self.kind == EngineKind::Naive {
+            let closed = phase != phase::OPEN && flags & flag::INTERNAL != 0;
+            if flags & at_once != 0 || closed || self.kind == EngineKind::Naive {
                 self.run_at_once(op);
             } else {
                 self.crew.schedule(op);
@@ -188,9 +187,23 @@ impl Core {
     }
 
     /// Places operations that became ready on this thread.
+    #[inline]
     pub(crate) fn place_all(self: &Arc<Self>, ready: &mut ReadyList<Task>) {
-        if !ready.is_empty() && !self.defer(ready) {
-            self.run_all(ready, false);
+        let mut here = ReadyList::default();
+        if self.kind != EngineKind::Naive && self.is_open() {
+            // What is for others first, since what runs here may take its time.
+            while let Some(op) = ready.pop() {
+                if op.task().has(flag::INLINE) {
+                    here.push(op);
+                } else {
+                    self.crew.schedule(op);
+                }
+            }
+        } else {
+            std::mem::swap(&mut here, ready);
+        }
+        if !here.is_empty() && !self.defer(&mut here) {
+            self.run_all(&mut here, false);
         }
     }
 
@@ -251,6 +264,7 @@ impl Core {
 
     /// Runs a ready operation on this thread and adds what becomes ready by it to `ready`.
     pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
+        tracker::prefetch(op);
         match self.verdict(op) {
             Verdict::Run if op.task().has(flag::ASYNC) => self.start_async(op, ready),
             Verdict::Run => {
@@ -263,8 +277,8 @@ impl Core {
             }
             Verdict::Nothing => {
                 self.discard(op);
-                tracker::complete(op, ready);
-                self.close(op);
+                let spent = tracker::complete(op, ready);
+                self.close(op, spent);
             }
         }
     }
@@ -346,7 +360,7 @@ impl Core {
                 }
             }
         }
-        op.release();
+        op.release(0);
     }
 
     /// Ends an operation with `result` and adds what becomes ready by it to `ready`.
@@ -357,7 +371,7 @@ impl Core {
             Err(failure) if op.task().has(flag::SILENT) => self.failures.add_loose(failure.clone()),
             Err(failure) => self.fail_variables(op, failure),
         }
-        tracker::complete(op, ready);
+        let spent = tracker::complete(op, ready);
         if op.task().has(flag::REPORTS) {
             // Who is told may wait for what comes after.
             if self.kind == EngineKind::Naive {
@@ -368,12 +382,12 @@ impl Core {
             // SAFETY: this thread ends the operation.
             self.guarded(op, false, || unsafe { op.report(result.as_ref().map(|&()| ())) });
         }
-        self.close(op);
+        self.close(op, spent);
     }
 
-    fn close(&self, op: OpRef<Task>) {
+    fn close(&self, op: OpRef<Task>, spent: u32) {
         let ticket = op.task().ticket;
-        op.release();
+        op.release(spent);
         self.tally.leave(ticket);
     }
 
@@ -575,7 +589,7 @@ impl Core {
             }
             Ok(())
         };
-        self.push(spec, SmallVec::from_slice(&[entry]), Plain::new(clear))
+        self.push(spec, &mut SmallVec::from_slice(&[entry]), Plain::new(clear))
     }
 
     /// Deletes a variable after everything pending on it; then runs `f`.
@@ -586,7 +600,7 @@ impl Core {
         f: impl FnOnce(&RunContext<'_>) + Send + 'static,
     ) -> Result<(), PushError> {
         let entry = Entry { cell: token.ptr(), mode: Mode::Overwrite, refs: Refs::None };
-        self.check_variables(&SmallVec::from_slice(&[entry]))?;
+        self.check_variables(&[entry])?;
         if !token.cell().queue().close() {
             return Err(PushError::DeletedVariable);
         }
@@ -696,10 +710,15 @@ enum Verdict {
 
 /// Sorts entries by variable and makes them distinct: what is both read and mutated counts as mutated, and as overwritten
 /// only if nothing else was said.
+#[inline]
 pub(crate) fn normalise(entries: &mut Entries) -> Result<(), PushError> {
-    if entries.len() < 2 {
-        return Ok(());
-    }
+    // SAFETY: whoever made the entries keeps handles.
+    let id = |entry: &Entry| unsafe { entry.cell.as_ref() }.queue().id();
+    if entries.is_sorted_by(|one, other| id(one) < id(other)) { Ok(()) } else { sort(entries) }
+}
+
+#[inline(never)]
+fn sort(entries: &mut Entries) -> Result<(), PushError> {
     // SAFETY: whoever made the entries keeps handles.
     entries.sort_unstable_by_key(|entry| unsafe { entry.cell.as_ref() }.queue().id());
     let mut aliased = false;

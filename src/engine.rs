@@ -207,6 +207,7 @@ impl Engine {
     // ------------------------------------------------------------------------------------------------- operations ----
 
     /// Begins to describe an operation. The name is for people; `""` is allowed.
+    #[inline]
     pub fn op(&self, name: impl Into<Name>) -> OpBuilder<'_> {
         OpBuilder::new(self, name.into())
     }
@@ -266,8 +267,8 @@ impl Engine {
             return Err(WaitError::WouldDeadlock);
         }
         let access = var.read();
-        let mut list = List(Entries::new());
-        access.declare(&mut list);
+        let mut entries = Entries::new();
+        access.declare(&mut List(&mut entries));
         let kept = access.keep();
         let outcome = Outcome::new();
         let spec = Spec {
@@ -279,7 +280,7 @@ impl Engine {
         };
         // SAFETY: the operation declares `access` and runs once.
         let f = move |_: &RunContext<'_>| Ok(unsafe { Read::<T>::refs(&kept) }.clone());
-        self.core.push(spec, list.0, Returning::new(f, Arc::clone(&outcome)))?;
+        self.core.push(spec, &mut entries, Returning::new(f, Arc::clone(&outcome)))?;
         self.core.wait_outcome(&outcome, None)
     }
 

@@ -95,6 +95,7 @@ pub struct OpBuilder<'e> {
 }
 
 impl<'e> OpBuilder<'e> {
+    #[inline]
     pub(crate) fn new(engine: &'e Engine, name: Name) -> Self {
         Self {
             engine,
@@ -151,8 +152,12 @@ impl<'e> OpBuilder<'e> {
         self.declare(tokens, Mode::Overwrite)
     }
 
+    #[inline]
     fn declare(mut self, tokens: impl IntoIterator<Item = &'e Token>, mode: Mode) -> Self {
-        self.entries.extend(tokens.into_iter().map(|token| Entry { cell: token.ptr(), mode, refs: Refs::None }));
+        // Not `extend`: these are few, and what that prepares for many costs more than they do.
+        for token in tokens {
+            self.entries.push(Entry { cell: token.ptr(), mode, refs: Refs::None });
+        }
         self
     }
 
@@ -325,6 +330,7 @@ impl<'e> OpBuilder<'e> {
         Ok(OpHandle::new(outcome, core))
     }
 
+    #[inline]
     fn enqueue(
         self,
         location: &'static Location<'static>,
@@ -332,8 +338,8 @@ impl<'e> OpBuilder<'e> {
         flags: u16,
         work: impl Work,
     ) -> Result<(), PushError> {
-        let (core, spec, entries) = self.finish(location, accesses, flags)?;
-        core.push(spec, entries, work)
+        let (core, spec, mut entries) = self.finish(location, accesses, flags)?;
+        core.push(spec, &mut entries, work)
     }
 
     #[inline]
@@ -347,8 +353,8 @@ impl<'e> OpBuilder<'e> {
             return Err(PushError::NoSuchDevice(self.context));
         }
         let core = self.engine.core();
-        let mut list = List(self.entries);
-        accesses.declare(&mut list);
+        let mut entries = self.entries;
+        accesses.declare(&mut List(&mut entries));
         let route = self.property.route(core.kind());
         let spec = Spec {
             name: self.name,
@@ -357,6 +363,6 @@ impl<'e> OpBuilder<'e> {
             lane: route.lane,
             flags: flags | route.flags | if self.no_skip { flag::NO_SKIP } else { 0 },
         };
-        Ok((core, spec, list.0))
+        Ok((core, spec, entries))
     }
 }

@@ -47,7 +47,7 @@ pub(crate) struct Task {
     pub(crate) ticket: Ticket,
     pub(crate) lane: u8,
     pub(crate) flags: u16,
-    body: UnsafeCell<Body>,
+    body: UnsafeCell<MaybeUninit<Body>>,
     /// Dropped only with [`flag::COLD`], so that most operations need not look.
     pub(crate) name: ManuallyDrop<Name>,
     pub(crate) location: &'static Location<'static>,
@@ -59,24 +59,39 @@ pub(crate) struct Task {
 const _: () = assert!(size_of::<Task>() == 144, "a record has 144 bytes for the task");
 
 impl Task {
-    pub(crate) fn new(
+    /// Makes a task where it will stay.
+    ///
+    /// # Safety
+    /// 1. `task` may be written.
+    #[inline]
+    pub(crate) unsafe fn init<W: Work>(
+        task: *mut Self,
         name: Name,
         location: &'static Location<'static>,
         ticket: Ticket,
         lane: u8,
         flags: u16,
-        body: Body,
-    ) -> Self {
-        let cold = name.is_shared() || flags & flag::ASYNC != 0;
-        Self {
-            ticket,
-            lane,
-            flags: flags | if cold { flag::COLD } else { 0 },
-            body: UnsafeCell::new(body),
-            name: ManuallyDrop::new(name),
-            location,
-            progress: ManuallyDrop::new(Progress::default()),
+        work: W,
+    ) {
+        let cold = if name.is_shared() || flags & flag::ASYNC != 0 { flag::COLD } else { 0 };
+        let reports = if W::REPORTS { flag::REPORTS } else { 0 };
+        macro_rules! set {
+            ($($field:ident: $value:expr),* $(,)?) => {
+                // SAFETY: (1).
+                $(unsafe { (&raw mut (*task).$field).write($value) };)*
+            };
         }
+        set! {
+            ticket: ticket,
+            lane: lane,
+            flags: flags | cold | reports,
+            name: ManuallyDrop::new(name),
+            location: location,
+            progress: ManuallyDrop::new(Progress::default()),
+            body: UnsafeCell::new(MaybeUninit::uninit()),
+        }
+        // SAFETY: (1).
+        unsafe { &(*task).body }.with_mut(|body| unsafe { Body::init(body.cast(), work) });
     }
 
     pub(crate) fn has(&self, flags: u16) -> bool {
@@ -86,6 +101,8 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
+        // SAFETY: `init` has made it, and this is its only drop.
+        self.body.with_mut(|body| unsafe { &mut *body.cast::<Body>() }.drop_work());
         if self.has(flag::COLD) {
             // SAFETY: this is the only drop of the field; without the flag it owns nothing.
             unsafe { ManuallyDrop::drop(&mut self.name) };
@@ -136,7 +153,7 @@ impl OpRef<Task> {
     /// 1. This thread is the only user of the body.
     unsafe fn with_body<R>(self, f: impl FnOnce(&mut Body) -> R) -> R {
         // SAFETY: (1).
-        self.task().body.with_mut(|body| f(unsafe { &mut *body }))
+        self.task().body.with_mut(|body| f(unsafe { &mut *body.cast() }))
     }
 }
 
@@ -182,44 +199,60 @@ struct Calls {
 unsafe impl Send for Body {}
 
 impl Body {
-    pub(crate) fn new<W: Work>(work: W) -> Self {
+    /// Makes a body where it will stay.
+    ///
+    /// # Safety
+    /// 1. `body` may be written.
+    #[inline]
+    unsafe fn init<W: Work>(body: *mut Self, work: W) {
         if fits::<W>() {
-            // SAFETY: just checked.
-            unsafe { Self::inline(work) }
+            // SAFETY: (1); just checked.
+            unsafe { Self::init_inline(body, work) }
         } else {
-            // SAFETY: a box is one word.
-            unsafe { Self::inline(Box::new(work)) }
+            // SAFETY: (1); a box is one word.
+            unsafe { Self::init_inline(body, Box::new(work)) }
         }
     }
 
     /// # Safety
-    /// 1. A `W` [`fits`].
-    unsafe fn inline<W: Work>(work: W) -> Self {
-        let mut storage = [MaybeUninit::uninit(); WORDS];
-        // SAFETY: (1): `storage` is large enough for a `W` and aligned for it.
-        unsafe { storage.as_mut_ptr().cast::<W>().write(work) };
-        Self {
-            calls: const {
-                &Calls {
-                    // SAFETY: in all four, the pointer is to the `W` that was stored here.
-                    start: |work, cx| unsafe { &mut *work.cast::<W>() }.start(cx),
+    /// 1. `body` may be written.
+    /// 2. A `W` [`fits`].
+    #[inline]
+    unsafe fn init_inline<W: Work>(body: *mut Self, work: W) {
+        // SAFETY: (1).
+        let calls = unsafe { &raw mut (*body).calls };
+        // SAFETY: (1).
+        let storage = unsafe { &raw mut (*body).storage };
+        // SAFETY: (1).
+        unsafe { calls.write(const { Calls::of::<W>() }) };
+        // SAFETY: (1), and (2): `storage` is large enough for a `W` and aligned for it.
+        unsafe { storage.cast::<W>().write(work) };
+    }
+}
+
+impl Calls {
+    const fn of<W: Work>() -> &'static Self {
+        const {
+            &Self {
+                // SAFETY: in all four, the pointer is to the `W` that was stored here.
+                start: |work, cx| unsafe { &mut *work.cast::<W>() }.start(cx),
+                // SAFETY: as above.
+                discard: |work| unsafe { &mut *work.cast::<W>() }.discard(),
+                // SAFETY: as above.
+                report: |work, result| unsafe { &mut *work.cast::<W>() }.report(result),
+                // SAFETY: as above.
+                drop: if needs_drop::<W>() {
                     // SAFETY: as above.
-                    discard: |work| unsafe { &mut *work.cast::<W>() }.discard(),
-                    // SAFETY: as above.
-                    report: |work, result| unsafe { &mut *work.cast::<W>() }.report(result),
-                    // SAFETY: as above.
-                    drop: if needs_drop::<W>() {
-                        // SAFETY: as above.
-                        Some(|work| unsafe { work.cast::<W>().drop_in_place() })
-                    } else {
-                        None
-                    },
-                }
-            },
-            storage,
+                    Some(|work| unsafe { work.cast::<W>().drop_in_place() })
+                } else {
+                    None
+                },
+            }
         }
     }
+}
 
+impl Body {
     fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause> {
         // SAFETY: the storage holds what `calls` is for, in this and the next functions.
         unsafe { (self.calls.start)(self.storage.as_mut_ptr().cast(), cx) }
@@ -236,8 +269,8 @@ impl Body {
     }
 }
 
-impl Drop for Body {
-    fn drop(&mut self) {
+impl Body {
+    fn drop_work(&mut self) {
         if let Some(drop) = self.calls.drop {
             // SAFETY: as above; the body is dropped once.
             unsafe { drop(self.storage.as_mut_ptr().cast()) }

@@ -177,7 +177,7 @@ pub trait Accesses: sealed::Sealed {
     type Kept: Send + Sync + 'static;
 
     #[doc(hidden)]
-    fn declare(&self, list: &mut sealed::List);
+    fn declare(&self, list: &mut sealed::List<'_>);
 
     #[doc(hidden)]
     fn keep(&self) -> Self::Kept;
@@ -196,7 +196,7 @@ pub(crate) mod sealed {
 
     /// Where accesses declare themselves.
     #[derive(Debug)]
-    pub struct List(pub(crate) Entries);
+    pub struct List<'l>(pub(crate) &'l mut Entries);
 }
 
 /// A pointer to a value, kept by an operation that has declared its variable.
@@ -215,7 +215,8 @@ impl<T: Send + Sync + 'static> Accesses for Read<'_, T> {
     type Refs<'a> = &'a T;
     type Kept = Kept<T>;
 
-    fn declare(&self, list: &mut sealed::List) {
+    #[inline]
+    fn declare(&self, list: &mut sealed::List<'_>) {
         list.0.push(Entry { cell: self.0.ptr(), mode: Mode::Read, refs: Refs::Shared });
     }
 
@@ -237,7 +238,8 @@ impl<T: Send + 'static> Accesses for Write<'_, T> {
     type Refs<'a> = &'a mut T;
     type Kept = Kept<T>;
 
-    fn declare(&self, list: &mut sealed::List) {
+    #[inline]
+    fn declare(&self, list: &mut sealed::List<'_>) {
         list.0.push(Entry { cell: self.var.ptr(), mode: self.mode, refs: Refs::Exclusive });
     }
 
@@ -259,7 +261,8 @@ impl<A: Accesses> Accesses for Vec<A> {
     type Refs<'a> = Vec<A::Refs<'a>>;
     type Kept = Box<[A::Kept]>;
 
-    fn declare(&self, list: &mut sealed::List) {
+    #[inline]
+    fn declare(&self, list: &mut sealed::List<'_>) {
         self.iter().for_each(|access| access.declare(list));
     }
 
@@ -278,7 +281,8 @@ impl<A: Accesses> Accesses for &[A] {
     type Refs<'a> = Vec<A::Refs<'a>>;
     type Kept = Box<[A::Kept]>;
 
-    fn declare(&self, list: &mut sealed::List) {
+    #[inline]
+    fn declare(&self, list: &mut sealed::List<'_>) {
         self.iter().for_each(|access| access.declare(list));
     }
 
@@ -297,7 +301,8 @@ impl<A: Accesses, const N: usize> Accesses for [A; N] {
     type Refs<'a> = [A::Refs<'a>; N];
     type Kept = [A::Kept; N];
 
-    fn declare(&self, list: &mut sealed::List) {
+    #[inline]
+    fn declare(&self, list: &mut sealed::List<'_>) {
         self.iter().for_each(|access| access.declare(list));
     }
 
@@ -316,7 +321,7 @@ impl Accesses for () {
     type Refs<'a> = ();
     type Kept = ();
 
-    fn declare(&self, _: &mut sealed::List) {}
+    fn declare(&self, _: &mut sealed::List<'_>) {}
 
     fn keep(&self) {}
 
@@ -330,7 +335,8 @@ macro_rules! tuples {
             type Refs<'a> = ($($name::Refs<'a>,)*);
             type Kept = ($($name::Kept,)*);
 
-            fn declare(&self, list: &mut sealed::List) {
+            #[inline]
+    fn declare(&self, list: &mut sealed::List<'_>) {
                 $(self.$index.declare(list);)*
             }
 

@@ -233,8 +233,8 @@ impl World {
 
     /// Marks `op` done and gives it up; adds what becomes ready by it to `ready`.
     pub fn complete(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
-        complete(op, ready);
-        op.release();
+        let spent = complete(op, ready);
+        op.release(spent);
     }
 
     /// How often an operation ran.

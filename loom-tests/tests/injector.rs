@@ -16,7 +16,7 @@ fn pop(injector: &Injector<usize>, band: u8) -> Option<usize> {
     let (op, _) = injector.pop(band)?;
     // SAFETY: this thread has popped the operation, and nobody changes its task.
     let number = unsafe { *op.task_ptr() };
-    op.release();
+    op.release(0);
     Some(number)
 }
 

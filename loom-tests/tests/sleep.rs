@@ -27,7 +27,7 @@ fn take(worker: &Worker<Number>) -> Option<Number> {
     let op = worker.next()?;
     // SAFETY: the worker was handed the operation, and nobody changes its task.
     let number = unsafe { *op.task_ptr() };
-    op.release();
+    op.release(0);
     Some(number)
 }
 
@@ -86,7 +86,7 @@ fn what_is_pushed_while_one_worker_searches_is_taken_and_the_end_reaches_all() {
         // A lane ends when nothing is pending; here it ends early, and what was not taken yet is still there.
         let mut left = 0;
         while let Some((op, _)) = lane_pop(&lane) {
-            op.release();
+            op.release(0);
             left += 1;
         }
         assert_eq!(taken + left, 2);

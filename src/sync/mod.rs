@@ -71,6 +71,19 @@ mod imp {
     }
     pub(crate) mod hint {
         pub(crate) use std::hint::spin_loop;
+
+        /// Asks for the cache line of `at`, which is going to be written soon, where the processor can be asked.
+        #[inline(always)]
+        pub(crate) fn prefetch_write<T>(at: *const T) {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a prefetch changes nothing, whatever the address.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_ET0>(at.cast());
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = at;
+        }
     }
     pub(crate) mod cell {
         /// `std::cell::UnsafeCell` with loom's interface.
@@ -130,6 +143,8 @@ mod imp {
     }
     pub(crate) mod hint {
         pub(crate) use loom::hint::spin_loop;
+
+        pub(crate) fn prefetch_write<T>(_at: *const T) {}
     }
     pub(crate) mod cell {
         pub(crate) use loom::cell::UnsafeCell;

@@ -10,6 +10,7 @@ use crate::sync::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
     atomic::AtomicU8,
     epoch::{Atomic, unprotected},
+    hint,
 };
 
 /// Every earlier writer of the variable is done.
@@ -152,6 +153,13 @@ impl<T> Access<T> {
         NonNull::new(self.op).map(|op| unsafe { OpRef::from_ptr(op) })
     }
 
+    /// Asks for the next access, which is going to be written soon.
+    #[inline]
+    pub(super) fn prefetch_next(&self) {
+        // Relaxed: the address is all that is wanted.
+        hint::prefetch_write(self.word.load(Relaxed, unprotected()).as_raw());
+    }
+
     /// Asserts in models that the record was not reclaimed.
     #[inline(always)]
     pub(super) fn check(&self) {
@@ -204,8 +212,10 @@ impl<T> Access<T> {
     #[inline]
     pub(super) fn satisfy(&self, ready: &mut ReadyList<T>) {
         let op = self.op_ref().expect("a built-in access waits for nothing");
+        let wait = &op.op().wait;
+        // Acquire (edge `ready`): of what is left to take off, everything is this thread's.
         // AcqRel (edge `ready`): each decrement continues the release sequence, the last one acquires all.
-        if op.op().wait.fetch_sub(1, AcqRel) == 1 {
+        if wait.load(Acquire) == 1 || wait.fetch_sub(1, AcqRel) == 1 {
             ready.push(op);
         }
     }
@@ -214,7 +224,7 @@ impl<T> Access<T> {
     #[inline]
     pub(super) fn retire(&self) {
         if let Some(op) = self.op_ref() {
-            op.release();
+            op.end(1);
         }
     }
 

@@ -18,7 +18,7 @@
 //! | `LINKED_…` | together with the next: the flags that the next access was entitled to at that moment | the same |
 //!
 //! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`; so is a wait, which hands `READ_OK` on like a reader. An operation is *ready* when all its accesses are
-//! satisfied and its push is over. An access with `WRITE_OK`, `DONE` and a next is *spent*: it is retired.
+//! satisfied and its push has nothing left to do with it. An access with `WRITE_OK`, `DONE` and a next is *spent*: it is retired.
 //!
 //! Each flag reaches an access by exactly one way: it was entitled to it when it was linked (its pusher sets it, or a helper
 //! leaves it as a hint which the pusher turns into the flag), or its predecessor got the entitlement later, and whoever
@@ -33,8 +33,10 @@
 //! * `VarQueue::tail`: loaded and moved forward by anybody who is pinned to the epoch; it never moves back.
 //! * `Access::word`: linked once by anybody who inserts; flags by the rules above.
 //! * `Access::hints`: flags that the access was entitled to when it was linked, left by helpers for the pusher.
-//! * `Op::wait`: each satisfaction takes one off, the pusher's last step one more; who reaches zero owns the ready operation.
-//! * `Op::registered`: the number of accesses known to be in their queues; moved up by anybody who inserts.
+//! * `Op::wait`: each satisfaction takes one off, and the last step of a push over several variables one more; who reaches
+//!   zero, or would, owns the ready operation.
+//! * `Op::registered`: the number of accesses known to be in their queues; moved up one by one by helpers, and set by the
+//!   pusher when all are in.
 //! * `Op::task`: the pusher until the push is over, then whoever runs the operation.
 //!
 //! # Edges
@@ -43,7 +45,7 @@
 //! |---|---|---|---|
 //! | `link` | CAS of the predecessor's word in `insert` | loads of the word, `fetch_or` in `finish` | the new access and its operation |
 //! | `swing` | CAS of `tail` | load of `tail` in `insert` | the access and the hints it carries |
-//! | `register` | CAS of `registered` | its loads | that the access is in and the tail is past its predecessor |
+//! | `register` | CAS of `registered`, the pusher's swap or store | its loads | that the access is in and the tail is past its predecessor |
 //! | `complete` | `fetch_or` of flags in `finish` | the same, further down the queue; the linking CAS | the writes of finished operations |
 //! | `ready` | `fetch_sub` of `wait` | the `fetch_sub` that reaches zero | the writes of all predecessors |
 //! | `retire` | `fetch_sub` of `live` | the `fetch_sub` that reaches zero | that nobody uses the record but pinned helpers |
@@ -68,7 +70,8 @@
 //! `push` is lock-free. Helping goes only to operations that are stuck at a strictly larger variable id, so it ends. A
 //! thread that stands still anywhere inside `push` delays nothing but what comes after its own operation: helpers leave
 //! entitlements as hints and never take over a step that only one thread may do; the two exclusive duties of a pusher,
-//! turning hints into flags and the last decrement of `wait`, concern its own operation. `complete` takes a number of
+//! turning hints into flags and the last decrement of `wait`, concern its own operation, and a push of one access has
+//! neither. `complete` takes a number of
 //! steps bounded by the accesses it finishes plus the queue entries its completion reaches; it is a loop, never a recursion.
 //!
 //! # Deleted variables
@@ -111,28 +114,35 @@ pub struct Pushed {
 
 /// Appends `op` to the queues of all its variables in one atomic step.
 pub fn push<T>(op: OpRef<T>) -> Pushed {
-    finish_push(op, 0, &epoch::pin())
+    finish_push(op, 0, 0, &epoch::pin())
 }
 
-/// Pushes `op`, of which the calling thread may already have inserted some accesses, `satisfied` of them satisfied.
-fn finish_push<T>(op: OpRef<T>, mut satisfied: u32, guard: &Guard) -> Pushed {
+/// Pushes `op`, of which the calling thread has already inserted `inserted` accesses, `satisfied` of them satisfied.
+fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, guard: &Guard) -> Pushed {
     let own = op.op();
-    let mut target = own;
-    loop {
-        match register(target, own, &mut satisfied, guard) {
-            Registration::Complete if std::ptr::eq(target, own) => break,
-            // The one that stood in the way is out of it; back to the own operation.
-            Registration::Complete => target = own,
-            Registration::Behind(other) => target = other,
+    for access in &own.accesses()[inserted..] {
+        while let Some(other) = insert(own, access, true, &mut satisfied, guard) {
+            help(other, guard);
         }
     }
-    for access in own.accesses() {
-        satisfied += access.adopt_hints();
+    let rejected = own.end_registration();
+    let count = own.accesses().len() as u32;
+    if count > 1 {
+        for access in own.accesses() {
+            satisfied += access.adopt_hints();
+        }
     }
-    let rejected = own.is_rejected();
-    // AcqRel (edge `ready`): releases the task to whoever runs it, acquires what predecessors released.
-    let before = own.wait.fetch_sub(satisfied + 1, AcqRel);
-    Pushed { ready: before == satisfied + 1, rejected }
+    let ready = if satisfied == count {
+        // All of them were this thread's to count, so that nobody else takes anything off `wait`.
+        true
+    } else if count > 1 {
+        // AcqRel (edge `ready`): releases the task to whoever runs it, acquires what predecessors released.
+        own.wait.fetch_sub(satisfied + 1, AcqRel) == satisfied + 1
+    } else {
+        // Nothing was left to do since the access is in: who satisfies it may long have run the operation.
+        false
+    };
+    Pushed { ready, rejected }
 }
 
 /// A pusher that stands still in the midst of a push, so that models can start from there.
@@ -140,6 +150,7 @@ fn finish_push<T>(op: OpRef<T>, mut satisfied: u32, guard: &Guard) -> Pushed {
 #[derive(Debug)]
 pub struct Stalled<T> {
     op: OpRef<T>,
+    inserted: usize,
     satisfied: u32,
     guard: Guard,
 }
@@ -153,29 +164,24 @@ impl<T> Stalled<T> {
             let other = insert(op.op(), access, true, &mut satisfied, &guard);
             assert!(other.is_none(), "somebody else stands still there");
         }
-        Self { op, satisfied, guard }
+        Self { op, inserted: accesses, satisfied, guard }
     }
 
     /// Goes on with the push.
     pub fn finish(self) -> Pushed {
-        finish_push(self.op, self.satisfied, &self.guard)
+        finish_push(self.op, self.inserted, self.satisfied, &self.guard)
     }
 }
 
-enum Registration<'g, T> {
-    Complete,
-    /// The operation at the tail of a variable must get into its other queues first.
-    Behind(&'g Op<T>),
-}
-
-/// Gets `target` into its remaining queues, `own` being the operation of the calling thread.
-fn register<'g, T>(target: &'g Op<T>, own: &Op<T>, satisfied: &mut u32, guard: &'g Guard) -> Registration<'g, T> {
+/// Gets another thread's operation into its remaining queues, or one that stands in its way, or does nothing more if that
+/// is done: the caller looks again.
+#[cold]
+fn help<'g, T>(mut target: &'g Op<T>, guard: &'g Guard) {
     while let Some(access) = target.next_unregistered() {
-        if let Some(other) = insert(target, access, std::ptr::eq(target, own), satisfied, guard) {
-            return Registration::Behind(other);
+        if let Some(other) = insert(target, access, false, &mut 0, guard) {
+            target = other;
         }
     }
-    Registration::Complete
 }
 
 /// Appends `access` to its variable's queue unless it is in already; `Some` is an operation to help first.
@@ -238,7 +244,9 @@ fn insert<'g, T>(
         // Release (edge `swing`). Failure means that somebody else has moved it.
         let _ =
             queue.tail.compare_exchange(tail_word, Shared::from(std::ptr::from_ref(access)), Release, Relaxed, guard);
-        target.advance(access.index);
+        if !own {
+            target.advance(access.index);
+        }
         if entitled & WRITE_OK != 0 {
             // This link was the last of the three things that make the predecessor spent.
             tail.retire();
@@ -260,18 +268,27 @@ fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, 
         queue.tail.compare_exchange(Shared::from(std::ptr::from_ref(tail)), word.with_tag(0), Release, Relaxed, guard);
 }
 
-/// Marks every access of `op` done and adds the operations that become ready by it to `ready`.
-///
-/// To be called once, by whoever ran the operation; it needs no guard, since every access it touches is kept by a step
-/// that it has not taken yet.
-pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
+/// Asks for what [`complete`] is going to write, as far as it is known already.
+#[inline]
+pub fn prefetch<T>(op: OpRef<T>) {
     for access in op.op().accesses() {
-        finish(access, ready);
+        access.prefetch_next();
     }
 }
 
-/// Marks `access` done and carries what follows from it down the queue.
-fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) {
+/// Marks every access of `op` done and adds the operations that become ready by it to `ready`. Gives the number of accesses
+/// that were spent by that: the caller [gives up](OpRef::release) as many shares of the record beside its own.
+///
+/// To be called once, by whoever ran the operation; it needs no guard, since every access it touches is kept by a step
+/// that it has not taken yet.
+#[must_use]
+pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> u32 {
+    op.op().accesses().iter().map(|access| u32::from(finish(access, ready))).sum()
+}
+
+/// Marks `access` done and carries what follows from it down the queue; whether it was spent by that.
+fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) -> bool {
+    let mut own_spent = false;
     let mut at = access;
     let mut add = DONE;
     // The duties towards the access before `at`, put off until `at` has its flags, because each of them may be what
@@ -286,7 +303,11 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) {
         // that earlier flags stand for and the next access.
         let old = at.word.fetch_or(add, order, epoch::unprotected());
         if let Some(before) = spent.take() {
-            before.retire();
+            if std::ptr::eq(before, access) {
+                own_spent = true;
+            } else {
+                before.retire();
+            }
         }
         let (was, now) = (old.tag(), old.tag() | add);
         let newly_satisfied = !mode.is_satisfied_by(was) && mode.is_satisfied_by(now);
@@ -306,7 +327,7 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) {
             if let Some(at) = satisfied {
                 at.satisfy(ready);
             }
-            return;
+            return own_spent;
         }
         // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which comes through `at`: either this
         // thread brings it below, or `at`, or a reader before it, is not done yet because its operation waits for the

@@ -1,9 +1,8 @@
 //! One operation's record: its accesses, its counters and its task.
 
-use std::{
-    mem::{ManuallyDrop, MaybeUninit},
-    ptr::NonNull,
-};
+use std::{mem::MaybeUninit, ptr::NonNull};
+#[cfg(not(raddle_loom))]
+use std::{mem::offset_of, ops::Range};
 
 use super::{
     access::{Access, Mode},
@@ -20,13 +19,6 @@ use crate::sync::{
 /// Accesses that a record holds without a separate allocation.
 pub const INLINE_ACCESSES: usize = 4;
 
-/// Bytes of a record before the task. Helpers read nothing behind them but accesses.
-#[cfg(not(raddle_loom))]
-pub(super) const HEAD: usize = 48;
-
-#[cfg(not(raddle_loom))]
-const _: () = assert!(std::mem::offset_of!(Op<u64>, task) == HEAD);
-
 /// Set in `registered` when a variable turned out to be deleted.
 const REJECTED: u32 = 1 << 31;
 
@@ -36,7 +28,7 @@ const REJECTED: u32 = 1 << 31;
 pub struct Op<T> {
     /// The pool's own word of the record; not the operation's.
     _pool: MaybeUninit<PoolWord>,
-    /// Accesses not satisfied yet, plus one while the push goes on.
+    /// Accesses not satisfied yet, plus one while a push of several goes on.
     pub(super) wait: AtomicU32,
     /// The accesses known to be in their queues, and `REJECTED`.
     registered: AtomicU32,
@@ -53,7 +45,7 @@ pub struct Op<T> {
     pub(super) passes_closed: bool,
     pub(super) stamp: Stamp,
     /// Everything before this is what helpers may read until the epoch has passed.
-    task: UnsafeCell<ManuallyDrop<T>>,
+    task: UnsafeCell<MaybeUninit<T>>,
     inline: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
 }
 
@@ -70,6 +62,10 @@ impl<T> std::fmt::Debug for Op<T> {
 }
 
 impl<T> Op<T> {
+    /// Where a record holds the task. What helpers read lies around it.
+    #[cfg(not(raddle_loom))]
+    pub(super) const TASK: Range<usize> = offset_of!(Op<T>, task)..offset_of!(Op<T>, inline);
+
     /// The accesses, sorted by their variables' ids.
     #[inline]
     pub fn accesses(&self) -> &[Access<T>] {
@@ -116,7 +112,8 @@ impl<T> Op<T> {
         // Relaxed: only a guess for the CAS.
         let mut seen = self.registered.load(Relaxed);
         loop {
-            if seen & !REJECTED != index {
+            // The pusher itself may be further than `registered`.
+            if seen & !REJECTED > index {
                 return false;
             }
             if seen & REJECTED != 0 {
@@ -128,6 +125,22 @@ impl<T> Op<T> {
                 Err(now) => seen = now,
             }
         }
+    }
+
+    /// Notes that all accesses are in, by the pusher; whether the operation was rejected on the way.
+    #[inline]
+    pub(super) fn end_registration(&self) -> bool {
+        // Relaxed: what was released with it is either this thread's doing, or was acquired when an access turned out to be
+        // in. `REJECTED` does not change any more: who sets it finds the access not in.
+        let rejected = self.registered.load(Relaxed) & REJECTED;
+        if self.count == 1 {
+            // Release (edge `register`). A store will do: a helper that finds the access in sets the same value.
+            self.registered.store(1 | rejected, Release);
+        } else {
+            // AcqRel (edge `register`), after what helpers counted up to here.
+            self.registered.swap(self.count | rejected, AcqRel);
+        }
+        rejected != 0
     }
 
     /// Whether a variable of the operation was already deleted when it was pushed. Final once the push is over.
@@ -166,8 +179,25 @@ impl<T> OpRef<T> {
     ///
     /// # Safety
     /// 1. The variables stay valid until [`push`](super::push) has returned.
+    #[cfg(raddle_loom)]
     pub unsafe fn new(
         task: T,
+        band: u8,
+        passes_closed: bool,
+        accesses: impl ExactSizeIterator<Item = (NonNull<VarQueue<T>>, Mode)>,
+    ) -> Self {
+        // SAFETY: (1); the place is for a task.
+        unsafe { Self::new_with(|place| place.write(task), band, passes_closed, accesses) }
+    }
+
+    /// As [`new`](Self::new), with a task that `init` makes where it will stay.
+    ///
+    /// # Safety
+    /// 1. The variables stay valid until [`push`](super::push) has returned.
+    /// 2. `init` makes a task at the place that it is given, and does not panic.
+    #[inline]
+    pub unsafe fn new_with(
+        init: impl FnOnce(*mut T),
         band: u8,
         passes_closed: bool,
         accesses: impl ExactSizeIterator<Item = (NonNull<VarQueue<T>>, Mode)>,
@@ -202,7 +232,7 @@ impl<T> OpRef<T> {
             };
         }
         set! {
-            wait: AtomicU32::new(count + 1),
+            wait: AtomicU32::new(if count == 1 { 1 } else { count + 1 }),
             registered: AtomicU32::new(0),
             live: AtomicU32::new(count + 1),
             count: count,
@@ -211,8 +241,10 @@ impl<T> OpRef<T> {
             band: band,
             passes_closed: passes_closed,
             stamp: Stamp::new(),
-            task: UnsafeCell::new(ManuallyDrop::new(task)),
+            task: UnsafeCell::new(MaybeUninit::uninit()),
         }
+        // SAFETY: as above.
+        unsafe { &(*op).task }.with_mut(|task| init(task.cast()));
         Self(record)
     }
 
@@ -249,19 +281,32 @@ impl<T> OpRef<T> {
         self.op().live.fetch_add(1, Relaxed);
     }
 
-    /// Ends one hold, or one access. The last of them drops the task and gives the record back after the epoch.
+    /// Ends a hold together with as many `accesses` as were spent, all of them the caller's to end. The last of them drops
+    /// the task and gives the record back after the epoch.
     #[inline]
-    pub fn release(self) {
+    pub fn release(self, accesses: u32) {
+        self.end(1 + accesses);
+    }
+
+    /// Ends `shares` of the record.
+    #[inline]
+    pub(super) fn end(self, shares: u32) {
         let op = self.op();
-        // Release (edge `retire`): what this holder did with the record comes before its end.
-        if op.live.fetch_sub(1, Release) == 1 {
-            // Acquire (edge `retire`): joins what the other holders did.
-            let _ = op.live.load(Acquire);
+        // Acquire (edge `retire`): joins what those did who ended their shares. No share can come up beside the last ones.
+        let last = op.live.load(Acquire) == shares || {
+            // Release (edge `retire`): what this thread did with the record comes before its end.
+            op.live.fetch_sub(shares, Release) == shares && {
+                // Acquire (edge `retire`), as above.
+                let _ = op.live.load(Acquire);
+                true
+            }
+        };
+        if last {
             op.task.with_mut(|task| {
                 // SAFETY: nobody holds the task any more, and helpers never touch it.
                 let task = unsafe { &mut *task };
-                // SAFETY: this is the only drop, as the count reaches zero once.
-                unsafe { ManuallyDrop::drop(task) };
+                // SAFETY: this is the only drop, as the count reaches zero once; `new_with` has made the task.
+                unsafe { task.assume_init_drop() };
             });
             pool::retire(self.0);
         }

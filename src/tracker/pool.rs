@@ -1,8 +1,12 @@
 //! Where records come from and go to.
 //!
-//! Each thread keeps a list of free records and a batch of retired ones. A full batch waits for the epoch as one and
-//! then goes to a stack that all threads take batches from, so that steady work allocates nothing although the thread
-//! that pushes and the thread that retires differ.
+//! Each thread keeps some free records and a batch of retired ones. A full batch waits for the epoch as one and then goes
+//! to a stack that all threads take batches from, so that steady work allocates nothing although the thread that pushes
+//! and the thread that retires differ.
+//!
+//! Records come back in the cache of another core. So a batch is not a list through all its records, each of which would
+//! be waited for in turn: it is made of groups, whose first record names the others, and a thread asks for the next
+//! records before it needs them.
 //!
 //! # The stack of batches
 //!
@@ -19,7 +23,7 @@ use crate::sync::epoch;
 
 #[cfg(not(raddle_loom))]
 pub(super) fn allocate<T>() -> NonNull<Op<T>> {
-    if fits::<Op<T>>() {
+    if fits::<T>() {
         records::take().cast()
     } else {
         // SAFETY: an `Op` has a size.
@@ -32,7 +36,7 @@ pub(super) fn allocate<T>() -> NonNull<Op<T>> {
 pub(super) fn retire<T>(op: NonNull<Op<T>>) {
     // SAFETY: nobody but pinned helpers uses the record, and they only read.
     let has_boxed_accesses = unsafe { op.as_ref() }.has_boxed_accesses();
-    if fits::<Op<T>>() && !has_boxed_accesses {
+    if fits::<T>() && !has_boxed_accesses {
         records::put_back(op.cast());
         return;
     }
@@ -40,7 +44,7 @@ pub(super) fn retire<T>(op: NonNull<Op<T>>) {
     let reclaim = move || {
         // SAFETY: the epoch has passed, so nobody uses the record.
         unsafe { free_accesses(op) };
-        if fits::<Op<T>>() {
+        if fits::<T>() {
             records::free(op.cast());
         } else {
             // SAFETY: `allocate` took it from the heap with this layout.
@@ -95,8 +99,11 @@ unsafe fn raw(layout: std::alloc::Layout) -> NonNull<u8> {
 pub(super) type PoolWord = std::sync::atomic::AtomicPtr<()>;
 
 #[cfg(not(raddle_loom))]
-const fn fits<R>() -> bool {
-    size_of::<R>() <= records::SIZE && align_of::<R>() <= records::ALIGN
+const fn fits<T>() -> bool {
+    size_of::<Op<T>>() <= records::SIZE
+        && align_of::<Op<T>>() <= records::ALIGN
+        && Op::<T>::TASK.start <= records::NAMES.start
+        && records::NAMES.end <= Op::<T>::TASK.end
 }
 
 #[cfg(not(raddle_loom))]
@@ -104,70 +111,137 @@ mod records {
     use std::{
         alloc::Layout,
         cell::RefCell,
+        mem::offset_of,
+        ops::Range,
         ptr::NonNull,
         sync::atomic::{AtomicPtr, AtomicUsize, Ordering},
     };
 
-    use crate::sync::epoch;
+    use crate::sync::{epoch, hint};
 
     /// Bytes of a record: the head, the inline accesses and the task. Seven cache lines, an odd number, so that the
     /// heads of many records spread over all sets of a cache.
     pub(super) const SIZE: usize = 448;
     pub(super) const ALIGN: usize = 64;
 
+    /// Records per group, as many as a cache line names.
+    const GROUP: usize = 8;
+
     /// Records per batch. Picked: at 64, the bags of crossbeam-epoch, which hold 64 deferred functions, are allocated
     /// once per 4,096 operations.
-    const BATCH: usize = 64;
+    const BATCH: usize = 8 * GROUP;
 
     /// Batches kept for reuse; what is above goes back to the heap. Picked: 64 Ki records, 28 MiB.
     const KEEP: usize = 1024;
 
-    /// A record that was given back.
+    /// Lines of a record that nearly every push writes: the head, the function, the first access.
+    const LINES: [usize; 3] = [0, 64, 192];
+
+    type Record = NonNull<u8>;
+
+    /// The first record of a group that was given back.
     #[repr(C)]
-    pub(super) struct Free {
+    struct Leader {
         /// In the first record of a batch: the next batch of the stack. The word belongs to the stack for good, operations
         /// leave it alone: a thread that is slow to pop may still read it when the record is an operation again.
-        next_batch: AtomicPtr<Free>,
+        next_batch: AtomicPtr<Leader>,
         /// What pinned helpers may still read while the record waits for the epoch.
-        _head: [u64; 5],
-        /// The next record of the list, where the task was, which only holders of the operation ever read.
-        next: Option<NonNull<Free>>,
+        _head: [u64; 7],
+        /// The other records of the group, where the task was, which only holders of the operation ever read.
+        names: [Record; GROUP - 1],
+        /// The next group of the batch.
+        next: Option<NonNull<Leader>>,
     }
 
-    const _: () = assert!(std::mem::offset_of!(Free, next) == super::super::op::HEAD);
+    impl Leader {
+        /// Where the fields are that belong to whoever has the group.
+        fn fields(leader: NonNull<Self>) -> (*mut [Record; GROUP - 1], *mut Option<NonNull<Self>>) {
+            let leader = leader.as_ptr();
+            // SAFETY: a record is as large; nothing is read.
+            let names = unsafe { &raw mut (*leader).names };
+            // SAFETY: as above.
+            (names, unsafe { &raw mut (*leader).next })
+        }
+    }
 
-    fn next_batch<'a>(record: NonNull<Free>) -> &'a AtomicPtr<Free> {
+    /// Where a record holds the names of others.
+    pub(super) const NAMES: Range<usize> = offset_of!(Leader, names)..size_of::<Leader>();
+
+    /// # Safety
+    /// 1. `leader` is not freed while the reference is used.
+    unsafe fn next_batch<'a>(leader: NonNull<Leader>) -> &'a AtomicPtr<Leader> {
         // SAFETY: the first word of a record is initialised by `new` and only ever used as this atomic.
-        let word = unsafe { &raw const (*record.as_ptr()).next_batch };
-        // SAFETY: as above. The callers do not keep the reference longer than they keep the record from being freed.
+        let word = unsafe { &raw const (*leader.as_ptr()).next_batch };
+        // SAFETY: as above, and (1).
         unsafe { &*word }
     }
 
+    /// Groups of free records that belong to whoever has this.
     #[derive(Default)]
-    struct List {
-        head: Option<NonNull<Free>>,
+    struct Batch(Option<NonNull<Leader>>);
+
+    // SAFETY: the records belong to it alone.
+    unsafe impl Send for Batch {}
+
+    impl Batch {
+        /// Writes the names of `records` into some of them.
+        fn of(records: &[Record; BATCH]) -> Self {
+            let mut next = None;
+            for group in records.chunks_exact(GROUP).rev() {
+                let leader = group[0].cast::<Leader>();
+                let mut names = [leader.cast(); GROUP - 1];
+                names.copy_from_slice(&group[1..]);
+                let fields = Leader::fields(leader);
+                // SAFETY: this part of the record is nobody else's, and large enough by `fits`.
+                unsafe { fields.0.write(names) };
+                // SAFETY: as above.
+                unsafe { fields.1.write(next) };
+                next = Some(leader);
+            }
+            Self(next)
+        }
+
+        /// Takes a group.
+        fn pop(&mut self) -> Option<Group> {
+            let leader = self.0?;
+            let fields = Leader::fields(leader);
+            // SAFETY: `of` has written both fields, and the record is this batch's.
+            let names = unsafe { fields.0.read() };
+            // SAFETY: as above.
+            self.0 = unsafe { fields.1.read() };
+            if let Some(next) = self.0 {
+                // SAFETY: the record is at least as long.
+                hint::prefetch_write(unsafe { next.byte_add(NAMES.start) }.as_ptr());
+            }
+            let mut records = [leader.cast(); GROUP];
+            records[1..].copy_from_slice(&names);
+            prefetch(records[GROUP - 1]);
+            Some(Group { records, len: GROUP })
+        }
+
+        fn free_all(&mut self) {
+            while let Some(mut group) = self.pop() {
+                group.free_all();
+            }
+        }
+    }
+
+    /// Some free records.
+    struct Group {
+        records: [Record; GROUP],
         len: usize,
     }
 
-    impl List {
-        fn push(&mut self, record: NonNull<u8>) {
-            let record = record.cast::<Free>();
-            // SAFETY: nobody uses this part of the record, which is larger and better aligned than a `Free`.
-            let next = unsafe { &raw mut (*record.as_ptr()).next };
-            // SAFETY: as above.
-            unsafe { next.write(self.head) };
-            self.head = Some(record);
-            self.len += 1;
-        }
+    impl Group {
+        const EMPTY: Self = Self { records: [NonNull::dangling(); GROUP], len: 0 };
 
-        fn pop(&mut self) -> Option<NonNull<u8>> {
-            let record = self.head?;
-            // SAFETY: `push` has written the field, and nobody else uses it.
-            let next = unsafe { &raw const (*record.as_ptr()).next };
-            // SAFETY: as above.
-            self.head = unsafe { next.read() };
-            self.len -= 1;
-            Some(record.cast())
+        #[inline]
+        fn pop(&mut self) -> Option<Record> {
+            self.len = self.len.checked_sub(1)?;
+            if self.len > 0 {
+                prefetch(self.records[self.len - 1]);
+            }
+            Some(self.records[self.len])
         }
 
         fn free_all(&mut self) {
@@ -177,33 +251,46 @@ mod records {
         }
     }
 
-    // SAFETY: the records of a list belong to it alone.
-    unsafe impl Send for List {}
+    /// Asks for a record that is going to be written soon.
+    #[inline]
+    fn prefetch(record: Record) {
+        for line in LINES {
+            // SAFETY: a record is as long.
+            hint::prefetch_write(unsafe { record.byte_add(line) }.as_ptr());
+        }
+    }
 
+    /// What a thread keeps.
     struct Cache {
-        free: List,
-        retired: List,
+        free: Group,
+        more: Batch,
+        retired: [Record; BATCH],
+        retired_len: usize,
     }
 
     impl Drop for Cache {
         fn drop(&mut self) {
             self.free.free_all();
-            let mut retired = std::mem::take(&mut self.retired);
-            // SAFETY: the closure owns what it frees.
-            unsafe { epoch::pin().retire(move || retired.free_all()) };
+            self.more.free_all();
+            for &record in &self.retired[..self.retired_len] {
+                // SAFETY: the closure owns the record.
+                unsafe { epoch::pin().retire(move || free(record)) };
+            }
         }
     }
 
     thread_local! {
         static CACHE: RefCell<Cache> = const {
             RefCell::new(Cache {
-                free: List { head: None, len: 0 },
-                retired: List { head: None, len: 0 },
+                free: Group::EMPTY,
+                more: Batch(None),
+                retired: [NonNull::dangling(); BATCH],
+                retired_len: 0,
             })
         };
     }
 
-    static BATCHES: AtomicPtr<Free> = AtomicPtr::new(std::ptr::null_mut());
+    static BATCHES: AtomicPtr<Leader> = AtomicPtr::new(std::ptr::null_mut());
     /// How many batches the stack holds, roughly.
     static KEPT: AtomicUsize = AtomicUsize::new(0);
 
@@ -212,75 +299,90 @@ mod records {
         Err(_) => panic!("the record's layout is valid"),
     };
 
-    fn new() -> NonNull<u8> {
+    fn new() -> Record {
         // SAFETY: the size is above zero.
         let record = unsafe { super::raw(LAYOUT) };
         // SAFETY: nobody else knows the record.
-        unsafe { record.cast::<AtomicPtr<Free>>().write(AtomicPtr::new(std::ptr::null_mut())) };
+        unsafe { record.cast::<AtomicPtr<Leader>>().write(AtomicPtr::new(std::ptr::null_mut())) };
         record
     }
 
-    pub(super) fn free(record: NonNull<u8>) {
+    pub(super) fn free(record: Record) {
         // SAFETY: every record came from `new`.
         unsafe { std::alloc::dealloc(record.as_ptr(), LAYOUT) };
     }
 
     /// A record for the caller alone.
-    pub(super) fn take() -> NonNull<u8> {
+    #[inline]
+    pub(super) fn take() -> Record {
         // The thread may be ending, with its cache gone.
-        if let Ok(Some(record)) = CACHE.try_with(|cache| cache.borrow_mut().free.pop()) {
-            return record;
+        match CACHE.try_with(|cache| cache.borrow_mut().free.pop()) {
+            Ok(Some(record)) => record,
+            _ => refill(),
         }
+    }
+
+    #[cold]
+    fn refill() -> Record {
+        let more = CACHE.try_with(|cache| std::mem::take(&mut cache.borrow_mut().more)).unwrap_or_default();
         // Not while the cache is borrowed: pinning may run what others have retired.
-        let Some(mut batch) = pop_batch() else {
+        let mut more = if more.0.is_some() { more } else { pop_batch() };
+        let Some(mut group) = more.pop() else {
             return new();
         };
-        let record = batch.pop();
-        let _ = CACHE.try_with(|cache| {
+        let record = group.pop().unwrap_or_else(new);
+        let kept = CACHE.try_with(|cache| {
             let mut cache = cache.borrow_mut();
-            while let Some(record) = batch.pop() {
-                cache.free.push(record);
+            // Code that ran meanwhile may have filled it.
+            if cache.free.len == 0 && cache.more.0.is_none() {
+                cache.free = std::mem::replace(&mut group, Group::EMPTY);
+                cache.more = std::mem::take(&mut more);
             }
         });
-        batch.free_all();
-        record.unwrap_or_else(new)
+        // By the cache's owner, or because the thread is ending.
+        let _ = kept;
+        group.free_all();
+        more.free_all();
+        record
     }
 
     /// Gives `record` back once no helper can see it.
-    pub(super) fn put_back(record: NonNull<u8>) {
+    #[inline]
+    pub(super) fn put_back(record: Record) {
         let full = CACHE.try_with(|cache| {
             let mut cache = cache.borrow_mut();
-            cache.retired.push(record);
-            (cache.retired.len >= BATCH).then(|| std::mem::take(&mut cache.retired))
+            let len = cache.retired_len;
+            cache.retired[len] = record;
+            cache.retired_len = (len + 1) % BATCH;
+            (len + 1 == BATCH).then(|| Batch::of(&cache.retired))
         });
         match full {
             Ok(None) => {}
-            Ok(Some(batch)) => {
-                // SAFETY: the closure owns the batch.
-                unsafe { epoch::pin().retire(move || push_batch(batch)) };
-            }
+            // SAFETY: the closure owns the batch.
+            Ok(Some(batch)) => unsafe { epoch::pin().retire(move || push_batch(batch)) },
             // The thread is ending.
             // SAFETY: the closure owns the record.
             Err(_) => unsafe { epoch::pin().retire(move || free(record)) },
         }
     }
 
-    fn push_batch(mut batch: List) {
+    fn push_batch(mut batch: Batch) {
         // Relaxed: a bound on memory, not a decision that anything else hangs on.
         if KEPT.fetch_add(1, Ordering::Relaxed) >= KEEP {
             KEPT.fetch_sub(1, Ordering::Relaxed);
             batch.free_all();
             return;
         }
-        let Some(first) = batch.head.take() else {
+        let Some(first) = batch.0.take() else {
             return;
         };
-        let next_batch = next_batch(first);
+        // SAFETY: the record is in the stack only after this function's last use of it.
+        let next_batch = unsafe { next_batch(first) };
         let mut head = BATCHES.load(Ordering::Relaxed);
         loop {
             // Relaxed: published by the CAS.
             next_batch.store(head, Ordering::Relaxed);
-            // Release: the links of the batch; pairs with `pop_batch`. Relaxed on failure: only a new guess.
+            // Release: the names in the batch; pairs with `pop_batch`. Relaxed on failure: only a new guess.
             match BATCHES.compare_exchange_weak(head, first.as_ptr(), Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,
@@ -288,21 +390,24 @@ mod records {
         }
     }
 
-    fn pop_batch() -> Option<List> {
+    fn pop_batch() -> Batch {
         // Pinned: see the module's head on why the head cannot come back meanwhile.
         let _guard = epoch::pin();
-        // Acquire: the links of the batch; pairs with `push_batch`.
+        // Acquire: the names in the batch; pairs with `push_batch`.
         let mut head = BATCHES.load(Ordering::Acquire);
         loop {
-            let first = NonNull::new(head)?;
-            // Relaxed: acquired with the head. The batch is not freed while this thread is pinned; if it was taken
-            // meanwhile, the CAS fails.
-            let next = next_batch(first).load(Ordering::Relaxed);
+            let Some(first) = NonNull::new(head) else {
+                return Batch(None);
+            };
+            // SAFETY: the batch is not freed while this thread is pinned; if it was taken meanwhile, the CAS fails.
+            let next_batch = unsafe { next_batch(first) };
+            // Relaxed: acquired with the head.
+            let next = next_batch.load(Ordering::Relaxed);
             // Acquire, as above.
             match BATCHES.compare_exchange_weak(head, next, Ordering::Acquire, Ordering::Acquire) {
                 Ok(_) => {
                     KEPT.fetch_sub(1, Ordering::Relaxed);
-                    return Some(List { head: Some(first), len: BATCH });
+                    return Batch(Some(first));
                 }
                 Err(now) => head = now,
             }
