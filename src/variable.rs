@@ -8,7 +8,8 @@ use crate::{
     error::{Cause, OpError},
     sync::{
         Ordering::{Acquire, Relaxed, Release},
-        atomic::{AtomicBool, AtomicU64, fence},
+        acquire,
+        atomic::{AtomicBool, AtomicU64},
         cell::UnsafeCell,
     },
     task::{Entry, Task, Work},
@@ -248,7 +249,7 @@ impl Drop for Token {
         // Release: this handle's uses come before the deletion.
         if self.cell().handles.fetch_sub(1, Release) == 1 {
             // Acquire: joins the other handles' uses.
-            fence(Acquire);
+            acquire(&self.cell().handles);
             Core::free_variable(self.0, Location::caller());
         }
     }

@@ -80,6 +80,7 @@ fn assert_allocates_nothing<const OPERATIONS: usize>(
 
 /// One test, since all of the process is counted.
 #[test]
+#[cfg_attr(miri, ignore = "a steady state takes too many operations")]
 fn operations_in_steady_state_allocate_nothing() {
     for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
         let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("the engine is built");

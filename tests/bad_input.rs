@@ -181,6 +181,7 @@ mod variables {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "needs ten thousand variables")]
     fn a_typed_operation_of_ten_thousand_variables() {
         on_kinds(&KINDS, 2, |engine| {
             let variables: Vec<Var<usize>> = (0..10_000).map(|n| engine.var(n)).collect();
@@ -196,6 +197,7 @@ mod variables {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "needs ten thousand variables")]
     fn an_untyped_operation_of_ten_thousand_variables() {
         on_kinds(&KINDS, 2, |engine| {
             let tokens: Vec<Token> = (0..10_000).map(|_| engine.new_var()).collect();
@@ -427,6 +429,7 @@ mod building {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "starts 1,024 threads")]
     fn the_most_workers_that_are_allowed_work() {
         watched(|| {
             let engine =

@@ -17,7 +17,9 @@ use std::{
 
 use crossbeam_epoch as epoch;
 
-use common::{Drops, Gate, KINDS, Meeting, THREADED, engine, eventually, hold, lock, on_kinds, watched};
+use common::{
+    Drops, Gate, KINDS, Meeting, THREADED, engine, eventually, hold, lock, on_kinds, program::fewer, watched,
+};
 use raddle::{Engine, EngineKind, OpHandle, PushError, RunContext, Shutdown, Token, WaitError};
 
 // ---------------------------------------------------------------------------------------- pushes that cross ----
@@ -61,7 +63,7 @@ fn cross(
     assert_eq!(versions, mutations.load(SeqCst) as u64);
 }
 
-const PUSHES: usize = 100_000;
+const PUSHES: usize = fewer(100_000);
 
 /// `{a, b}` from one thread and `{b, a}` from the other.
 #[test]
@@ -333,6 +335,7 @@ fn operations_of_two_engines_wait_for_each_other() {
 
 /// More operations than the engine has spare threads for wait at once: each gets what it waits for or an error, at once.
 #[test]
+#[cfg_attr(miri, ignore = "starts 1,024 threads")]
 fn too_many_waits_at_once_are_an_error_and_no_hang() {
     watched(|| {
         let engine = engine(EngineKind::Pooled, 1);

@@ -55,6 +55,7 @@ fn in_a_child_the_engine_is_as_expected() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "starts a process")]
 fn each_kind_is_chosen_by_its_name() {
     for kind in ["Naive", "Pooled", "PerDevice"] {
         expect(Some(kind), kind);
@@ -62,11 +63,13 @@ fn each_kind_is_chosen_by_its_name() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "starts a process")]
 fn without_the_variable_it_is_per_device() {
     expect(None, "PerDevice");
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "starts a process")]
 fn names_are_taken_in_any_case() {
     expect(Some("naive"), "Naive");
     expect(Some("POOLED"), "Pooled");
@@ -74,6 +77,7 @@ fn names_are_taken_in_any_case() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "starts a process")]
 fn an_unknown_engine_is_an_error() {
     for value in ["", "ThreadedEngine", "Naive,Pooled", "pooled2"] {
         expect(Some(value), "an error");
@@ -83,6 +87,7 @@ fn an_unknown_engine_is_an_error() {
 /// What no text is, is an error as well, and no panic.
 #[cfg(target_os = "linux")]
 #[test]
+#[cfg_attr(miri, ignore = "starts a process")]
 fn a_value_that_is_no_text_is_an_error() {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt, process::Command};
     let output = Command::new(std::env::current_exe().expect("the test binary has a path"))
@@ -105,6 +110,7 @@ fn in_a_child_a_value_is_no_text() {
 
 /// The program ends while the global engine, which nobody drops, still has something to do.
 #[test]
+#[cfg_attr(miri, ignore = "starts a process")]
 fn a_program_may_end_with_a_busy_global_engine() {
     for name in ["in_a_child_the_program_ends_with_a_busy_engine", "in_a_child_a_thread_panics_with_an_engine"] {
         common::child_succeeds(name);

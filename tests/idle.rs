@@ -43,6 +43,7 @@ fn work(engine: &Engine) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "reads the processor's time from /proc")]
 fn an_idle_engine_uses_no_cpu() {
     watched(|| {
         let mut engines = Vec::new();

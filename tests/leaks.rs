@@ -6,7 +6,7 @@ mod common;
 
 use std::{sync::Arc, thread, time::Duration};
 
-use common::{Drops, Gate, KINDS, on_kinds, watched};
+use common::{Drops, Gate, KINDS, on_kinds, program::fewer, watched};
 use raddle::{BoxError, Engine, EngineKind, Property, Shutdown};
 
 /// What a workload does with its engine at the end.
@@ -101,7 +101,7 @@ fn nothing_is_left(end: End) {
         let inner = drops.clone();
         match end {
             End::Wait => {
-                workload(&engine, &inner, 200);
+                workload(&engine, &inner, fewer(200));
                 let _ = engine.wait_for_all();
                 // Values go with the variables' handles, on a worker, which a second wait covers.
                 let _ = engine.wait_for_all();
@@ -109,11 +109,11 @@ fn nothing_is_left(end: End) {
                 drop(engine);
             }
             End::Drop => {
-                workload(&engine, &inner, 200);
+                workload(&engine, &inner, fewer(200));
                 drop(engine);
             }
             End::Drain => {
-                workload(&engine, &inner, 200);
+                workload(&engine, &inner, fewer(200));
                 engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(50))).expect("nothing hangs");
             }
             End::Cancel => {

@@ -17,6 +17,7 @@ const BURST: usize = 10_000;
 const MEBIBYTE: usize = 1 << 20;
 
 #[test]
+#[cfg_attr(miri, ignore = "reads /proc")]
 fn pushes_through_one_variable_and_engines_that_come_and_go_leave_memory_flat() {
     watched_for(Duration::from_secs(300), || {
         for kind in [EngineKind::PerDevice, EngineKind::Naive] {

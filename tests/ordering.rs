@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use common::{
     KINDS, all_engines, engine,
-    program::{Finish, How, Program, Random, Shape, Step, Watch, check_serial, check_some_order, explain, run},
+    program::{Finish, How, Program, Random, Shape, Step, Watch, check_serial, check_some_order, explain, fewer, run},
     watched,
 };
 use raddle::{Engine, EngineKind};
@@ -43,11 +43,11 @@ fn ten_thousand_operations_over_a_hundred_variables_equal_the_serial_run() {
 fn many_seeds_equal_the_serial_run() {
     watched(|| {
         let engines = all_engines();
-        for seed in 0..120 {
+        for seed in 0..fewer(120) as u64 {
             let (label, engine) = &engines[seed as usize % engines.len()];
             // From two variables, where everything conflicts, to many.
             let variables = [2, 3, 5, 10, 30, 100][seed as usize % 6];
-            let shape = Shape { variables, operations: 600, ..Shape::default() };
+            let shape = Shape { variables, operations: fewer(600), ..Shape::default() };
             serial(engine, label, &shape, seed, if seed % 2 == 0 { Watch::NOTHING } else { Watch::EVERYTHING });
         }
     });
@@ -56,13 +56,13 @@ fn many_seeds_equal_the_serial_run() {
 #[test]
 fn programs_that_fail_equal_the_serial_run() {
     watched(|| {
-        for seed in 0..60 {
+        for seed in 0..fewer(60) as u64 {
             // An engine that has failures left would report them again.
             let engines = all_engines();
             let (label, engine) = &engines[seed as usize % engines.len()];
             let shape = Shape {
                 variables: [4, 20, 100][seed as usize % 3],
-                operations: 500,
+                operations: fewer(500),
                 failures: true,
                 ..Shape::default()
             };
@@ -76,7 +76,7 @@ fn programs_that_fail_equal_the_serial_run() {
 fn all_kinds_agree_with_the_naive_engine() {
     watched(|| {
         for seed in 50..54 {
-            let shape = Shape { operations: 3000, ..Shape::default() };
+            let shape = Shape { operations: fewer(3000), ..Shape::default() };
             let program = Arc::new(Program::generate(&shape, &mut Random::new(seed)));
             let ends = KINDS.map(|kind| run(&program, &engine(kind, 2), Watch::NOTHING).end());
             assert_eq!(ends[0], ends[1], "Naive and Pooled differ with seed {seed}");
@@ -90,7 +90,7 @@ fn concurrently(threads: usize, watch: Watch, seeds: std::ops::Range<u64>) {
         for (number, (label, engine)) in all_engines().into_iter().enumerate() {
             for seed in seeds.clone() {
                 let variables = [4, 12, 100][(seed as usize + number) % 3];
-                let shape = Shape { variables, operations: 1500, threads, children: true, ..Shape::default() };
+                let shape = Shape { variables, operations: fewer(1500), threads, children: true, ..Shape::default() };
                 let program = Arc::new(Program::generate(&shape, &mut Random::new(seed * 31 + threads as u64)));
                 let history = run(&program, &engine, watch);
                 check_order(&program, &history, &format!("{label}, {threads} pushers"), seed);
@@ -142,7 +142,7 @@ fn a_large_program_of_eight_pushers_is_explained_by_some_order() {
 fn pushes_that_always_meet_are_explained_by_some_order() {
     watched(|| {
         for kind in KINDS {
-            let shape = Shape { variables: 4, accesses: 4, threads: 8, operations: 6000, ..Shape::default() };
+            let shape = Shape { variables: 4, accesses: 4, threads: 8, operations: fewer(6000), ..Shape::default() };
             let program = Arc::new(Program::generate(&shape, &mut Random::new(5)));
             let history = run(&program, &engine(kind, 2), Watch::ORDER);
             check_order(&program, &history, &kind.to_string(), 5);
@@ -155,7 +155,7 @@ fn pushes_that_always_meet_are_explained_by_some_order() {
 /// The generator makes what it says: every way to push, every property, one to eight variables, all modes.
 #[test]
 fn generated_programs_cover_what_there_is() {
-    let shape = Shape { threads: 2, children: true, ..Shape::default() };
+    let shape = Shape { operations: 10_000, threads: 2, children: true, ..Shape::default() };
     let program = Program::generate(&shape, &mut Random::new(3));
     assert!(program.operations.len() >= 10_000);
     for count in 1..=8 {

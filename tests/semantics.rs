@@ -1304,6 +1304,7 @@ mod priority {
 
     /// The same, for a chain of successors of one variable.
     #[test]
+    #[cfg_attr(miri, ignore = "needs 20,000 operations")]
     fn a_chain_of_successors_does_not_starve_an_equal() {
         on_kinds(&THREADED, 1, |engine| {
             let (chain, journal, gate, started) = (engine.new_var(), Journal::new(), Gate::new(), Gate::new());
@@ -2807,6 +2808,7 @@ mod engines {
 
     /// A queue behind one asynchronous operation must not become a recursion when that completes.
     #[test]
+    #[cfg_attr(miri, ignore = "starts a process")]
     fn a_long_queue_of_the_naive_engine_is_no_recursion() {
         child_succeeds("engines::in_a_child_a_long_queue_of_the_naive_engine");
     }
@@ -2828,6 +2830,7 @@ mod engines {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "starts a process")]
     fn a_long_queue_of_asynchronous_operations_of_the_naive_engine_is_no_recursion() {
         child_succeeds("engines::in_a_child_a_long_asynchronous_queue_of_the_naive_engine");
     }
@@ -2852,6 +2855,7 @@ mod engines {
     /// Operations that begin on the pushing thread, and push others that do: on the naive engine all, elsewhere those with
     /// [`Property::Async`].
     #[test]
+    #[cfg_attr(miri, ignore = "starts a process")]
     fn pushes_inside_pushes_are_no_recursion() {
         for kinds in ["Naive Naive", "Pooled Pooled", "PerDevice PerDevice", "Naive Pooled"] {
             let variables = [("RADDLE_TEST_KIND", kinds)];
@@ -2890,6 +2894,7 @@ mod engines {
 
     /// Variables that hold variables, a long chain of them, are dropped without a recursion.
     #[test]
+    #[cfg_attr(miri, ignore = "starts a process")]
     fn a_long_chain_of_variables_is_dropped_without_recursion() {
         for kind in KINDS {
             let (success, text) = common::child(
@@ -3058,6 +3063,7 @@ mod scheduling {
         }
 
         #[test]
+        #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
         fn each_worker_is_pinned_to_its_core() {
             watched(|| {
                 let cores = list(&common::allowed_cores());
@@ -3073,6 +3079,7 @@ mod scheduling {
         }
 
         #[test]
+        #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
         fn unpinned_workers_may_go_anywhere() {
             watched(|| {
                 let all = common::allowed_cores();
@@ -3085,6 +3092,7 @@ mod scheduling {
         }
 
         #[test]
+        #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
         fn workers_beyond_the_cores_are_not_pinned() {
             watched(|| {
                 let (all, cores) = (common::allowed_cores(), list(&common::allowed_cores()));
@@ -3102,6 +3110,7 @@ mod scheduling {
 
         /// A worker keeps its core when another thread takes it over, because an operation waits.
         #[test]
+        #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
         fn a_worker_taken_over_by_another_thread_keeps_its_core() {
             watched(|| {
                 let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).build().unwrap();
@@ -3121,6 +3130,7 @@ mod scheduling {
 
         /// A worker that is not pinned stays so when a thread takes it over that carried a pinned one before.
         #[test]
+        #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
         fn an_unpinned_worker_taken_over_by_another_thread_stays_unpinned() {
             watched(|| {
                 let all = common::allowed_cores();

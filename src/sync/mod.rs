@@ -25,6 +25,14 @@
 //!
 //! shuttle takes every access as `SeqCst`, and tries schedules at random instead of all of them: it is for models that are
 //! too large for loom, up to whole engines, and says nothing about orderings.
+//!
+//! # Under `ThreadSanitizer`
+//!
+//! `ThreadSanitizer` follows what the orderings of accesses hand over, and nothing that a fence does: the fence takes
+//! place, but is not taken for an edge. The cfg `raddle_tsan`, which `.ci/run sanitizers` sets, therefore replaces the
+//! one fence that is an edge, in [`acquire`]. The `SeqCst` fences hand nothing over, they keep accesses from passing each
+//! other, and stay as they are; no other module may use a fence for an edge. crossbeam's crates have switches of their
+//! own.
 
 pub(crate) mod deque;
 pub(crate) mod epoch;
@@ -186,6 +194,21 @@ mod imp {
 
 pub(crate) use imp::{Condvar, Mutex, MutexGuard, atomic, cell, hint, mpsc, thread};
 pub(crate) use std::sync::atomic::Ordering;
+
+/// Makes the caller see what was done before each release in `counter`'s last changes, one of which it has just made or
+/// seen. A fence, so that only the one who needs it pays for it.
+#[inline(always)]
+pub(crate) fn acquire(counter: &atomic::AtomicU64) {
+    #[cfg(not(raddle_tsan))]
+    {
+        let _ = counter;
+        // Acquire: pairs with the releases.
+        atomic::fence(Ordering::Acquire);
+    }
+    // Acquire: the same releases, since every change of the counter is a read-modify-write and carries them on.
+    #[cfg(raddle_tsan)]
+    counter.load(Ordering::Acquire);
+}
 
 /// Locks `mutex`. A panic of another holder does not matter: every critical section of this crate leaves its data whole
 /// at each step.

@@ -15,6 +15,8 @@
 //! ABA problem does not arise.
 //!
 //! Under loom every record is allocated anew and declared dead when reclaimed, so that models see each use after that.
+//! Under the cfg `raddle_unpooled` every record is allocated and given back as well, so that tools that watch the heap
+//! see uses of dead records, and leaks that a dead record's bytes would still point to.
 
 use std::ptr::NonNull;
 
@@ -100,7 +102,8 @@ pub(super) type PoolWord = std::sync::atomic::AtomicPtr<()>;
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const fn fits<T>() -> bool {
-    size_of::<Op<T>>() <= records::SIZE
+    !cfg!(raddle_unpooled)
+        && size_of::<Op<T>>() <= records::SIZE
         && align_of::<Op<T>>() <= records::ALIGN
         && Op::<T>::TASK.start <= records::NAMES.start
         && records::NAMES.end <= Op::<T>::TASK.end
