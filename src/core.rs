@@ -208,8 +208,11 @@ impl Core {
         } else {
             std::mem::swap(&mut here, ready);
         }
-        if !here.is_empty() && !self.defer(&mut here) {
-            self.run_all(&mut here, false);
+        if !here.is_empty() {
+            threads::share_slot();
+            if !self.defer(&mut here) {
+                self.run_all(&mut here, false);
+            }
         }
     }
 

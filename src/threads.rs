@@ -133,6 +133,16 @@ pub(crate) fn worker_index() -> Option<usize> {
     with_carrier(|carrier| carrier.worker().map(Worker::index)).flatten()
 }
 
+/// Puts what only this thread's worker could take where others can: something else is going to run here first.
+pub(crate) fn share_slot() {
+    with_carrier(|carrier| {
+        if let Some(worker) = carrier.free_worker() {
+            let _looking = carrier.look();
+            worker.share();
+        }
+    });
+}
+
 /// Gives this thread's worker to a spare thread, if it has one: the calling operation is about to wait.
 pub(crate) fn yield_worker() -> Result<(), WaitError> {
     with_carrier(|carrier| {
@@ -140,10 +150,7 @@ pub(crate) fn yield_worker() -> Result<(), WaitError> {
             // This is code that another crate has left to crossbeam's collector.
             return Err(WaitError::WouldDeadlock);
         }
-        if let Some(worker) = carrier.worker() {
-            let _looking = carrier.look();
-            worker.share();
-        }
+        share_slot();
         let Some(worker) = carrier.worker.take() else {
             return Ok(());
         };

@@ -6,11 +6,13 @@ mod common;
 
 use std::{
     cell::RefCell,
+    pin::pin,
     sync::{
         Arc, Barrier, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
+    task::{Context, Wake, Waker},
     thread,
     time::{Duration, Instant},
 };
@@ -611,6 +613,39 @@ fn workers_that_wait_are_replaced_while_others_meet() {
         for waiter in waiters {
             waiter.wait().expect("nothing fails").expect("nor does the wait");
         }
+    });
+}
+
+/// A waker is run by the worker that ends what is waited for. If it blocks, it keeps that worker, and nothing that the worker
+/// was to run next.
+#[test]
+fn a_waker_that_blocks_keeps_nothing_from_the_other_worker() {
+    struct Blocks {
+        reached: Gate,
+        released: Gate,
+    }
+    impl Wake for Blocks {
+        fn wake(self: Arc<Self>) {
+            self.reached.open();
+            self.released.pass();
+        }
+    }
+    on_kinds(&THREADED, 2, |engine| {
+        let (one, other) = (engine.new_var(), engine.new_var());
+        let (gate, blocks) = (Gate::new(), Blocks { reached: Gate::new(), released: Gate::new() });
+        let (inside, released, reached) = (gate.clone(), blocks.released.clone(), blocks.reached.clone());
+        engine.op("first").writes([&one, &other]).push_sync(move |_| inside.pass()).expect("the engine is open");
+        let mut wait = pin!(engine.wait_for_var_async(&one));
+        let waker = Waker::from(Arc::new(blocks));
+        assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), "the first operation holds it");
+        // What lets the waker go on becomes ready together with the wait.
+        let next = engine.op("next").writes([&other]).push_sync(move |_| {
+            reached.pass();
+            released.open();
+        });
+        next.expect("the engine is open");
+        gate.open();
+        engine.wait_for_all().expect("nothing fails");
     });
 }
 
