@@ -2,7 +2,7 @@
 
 use std::{
     future::{Future, poll_fn},
-    panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind},
+    panic::{Location, resume_unwind},
     ptr::{self, NonNull},
     sync::{Arc, OnceLock},
     task::Poll,
@@ -19,6 +19,7 @@ use crate::{
     kind::{EngineKind, Placement},
     name::Name,
     outcome::Outcome,
+    panics,
     scheduler::{DEFAULT_BAND, band_of},
     sync::{
         Ordering::{AcqRel, Acquire, Relaxed},
@@ -318,12 +319,12 @@ impl Core {
 
     /// Calls the function of `op`.
     fn call(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), OpError> {
-        let result = catch_unwind(AssertUnwindSafe(|| {
+        let result = panics::catch(|| {
             context::enter(self, op, true, |frame| {
                 // SAFETY: the operation is ready, was handed to this thread alone, and is started here only.
                 unsafe { op.start(&RunContext::new(frame, self)) }
             })
-        }));
+        });
         let cause = match result {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(cause)) => cause,
@@ -337,7 +338,7 @@ impl Core {
         // The completion may end the operation while its function goes on.
         op.hold();
         let mut lost = false;
-        let result = catch_unwind(AssertUnwindSafe(|| {
+        let result = panics::catch(|| {
             context::enter(self, op, true, |frame| {
                 struct Note<'a>(&'a std::cell::Cell<bool>, &'a mut bool);
                 impl Drop for Note<'_> {
@@ -349,7 +350,7 @@ impl Core {
                 // SAFETY: the operation is ready, was handed to this thread alone, and is started here only.
                 unsafe { op.start(&RunContext::new(frame, self)) }
             })
-        }));
+        });
         let cause = match result {
             Ok(Ok(())) => lost.then_some(Cause::LostCompletion),
             Ok(Err(cause)) => Some(cause),
@@ -411,7 +412,7 @@ impl Core {
     /// Runs `f`, which may drop the user's values, as a part of `op`; a panic there becomes a failure that `wait_for_all`
     /// reports.
     fn guarded(&self, op: OpRef<Task>, holding: bool, f: impl FnOnce()) {
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| context::enter(self, op, holding, |_| f()))) {
+        if let Err(payload) = panics::catch(|| context::enter(self, op, holding, |_| f())) {
             let task = op.task();
             let failure = OpError::new(&task.name, task.location, Cause::panic(payload));
             self.failures.add_loose(failure);
@@ -631,7 +632,7 @@ impl Core {
                 }
             };
             // What the value's drop does must not keep the clean-up from running.
-            let emptied = catch_unwind(AssertUnwindSafe(empty));
+            let emptied = panics::catch(empty);
             f(cx);
             if let Err(payload) = emptied {
                 resume_unwind(payload);
@@ -703,8 +704,8 @@ impl Core {
             failure.mark_reported();
             // It prints the user's error, whose code may do anything.
             let warn = || log::warn!("raddle: a failure that nobody was told of: {failure}");
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(warn)) {
-                std::mem::forget(payload);
+            if let Err(payload) = panics::catch(warn) {
+                panics::discard(payload);
             }
         }
         self.crew.end();

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use crate::{device::Context, name::Name};
+use crate::{device::Context, name::Name, panics};
 
 /// The error type that operations return.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -38,9 +38,7 @@ impl Cause {
             Err(payload) => {
                 let message = payload.downcast_ref::<&'static str>().copied();
                 let message = message.map(str::to_owned);
-                // The payload is the user's, and so is what its drop does.
-                let _ =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(payload))).map_err(std::mem::forget);
+                panics::discard(payload);
                 message
             }
         };
@@ -76,9 +74,9 @@ impl Drop for Failure {
         // The error is the user's, and so is what its drop does; the last clone may go anywhere in the engine.
         // SAFETY: the field is dropped once, here.
         let drop = || unsafe { ManuallyDrop::drop(&mut self.cause) };
-        if let Err(payload) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(drop)) {
+        if let Err(payload) = panics::catch(drop) {
             log::error!("raddle: the drop of an operation's error panicked");
-            std::mem::forget(payload);
+            panics::discard(payload);
         }
     }
 }

@@ -56,6 +56,7 @@ mod name;
 mod op_builder;
 mod operator;
 mod outcome;
+mod panics;
 mod progress;
 mod property;
 mod scheduler;

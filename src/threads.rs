@@ -13,6 +13,7 @@ use crate::{
     core::Core,
     error::{BuildError, WaitError},
     kind::Placement,
+    panics,
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
     sync::{
         Condvar, Mutex, lock, mpsc,
@@ -408,9 +409,9 @@ fn run(carrier: &Carrier) {
     // The user's code has its own barriers; this one keeps a defect of the engine, or what other crates have left to
     // crossbeam's collector, from losing the worker and what is queued here.
     let guarded = |f: &mut dyn FnMut()| {
-        if let Err(payload) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)) {
+        if let Err(payload) = panics::catch(f) {
             log::error!("raddle: thread {} panicked outside an operation's function", carrier.number);
-            std::mem::forget(payload);
+            panics::discard(payload);
         }
     };
     let mut ready = ReadyList::default();

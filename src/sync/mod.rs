@@ -195,6 +195,8 @@ mod imp {
 pub(crate) use imp::{Condvar, Mutex, MutexGuard, atomic, cell, hint, mpsc, thread};
 pub(crate) use std::sync::atomic::Ordering;
 
+use crate::panics;
+
 /// Makes the caller see what was done before each release in `counter`'s last changes, one of which it has just made or
 /// seen. A fence, so that only the one who needs it pays for it.
 #[inline(always)]
@@ -243,10 +245,9 @@ pub(crate) struct TimeIsUp;
 /// Wakes futures. A waker is foreign code, whose panic must not reach the caller.
 pub(crate) fn wake_all(wakers: Vec<std::task::Waker>) {
     for waker in wakers {
-        let wake = std::panic::AssertUnwindSafe(|| waker.wake());
-        if let Err(payload) = std::panic::catch_unwind(wake) {
+        if let Err(payload) = panics::catch(|| waker.wake()) {
             log::error!("raddle: a waker panicked");
-            std::mem::forget(payload);
+            panics::discard(payload);
         }
     }
 }

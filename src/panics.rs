@@ -1,0 +1,21 @@
+//! Panics of code that is not this crate's: functions, drops, wakers and errors of the program's.
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+/// What a panic carried. Its drop is the program's code as well: it goes to [`discard`].
+pub(crate) type Payload = Box<dyn Any + Send>;
+
+/// Runs `f` behind a barrier. What it touches must be whole at each point where it may panic.
+pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Payload> {
+    catch_unwind(AssertUnwindSafe(f))
+}
+
+/// Drops a payload. What that may panic with in turn is forgotten, since nothing says that it would ever end.
+pub(crate) fn discard(payload: Payload) {
+    if let Err(another) = catch(|| drop(payload)) {
+        std::mem::forget(another);
+    }
+}
