@@ -17,8 +17,9 @@
 //! | next ≠ null | a later access stands behind this one | one of the threads that insert it |
 //! | `LINKED_…` | together with the next: the flags that the next access was entitled to at that moment | the same |
 //!
-//! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`; so is a wait, which hands `READ_OK` on like a reader. An operation is *ready* when all its accesses are
-//! satisfied and its push has nothing left to do with it. An access with `WRITE_OK`, `DONE` and a next is *spent*: it is retired.
+//! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`; so is a wait, which hands `READ_OK` on like a reader. An
+//! operation is *ready* when all its accesses are satisfied and its push has nothing left to do with it. An access with
+//! `WRITE_OK`, `DONE` and a next is *spent*: it is retired.
 //!
 //! Each flag reaches an access by exactly one way: it was entitled to it when it was linked (its pusher sets it, or a helper
 //! leaves it as a hint which the pusher turns into the flag), or its predecessor got the entitlement later, and whoever
@@ -37,7 +38,7 @@
 //!   zero, or would, owns the ready operation.
 //! * `Op::registered`: the number of accesses known to be in their queues; moved up one by one by helpers, and set by the
 //!   pusher when all are in.
-//! * `Op::task`: the pusher until the push is over, then whoever runs the operation.
+//! * `Op::task`: the pusher until its first access is in, then whoever runs the operation.
 //!
 //! # Edges
 //!
@@ -47,8 +48,8 @@
 //! | `swing` | CAS of `tail` | load of `tail` in `insert` | the access and the hints it carries |
 //! | `register` | CAS of `registered`, the pusher's swap or store | its loads | that the access is in and the tail is past its predecessor |
 //! | `complete` | `fetch_or` of flags in `finish` | the same, further down the queue; the linking CAS | the writes of finished operations |
-//! | `ready` | `fetch_sub` of `wait` | the `fetch_sub` that reaches zero | the writes of all predecessors |
-//! | `retire` | `fetch_sub` of `live` | the `fetch_sub` that reaches zero | that nobody uses the record but pinned helpers |
+//! | `ready` | `fetch_sub` of `wait` | the one that reaches zero, or the load that finds only the caller's part left | the writes of all predecessors |
+//! | `retire` | `fetch_sub` of `live` | the same | that nobody uses the record but pinned helpers |
 //!
 //! # Why a push is atomic
 //!
@@ -71,8 +72,8 @@
 //! thread that stands still anywhere inside `push` delays nothing but what comes after its own operation: helpers leave
 //! entitlements as hints and never take over a step that only one thread may do; the two exclusive duties of a pusher,
 //! turning hints into flags and the last decrement of `wait`, concern its own operation, and a push of one access has
-//! neither. `complete` takes a number of
-//! steps bounded by the accesses it finishes plus the queue entries its completion reaches; it is a loop, never a recursion.
+//! neither. `complete` takes a number of steps bounded by the accesses it finishes plus the queue entries its completion
+//! reaches; it is a loop, never a recursion.
 //!
 //! # Deleted variables
 //!
