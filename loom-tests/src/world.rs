@@ -237,6 +237,12 @@ impl World {
         op.release(spent);
     }
 
+    /// Reads the data of a variable, outside any operation.
+    pub fn look(&self, variable: usize) {
+        // SAFETY: loom checks that nobody writes the data meanwhile.
+        self.variables[variable].data.with(|data| unsafe { data.read() });
+    }
+
     /// How often an operation ran.
     pub fn runs(&self, number: usize) -> usize {
         self.diary.entry(number, |entry| entry.ran.len())

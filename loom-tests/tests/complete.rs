@@ -16,14 +16,14 @@ use raddle::internals::{
 };
 use raddle_loom_tests::{COMPLETE, World, model, must_fail, without};
 
-/// An operation runs and ends on one thread while another thread pushes the next one.
+/// An operation runs and ends on one thread while another thread makes and pushes the next one.
 fn hand_over(before: Mode, after: Mode) {
     let world = World::new(1);
-    let [first, next] = [before, after].map(|mode| world.op(&[(0, mode)]));
+    let first = world.op(&[(0, before)]);
     assert!(world.push(first).ready, "nothing is pending");
     let other = Arc::clone(&world);
     let thread = thread::spawn(move || other.run(first));
-    world.push_and_run(next);
+    world.push_and_run(world.op(&[(0, after)]));
     thread.join().unwrap();
     world.end();
 }
@@ -96,6 +96,35 @@ fn a_reader_hands_over_to_a_helped_writer() {
     meet_helped(2, Read, Write);
 }
 
+/// The same by two threads: whoever ends the predecessor then helps the successor.
+fn end_and_help(before: Mode, after: Mode) {
+    model(2, Contract, move || {
+        let world = World::new(2);
+        let first = world.op(&[(1, before)]);
+        assert!(world.push(first).ready, "nothing is pending");
+        let stalled = world.stall(world.op(&[(0, Write), (1, after)]));
+        let behind = world.op(&[(0, Write)]);
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            other.run(first);
+            other.push_and_run(behind);
+        });
+        world.finish_push(stalled).into_iter().for_each(|op| world.run(op));
+        thread.join().unwrap();
+        world.end();
+    });
+}
+
+#[test]
+fn a_writer_hands_over_to_a_reader_that_its_thread_helps() {
+    end_and_help(Write, Read);
+}
+
+#[test]
+fn a_reader_hands_over_to_a_writer_that_its_thread_helps() {
+    end_and_help(Read, Write);
+}
+
 /// Two predecessors on different variables end at once; one of them, and one only, makes the successor ready.
 #[test]
 fn the_last_of_two_predecessors_makes_the_successor_ready() {
@@ -103,6 +132,8 @@ fn the_last_of_two_predecessors_makes_the_successor_ready() {
         let world = World::new(2);
         let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
         for op in firsts {
+            // Or their ends would pass the fences of the epoch, which might hide that something is not handed over.
+            op.hold();
             assert!(world.push(op).ready, "nothing is pending");
         }
         assert!(!world.push(world.op(&[(0, Write), (1, Read)])).ready, "two predecessors are pending");
@@ -110,6 +141,7 @@ fn the_last_of_two_predecessors_makes_the_successor_ready() {
         let thread = thread::spawn(move || other.run(firsts[0]));
         world.run(firsts[1]);
         thread.join().unwrap();
+        firsts.into_iter().for_each(|op| op.release(0));
         world.end();
     });
 }
@@ -121,6 +153,8 @@ fn two_predecessors_end_while_the_successor_is_pushed() {
         let world = World::new(2);
         let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
         for op in firsts {
+            // As above.
+            op.hold();
             assert!(world.push(op).ready, "nothing is pending");
         }
         let successor = world.op(&[(0, Read), (1, Write)]);
@@ -128,6 +162,7 @@ fn two_predecessors_end_while_the_successor_is_pushed() {
         let thread = thread::spawn(move || firsts.into_iter().for_each(|op| other.run(op)));
         world.push_and_run(successor);
         thread.join().unwrap();
+        firsts.into_iter().for_each(|op| op.release(0));
         world.end();
     });
 }
@@ -281,6 +316,64 @@ fn a_reader_behind_a_helped_reader_does_not_wait_for_it() {
         world.run(behind);
         world.finish_push(stalled).into_iter().for_each(|op| world.run(op));
         assert!(ready.is_empty(), "an operation is ready twice");
+        world.end();
+    });
+}
+
+/// A completion walks down a queue, past a reader that another completion may make ready, to the reader behind it,
+/// which may then run, end and be retired: what the walk is at must not be.
+#[test]
+fn an_access_is_kept_while_a_completion_walks_past_it() {
+    model(3, Contract, || {
+        let world = World::new(2);
+        let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
+        let behind = [world.op(&[(0, Read), (1, Read)]), world.op(&[(0, Read)]), world.op(&[(0, Write)])];
+        for op in firsts {
+            assert!(world.push(op).ready, "nothing is pending");
+        }
+        for op in behind {
+            assert!(!world.push(op).ready, "a writer is pending");
+        }
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || other.run(firsts[0]));
+        world.run(firsts[1]);
+        thread.join().unwrap();
+        world.end();
+    });
+}
+
+/// Whoever finds a variable idle may go on as if it had been handed the variable.
+#[test]
+fn who_finds_a_variable_idle_sees_what_was_done() {
+    for for_reading in [false, true] {
+        model(COMPLETE, Contract, move || {
+            let world = World::new(1);
+            let op = world.op(&[(0, Write)]);
+            assert!(world.push(op).ready, "nothing is pending");
+            let other = Arc::clone(&world);
+            let thread = thread::spawn(move || other.run(op));
+            if world.queue(0).is_idle(for_reading) {
+                world.look(0);
+            }
+            thread.join().unwrap();
+            world.end();
+        });
+    }
+}
+
+/// Readers of an idle variable are ready at once, also if one of them is pushed over two variables and the other one
+/// finds it half-way.
+#[test]
+fn readers_of_an_idle_variable_are_ready_at_once() {
+    model(3, Contract, || {
+        let world = World::new(2);
+        let (both, one) = (world.op(&[(0, Write), (1, Read)]), world.op(&[(1, Read)]));
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || other.push(one).ready);
+        let at_once = world.push(both).ready;
+        assert!(thread.join().unwrap() && at_once, "a reader waits for another reader");
+        world.run(both);
+        world.run(one);
         world.end();
     });
 }

@@ -36,6 +36,29 @@ fn the_error_of_a_function_reaches_exactly_one_side() {
     });
 }
 
+/// Either way in which the function learns that the completion was used tells it what that thread did before.
+#[test]
+fn who_sees_a_resolution_sees_what_was_done_before_it() {
+    for by_failing in [false, true] {
+        model(COMPLETE, Flavour::Contract, move || {
+            let (progress, data) = (Arc::new(Progress::default()), Arc::new(Data(UnsafeCell::new(0))));
+            let (other, written) = (Arc::clone(&progress), Arc::clone(&data));
+            let completion = thread::spawn(move || {
+                // SAFETY: whoever reads has seen the resolution first, which is what the model checks.
+                written.0.with_mut(|data| unsafe { *data = 1 });
+                let _ = other.resolve();
+            });
+            // SAFETY: called once, by the thread that plays the function.
+            let resolved = if by_failing { unsafe { progress.fail(()) }.is_err() } else { progress.is_resolved() };
+            if resolved {
+                // SAFETY: as above.
+                assert_eq!(data.0.with(|data| unsafe { *data }), 1);
+            }
+            completion.join().unwrap();
+        });
+    }
+}
+
 /// A naive engine, a variable, and the completion of an asynchronous operation that writes it.
 fn pending() -> (Engine, Token, Completion) {
     let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();

@@ -111,3 +111,46 @@ fn two_poppers_share_what_two_pushes_left() {
         assert_eq!(popped, [0, 1, 2, 3]);
     });
 }
+
+/// A popper is late: what it has seen at the front is popped, given back, and another chain stands there.
+#[test]
+fn a_late_popper_finds_the_next_chain_and_nothing_that_is_gone() {
+    model(3, Flavour::Contract, || {
+        let band = DEFAULT_BAND;
+        let injector = Arc::new(Injector::default());
+        (0..2).for_each(|number| injector.push(op(number, band)));
+        let mut popped: Vec<usize> = pop(&injector, band).into_iter().collect();
+        let other = Arc::clone(&injector);
+        let thread = thread::spawn(move || {
+            let first = pop(&other, band);
+            (2..4).for_each(|number| other.push(op(number, band)));
+            [first, pop(&other, band)]
+        });
+        popped.extend(pop(&injector, band));
+        popped.extend(thread.join().unwrap().into_iter().flatten());
+        popped.extend(std::iter::from_fn(|| pop(&injector, band)));
+        popped.sort_unstable();
+        assert_eq!(popped, [0, 1, 2, 3]);
+    });
+}
+
+/// Two poppers have a chain in hand, of which they take one operation, and only one of them can leave the rest in
+/// front.
+#[test]
+fn two_poppers_leave_what_they_do_not_take() {
+    model(3, Flavour::Contract, || {
+        let band = DEFAULT_BAND;
+        let injector = Arc::new(Injector::default());
+        (0..2).for_each(|number| injector.push(op(number, band)));
+        let other = Arc::clone(&injector);
+        let thread = thread::spawn(move || {
+            (2..4).for_each(|number| other.push(op(number, band)));
+            pop(&other, band)
+        });
+        let mut popped: Vec<usize> = pop(&injector, band).into_iter().collect();
+        popped.extend(thread.join().unwrap());
+        popped.extend(std::iter::from_fn(|| pop(&injector, band)));
+        popped.sort_unstable();
+        assert_eq!(popped, [0, 1, 2, 3]);
+    });
+}

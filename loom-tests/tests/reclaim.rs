@@ -13,9 +13,10 @@ use std::sync::Arc;
 
 use loom::thread;
 use raddle::internals::{
+    DEFAULT_BAND,
     Flavour::{self, Contract, Crossbeam},
     Mode::{Read, Write},
-    Step,
+    OpRef, Step,
 };
 use raddle_loom_tests::{COMPLETE, World, model, must_fail, without};
 
@@ -140,5 +141,22 @@ fn a_variable_is_given_back_only_after_the_helpers() {
         }
         thread.join().unwrap();
         world.end();
+    });
+}
+
+/// Whoever gives up the last hold of a record drops the task, after all that others did with it.
+#[test]
+fn a_task_is_dropped_after_what_other_holders_did_with_it() {
+    model(COMPLETE, Contract, || {
+        // SAFETY: the operation names no variable.
+        let op = unsafe { OpRef::new(0, DEFAULT_BAND, false, std::iter::empty()) };
+        op.hold();
+        let thread = thread::spawn(move || {
+            // loom takes this for a use of the task by one thread alone.
+            let _ = op.task_ptr();
+            op.release(0);
+        });
+        op.release(0);
+        thread.join().unwrap();
     });
 }

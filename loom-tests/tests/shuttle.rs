@@ -232,6 +232,34 @@ fn three_workers_take_each_operation_once_and_all_end() {
     explore(4000, a_lane_with_three_workers);
 }
 
+/// Workers that take one operation each, and no more: whoever finds several, or the last searcher, must wake another.
+fn workers_that_take_one_operation_each() {
+    const WORKERS: usize = 4;
+    let (lane, workers) =
+        Lane::new(LaneOptions { name: "model", workers: WORKERS, threads: WORKERS, idle: IdlePolicy::Park });
+    let threads: Vec<_> = workers
+        .into_iter()
+        .map(|worker| {
+            thread::spawn(move || {
+                worker.lane().sleep().carry(worker.index(), worker.index());
+                // The worker may have others in its deque, for the others to steal.
+                (take(&worker).unwrap(), worker)
+            })
+        })
+        .collect();
+    for number in 0..WORKERS {
+        lane.inject(op(number));
+    }
+    let mut taken: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    taken.sort_unstable_by_key(|&(number, _)| number);
+    assert!(taken.iter().map(|&(number, _)| number).eq(0..WORKERS));
+}
+
+#[test]
+fn four_pushes_reach_four_workers_that_take_one_operation_each() {
+    explore(6000, workers_that_take_one_operation_each);
+}
+
 // -------------------------------------------------------------------------------------------------------- tally ----
 
 fn waits_for_all() {

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use loom::thread;
+use loom::{cell::UnsafeCell, thread};
 use raddle::IdlePolicy;
 use raddle::internals::{DEFAULT_BAND, Flavour, Lane, LaneOptions, OpRef, Step, Worker};
 use raddle_loom_tests::{model, must_fail, without};
@@ -91,6 +91,57 @@ fn what_is_pushed_while_one_worker_searches_is_taken_and_the_end_reaches_all() {
             left += 1;
         }
         assert_eq!(taken + left, 2);
+    });
+}
+
+/// Two workers that take one operation each, and no more: each of two pushes must reach one of them, whoever searches,
+/// sleeps or has both in hand.
+#[test]
+fn two_pushes_reach_two_workers_that_take_one_operation_each() {
+    model(3, Flavour::Contract, || {
+        let (lane, workers) = lane(2);
+        let threads: Vec<_> = workers
+            .into_iter()
+            .map(|worker| {
+                thread::spawn(move || {
+                    worker.lane().sleep().carry(worker.index(), worker.index());
+                    let number = take(&worker).unwrap();
+                    // The worker may have the other operation in its deque, for the other one to steal.
+                    (number, worker)
+                })
+            })
+            .collect();
+        (0..2).for_each(|number| lane.inject(op(number, DEFAULT_BAND)));
+        let mut taken: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        taken.sort_unstable_by_key(|&(number, _)| number);
+        assert!(taken.iter().map(|&(number, _)| number).eq(0..2));
+    });
+}
+
+struct Data(UnsafeCell<usize>);
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+unsafe impl Sync for Data {}
+// SAFETY: as above.
+unsafe impl Send for Data {}
+
+#[test]
+fn what_was_done_before_the_end_of_a_lane_is_over_for_its_workers() {
+    model(3, Flavour::Contract, || {
+        let (lane, mut workers) = lane(1);
+        // As if by another worker: one that does not search passes no fence on its way out.
+        lane.sleep().start_search();
+        let (worker, data) = (workers.pop().unwrap(), Arc::new(Data(UnsafeCell::new(0))));
+        let other = Arc::clone(&data);
+        let thread = thread::spawn(move || {
+            worker.lane().sleep().carry(0, 0);
+            assert!(take(&worker).is_none());
+            // SAFETY: the lane has ended, and nobody writes after that, which is what the model checks.
+            assert_eq!(other.0.with(|data| unsafe { *data }), 1);
+        });
+        // SAFETY: as above.
+        data.0.with_mut(|data| unsafe { *data = 1 });
+        lane.end();
+        thread.join().unwrap();
     });
 }
 
