@@ -739,3 +739,40 @@ fn a_handle_in_a_workers_thread_local_does_not_keep_a_shutdown() {
         uncounted.shutdown(Shutdown::Drain, None).expect("nobody waits for this thread");
     });
 }
+
+/// What others defer may panic in a worker's look as well. That costs neither the worker nor its wake-ups.
+#[test]
+fn what_others_defer_may_panic_on_any_thread() {
+    const PANICS: usize = 20;
+    on_kinds(&THREADED, 2, |engine| {
+        let (on_workers, ran) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let mut pushed = 0;
+        let end = Instant::now() + Duration::from_secs(20);
+        while on_workers.load(SeqCst) < PANICS && Instant::now() < end {
+            let on_workers = Arc::clone(&on_workers);
+            // This thread must not be the one that runs it, so it does not pin again before the workers had their chance.
+            epoch::pin().defer(move || {
+                if thread::current().name().is_some_and(|name| name.starts_with("raddle-")) {
+                    on_workers.fetch_add(1, SeqCst);
+                    panic!("deferred by another crate");
+                }
+            });
+            epoch::pin().flush();
+            for _ in 0..400 {
+                let ran = Arc::clone(&ran);
+                engine.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], []).expect("the engine is open");
+                pushed += 1;
+            }
+            // Long enough for the workers to fall asleep now and then.
+            thread::sleep(Duration::from_micros(200));
+        }
+        println!("{} panics", on_workers.load(SeqCst));
+        for _ in 0..50 {
+            let token = engine.new_var();
+            engine.op("after").writes([&token]).push_sync(|_| {}).expect("the engine is open");
+            engine.wait_for_var_timeout(&token, Duration::from_secs(10)).expect("a worker comes by");
+        }
+        engine.wait_for_all().expect("nothing fails");
+        assert_eq!(ran.load(SeqCst), pushed);
+    });
+}

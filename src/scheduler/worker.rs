@@ -2,7 +2,11 @@
 
 use std::{cell::Cell, sync::Arc};
 
-use super::{band::DEFAULT_BAND, lane::Lane, sleep::IdlePolicy};
+use super::{
+    band::DEFAULT_BAND,
+    lane::Lane,
+    sleep::{IdlePolicy, Sleep},
+};
 use crate::{
     sync::{
         deque::{self, Steal},
@@ -220,7 +224,9 @@ impl<T> Worker<T> {
     fn search(&self) -> Option<OpRef<T>> {
         let sleep = self.lane.sleep();
         let mut searching = sleep.try_start_search();
+        let look = Look { sleep, worker: self.index, stands: Cell::new(Stands::Nowhere) };
         loop {
+            look.stands.set(if searching { Stands::Searching } else { Stands::Nowhere });
             pause::at(Point::SleepSearching);
             if searching && let Some(op) = self.spin() {
                 return self.found(op);
@@ -232,6 +238,7 @@ impl<T> Worker<T> {
                 return None;
             }
             sleep.announce(self.index, searching);
+            look.stands.set(Stands::Announced);
             pause::at(Point::SleepAnnounced);
             if !removed(Step::LookAgainBeforePark) {
                 // After the announcement: what was pushed by a notifier that saw no sleeper is seen here.
@@ -293,6 +300,37 @@ impl<T> Worker<T> {
     fn spin(&self) -> Option<OpRef<T>> {
         let _ = (self.lane.idle(), hint::spin_loop as fn(), IdlePolicy::Spin);
         self.find()
+    }
+}
+
+/// How others count a worker that looks for work.
+#[derive(Clone, Copy)]
+enum Stands {
+    Nowhere,
+    Searching,
+    Announced,
+}
+
+/// A search for work. If it is broken off by a panic, of code that another crate has left where crossbeam-deque comes by,
+/// nobody may go on counting on it.
+struct Look<'s> {
+    sleep: &'s Sleep,
+    worker: usize,
+    stands: Cell<Stands>,
+}
+
+impl Drop for Look<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        match self.stands.get() {
+            Stands::Nowhere => return,
+            Stands::Searching => {}
+            Stands::Announced => self.sleep.retract(self.worker),
+        }
+        // If it was the last one, its worker looks again all the same: it goes on.
+        let _ = self.sleep.stop_search();
     }
 }
 
