@@ -1,0 +1,112 @@
+//! The engine behind its handles. What it does is in the modules below: a push, a run, a wait and a shutdown.
+
+use std::{panic::Location, ptr, sync::OnceLock};
+
+use crossbeam_utils::CachePadded;
+use smallvec::SmallVec;
+
+use crate::{
+    failures::Failures,
+    kind::{EngineKind, Placement},
+    name::Name,
+    sync::{
+        Ordering::Relaxed,
+        atomic::{AtomicU8, AtomicU64, AtomicUsize},
+    },
+    tally::Tally,
+    task::Entry,
+    threads::Crew,
+    tracker::INLINE_ACCESSES,
+};
+
+mod push;
+mod run;
+mod shutdown;
+mod variables;
+mod wait;
+
+pub(crate) use push::normalise;
+
+/// How far a shutdown is. Only rises.
+mod phase {
+    /// Everybody may push.
+    pub(super) const OPEN: u8 = 0;
+    /// Operations of this engine may push; so may the engine itself.
+    pub(super) const DRAINING: u8 = 1;
+    /// Only the engine itself may push; what has not started is cancelled.
+    pub(super) const CANCELLING: u8 = 2;
+}
+
+/// The variables an operation names, in the making.
+pub(crate) type Entries = SmallVec<[Entry; INLINE_ACCESSES]>;
+
+/// What an operation is made with, beside its variables and its function.
+#[derive(Clone)]
+pub(crate) struct Spec {
+    pub(crate) name: Name,
+    pub(crate) location: &'static Location<'static>,
+    pub(crate) priority: i32,
+    pub(crate) lane: u8,
+    pub(crate) flags: u16,
+}
+
+/// The engine.
+pub(crate) struct Core {
+    kind: EngineKind,
+    phase: CachePadded<AtomicU8>,
+    next_id: AtomicU64,
+    tally: Tally,
+    failures: Failures,
+    crew: Crew,
+    /// Where the workers of the first lane were put.
+    pub(crate) placements: OnceLock<Box<[Placement]>>,
+    /// Engine handles that keep it open.
+    pub(crate) handles: AtomicUsize,
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core")
+            .field("kind", &self.kind)
+            // Relaxed: a snapshot to look at.
+            .field("phase", &self.phase.load(Relaxed))
+            .finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    pub(crate) fn new(kind: EngineKind, crew: Crew, shards: usize) -> Self {
+        Self {
+            kind,
+            phase: CachePadded::new(AtomicU8::new(phase::OPEN)),
+            next_id: AtomicU64::new(0),
+            tally: Tally::new(shards),
+            failures: Failures::default(),
+            crew,
+            placements: OnceLock::new(),
+            handles: AtomicUsize::new(1),
+        }
+    }
+
+    pub(crate) fn kind(&self) -> EngineKind {
+        self.kind
+    }
+
+    pub(crate) fn crew(&self) -> &Crew {
+        &self.crew
+    }
+
+    pub(crate) fn failures(&self) -> &Failures {
+        &self.failures
+    }
+
+    /// What the variables of this engine are marked with: its address, which is its own while a variable keeps it.
+    pub(crate) fn mark(&self) -> usize {
+        ptr::from_ref(self).addr()
+    }
+
+    pub(crate) fn next_id(&self) -> u64 {
+        // Relaxed: only distinct numbers are needed; a thread's own rise.
+        self.next_id.fetch_add(1, Relaxed)
+    }
+}

@@ -1,0 +1,200 @@
+//! What a push does, up to the moment when its operation waits for others, lies in a lane, or runs.
+
+use std::sync::Arc;
+
+use super::{Core, Entries, Spec, phase};
+use crate::{
+    context,
+    error::PushError,
+    kind::EngineKind,
+    scheduler::{DEFAULT_BAND, band_of},
+    sync::Ordering::Acquire,
+    task::{Entry, Refs, Task, Work, flag},
+    threads,
+    tracker::{self, Mode, OpRef, ReadyList},
+    variable::VarCell,
+};
+
+impl Core {
+    /// Pushes an operation.
+    #[inline]
+    pub(crate) fn push(self: &Arc<Self>, spec: Spec, entries: &mut Entries, work: impl Work) -> Result<(), PushError> {
+        self.check_variables(entries)?;
+        normalise(entries)?;
+        self.push_normalised(spec, entries, work, false)
+    }
+
+    /// That the variables are this engine's, and not deleted as far as can be seen.
+    #[inline]
+    pub(crate) fn check_variables(&self, entries: &[Entry]) -> Result<(), PushError> {
+        for entry in entries {
+            // SAFETY: whoever made the entry keeps a handle until the push is over.
+            let cell = unsafe { entry.cell.as_ref() };
+            if cell.queue().owner() != self.mark() {
+                return Err(PushError::ForeignVariable);
+            }
+            if cell.queue().is_closed() {
+                return Err(PushError::DeletedVariable);
+            }
+        }
+        Ok(())
+    }
+
+    /// Pushes an operation whose entries are sorted, distinct and this engine's.
+    pub(crate) fn push_normalised<W: Work>(
+        self: &Arc<Self>,
+        spec: Spec,
+        entries: &[Entry],
+        work: W,
+        passes_closed: bool,
+    ) -> Result<(), PushError> {
+        for entry in entries {
+            // SAFETY: whoever made the entries keeps handles until the push is over.
+            unsafe { entry.cell.as_ref() }.queue().prefetch();
+        }
+        let ticket = self.tally.enter();
+        // Acquire: pairs with the exchange in `begin_shutdown`. The count was entered first: either the drain waits for
+        // it, or it entered a generation opened after the phase was set, and sees that here.
+        let phase = self.phase.load(Acquire);
+        if phase != phase::OPEN && spec.flags & flag::INTERNAL == 0 {
+            let allowed = phase == phase::DRAINING && context::in_operation_of(self);
+            if !allowed {
+                self.tally.leave(ticket);
+                return Err(PushError::ShutDown);
+            }
+        }
+        let band = if spec.priority == 0 { DEFAULT_BAND } else { band_of(spec.priority) };
+        let flags = spec.flags;
+        let accesses = entries.iter().map(|entry| (VarCell::queue_ptr(entry.cell), entry.mode));
+        let init = |task: *mut Task| {
+            // SAFETY: the place is for a task, and has none yet.
+            unsafe { Task::init(task, spec.name, spec.location, ticket, spec.lane, flags, work) }
+        };
+        // SAFETY: whoever made the entries keeps handles until the push is over; `init` does what it is to do.
+        let op = unsafe { OpRef::new_with(init, band, passes_closed, accesses) };
+        let pushed = tracker::push(op);
+        if pushed.ready {
+            let at_once = flag::INLINE | flag::EAGER;
+            // Once a shutdown has begun the workers may end at any time; what is still pushed is the engine's own and
+            // small, and runs here.
+            let closed = phase != phase::OPEN && flags & flag::INTERNAL != 0;
+            if flags & at_once != 0 || closed || self.kind == EngineKind::Naive {
+                self.run_at_once(op);
+            } else {
+                self.crew.schedule(op);
+            }
+        }
+        if pushed.rejected {
+            return Err(PushError::DeletedVariable);
+        }
+        Ok(())
+    }
+
+    /// Places operations that became ready on this thread.
+    #[inline]
+    pub(crate) fn place_all(self: &Arc<Self>, ready: &mut ReadyList<Task>) {
+        let mut here = ReadyList::default();
+        if self.kind != EngineKind::Naive && self.is_open() {
+            // What is for others first, since what runs here may take its time.
+            while let Some(op) = ready.pop() {
+                if op.task().has(flag::INLINE) {
+                    here.push(op);
+                } else {
+                    self.crew.schedule(op);
+                }
+            }
+        } else {
+            std::mem::swap(&mut here, ready);
+        }
+        if !here.is_empty() {
+            threads::share_slot();
+            if !self.defer(&mut here) {
+                self.run_all(&mut here, false);
+            }
+        }
+    }
+
+    /// Runs a ready operation on this thread, or has it placed if too much runs inside each other here.
+    fn run_at_once(self: &Arc<Self>, op: OpRef<Task>) {
+        let mut ready = ReadyList::default();
+        ready.push(op);
+        if !self.defer(&mut ready) {
+            self.run_all(&mut ready, true);
+        }
+    }
+
+    /// Leaves `ready` to others if too much runs inside each other on this thread.
+    fn defer(&self, ready: &mut ReadyList<Task>) -> bool {
+        if self.kind == EngineKind::Naive || !self.is_open() {
+            return context::defer(self, ready);
+        }
+        context::is_deep() && {
+            let mut here = ReadyList::default();
+            while let Some(op) = ready.pop() {
+                if op.task().has(flag::INLINE) {
+                    here.push(op);
+                } else {
+                    self.crew.schedule(op);
+                }
+            }
+            *ready = here;
+            ready.is_empty() || context::defer(self, ready)
+        }
+    }
+
+    /// Runs or places what is ready, the first operation here if `at_once`. What has not had its turn lies where an operation
+    /// that waits finds it.
+    pub(super) fn run_all(self: &Arc<Self>, ready: &mut ReadyList<Task>, mut at_once: bool) {
+        context::drain(self, |drain| {
+            loop {
+                drain.push_all(ready);
+                let Some(op) = drain.pop() else { break };
+                self.place(op, ready, at_once);
+                at_once = false;
+            }
+        });
+    }
+
+    /// Runs `op` here if it is to, adding what becomes ready to `ready`; otherwise gives it to a worker.
+    fn place(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>, at_once: bool) {
+        // After a shutdown nobody is left in the lanes. What can still become ready then is the engine's own, on a thread
+        // of the program or in the rest of an asynchronous function.
+        let deserted = || op.task().has(flag::INTERNAL) && !self.is_open() && !self.crew.is_served_here(op.task().lane);
+        if at_once || self.kind == EngineKind::Naive || op.task().has(flag::INLINE) || deserted() {
+            self.execute(op, ready);
+        } else {
+            self.crew.schedule(op);
+        }
+    }
+}
+
+/// Sorts entries by variable and makes them distinct: what is both read and mutated counts as mutated, and as overwritten
+/// only if nothing else was said.
+#[inline]
+pub(crate) fn normalise(entries: &mut Entries) -> Result<(), PushError> {
+    // SAFETY: whoever made the entries keeps handles.
+    let id = |entry: &Entry| unsafe { entry.cell.as_ref() }.queue().id();
+    if entries.is_sorted_by(|one, other| id(one) < id(other)) { Ok(()) } else { sort(entries) }
+}
+
+#[inline(never)]
+fn sort(entries: &mut Entries) -> Result<(), PushError> {
+    // SAFETY: whoever made the entries keeps handles.
+    entries.sort_unstable_by_key(|entry| unsafe { entry.cell.as_ref() }.queue().id());
+    let mut aliased = false;
+    entries.dedup_by(|later, kept| {
+        if later.cell != kept.cell {
+            return false;
+        }
+        aliased |= later.refs.min(kept.refs) != Refs::None && later.refs.max(kept.refs) == Refs::Exclusive;
+        if later.mode != kept.mode {
+            kept.mode = Mode::Write;
+        }
+        kept.refs = kept.refs.max(later.refs);
+        true
+    });
+    if aliased {
+        return Err(PushError::AliasedVariable);
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! What is done to a variable as a whole: its failure cleared, its value deleted, its cell freed.
+
+use std::{
+    panic::{Location, resume_unwind},
+    ptr::NonNull,
+    sync::Arc,
+};
+
+use smallvec::SmallVec;
+
+use super::{Core, Spec};
+use crate::{
+    context::RunContext,
+    error::PushError,
+    name::Name,
+    panics,
+    task::{Entry, Plain, Refs, flag},
+    tracker::Mode,
+    variable::{Free, Token, VarCell},
+};
+
+impl Core {
+    /// Clears the failure of a variable, in the order of pushes.
+    pub(crate) fn clear_error(
+        self: &Arc<Self>,
+        token: &Token,
+        location: &'static Location<'static>,
+    ) -> Result<(), PushError> {
+        let spec = Spec {
+            name: Name::from("clear_error"),
+            location,
+            priority: 0,
+            lane: 0,
+            flags: flag::INLINE | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
+        };
+        let entry = Entry { cell: token.ptr(), mode: Mode::Write, refs: Refs::None };
+        let clear = |cx: &RunContext<'_>| {
+            for access in cx.op().op().accesses() {
+                let cell = VarCell::of(access);
+                // SAFETY: the operation runs and names the variable as written.
+                if unsafe { cell.set_failure(None) }.is_some() {
+                    cx.core().failures.clear_variable(cell.queue().id());
+                }
+            }
+            Ok(())
+        };
+        self.push(spec, &mut SmallVec::from_slice(&[entry]), Plain::new(clear))
+    }
+
+    /// Deletes a variable after everything pending on it; then runs `f`.
+    pub(crate) fn delete_variable(
+        self: &Arc<Self>,
+        token: &Token,
+        location: &'static Location<'static>,
+        f: impl FnOnce(&RunContext<'_>) + Send + 'static,
+    ) -> Result<(), PushError> {
+        let entry = Entry { cell: token.ptr(), mode: Mode::Overwrite, refs: Refs::None };
+        self.check_variables(&[entry])?;
+        if !token.cell().queue().close() {
+            return Err(PushError::DeletedVariable);
+        }
+        let spec = Spec {
+            name: Name::from("delete_variable"),
+            location,
+            // Before everything else: it gives memory back.
+            priority: i32::MAX,
+            lane: 0,
+            flags: flag::EAGER | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
+        };
+        let delete = move |cx: &RunContext<'_>| {
+            let empty = || {
+                for access in cx.op().op().accesses() {
+                    // SAFETY: the operation holds the variable for writing, and a closed variable takes no other operation.
+                    unsafe { VarCell::of(access).empty() };
+                }
+            };
+            // What the value's drop does must not keep the clean-up from running.
+            let emptied = panics::catch(empty);
+            f(cx);
+            if let Err(payload) = emptied {
+                resume_unwind(payload);
+            }
+            Ok(())
+        };
+        self.push_normalised(spec, &[entry], Plain::new(delete), true)
+    }
+
+    /// Frees a variable whose last handle is gone, after everything pending on it.
+    pub(crate) fn free_variable(cell: NonNull<VarCell>, location: &'static Location<'static>) {
+        // SAFETY: the cell lives until the operation pushed here has ended.
+        let (core, queue, needs_drop) = unsafe {
+            let cell = cell.as_ref();
+            (Arc::clone(cell.core()), cell.queue(), cell.needs_drop())
+        };
+        queue.close();
+        // The value is the user's, and its drop runs on a worker; otherwise there is nothing to run.
+        let at_once = if needs_drop { 0 } else { flag::INLINE };
+        let spec = Spec {
+            name: Name::from("drop"),
+            location,
+            priority: i32::MAX,
+            lane: 0,
+            flags: at_once | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
+        };
+        let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
+        let pushed = core.push_normalised(spec, &[entry], Free(cell), true);
+        debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    }
+}
