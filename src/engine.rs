@@ -271,13 +271,7 @@ impl Engine {
         access.declare(&mut List(&mut entries));
         let kept = access.keep();
         let outcome = Outcome::new();
-        let spec = Spec {
-            name: Name::from("get"),
-            location: Location::caller(),
-            priority: 0,
-            lane: 0,
-            flags: flag::EAGER | flag::INTERNAL,
-        };
+        let spec = Spec::internal("get", Location::caller(), 0, flag::EAGER);
         // SAFETY: the operation declares `access` and runs once.
         let f = move |_: &RunContext<'_>| Ok(unsafe { Read::<T>::refs(&kept) }.clone());
         self.core.push(spec, &mut entries, Returning::new(f, Arc::clone(&outcome)))?;

@@ -7,7 +7,6 @@ use crate::{
     context::RunContext,
     core::{Core, Spec},
     error::{Cause, PushError},
-    name::Name,
     task::{Entry, Plain, Refs, Work, async_body, flag},
     tracker::Mode,
     variable::Token,
@@ -53,13 +52,8 @@ impl Drop for Owner {
         let Some(&entry) = inner.entries.first() else {
             return;
         };
-        let spec = Spec {
-            name: Name::from("delete_operator"),
-            location: Location::caller(),
-            priority: i32::MAX,
-            lane: 0,
-            flags: flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
-        };
+        let flags = flag::NO_SKIP | flag::SILENT;
+        let spec = Spec::internal("delete_operator", Location::caller(), i32::MAX, flags);
         // Every run names the variable, so all of them are over when this one's turn has come.
         let entry = Entry { mode: Mode::Await, refs: Refs::None, ..entry };
         let core = Arc::clone(&inner.core);

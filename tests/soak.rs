@@ -533,10 +533,23 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
             }
             1 => {
                 ledger.note("drains with a time limit");
+                // Half of the drains cannot end in time: an asynchronous operation goes on until they have given up.
+                let held = random.one_in(2).then(|| {
+                    let (sender, receiver) = mpsc::channel();
+                    let pushed = round.engine.op("held").push_async(move |_, done| {
+                        let _ = sender.send(done);
+                    });
+                    pushed.expect("the engine is open");
+                    receiver.recv().expect("the operation runs")
+                });
                 match round.engine.shutdown(Shutdown::Drain, Some(random.moment() * 10)) {
+                    Ok(()) if held.is_some() => ledger.complain("a drain ends before an operation".to_owned()),
                     Ok(()) => {}
                     Err(ShutdownError::TimedOut) => ledger.count("shutdowns that ran out of time"),
                     Err(error) => ledger.complain(format!("a shutdown fails: {error}")),
+                }
+                if let Some(done) = held {
+                    done.complete();
                 }
             }
             _ => {}

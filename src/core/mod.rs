@@ -14,7 +14,7 @@ use crate::{
         atomic::{AtomicU8, AtomicU64, AtomicUsize},
     },
     tally::Tally,
-    task::Entry,
+    task::{Entry, flag},
     threads::Crew,
     tracker::INLINE_ACCESSES,
 };
@@ -48,6 +48,18 @@ pub(crate) struct Spec {
     pub(crate) priority: i32,
     pub(crate) lane: u8,
     pub(crate) flags: u16,
+}
+
+impl Spec {
+    /// Of an operation of the engine's own, in the first lane.
+    pub(crate) fn internal(
+        name: &'static str,
+        location: &'static Location<'static>,
+        priority: i32,
+        flags: u16,
+    ) -> Self {
+        Self { name: Name::from(name), location, priority, lane: 0, flags: flags | flag::INTERNAL }
+    }
 }
 
 /// The engine.

@@ -93,19 +93,12 @@ impl Core {
     /// Places operations that became ready on this thread.
     #[inline]
     pub(crate) fn place_all(self: &Arc<Self>, ready: &mut ReadyList<Task>) {
-        let mut here = ReadyList::default();
-        if self.kind != EngineKind::Naive && self.is_open() {
+        let mut here = if self.kind != EngineKind::Naive && self.is_open() {
             // What is for others first, since what runs here may take its time.
-            while let Some(op) = ready.pop() {
-                if op.task().has(flag::INLINE) {
-                    here.push(op);
-                } else {
-                    self.crew.schedule(op);
-                }
-            }
+            self.schedule_all(ready)
         } else {
-            std::mem::swap(&mut here, ready);
-        }
+            std::mem::take(ready)
+        };
         if !here.is_empty() {
             threads::share_slot();
             if !self.defer(&mut here) {
@@ -129,17 +122,23 @@ impl Core {
             return context::defer(self, ready);
         }
         context::is_deep() && {
-            let mut here = ReadyList::default();
-            while let Some(op) = ready.pop() {
-                if op.task().has(flag::INLINE) {
-                    here.push(op);
-                } else {
-                    self.crew.schedule(op);
-                }
-            }
-            *ready = here;
+            *ready = self.schedule_all(ready);
             ready.is_empty() || context::defer(self, ready)
         }
+    }
+
+    /// Gives to the workers all that need not run on this thread, and returns what does.
+    #[inline]
+    fn schedule_all(&self, ready: &mut ReadyList<Task>) -> ReadyList<Task> {
+        let mut here = ReadyList::default();
+        while let Some(op) = ready.pop() {
+            if op.task().has(flag::INLINE) {
+                here.push(op);
+            } else {
+                self.crew.schedule(op);
+            }
+        }
+        here
     }
 
     /// Runs or places what is ready, the first operation here if `at_once`. What has not had its turn lies where an operation

@@ -12,7 +12,6 @@ use super::{Core, Spec};
 use crate::{
     context::RunContext,
     error::PushError,
-    name::Name,
     panics,
     task::{Entry, Plain, Refs, flag},
     tracker::Mode,
@@ -26,13 +25,7 @@ impl Core {
         token: &Token,
         location: &'static Location<'static>,
     ) -> Result<(), PushError> {
-        let spec = Spec {
-            name: Name::from("clear_error"),
-            location,
-            priority: 0,
-            lane: 0,
-            flags: flag::INLINE | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
-        };
+        let spec = Spec::internal("clear_error", location, 0, flag::INLINE | flag::NO_SKIP | flag::SILENT);
         let entry = Entry { cell: token.ptr(), mode: Mode::Write, refs: Refs::None };
         let clear = |cx: &RunContext<'_>| {
             for access in cx.op().op().accesses() {
@@ -59,14 +52,8 @@ impl Core {
         if !token.cell().queue().close() {
             return Err(PushError::DeletedVariable);
         }
-        let spec = Spec {
-            name: Name::from("delete_variable"),
-            location,
-            // Before everything else: it gives memory back.
-            priority: i32::MAX,
-            lane: 0,
-            flags: flag::EAGER | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
-        };
+        // Before everything else: it gives memory back.
+        let spec = Spec::internal("delete_variable", location, i32::MAX, flag::EAGER | flag::NO_SKIP | flag::SILENT);
         let delete = move |cx: &RunContext<'_>| {
             let empty = || {
                 for access in cx.op().op().accesses() {
@@ -95,13 +82,7 @@ impl Core {
         queue.close();
         // The value is the user's, and its drop runs on a worker; otherwise there is nothing to run.
         let at_once = if needs_drop { 0 } else { flag::INLINE };
-        let spec = Spec {
-            name: Name::from("drop"),
-            location,
-            priority: i32::MAX,
-            lane: 0,
-            flags: at_once | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
-        };
+        let spec = Spec::internal("drop", location, i32::MAX, at_once | flag::NO_SKIP | flag::SILENT);
         let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
         let pushed = core.push_normalised(spec, &[entry], Free(cell), true);
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");

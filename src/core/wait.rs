@@ -12,7 +12,6 @@ use super::{Core, Spec};
 use crate::{
     context,
     error::{Cause, PushError, WaitError},
-    name::Name,
     outcome::Outcome,
     task::{Await, Entry, Refs, flag},
     threads,
@@ -53,13 +52,7 @@ impl Core {
             return Ok(None);
         }
         let outcome = Outcome::new();
-        let spec = Spec {
-            name: Name::from("wait"),
-            location,
-            priority: 0,
-            lane: 0,
-            flags: flag::INLINE | flag::NO_SKIP | flag::INTERNAL | flag::SILENT,
-        };
+        let spec = Spec::internal("wait", location, 0, flag::INLINE | flag::NO_SKIP | flag::SILENT);
         let mode = if for_reading { Mode::Read } else { Mode::Await };
         let entry = Entry { cell: token.ptr(), mode, refs: Refs::None };
         // A wait goes behind a deletion as well: it is told when the deletion is done.

@@ -138,9 +138,7 @@ impl<T> Chain<T> {
             len += 1;
         }
     }
-}
 
-impl<T> Chain<T> {
     /// Whether there is another one.
     pub fn is_some_left(&self) -> bool {
         self.next.is_some()

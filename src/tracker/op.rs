@@ -69,7 +69,7 @@ impl<T> Op<T> {
     /// The accesses, sorted by their variables' ids.
     #[inline]
     pub fn accesses(&self) -> &[Access<T>] {
-        // SAFETY: `new` has initialised `count` accesses there, and nothing ever takes them away.
+        // SAFETY: `new_with` has initialised `count` accesses there, and nothing ever takes them away.
         unsafe { std::slice::from_raw_parts(self.accesses.as_ptr(), self.count as usize) }
     }
 
@@ -320,10 +320,10 @@ impl<T> OpRef<T> {
 /// # Safety
 /// 1. Nobody uses the record, and this is called once.
 pub(super) unsafe fn free_accesses<T>(op: NonNull<Op<T>>) {
-    // SAFETY: (1); the fields were initialised by `new`.
+    // SAFETY: (1); the fields were initialised by `new_with`.
     let op = unsafe { op.as_ref() };
     if op.has_boxed_accesses() {
-        // SAFETY: `new` forgot a `Vec` of exactly this pointer and capacity; accesses need no drop.
+        // SAFETY: `new_with` forgot a `Vec` of exactly this pointer and capacity; accesses need no drop.
         drop(unsafe { Vec::from_raw_parts(op.accesses.as_ptr(), 0, op.count as usize) });
     }
 }
