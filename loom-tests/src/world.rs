@@ -9,7 +9,7 @@ use std::{
 };
 
 use loom::{alloc::Track, cell::UnsafeCell};
-use raddle::internals::{Mode, OpRef, Pushed, ReadyList, Stalled, VarQueue, complete, push};
+use raddle::internals::{Mode, OpRef, Pushed, ReadyList, Stalled, VarQueue, end, push};
 
 /// What the models put into an operation's record.
 pub struct Task {
@@ -233,8 +233,7 @@ impl World {
 
     /// Marks `op` done and gives it up; adds what becomes ready by it to `ready`.
     pub fn complete(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
-        let spent = complete(op, ready);
-        op.release(spent);
+        end(op, ready);
     }
 
     /// Reads the data of a variable, outside any operation.

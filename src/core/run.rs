@@ -33,8 +33,9 @@ impl Core {
             }
             Verdict::Nothing => {
                 self.discard(op);
-                let spent = tracker::complete(op, ready);
-                self.close(op, spent);
+                let ticket = op.task().ticket;
+                tracker::end(op, ready);
+                self.tally.leave(ticket);
             }
         }
     }
@@ -127,9 +128,10 @@ impl Core {
             Err(failure) if op.task().has(flag::SILENT) => self.failures.add_loose(failure.clone()),
             Err(failure) => self.fail_variables(op, failure),
         }
-        let spent = tracker::complete(op, ready);
-        pause::at(Point::Completed);
+        let ticket = op.task().ticket;
         if op.task().has(flag::REPORTS) {
+            let spent = tracker::complete(op, ready);
+            pause::at(Point::Completed);
             // Who is told may wait for what comes after.
             if self.kind == EngineKind::Naive {
                 context::leave_to_drain(self, ready);
@@ -138,14 +140,12 @@ impl Core {
             }
             // SAFETY: this thread ends the operation.
             self.guarded(op, false, || unsafe { op.report(result.as_ref().map(|&()| ())) });
+            pause::at(Point::CompleteBeforeRetire);
+            op.release(spent);
+        } else {
+            tracker::end(op, ready);
+            pause::at(Point::Completed);
         }
-        self.close(op, spent);
-    }
-
-    fn close(&self, op: OpRef<Task>, spent: u32) {
-        let ticket = op.task().ticket;
-        pause::at(Point::CompleteBeforeRetire);
-        op.release(spent);
         self.tally.leave(ticket);
     }
 

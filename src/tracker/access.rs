@@ -8,7 +8,7 @@ use super::{
 };
 use crate::sync::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
-    atomic::AtomicU8,
+    atomic::{AtomicBool, AtomicU8},
     epoch::{Atomic, unprotected},
     hint,
 };
@@ -93,6 +93,10 @@ pub struct Access<T> {
     /// The position among the operation's accesses.
     pub(super) index: u32,
     mode: Mode,
+    /// The operation has no other access, and so is in all its queues once this one is in.
+    pub(super) sole: bool,
+    /// Nobody else has a share of the record, so that it is given back when this access is spent. Set before `DONE`.
+    last_share: AtomicBool,
     /// Flags the access was entitled to when it was linked, left by whoever moved the tail to it.
     hints: AtomicU8,
 }
@@ -112,13 +116,14 @@ impl<T> std::fmt::Debug for Access<T> {
 }
 
 impl<T> Access<T> {
-    pub(super) fn new(op: *mut Op<T>, queue: NonNull<VarQueue<T>>, index: u32, mode: Mode) -> Self {
-        Self { word: Atomic::null(), op, queue, index, mode, hints: AtomicU8::new(0) }
+    pub(super) fn new(op: *mut Op<T>, queue: NonNull<VarQueue<T>>, index: u32, mode: Mode, sole: bool) -> Self {
+        let (hints, last_share) = (AtomicU8::new(0), AtomicBool::new(false));
+        Self { word: Atomic::null(), op, queue, index, mode, sole, last_share, hints }
     }
 
     /// The access that a new variable has: done, with nothing before it.
     pub(super) fn built_in(queue: NonNull<VarQueue<T>>) -> Self {
-        let access = Self::new(std::ptr::null_mut(), queue, 0, Mode::Read);
+        let access = Self::new(std::ptr::null_mut(), queue, 0, Mode::Read, true);
         // Relaxed: the variable is published by the caller.
         access.word.fetch_or(READ_OK | WRITE_OK | DONE, Relaxed, unprotected());
         access
@@ -220,11 +225,23 @@ impl<T> Access<T> {
         }
     }
 
+    /// Says that the record is to be given back with this access, which is not `DONE` yet.
+    #[inline]
+    pub(super) fn take_last_share(&self) {
+        // Relaxed: the step that sets `DONE` releases it (edge `complete`).
+        self.last_share.store(true, Relaxed);
+    }
+
     /// Gives the access up; it is spent, and the tail is past it.
     #[inline]
     pub(super) fn retire(&self) {
         if let Some(op) = self.op_ref() {
-            op.end(1);
+            // Relaxed: the caller has acquired `DONE` (edge `complete`).
+            if self.last_share.load(Relaxed) {
+                op.give_back();
+            } else {
+                op.end(1);
+            }
         }
     }
 

@@ -225,6 +225,7 @@ fn insert<'g, T>(
         }
         pause::at(Point::PushReadWord);
         if !removed(Step::HelpBeforeAppend)
+            && !tail.sole
             && let Some(other) = tail.op().filter(|other| !other.is_registered())
         {
             return Some(other);
@@ -308,6 +309,24 @@ pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> u32 {
         u32::from(finish(access, ready))
     };
     op.op().accesses().iter().map(end).sum()
+}
+
+/// [Completes](complete) `op` and ends the caller's hold, for a caller that has nothing left to do with it.
+#[inline]
+pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
+    match op.leave_to_access() {
+        Some(access) => {
+            pause::at(Point::CompleteBeforeAccess);
+            if finish(access, ready) {
+                op.give_back();
+            }
+        }
+        None => {
+            let spent = complete(op, ready);
+            pause::at(Point::CompleteBeforeRetire);
+            op.release(spent);
+        }
+    }
 }
 
 /// Marks `access` done and carries what follows from it down the queue; whether it was spent by that.

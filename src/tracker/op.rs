@@ -225,7 +225,7 @@ impl<T> OpRef<T> {
             // SAFETY: `place` has room for `count` accesses.
             let slot = unsafe { place.add(index) };
             // SAFETY: as above, and nobody else knows it.
-            unsafe { slot.write(Access::new(op, queue, index as u32, mode)) };
+            unsafe { slot.write(Access::new(op, queue, index as u32, mode, count == 1)) };
         }
         macro_rules! set {
             ($($field:ident: $value:expr),* $(,)?) => {
@@ -304,14 +304,45 @@ impl<T> OpRef<T> {
             }
         };
         if last {
-            op.task.with_mut(|task| {
-                // SAFETY: nobody holds the task any more, and helpers never touch it.
-                let task = unsafe { &mut *task };
-                // SAFETY: this is the only drop, as the count reaches zero once; `new_with` has made the task.
-                unsafe { task.assume_init_drop() };
-            });
+            // SAFETY: nobody holds the task any more, and the count reaches zero once.
+            unsafe { self.drop_task() };
             pool::retire(self.0);
         }
+    }
+
+    /// Drops the task and leaves the record to its only access, unless there are more accesses, or holders beside the
+    /// caller. Gives the access, which is to be [finished](super::finish) next.
+    #[inline]
+    pub(super) fn leave_to_access<'a>(self) -> Option<&'a Access<T>> {
+        // SAFETY: the record stays until the access is spent, which it is not before it is finished.
+        let op = unsafe { self.0.as_ref() };
+        op.stamp.check();
+        // Acquire (edge `retire`): joins what other holders did who are gone. No share can come up beside the last ones.
+        if op.count != 1 || op.live.load(Acquire) != 2 {
+            return None;
+        }
+        // SAFETY: the caller was the last holder, and ends that here.
+        unsafe { self.drop_task() };
+        let access = &op.accesses()[0];
+        access.take_last_share();
+        Some(access)
+    }
+
+    /// Gives back a record that was left to its only access, which is spent.
+    #[inline]
+    pub(super) fn give_back(self) {
+        pool::retire_inline(self.0);
+    }
+
+    /// # Safety
+    /// 1. Nobody uses the task any more, and this is called once.
+    unsafe fn drop_task(self) {
+        self.op().task.with_mut(|task| {
+            // SAFETY: (1); helpers never touch it.
+            let task = unsafe { &mut *task };
+            // SAFETY: `new_with` has made the task, and by (1) this is its only drop.
+            unsafe { task.assume_init_drop() };
+        });
     }
 }
 

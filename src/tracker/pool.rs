@@ -37,11 +37,26 @@ pub(super) fn allocate<T>() -> NonNull<Op<T>> {
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(super) fn retire<T>(op: NonNull<Op<T>>) {
     // SAFETY: nobody but pinned helpers uses the record, and they only read.
-    let has_boxed_accesses = unsafe { op.as_ref() }.has_boxed_accesses();
-    if fits::<T>() && !has_boxed_accesses {
-        records::put_back(op.cast());
-        return;
+    if unsafe { op.as_ref() }.has_boxed_accesses() {
+        retire_to_heap(op);
+    } else {
+        retire_inline(op);
     }
+}
+
+/// As [`retire`], for an operation that has all its accesses inline. Does not touch the record.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+#[inline]
+pub(super) fn retire_inline<T>(op: NonNull<Op<T>>) {
+    if fits::<T>() {
+        records::put_back(op.cast());
+    } else {
+        retire_to_heap(op);
+    }
+}
+
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+fn retire_to_heap<T>(op: NonNull<Op<T>>) {
     let guard = epoch::pin();
     let reclaim = move || {
         // SAFETY: the epoch has passed, so nobody uses the record.
@@ -62,6 +77,9 @@ pub(super) fn allocate<T>() -> NonNull<Op<T>> {
     // SAFETY: an `Op` has a size.
     unsafe { raw(std::alloc::Layout::new::<Op<T>>()) }.cast()
 }
+
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub(super) use retire as retire_inline;
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(super) fn retire<T>(op: NonNull<Op<T>>) {
