@@ -168,8 +168,10 @@ impl<T> Access<T> {
     /// Asserts in models that the record was not reclaimed.
     #[inline(always)]
     pub(super) fn check(&self) {
-        if let Some(op) = self.op() {
-            op.stamp.check();
+        match self.op() {
+            Some(op) => op.stamp.check(),
+            // SAFETY: the access lies in its queue.
+            None => unsafe { self.queue.as_ref() }.stamp.check(),
         }
     }
 

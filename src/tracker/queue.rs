@@ -122,6 +122,7 @@ impl<T> VarQueue<T> {
         let tail = self.tail.load(Acquire, &guard);
         // SAFETY: by (1) and (2) it has not been retired.
         let last = unsafe { tail.deref() };
+        last.check();
         last.retire();
         let free = self.stamp.killed_by(free);
         // SAFETY: (3); by (1) only threads that are pinned now can still know the queue.
