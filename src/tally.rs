@@ -108,7 +108,7 @@ impl Mark {
 }
 
 impl Tally {
-    /// A count spread over `shards` shards, at least one.
+    /// A count spread over `shards` shards, or as many more as make a power of two.
     pub fn new(shards: usize) -> Self {
         let word = |generation: usize| {
             // All but the current generation are closed.
@@ -116,7 +116,7 @@ impl Tally {
         };
         Self {
             current: CachePadded::new(AtomicUsize::new(0)),
-            shards: (0..shards.max(1))
+            shards: (0..shards.next_power_of_two())
                 .map(|_| Shard {
                     entered: CachePadded::new(std::array::from_fn(word)),
                     left: CachePadded::new(std::array::from_fn(word)),
@@ -137,7 +137,8 @@ impl Tally {
     /// The shard that the calling thread uses.
     #[inline]
     fn shard(&self) -> &Shard {
-        &self.shards[thread::number() % self.shards.len()]
+        // The length is a power of two: no division.
+        &self.shards[thread::number() & (self.shards.len() - 1)]
     }
 
     /// Counts an operation in. What was done before the current generation was opened is visible after it.

@@ -20,7 +20,6 @@ use crate::{
 impl Core {
     /// Runs a ready operation on this thread and adds what becomes ready by it to `ready`.
     pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
-        tracker::prefetch(op);
         match self.verdict(op) {
             Verdict::Run if op.task().has(flag::ASYNC) => self.start_async(op, ready),
             Verdict::Run => {
@@ -41,7 +40,23 @@ impl Core {
     }
 
     /// Whether a ready operation may run.
+    #[inline]
     fn verdict(&self, op: OpRef<Task>) -> Verdict {
+        let mut failed = false;
+        for access in op.op().accesses() {
+            access.prefetch_next();
+            failed |= VarCell::of(access).has_failed();
+        }
+        // Relaxed: an operation that starts while the cancellation begins may do either.
+        if failed || op.op().is_rejected() || self.phase.load(Relaxed) == phase::CANCELLING {
+            self.doubtful_verdict(op)
+        } else {
+            Verdict::Run
+        }
+    }
+
+    #[cold]
+    fn doubtful_verdict(&self, op: OpRef<Task>) -> Verdict {
         let task = op.task();
         if op.op().is_rejected() {
             return Verdict::Nothing;

@@ -158,9 +158,9 @@ impl<T> Access<T> {
         NonNull::new(self.op).map(|op| unsafe { OpRef::from_ptr(op) })
     }
 
-    /// Asks for the next access, which is going to be written soon.
+    /// Asks for the next access, which is going to be written when this one's operation is completed.
     #[inline]
-    pub(super) fn prefetch_next(&self) {
+    pub fn prefetch_next(&self) {
         // Relaxed: the address is all that is wanted.
         hint::prefetch_write(self.word.load(Relaxed, unprotected()).as_raw());
     }

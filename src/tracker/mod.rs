@@ -289,14 +289,6 @@ fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, 
         queue.tail.compare_exchange(Shared::from(std::ptr::from_ref(tail)), word.with_tag(0), Release, Relaxed, guard);
 }
 
-/// Asks for what [`complete`] is going to write, as far as it is known already.
-#[inline]
-pub fn prefetch<T>(op: OpRef<T>) {
-    for access in op.op().accesses() {
-        access.prefetch_next();
-    }
-}
-
 /// Marks every access of `op` done and adds the operations that become ready by it to `ready`. Gives the number of accesses
 /// that were spent by that: the caller [gives up](OpRef::release) as many shares of the record beside its own.
 ///
@@ -331,9 +323,28 @@ pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
 
 /// Marks `access` done and carries what follows from it down the queue; whether it was spent by that.
 fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) -> bool {
-    let mut own_spent = false;
-    let mut at = access;
-    let mut add = DONE;
+    let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
+    pause::at(Point::CompleteBeforeFlags);
+    // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired, acquires those that
+    // earlier flags stand for and the next access. Where nothing is left to do, the access may end here and its record be
+    // reused.
+    let word = access.word.fetch_or(DONE, order, epoch::unprotected());
+    pause::at(Point::CompleteFlagged);
+    if word.tag() & WRITE_OK == 0 || word.is_null() {
+        // A reader with others before it, or the last access of its queue: whoever ends that goes on from there.
+        return false;
+    }
+    // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which this thread brings it.
+    let next = unsafe { word.deref() };
+    next.check();
+    pass(access, next, word.tag());
+    hand_on(next, ready);
+    true
+}
+
+/// Tells `at` that nothing before it is pending, and carries what follows from that down the queue.
+fn hand_on<T>(mut at: &Access<T>, ready: &mut ReadyList<T>) {
+    let mut add = READ_OK | WRITE_OK;
     // The duties towards the access before `at`, put off until `at` has its flags, because each of them may be what
     // keeps `at` alive: its operation's decrement (it cannot be done before), or its retirement.
     let mut satisfied: Option<&Access<T>> = None;
@@ -343,21 +354,18 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) -> bool {
         // Before the step: where that leaves this thread no duty towards `at`, the access may end and its record be reused.
         let mode = at.mode();
         pause::at(Point::CompleteBeforeFlags);
-        // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired, acquires those
+        // AcqRel (edges `complete`, `link`): hands on the writes that this thread has released or acquired, acquires those
         // that earlier flags stand for and the next access.
         let old = at.word.fetch_or(add, order, epoch::unprotected());
         pause::at(Point::CompleteFlagged);
         if let Some(before) = spent.take() {
-            if std::ptr::eq(before, access) {
-                own_spent = true;
-            } else {
-                pause::at(Point::CompleteBeforeRetire);
-                before.retire();
-            }
+            pause::at(Point::CompleteBeforeRetire);
+            before.retire();
         }
         let (was, now) = (old.tag(), old.tag() | add);
         let newly_satisfied = !mode.is_satisfied_by(was) && mode.is_satisfied_by(now);
-        let gained = mode.entitlement(now) & !mode.entitlement(was);
+        // A writer that was not satisfied is not done, and keeps whatever comes after it waiting.
+        let gained = if mode.is_write() { 0 } else { mode.entitlement(now) & !mode.entitlement(was) };
         let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(Step::ReadersPassOn));
         // An access that only hands `READ_OK` through, a wait, is not what keeps the next one alive: that is still the
         // reader before it.
@@ -375,7 +383,7 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) -> bool {
                 pause::at(Point::CompleteBeforeSatisfy);
                 at.satisfy(ready);
             }
-            return own_spent;
+            return;
         }
         // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which comes through `at`: either this
         // thread brings it below, or `at`, or a reader before it, is not done yet because its operation waits for the
