@@ -16,7 +16,7 @@ use raddle::internals::{
     DEFAULT_BAND,
     Flavour::{self, Contract, Crossbeam},
     Mode::{Read, Write},
-    OpRef, Step,
+    OpRef, ReadyList, Step,
 };
 use raddle_loom_tests::{COMPLETE, World, model, must_fail, without};
 
@@ -158,5 +158,27 @@ fn a_task_is_dropped_after_what_other_holders_did_with_it() {
         });
         op.release(0);
         thread.join().unwrap();
+    });
+}
+
+/// The record of an operation with one access goes with that, unless another thread still holds the operation.
+#[test]
+fn an_operation_that_another_thread_holds_keeps_its_record() {
+    model(COMPLETE, Contract, || {
+        let world = World::new(1);
+        let op = world.op(&[(0, Write)]);
+        assert!(world.push(op).ready, "nothing is before it");
+        world.execute(op);
+        op.hold();
+        let thread = thread::spawn(move || {
+            // loom takes this for a use of the task by one thread alone.
+            let _ = op.task_ptr();
+            op.release(0);
+        });
+        world.complete(op, &mut ReadyList::default());
+        // Spends the access of the first.
+        world.push_and_run(world.op(&[(0, Write)]));
+        thread.join().unwrap();
+        world.end();
     });
 }

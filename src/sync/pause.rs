@@ -66,13 +66,13 @@ points! {
     COMPLETE {
         /// `complete`: between two accesses.
         CompleteBeforeAccess,
-        /// `finish`: before the flags are set.
+        /// `add_flags`: before the flags are set.
         CompleteBeforeFlags,
-        /// `finish`: the flags are set.
+        /// `add_flags`: the flags are set.
         CompleteFlagged,
-        /// `finish`: before an access is taken off what its operation waits for.
+        /// `hand_on`: before an access is taken off what its operation waits for.
         CompleteBeforeSatisfy,
-        /// `finish`, `Core::close`: before an access is retired.
+        /// `hand_on`, `end`, `Core::settle`: before an access is retired.
         CompleteBeforeRetire,
         /// `pass`: the next access's operation may still be pushed; before the tail is moved on to it.
         CompleteBeforePass,

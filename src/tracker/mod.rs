@@ -19,7 +19,10 @@
 //!
 //! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`; so is a wait, which hands `READ_OK` on like a reader. An
 //! operation is *ready* when all its accesses are satisfied and its push has nothing left to do with it. An access with
-//! `WRITE_OK`, `DONE` and a next is *spent*: it is retired.
+//! `WRITE_OK`, `DONE` and a next is *spent*: it is retired. The record of an operation lives until all its accesses are
+//! retired and nobody holds it; who takes the last of these shares gives it back. Most operations have one access and, at
+//! their end, one holder, who then leaves the record to the access ([`end`]): whoever finds that spent gives the record
+//! back without a look at its head, which would have to come from the core that ran the operation.
 //!
 //! Each flag reaches an access by exactly one way: it was entitled to it when it was linked (its pusher sets it, or a helper
 //! leaves it as a hint which the pusher turns into the flag), or its predecessor got the entitlement later, and whoever
@@ -44,12 +47,12 @@
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `link` | CAS of the predecessor's word in `insert` | loads of the word, `fetch_or` in `finish` | the new access and its operation |
+//! | `link` | CAS of the predecessor's word in `insert` | loads of the word, `fetch_or` in `add_flags` | the new access and its operation |
 //! | `swing` | CAS of `tail` | load of `tail` in `insert` | the access and the hints it carries |
 //! | `register` | CAS of `registered`, the pusher's swap or store | its loads | that the access is in and the tail is past its predecessor |
-//! | `complete` | `fetch_or` of flags in `finish` | the same, further down the queue; the linking CAS | the writes of finished operations |
+//! | `complete` | `fetch_or` of flags in `add_flags` | the same, further down the queue; the linking CAS | the writes of finished operations |
 //! | `ready` | `fetch_sub` of `wait` | the one that reaches zero, or the load that finds only the caller's part left | the writes of all predecessors |
-//! | `retire` | `fetch_sub` of `live` | the same | that nobody uses the record but pinned helpers |
+//! | `retire` | `fetch_sub` of `live` | the same, and the load that finds only the caller's shares left | that nobody uses the record but pinned helpers |
 //!
 //! # Why a push is atomic
 //!
@@ -57,7 +60,8 @@
 //! stands before B in any queue, A was in all its queues before B was in that one, and the order in which operations
 //! become fully registered is one total order that every queue agrees with. It respects each thread's program order and
 //! real time, because a push returns only after its operation is fully registered. No cycle can exist in it, hence no
-//! deadlock. Pushes of a single access help as well, or they would break this.
+//! deadlock. Pushes of a single access help as well, or they would break this; to be helped they never need, since they
+//! are in all their queues once they are in one.
 //!
 //! An access is never inserted twice: `insert` reads `registered` after the tail and its word. If the access was already
 //! in when the word was read, it is not the last one (that was checked), so something was linked behind it, which
@@ -310,6 +314,7 @@ pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
         Some(access) => {
             pause::at(Point::CompleteBeforeAccess);
             if finish(access, ready) {
+                pause::at(Point::CompleteBeforeRetire);
                 op.give_back();
             }
         }
@@ -323,13 +328,7 @@ pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
 
 /// Marks `access` done and carries what follows from it down the queue; whether it was spent by that.
 fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) -> bool {
-    let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
-    pause::at(Point::CompleteBeforeFlags);
-    // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired, acquires those that
-    // earlier flags stand for and the next access. Where nothing is left to do, the access may end here and its record be
-    // reused.
-    let word = access.word.fetch_or(DONE, order, epoch::unprotected());
-    pause::at(Point::CompleteFlagged);
+    let word = add_flags(access, DONE);
     if word.tag() & WRITE_OK == 0 || word.is_null() {
         // A reader with others before it, or the last access of its queue: whoever ends that goes on from there.
         return false;
@@ -342,6 +341,19 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) -> bool {
     true
 }
 
+/// Adds flags to an access on behalf of a completion; gives its word from before. Where this leaves the thread no duty
+/// towards the access, that may end here and its record be reused.
+#[inline]
+fn add_flags<'g, T>(at: &Access<T>, flags: usize) -> Shared<'g, Access<T>> {
+    let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
+    pause::at(Point::CompleteBeforeFlags);
+    // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired, acquires those that
+    // earlier flags stand for and the next access.
+    let old = at.word.fetch_or(flags, order, epoch::unprotected());
+    pause::at(Point::CompleteFlagged);
+    old
+}
+
 /// Tells `at` that nothing before it is pending, and carries what follows from that down the queue.
 fn hand_on<T>(mut at: &Access<T>, ready: &mut ReadyList<T>) {
     let mut add = READ_OK | WRITE_OK;
@@ -350,14 +362,8 @@ fn hand_on<T>(mut at: &Access<T>, ready: &mut ReadyList<T>) {
     let mut satisfied: Option<&Access<T>> = None;
     let mut spent: Option<&Access<T>> = None;
     loop {
-        let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
-        // Before the step: where that leaves this thread no duty towards `at`, the access may end and its record be reused.
         let mode = at.mode();
-        pause::at(Point::CompleteBeforeFlags);
-        // AcqRel (edges `complete`, `link`): hands on the writes that this thread has released or acquired, acquires those
-        // that earlier flags stand for and the next access.
-        let old = at.word.fetch_or(add, order, epoch::unprotected());
-        pause::at(Point::CompleteFlagged);
+        let old = add_flags(at, add);
         if let Some(before) = spent.take() {
             pause::at(Point::CompleteBeforeRetire);
             before.retire();
