@@ -90,10 +90,13 @@ mod access;
 mod op;
 mod pool;
 mod queue;
+mod stack;
 
 pub use access::{Access, Mode};
 pub use op::{INLINE_ACCESSES, Op, OpRef, ReadyList};
 pub use queue::VarQueue;
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub use stack::{Node, Stack};
 
 use crate::sync::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
