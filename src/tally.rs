@@ -152,14 +152,14 @@ impl Tally {
             // Acquire (edge `open`).
             let generation = self.current.load(Acquire);
             let word = &shard.entered[generation];
-            // Acquire (edge `close`): a flag seen here carries the generation that took this one's place to the next load of
-            // `current`.
+            // Acquire (edge `close`): a flag seen here carries the generation that took this one's place to the next
+            // load of `current`.
             let count = word.load(Acquire);
             pause::at(Point::TallyBeforeEnter);
             // By CAS and not by addition, so that an entry that is refused leaves no trace: the generation may be opened and
             // closed again before it could take one back.
-            // Acquire (edge `open`): the word may have been closed, opened and counted up to the same again since the load.
-            // It releases nothing: what was done before is handed over by `leave`.
+            // Acquire (edge `open`): the word may have been closed, opened and counted up to the same again since the
+            // load. It releases nothing: what was done before is handed over by `leave`.
             if count & FLAG == 0 && word.compare_exchange(count, count + ONE, Acquire, Relaxed).is_ok() {
                 pause::at(Point::TallyEntered);
                 return Ticket(generation as u32);
@@ -275,8 +275,8 @@ impl Tally {
         self.current.store(next, Release);
 
         // `left` first: everything that leaves after its shard was armed takes one off `rest`, so it does not matter how
-        // many more enter or leave meanwhile. Acquire (edge `leave`): what those who left did, their entries included, so
-        // that the sum below counts them.
+        // many more enter or leave meanwhile. Acquire (edge `leave`): what those who left did, their entries included,
+        // so that the sum below counts them.
         let arm = |shard: &Shard| shard.left[old].fetch_or(FLAG, Acquire) / ONE;
         let left: u64 = self.shards.iter().map(arm).sum();
         // Release (edge `close`). An entry comes before this in the word's order and is counted, or its CAS fails.
@@ -284,13 +284,13 @@ impl Tally {
         let entered: u64 = self.shards.iter().map(close).sum();
         let pending = entered - left;
         generations[old].phase = Phase::Draining;
-        // Acquire (edge `leave`). The last one out sees `ZERO + 1` only if it comes after this addition, and then takes the
-        // lock after this thread.
+        // Acquire (edge `leave`). The last one out sees `ZERO + 1` only if it comes after this addition, and then takes
+        // the lock after this thread.
         if self.rest[old].fetch_add(pending, Acquire).wrapping_add(pending) == ZERO {
             Self::free(&mut generations[old]);
         }
-        // Relaxed: an operation that entered `next` before another left `old` is seen here if that one was not counted any
-        // more, since the read-modify-writes above have acquired its leaving (edge `leave`).
+        // Relaxed: an operation that entered `next` before another left `old` is seen here if that one was not counted
+        // any more, since the read-modify-writes above have acquired its leaving (edge `leave`).
         self.shards.iter().any(|shard| shard.entered[next].load(Relaxed) != 0)
     }
 }

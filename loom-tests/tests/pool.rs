@@ -1,5 +1,5 @@
-//! The stack of batches that threads take free records from: each batch is one thread's at a time, with what is written in it.
-//! What a thread does with the records of its batch is its own business, and not in the models.
+//! The stack of batches that threads take free records from: each batch is one thread's at a time, with what is written
+//! in it. What a thread does with the records of its batch is its own business, and not in the models.
 #![cfg(raddle_loom)]
 
 use std::{

@@ -117,8 +117,9 @@ fn generations_are_reused_exactly() {
     });
 }
 
-/// A wait covers a count, or what was done before the wait is seen behind the count: that is how a shutdown refuses what comes
-/// too late. The generation is closed and opened again while the count is about to enter it, and its word reads the same.
+/// A wait covers a count, or what was done before the wait is seen behind the count: that is how a shutdown refuses
+/// what comes too late. The generation is closed and opened again while the count is about to enter it, and its word
+/// reads the same.
 #[test]
 fn a_count_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
     model(COMPLETE, Flavour::Contract, || {

@@ -122,9 +122,9 @@ fn two_pushes_reach_two_workers_that_take_one_operation_each() {
     });
 }
 
-/// Worker 0 was announced, and finds something; so does a searcher. Then there is work, made by the searcher or by somebody
-/// else. Neither of the two looks again but as the last one to stop, so worker 1, which sleeps, must be told: by who makes the
-/// work, who may not take worker 0 for the sleeper that it was, or by one of them.
+/// Worker 0 was announced, and finds something; so does a searcher. Then there is work, made by the searcher or by
+/// somebody else. Neither of the two looks again but as the last one to stop, so worker 1, which sleeps, must be told:
+/// by who makes the work, who may not take worker 0 for the sleeper that it was, or by one of them.
 fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send + Sync + 'static {
     move || {
         let (lane, _workers) = lane(2);
@@ -196,8 +196,8 @@ fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
     });
 }
 
-/// Three operations are in the deque of one of three workers, which take one each. A thief takes one and moves another into
-/// its own deque, and meanwhile nobody can find that.
+/// Three operations are in the deque of one of three workers, which take one each. A thief takes one and moves another
+/// into its own deque, and meanwhile nobody can find that.
 #[test]
 fn what_a_thief_leaves_in_its_deque_reaches_a_worker_that_has_looked_in_vain() {
     model(1, Flavour::Contract, || {

@@ -47,8 +47,8 @@ fn who_sees_a_version_sees_what_the_mutations_did_that_it_counts() {
     model(2, Contract, || {
         let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
         let (token, data) = (engine.new_var(), Arc::new(Data(UnsafeCell::new(0))));
-        // The mutation is on this thread because it loads the version before it stores it: loom would take that load for the
-        // last one, and not see that another thread's may come after the store.
+        // The mutation is on this thread because it loads the version before it stores it: loom would take that load
+        // for the last one, and not see that another thread's may come after the store.
         let (other, its_token, its_data) = (engine.clone(), token.clone(), Arc::clone(&data));
         let thread = thread::spawn(move || {
             if other.version(&its_token) == 1 {

@@ -53,8 +53,8 @@ impl Core {
             unsafe { entry.cell.as_ref() }.queue().prefetch();
         }
         let ticket = self.tally.enter();
-        // Relaxed: the count was entered first. Either the drain waits for it, or it entered a generation that was opened
-        // after the phase was set; entering has acquired that (edge `open`), and it is seen here.
+        // Relaxed: the count was entered first. Either the drain waits for it, or it entered a generation that was
+        // opened after the phase was set; entering has acquired that (edge `open`), and it is seen here.
         let phase = self.phase.load(Relaxed);
         if phase != phase::OPEN && spec.flags & flag::INTERNAL == 0 {
             let allowed = phase == phase::DRAINING && context::in_operation_of(self);

@@ -14,8 +14,8 @@
 //! | `inject` | CAS of `inbox`, CAS that installs in `ready` | swap of `inbox`, load and failed CAS of `ready` | the operation |
 //! | `mask` | `fetch_or` after a push | `fetch_and` before the second look | that the band is not empty |
 //!
-//! All changes of a word after its first are read-modify-writes. So each carries on what the ones before it release, and
-//! the ones that release nothing of their own are relaxed.
+//! All changes of a word after its first are read-modify-writes. So each carries on what the ones before it release,
+//! and the ones that release nothing of their own are relaxed.
 //!
 //! # Progress
 //!
@@ -86,8 +86,8 @@ impl<T> Band<T> {
             // SAFETY: as above. If some of it was popped meanwhile, links may have come to lead elsewhere, but to operations
             // that were alive then; and the CAS fails.
             let (chain, rest) = unsafe { Chain::first_of(first, max) };
-            // Relaxed: the head has not been in `ready` twice, so whoever installed it was acquired with it. Acquire (edge
-            // `inject`) on failure: it is the next head.
+            // Relaxed: the head has not been in `ready` twice, so whoever installed it was acquired with it. Acquire
+            // (edge `inject`) on failure: it is the next head.
             match self.ready.compare_exchange_weak(head, rest, Relaxed, Acquire) {
                 Ok(_) => return Some((chain, false)),
                 Err(now) => head = now,

@@ -89,8 +89,8 @@ impl Sleep {
     /// work to wake another for.
     #[must_use]
     pub fn stop_search(&self) -> bool {
-        // Release: pairs with the decrement of whoever stops last, by the fence after it. A notifier that comes after that
-        // fence sees that this worker is not announced.
+        // Release: pairs with the decrement of whoever stops last, by the fence after it. A notifier that comes after
+        // that fence sees that this worker is not announced.
         let last = self.searchers.fetch_sub(1, Release) == 1;
         // SearchFence: pairs with NotifyFence.
         fence(SeqCst);
@@ -102,8 +102,8 @@ impl Sleep {
         // Relaxed: ordered by the fence.
         self.sleepers[worker / 64].fetch_or(1 << (worker % 64), Relaxed);
         if searching {
-            // Relaxed: a notifier that counts without this worker and takes it for announced all the same comes before the
-            // fence, and so before the last look.
+            // Relaxed: a notifier that counts without this worker and takes it for announced all the same comes before
+            // the fence, and so before the last look.
             self.searchers.fetch_sub(1, Relaxed);
         }
         // SleepFence: pairs with NotifyFence.

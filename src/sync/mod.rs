@@ -130,8 +130,8 @@ mod imp {
     // No model under loom starts the threads of an engine.
     pub(crate) use std::sync::mpsc;
 
-    /// A cell that is set once. What `std`'s promises to whoever looks while it is set is not looked for here: a look must
-    /// come after, by an edge of the crate's own, or not at all.
+    /// A cell that is set once. What `std`'s promises to whoever looks while it is set is not looked for here: a look
+    /// must come after, by an edge of the crate's own, or not at all.
     #[derive(Debug)]
     pub(crate) struct OnceLock<T>(cell::UnsafeCell<Option<T>>);
 

@@ -8,8 +8,8 @@
 //! be waited for in turn: it is made of groups, whose first record names the others, and a thread asks for the next
 //! records before it needs them.
 //!
-//! The stack of batches, which is all that threads share, is in `stack.rs`, and in the models. The first record of a batch
-//! is its node. It is pushed again only after the epoch: its records have been used and retired since.
+//! The stack of batches, which is all that threads share, is in `stack.rs`, and in the models. The first record of a
+//! batch is its node. It is pushed again only after the epoch: its records have been used and retired since.
 //!
 //! Under loom every record is allocated anew and declared dead when reclaimed, so that models see each use after that.
 //! Under the cfg `raddle_unpooled` every record is allocated and given back as well, so that tools that watch the heap

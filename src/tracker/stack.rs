@@ -14,8 +14,8 @@
 //!
 //! # Why there is no ABA problem
 //!
-//! A node that was popped is pushed again, or freed, only after it has been retired and the epoch has passed. So while a
-//! popping thread is pinned, a head that it has read cannot leave the stack and come back.
+//! A node that was popped is pushed again, or freed, only after it has been retired and the epoch has passed. So while
+//! a popping thread is pinned, a head that it has read cannot leave the stack and come back.
 
 use std::ptr::{NonNull, null_mut};
 
@@ -81,8 +81,8 @@ impl<N: Node> Stack<N> {
             let next = unsafe { N::next(node) };
             // Relaxed: acquired with the head. If the node was popped meanwhile, the CAS fails.
             let next = next.load(Relaxed);
-            // Relaxed: the head has been in the stack since it was read, so what it hands over was acquired then. Acquire
-            // (edge `batch`) on failure: it is the next head.
+            // Relaxed: the head has been in the stack since it was read, so what it hands over was acquired then.
+            // Acquire (edge `batch`) on failure: it is the next head.
             match self.head.compare_exchange_weak(head, next, Relaxed, Acquire) {
                 Ok(_) => return Some(node),
                 Err(now) => head = now,
