@@ -75,6 +75,28 @@ fn a_helper_rejects_before_the_deletion_is_pushed() {
     });
 }
 
+/// As above, with a helper that is slow: when it comes to reject the operation, that may be in, and its push over.
+#[test]
+fn what_is_in_is_not_rejected() {
+    model(2, Contract, || {
+        let world = World::new(2);
+        let stalled = world.stall(world.op(&[(0, Write), (1, Write)]));
+        let behind = world.op(&[(0, Write)]);
+        let helper = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            let deletion = helper.deletion(1);
+            assert!(!helper.push(behind).ready, "the stalled operation is before it");
+            deletion
+        });
+        // It runs when the helper is through, so that it sees whatever that has done to it.
+        let ready = world.finish_push(stalled);
+        let deletion = thread.join().unwrap();
+        world.push_and_run(deletion);
+        ready.into_iter().for_each(|op| world.run(op));
+        world.end();
+    });
+}
+
 /// A rejected operation holds its place in the other queues, so that what stands behind it there still goes.
 #[test]
 fn a_rejected_operation_lets_the_others_go() {
