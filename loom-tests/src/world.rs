@@ -165,6 +165,11 @@ impl World {
         StalledPush { number: self.note_push_begins(op), op, push: Stalled::after(1, op) }
     }
 
+    /// The same when all its accesses are in, and the last tail is not moved yet.
+    pub fn stall_before_swing(&self, op: OpRef<Task>) -> StalledPush {
+        StalledPush { number: self.note_push_begins(op), op, push: Stalled::before_swing(op) }
+    }
+
     /// Ends the push of an operation that stood still; gives the operation if it is ready.
     pub fn finish_push(&self, stalled: StalledPush) -> Option<OpRef<Task>> {
         let pushed = stalled.push.finish();

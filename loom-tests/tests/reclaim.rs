@@ -15,7 +15,7 @@ use loom::thread;
 use raddle::internals::{
     DEFAULT_BAND,
     Flavour::{self, Contract, Crossbeam},
-    Mode::{Read, Write},
+    Mode::{self, Read, Write},
     OpRef, ReadyList, Step,
 };
 use raddle_loom_tests::{COMPLETE, World, model, must_fail, without};
@@ -101,6 +101,43 @@ fn retiring_what_the_tail_is_at() {
 #[test]
 fn unless_the_tail_is_past_it_a_record_is_used_after_its_end() {
     must_fail("retiring_what_the_tail_is_at", "use after reclamation");
+}
+
+/// The same with a look instead of the next push, and with the second half of a push of two variables or all of one.
+fn end_and_look_while_another_appends(accesses: &'static [(usize, Mode)]) {
+    model(3, Contract, move || {
+        let world = World::new(2);
+        let first = world.op(&[(1, Write)]);
+        assert!(world.push(first).ready, "nothing is pending");
+        let second = world.op(accesses);
+        let stalled = (accesses.len() > 1).then(|| world.stall(second));
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            let mut ready = ReadyList::default();
+            other.execute(first);
+            other.complete(first, &mut ready);
+            let _ = other.queue(1).is_idle(false);
+            ready
+        });
+        let mine = match stalled {
+            Some(stalled) => world.finish_push(stalled),
+            None => world.push(second).ready.then_some(second),
+        };
+        let mut ready = thread.join().unwrap();
+        mine.into_iter().for_each(|op| world.run(op));
+        world.run_all(&mut ready);
+        world.end();
+    });
+}
+
+#[test]
+fn who_ends_an_operation_does_not_find_it_at_the_tail_when_another_is_behind_it() {
+    end_and_look_while_another_appends(&[(1, Write)]);
+}
+
+#[test]
+fn who_ends_an_operation_does_not_find_it_at_the_tail_when_another_of_two_variables_is_behind_it() {
+    end_and_look_while_another_appends(&[(0, Write), (1, Write)]);
 }
 
 /// A record is held by its operation's two accesses and by whoever ends the operation. Each is given up by another thread,

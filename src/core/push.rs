@@ -8,7 +8,7 @@ use crate::{
     error::PushError,
     kind::EngineKind,
     scheduler::{DEFAULT_BAND, band_of},
-    sync::Ordering::Acquire,
+    sync::Ordering::Relaxed,
     task::{Entry, Refs, Task, Work, flag},
     threads,
     tracker::{self, Mode, OpRef, ReadyList},
@@ -55,9 +55,9 @@ impl Core {
         passes_closed: bool,
     ) -> Result<(), PushError> {
         let ticket = self.tally.enter();
-        // Acquire: pairs with the exchange in `begin_shutdown`. The count was entered first: either the drain waits for
-        // it, or it entered a generation opened after the phase was set, and sees that here.
-        let phase = self.phase.load(Acquire);
+        // Relaxed: the count was entered first. Either the drain waits for it, or it entered a generation that was
+        // opened after the phase was set; entering has acquired that (edge `open`), and it is seen here.
+        let phase = self.phase.load(Relaxed);
         if phase != phase::OPEN && spec.flags & flag::INTERNAL == 0 {
             let allowed = phase == phase::DRAINING && context::in_operation_of(self);
             if !allowed {

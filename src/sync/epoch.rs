@@ -106,11 +106,11 @@ mod model {
         #[cfg(raddle_loom)]
         Crossbeam,
         /// The contract alone: what is retired is reclaimed the moment the last guard that existed then is gone, whoever
-        /// has pinned since; a guard that comes after a `retire` sees what was done before that, so that it does not find
-        /// what it cannot keep; whoever reclaims sees what was done before the `retire` and under those guards. Nothing
-        /// else is handed over: crossbeam-epoch has fences that would stand in for orderings of the crate's own. This has
-        /// two objects instead of dozens, so three and four threads can be explored. It is stricter than crossbeam-epoch,
-        /// which reclaims later.
+        /// has pinned since; a guard that comes after a `retire` sees what was done before that, so that it does not
+        /// find what it cannot keep; whoever reclaims sees what was done before the `retire` and under those guards.
+        /// Nothing else is handed over: crossbeam-epoch has fences that would stand in for orderings of the crate's
+        /// own. This has two objects instead of dozens, so three and four threads can be explored. It is stricter than
+        /// crossbeam-epoch, which reclaims later.
         Contract,
     }
 
@@ -186,8 +186,8 @@ mod model {
             #[cfg(raddle_loom)]
             Flavour::Crossbeam => Guard::Crossbeam(crossbeam_epoch::pin()),
             Flavour::Contract => {
-                // Acquire: what was done before each `retire` up to here. Those that come after wait for this guard, since
-                // loom and shuttle do not switch threads between this and the entry into the registry.
+                // Acquire: what was done before each `retire` up to here. Those that come after wait for this guard,
+                // since loom and shuttle do not switch threads between this and the entry into the registry.
                 last(&EPOCH.retired, Acquire);
                 let mut registry = EPOCH.registry.lock().unwrap();
                 registry.guards_so_far += 1;

@@ -57,7 +57,7 @@ points! {
         HelpBeforeHints,
         /// `swing`: the hints are left, before the CAS of the tail.
         HelpBeforeSwing,
-        /// `insert`: an access of another's operation is linked, and not counted as registered.
+        /// `insert`: an access of another's operation is in, and not counted as registered.
         HelpBeforeAdvance,
         /// `push`: the other operation is out of the way.
         HelpEnds,

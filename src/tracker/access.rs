@@ -7,7 +7,7 @@ use super::{
     queue::VarQueue,
 };
 use crate::sync::{
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    Ordering::{AcqRel, Acquire, Relaxed},
     atomic::{AtomicBool, AtomicU8},
     epoch::{Atomic, unprotected},
     hint,
@@ -183,16 +183,20 @@ impl<T> Access<T> {
     /// The flags that the next access may have when this one has `flags`, hints included.
     #[inline]
     pub(super) fn entitlement(&self, flags: usize) -> usize {
-        // Acquire: like the flags they stand for. They do not change any more: they were left before the tail came here.
-        self.mode.entitlement(flags | usize::from(self.hints.load(Acquire)))
+        // Relaxed: the caller has acquired the tail, and with it the hints that were left before the tail came here,
+        // which do not change any more, and the writes behind them (see `leave_hints`).
+        self.mode.entitlement(flags | usize::from(self.hints.load(Relaxed)))
     }
 
     /// Leaves `flags` for the operation's pusher.
     #[inline]
     pub(super) fn leave_hints(&self, flags: usize) {
         if flags != 0 {
-            // Release (edge `complete`): hands on the writes behind the flags, acquired with the predecessor's word.
-            self.hints.fetch_or(flags as u8, Release);
+            // Relaxed: who leaves hints has acquired the writes behind them with the predecessor's word, and hands both
+            // on with the tail (edge `swing`). Who moves the tail in its stead has left the same, or is the pusher, who
+            // has set the flags before. Whoever needs hints has acquired the tail, or what was counted after it (edge
+            // `register`).
+            self.hints.fetch_or(flags as u8, Relaxed);
         }
     }
 
@@ -203,16 +207,19 @@ impl<T> Access<T> {
         if flags == 0 {
             return 0;
         }
-        // AcqRel (edge `complete`).
-        let was = self.word.fetch_or(flags, AcqRel, unprotected()).tag();
+        // Relaxed: the pusher has acquired the writes behind the flags, with the predecessor's word or as `adopt_hints`
+        // says, and so has everybody who has come to this access by the link or the tail; it releases them with `wait`
+        // to whoever runs the operation. Being a read-modify-write, it carries on what was released with other flags.
+        let was = self.word.fetch_or(flags, Relaxed, unprotected()).tag();
         u32::from(!self.is_satisfied_by(was) && self.is_satisfied_by(was | flags))
     }
 
     /// Turns the hints into flags, by the operation's pusher; 1 if that satisfied the access.
     #[inline]
     pub(super) fn adopt_hints(&self) -> u32 {
-        // Acquire (edge `complete`): pairs with `leave_hints`.
-        self.grant(usize::from(self.hints.load(Acquire)))
+        // Relaxed: the pusher has acquired the hints, and the writes behind them, when it found the access in: with the
+        // tail or with `registered`. Where it has linked the access itself, it has no need of hints.
+        self.grant(usize::from(self.hints.load(Relaxed)))
     }
 
     /// Takes this access off what its operation waits for.

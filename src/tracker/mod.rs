@@ -48,11 +48,14 @@
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
 //! | `link` | CAS of the predecessor's word in `insert` | loads of the word, `fetch_or` in `add_flags` | the new access and its operation |
-//! | `swing` | CAS of `tail` | load of `tail` in `insert` | the access and the hints it carries |
-//! | `register` | CAS of `registered`, the pusher's swap or store | its loads | that the access is in and the tail is past its predecessor |
-//! | `complete` | `fetch_or` of flags in `add_flags` | the same, further down the queue; the linking CAS | the writes of finished operations |
+//! | `swing` | CAS of `tail` | loads of `tail` in `insert` and `is_idle` | the access, its hints, and the writes behind what it was entitled to when it was linked |
+//! | `register` | CAS of `registered` in `advance`, the pusher's swap or store | load in `is_past` | that the access is in and the tail is past its predecessor |
+//! | `complete` | `fetch_or` of flags in `add_flags` | the same, further down the queue; loads of the word in `insert` and `is_idle` | the writes of finished operations |
 //! | `ready` | `fetch_sub` of `wait` | the one that reaches zero, or the load that finds only the caller's part left | the writes of all predecessors |
 //! | `retire` | `fetch_sub` of `live` | the same, and the load that finds only the caller's shares left | that nobody uses the record but pinned helpers |
+//!
+//! What an access was entitled to when it was linked, its linker had acquired, and hands over with the access by `link`
+//! and `swing`. So the hints and flags that say it afterwards (`leave_hints`, `grant`) need no edge of their own.
 //!
 //! # Why a push is atomic
 //!
@@ -94,10 +97,13 @@ mod access;
 mod op;
 mod pool;
 mod queue;
+mod stack;
 
 pub use access::{Access, Mode};
 pub use op::{INLINE_ACCESSES, Op, OpRef, ReadyList};
 pub use queue::VarQueue;
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub use stack::{Node, Stack};
 
 use crate::sync::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -166,6 +172,8 @@ pub struct Stalled<T> {
     op: OpRef<T>,
     inserted: usize,
     satisfied: u32,
+    /// What the tail of the last inserted access's variable still is, if it was not moved.
+    tail: *const Access<T>,
     guard: Guard,
 }
 
@@ -178,11 +186,30 @@ impl<T> Stalled<T> {
             let other = insert(op.op(), access, true, &mut satisfied, &guard);
             assert!(other.is_none(), "somebody else stands still there");
         }
-        Self { op, inserted: accesses, satisfied, guard }
+        Self { op, inserted: accesses, satisfied, tail: std::ptr::null(), guard }
+    }
+
+    /// Inserts all accesses of `op`, which nobody disturbs, and stands still before it moves the last tail. Something
+    /// else is pending there.
+    pub fn before_swing(op: OpRef<T>) -> Self {
+        let (last, others) = op.op().accesses().split_last().expect("the operation names a variable");
+        let mut stalled = Self::after(others.len(), op);
+        // Relaxed: nobody disturbs.
+        let tail = last.queue().tail.load(Relaxed, &stalled.guard);
+        let other = insert(op.op(), last, true, &mut stalled.satisfied, &stalled.guard);
+        assert!(other.is_none(), "somebody else stands still there");
+        // Relaxed: as above.
+        last.queue().tail.store(Shared::from(tail.as_raw()), Relaxed);
+        Self { inserted: others.len() + 1, tail: tail.as_raw(), ..stalled }
     }
 
     /// Goes on with the push.
     pub fn finish(self) -> Pushed {
+        if let Some(last) = self.op.op().accesses().last().filter(|_| !self.tail.is_null()) {
+            let (tail, access) = (Shared::from(self.tail), Shared::from(std::ptr::from_ref(last)));
+            // Release (edge `swing`), as in `insert`.
+            let _ = last.queue().tail.compare_exchange(tail, access, Release, Relaxed, &self.guard);
+        }
         finish_push(self.op, self.inserted, self.satisfied, &self.guard)
     }
 }
@@ -213,6 +240,9 @@ fn insert<'g, T>(
         // Acquire (edge `swing`): the access at the tail and its hints.
         let tail_word = queue.tail.load(Acquire, guard);
         if std::ptr::eq(tail_word.as_raw(), access) {
+            if !own {
+                pause::at(Point::HelpBeforeAdvance);
+            }
             target.advance(access.index);
             return None;
         }
@@ -249,8 +279,9 @@ fn insert<'g, T>(
         }
         let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag() | linked(entitled));
         pause::at(Point::PushBeforeLink);
-        // AcqRel (edges `link`, `complete`): publishes the access, and acquires the writes behind the flags it is given.
-        if tail.word.compare_exchange(word, link, AcqRel, Relaxed, guard).is_err() {
+        // Release (edge `link`): publishes the access. The writes behind the flags it is given were acquired by the
+        // load: the word has not changed since, and who sets a flag again (`grant`) has nothing new to release.
+        if tail.word.compare_exchange(word, link, Release, Relaxed, guard).is_err() {
             continue;
         }
         pause::at(Point::PushLinked);
@@ -265,10 +296,6 @@ fn insert<'g, T>(
         // Release (edge `swing`). Failure means that somebody else has moved it.
         let _ =
             queue.tail.compare_exchange(tail_word, Shared::from(std::ptr::from_ref(access)), Release, Relaxed, guard);
-        if !own {
-            pause::at(Point::HelpBeforeAdvance);
-            target.advance(access.index);
-        }
         pause::at(Point::PushBeforeRetire);
         if entitled & WRITE_OK != 0 {
             // This link was the last of the three things that make the predecessor spent.
@@ -357,17 +384,12 @@ fn add_flags<'g, T>(at: &Access<T>, flags: usize) -> Shared<'g, Access<T>> {
 /// Tells `at` that nothing before it is pending, and carries what follows from that down the queue.
 fn hand_on<T>(mut at: &Access<T>, ready: &mut ReadyList<T>) {
     let mut add = READ_OK | WRITE_OK;
-    // The duties towards the access before `at`, put off until `at` has its flags, because each of them may be what
-    // keeps `at` alive: its operation's decrement (it cannot be done before), or its retirement.
+    // The duty towards the operation of an access before `at`, put off until `at` has its flags, because it may be what
+    // keeps `at` alive: that operation cannot be done before.
     let mut satisfied: Option<&Access<T>> = None;
-    let mut spent: Option<&Access<T>> = None;
     loop {
         let mode = at.mode();
         let old = add_flags(at, add);
-        if let Some(before) = spent.take() {
-            pause::at(Point::CompleteBeforeRetire);
-            before.retire();
-        }
         let (was, now) = (old.tag(), old.tag() | add);
         let newly_satisfied = !mode.is_satisfied_by(was) && mode.is_satisfied_by(now);
         // A writer that was not satisfied is not done, and keeps whatever comes after it waiting.
@@ -398,7 +420,8 @@ fn hand_on<T>(mut at: &Access<T>, ready: &mut ReadyList<T>) {
         next.check();
         if gained & WRITE_OK != 0 {
             pass(at, next, old.tag());
-            spent = Some(at);
+            pause::at(Point::CompleteBeforeRetire);
+            at.retire();
             add = READ_OK | WRITE_OK;
         } else {
             add = READ_OK;

@@ -10,7 +10,7 @@ use super::{
     queue::VarQueue,
 };
 use crate::sync::{
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    Ordering::{Acquire, Relaxed, Release},
     atomic::{AtomicPtr, AtomicU32},
     cell::UnsafeCell,
     epoch::Stamp,
@@ -76,8 +76,8 @@ impl<T> Op<T> {
     /// The access with the lowest index that is not known to be in its queue.
     #[inline]
     pub(super) fn next_unregistered(&self) -> Option<&Access<T>> {
-        // Acquire (edge `register`).
-        let index = self.registered.load(Acquire) & !REJECTED;
+        // Relaxed: only where to begin. `insert` looks again, and acquires, before it does anything.
+        let index = self.registered.load(Relaxed) & !REJECTED;
         self.accesses().get(index as usize)
     }
 
@@ -99,8 +99,8 @@ impl<T> Op<T> {
         // Relaxed: only a guess for the CAS.
         let mut seen = self.registered.load(Relaxed);
         while seen & !REJECTED == index {
-            // Release (edge `register`), AcqRel to continue what other helpers released.
-            match self.registered.compare_exchange_weak(seen, seen + 1, AcqRel, Relaxed) {
+            // Release (edge `register`). What other helpers released goes on with it, since it is a read-modify-write.
+            match self.registered.compare_exchange_weak(seen, seen + 1, Release, Relaxed) {
                 Ok(_) => return,
                 Err(now) => seen = now,
             }
@@ -119,8 +119,10 @@ impl<T> Op<T> {
             if seen & REJECTED != 0 {
                 return true;
             }
-            // AcqRel, as in `advance`, with which it must be one sequence.
-            match self.registered.compare_exchange_weak(seen, seen | REJECTED, AcqRel, Relaxed) {
+            // Relaxed: it hands nothing over but itself, which whoever finds the access in has acquired with the link,
+            // the tail or the count (edges `link`, `swing`, `register`). A read-modify-write, so that what helpers
+            // released with the count goes on.
+            match self.registered.compare_exchange_weak(seen, seen | REJECTED, Relaxed, Relaxed) {
                 Ok(_) => return true,
                 Err(now) => seen = now,
             }
@@ -137,8 +139,8 @@ impl<T> Op<T> {
             // Release (edge `register`). A store will do: a helper that finds the access in sets the same value.
             self.registered.store(1 | rejected, Release);
         } else {
-            // AcqRel (edge `register`), after what helpers counted up to here.
-            self.registered.swap(self.count | rejected, AcqRel);
+            // Release (edge `register`). A read-modify-write, so that what helpers released up to here goes on.
+            self.registered.swap(self.count | rejected, Release);
         }
         rejected != 0
     }
@@ -146,8 +148,9 @@ impl<T> Op<T> {
     /// Whether a variable of the operation was already deleted when it was pushed. Final once the push is over.
     #[inline]
     pub fn is_rejected(&self) -> bool {
-        // Acquire (edge `register`).
-        self.registered.load(Acquire) & REJECTED != 0
+        // Relaxed: it was settled before the pusher linked the only access, or before its last decrement (edges `link`,
+        // `ready`), and so before the caller's turn.
+        self.registered.load(Relaxed) & REJECTED != 0
     }
 }
 
