@@ -403,7 +403,7 @@ fn an_access_waits_for_the_completion_that_walks_to_it() {
         let stalled = world.stall_before_swing(world.op(&[(0, Write), (1, Write)]));
         let completer = Arc::clone(&world);
         let thread = thread::spawn(move || completer.run(first));
-        let third = world.op(&[(1, Write)]);
+        let third = world.op(&[(0, Write), (1, Write)]);
         let at_once = world.push(third).ready.then_some(third);
         for op in [world.finish_push(stalled), at_once].into_iter().flatten() {
             world.run(op);
