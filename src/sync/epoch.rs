@@ -330,13 +330,13 @@ mod model {
 
         pub(crate) fn load<'g>(
             &self,
-            order: crate::sync::Ordering,
+            order: Ordering,
             _: &'g crossbeam_epoch::Guard,
         ) -> super::Shared<'g, T> {
             Self::shared(self.0.load(order))
         }
 
-        pub(crate) fn store(&self, new: super::Shared<'_, T>, order: crate::sync::Ordering) {
+        pub(crate) fn store(&self, new: super::Shared<'_, T>, order: Ordering) {
             self.0.store(Self::word(new), order);
         }
 
@@ -344,8 +344,8 @@ mod model {
             &self,
             current: super::Shared<'_, T>,
             new: super::Shared<'g, T>,
-            success: crate::sync::Ordering,
-            failure: crate::sync::Ordering,
+            success: Ordering,
+            failure: Ordering,
             _: &'g crossbeam_epoch::Guard,
         ) -> Result<super::Shared<'g, T>, super::Shared<'g, T>> {
             let result = self.0.compare_exchange(Self::word(current), Self::word(new), success, failure);
@@ -355,7 +355,7 @@ mod model {
         pub(crate) fn fetch_or<'g>(
             &self,
             tag: usize,
-            order: crate::sync::Ordering,
+            order: Ordering,
             _: &'g crossbeam_epoch::Guard,
         ) -> super::Shared<'g, T> {
             Self::shared(self.0.fetch_or(tag, order))
