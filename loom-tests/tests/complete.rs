@@ -393,7 +393,8 @@ fn readers_do_not_wait_for_each_other_when_the_one_before_them_ends_while_they_a
 }
 
 /// A completion walks to an operation that is linked, but no further. Another push gets that done, and leaves it
-/// nothing that the completion has still to bring, or it would be done and gone when that comes.
+/// nothing that the completion has still to bring, or it would be done and gone when that comes: the other push names both
+/// of its variables, so that its record is given back.
 #[test]
 fn an_access_waits_for_the_completion_that_walks_to_it() {
     model(2, Contract, || {
