@@ -393,7 +393,8 @@ fn readers_do_not_wait_for_each_other_when_the_one_before_them_ends_while_they_a
 }
 
 /// A completion walks to an operation that is linked, but no further. Another push gets that done, and leaves it
-/// nothing that the completion has still to bring, or it would be done and gone when that comes.
+/// nothing that the completion has still to bring, or it would be done and gone when that comes: the other push names both
+/// of its variables, so that its record is given back.
 #[test]
 fn an_access_waits_for_the_completion_that_walks_to_it() {
     model(2, Contract, || {
@@ -403,7 +404,7 @@ fn an_access_waits_for_the_completion_that_walks_to_it() {
         let stalled = world.stall_before_swing(world.op(&[(0, Write), (1, Write)]));
         let completer = Arc::clone(&world);
         let thread = thread::spawn(move || completer.run(first));
-        let third = world.op(&[(1, Write)]);
+        let third = world.op(&[(0, Write), (1, Write)]);
         let at_once = world.push(third).ready.then_some(third);
         for op in [world.finish_push(stalled), at_once].into_iter().flatten() {
             world.run(op);

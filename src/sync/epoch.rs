@@ -95,7 +95,7 @@ mod model {
     };
 
     use crate::sync::{
-        Ordering::{self, Acquire, Relaxed, Release},
+        Ordering::{Acquire, Relaxed, Release},
         atomic::AtomicUsize,
     };
 
@@ -160,7 +160,7 @@ mod model {
     }
 
     /// The last value of `word`, which a load need not find: an exchange that fails, for it must not write either.
-    fn last(word: &AtomicUsize, order: Ordering) -> usize {
+    fn last(word: &AtomicUsize, order: crate::sync::Ordering) -> usize {
         word.compare_exchange(usize::MAX, usize::MAX, order, order).unwrap_or_else(|value| value)
     }
 
