@@ -20,7 +20,8 @@ use std::{
 use crossbeam_epoch as epoch;
 
 use common::{
-    Drops, Gate, KINDS, Meeting, THREADED, engine, eventually, hold, lock, on_kinds, program::fewer, watched,
+    Drops, Gate, KINDS, Meeting, THREADED, child_succeeds, engine, eventually, hold, is_child, lock, on_kinds,
+    program::fewer, watched,
 };
 use raddle::{Engine, EngineKind, OpHandle, PushError, RunContext, Shutdown, Token, WaitError};
 
@@ -742,8 +743,18 @@ fn a_handle_in_a_workers_thread_local_does_not_keep_a_shutdown() {
 
 /// What others defer may panic in a worker's look as well. That costs neither the worker nor its wake-ups.
 #[test]
+#[cfg_attr(miri, ignore = "starts a process")]
 fn what_others_defer_may_panic_on_any_thread() {
+    child_succeeds("in_a_child_what_others_defer_panics");
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own, because operations of other tests that push or pin would panic"]
+fn in_a_child_what_others_defer_panics() {
     const PANICS: usize = 20;
+    if !is_child() {
+        return;
+    }
     on_kinds(&THREADED, 2, |engine| {
         let (on_workers, ran) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let mut pushed = 0;
