@@ -90,6 +90,8 @@ mod access;
 mod op;
 mod pool;
 mod queue;
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod tests;
 
 pub use access::{Access, Mode};
 pub use op::{INLINE_ACCESSES, Op, OpRef, ReadyList};

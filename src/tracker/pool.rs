@@ -427,3 +427,6 @@ mod records {
         }
     }
 }
+
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod tests;
