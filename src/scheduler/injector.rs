@@ -261,3 +261,6 @@ impl<T> Drop for Injector<T> {
         debug_assert!(self.bands.iter().all(Band::is_empty), "operations are left in an injector");
     }
 }
+
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod tests;

@@ -9,6 +9,8 @@ mod band;
 mod injector;
 mod lane;
 mod sleep;
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod testing;
 mod worker;
 
 pub use band::{DEFAULT_BAND, band_of};

@@ -171,3 +171,6 @@ impl Sleep {
         }
     }
 }
+
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod tests;

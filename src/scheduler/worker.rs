@@ -344,3 +344,6 @@ impl<T> Drop for Worker<T> {
         );
     }
 }
+
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod tests;

@@ -328,11 +328,7 @@ mod model {
             crossbeam_epoch::Pointer::into_usize(shared)
         }
 
-        pub(crate) fn load<'g>(
-            &self,
-            order: Ordering,
-            _: &'g crossbeam_epoch::Guard,
-        ) -> super::Shared<'g, T> {
+        pub(crate) fn load<'g>(&self, order: Ordering, _: &'g crossbeam_epoch::Guard) -> super::Shared<'g, T> {
             Self::shared(self.0.load(order))
         }
 

@@ -98,6 +98,8 @@ mod op;
 mod pool;
 mod queue;
 mod stack;
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod tests;
 
 pub use access::{Access, Mode};
 pub use op::{INLINE_ACCESSES, Op, OpRef, ReadyList};

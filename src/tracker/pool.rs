@@ -414,3 +414,6 @@ mod records {
         Batch(first)
     }
 }
+
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod tests;

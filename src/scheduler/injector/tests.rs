@@ -1,0 +1,73 @@
+//! The injector on one thread, also as one that stands still has left it.
+
+use super::{super::testing::Ready, *};
+
+const URGENT: u8 = DEFAULT_BAND + 8;
+
+fn pop(injector: &Injector<usize>, band: u8, max: usize) -> Option<(Vec<*mut Op<usize>>, bool)> {
+    injector.pop(band, max).map(|(chain, more)| (chain.map(OpRef::as_ptr).collect(), more))
+}
+
+#[test]
+fn a_band_is_first_in_first_out_and_says_when_more_has_come_into_sight() {
+    for band in [DEFAULT_BAND, URGENT] {
+        let (injector, ops) = (Injector::default(), Ready::new(5, band));
+        let order: Vec<_> = ops.iter().map(|op| op.as_ptr()).collect();
+        assert!(injector.is_empty());
+        ops.iter().for_each(|&op| injector.push(op));
+        assert!(!injector.is_empty());
+        assert_eq!(injector.highest(), (band == URGENT).then_some(URGENT));
+        assert_eq!(pop(&injector, band, 2), Some((order[..2].to_vec(), true)));
+        assert!(!injector.is_empty());
+        assert_eq!(pop(&injector, band, 1), Some((order[2..3].to_vec(), false)));
+        assert_eq!(pop(&injector, band, 9), Some((order[3..].to_vec(), false)));
+        assert_eq!(pop(&injector, band, 9), None);
+        assert!(injector.is_empty());
+    }
+}
+
+#[test]
+fn a_chain_says_whether_another_one_is_left() {
+    let (injector, ops) = (Injector::default(), Ready::new(2, DEFAULT_BAND));
+    ops.iter().for_each(|&op| injector.push(op));
+    let (mut chain, _) = injector.pop(DEFAULT_BAND, 2).expect("two are in it");
+    for left in [true, false] {
+        assert!(chain.next().is_some());
+        assert_eq!(chain.is_some_left(), left);
+    }
+}
+
+#[test]
+fn what_a_popper_leaves_of_a_band_is_marked_although_its_pusher_has_not_come_to_it() {
+    let (injector, ops) = (Injector::default(), Ready::new(2, URGENT));
+    ops.iter().for_each(|&op| injector.band(URGENT).push_chain(op, op.op()));
+    assert_eq!(injector.highest(), None);
+    assert!(matches!(pop(&injector, URGENT, 1), Some((_, true))));
+    assert_eq!(injector.highest(), Some(URGENT));
+    assert!(matches!(pop(&injector, URGENT, 1), Some((_, false))));
+}
+
+#[test]
+fn a_mark_without_an_operation_goes_with_the_next_look() {
+    let injector = Injector::<usize>::default();
+    injector.mark(URGENT);
+    injector.mark(DEFAULT_BAND);
+    assert_eq!((injector.highest(), injector.is_empty()), (Some(URGENT), false));
+    assert_eq!(pop(&injector, URGENT, 1), None);
+    assert_eq!((injector.highest(), injector.is_empty()), (None, true));
+}
+
+#[test]
+fn debug_output_says_whether_it_is_empty() {
+    let injector = Injector::<usize>::default();
+    assert_eq!(format!("{injector:?}"), "Injector { is_empty: true, .. }");
+}
+
+#[test]
+#[cfg_attr(not(debug_assertions), ignore = "an assertion of debug builds")]
+#[should_panic(expected = "operations are left in an injector")]
+fn an_injector_is_not_dropped_with_operations_in_it() {
+    let ops = Ready::new(1, DEFAULT_BAND);
+    let injector = Injector::default();
+    injector.push(ops[0]);
+}

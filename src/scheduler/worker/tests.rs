@@ -1,0 +1,238 @@
+//! Workers without threads: what each looks at, in which order, and whom it wakes.
+
+use std::time::{Duration, Instant};
+
+use super::{
+    super::{
+        lane::LaneOptions,
+        testing::{Ready, assert_not_woken, assert_woken},
+    },
+    *,
+};
+
+const LOW: u8 = DEFAULT_BAND - 1;
+const HIGH: u8 = DEFAULT_BAND + 1;
+const HIGHER: u8 = DEFAULT_BAND + 2;
+
+fn lane(workers: usize, idle: IdlePolicy) -> (Arc<Lane<usize>>, Vec<Worker<usize>>) {
+    Lane::new(LaneOptions { name: "test", workers, threads: workers, idle })
+}
+
+/// A worker that sleeps, as the others see it; the calling thread carries it.
+fn asleep(worker: &Worker<usize>) {
+    worker.lane.sleep().carry(worker.index, 0);
+    worker.lane.sleep().announce(worker.index, false);
+}
+
+fn found(worker: &Worker<usize>) -> Option<*mut crate::tracker::Op<usize>> {
+    worker.find().map(OpRef::as_ptr)
+}
+
+#[test]
+fn a_lane_has_work_while_something_can_be_taken() {
+    let ((lane, workers), ops) = (lane(2, IdlePolicy::Park), Ready::new(3, DEFAULT_BAND));
+    assert_eq!((lane.idle(), lane.name()), (IdlePolicy::Park, "test"));
+    assert!(!lane.has_work());
+    lane.inject(ops[0]);
+    assert!(lane.has_work());
+    assert!(workers[0].find().is_some());
+    assert!(!lane.has_work());
+    workers[1].keep(ops[1], true);
+    assert!(!lane.has_work(), "what is in the slot is that worker's");
+    workers[1].share();
+    assert!(lane.has_work());
+    assert_eq!(found(&workers[0]), Some(ops[1].as_ptr()));
+    assert!(!lane.has_work());
+}
+
+#[test]
+fn a_successor_is_kept_unless_the_injector_has_something_more_urgent() {
+    let (lane, workers) = lane(1, IdlePolicy::Park);
+    let worker = &workers[0];
+    let ops = [LOW, DEFAULT_BAND, HIGH, HIGH, HIGHER].map(|band| Ready::new(1, band));
+    let [low, normal, waits, high, higher] = ops.each_ref().map(|ops| ops[0]);
+    lane.injector().push(waits);
+    for kept in [high, higher] {
+        worker.keep(kept, true);
+        assert_eq!(worker.slot.take().map(OpRef::as_ptr), Some(kept.as_ptr()));
+    }
+    for passed_over in [low, normal] {
+        worker.keep(passed_over, true);
+        assert!(worker.slot.get().is_none());
+    }
+    let order = [waits, normal, low].map(|op| Some(op.as_ptr()));
+    assert_eq!([(); 3].map(|()| found(worker)), order);
+}
+
+#[test]
+fn between_operations_one_successor_is_kept_and_within_one_none() {
+    let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(3, DEFAULT_BAND));
+    let worker = &workers[0];
+    worker.keep(ops[0], false);
+    assert!(worker.slot.get().is_none());
+    worker.keep(ops[1], true);
+    worker.keep(ops[2], true);
+    assert_eq!(worker.slot.get().map(OpRef::as_ptr), Some(ops[1].as_ptr()));
+    assert_eq!([(); 3].map(|()| found(worker)), [1, 0, 2].map(|number| Some(ops[number].as_ptr())));
+}
+
+#[test]
+fn a_run_of_successors_is_as_long_as_it_may_be_and_no_longer() {
+    let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(2, DEFAULT_BAND));
+    let (worker, successor, other) = (&workers[0], ops[0], ops[1]);
+    for _ in 0..2 {
+        worker.keep(other, false);
+        for _ in 0..MAX_RUN {
+            worker.keep(successor, true);
+            assert_eq!(found(worker), Some(successor.as_ptr()));
+        }
+        worker.keep(successor, true);
+        assert_eq!(found(worker), Some(other.as_ptr()), "the run is over");
+        assert_eq!(found(worker), Some(successor.as_ptr()));
+    }
+}
+
+#[test]
+fn what_is_more_urgent_than_a_successor_goes_before_it() {
+    let ((lane, workers), ops, urgent) = (lane(1, IdlePolicy::Park), Ready::new(1, HIGH), Ready::new(2, HIGHER));
+    let worker = &workers[0];
+    worker.keep(ops[0], true);
+    urgent.iter().for_each(|&op| lane.injector().push(op));
+    let order = [urgent[0], urgent[1], ops[0]].map(|op| Some(op.as_ptr()));
+    assert_eq!([(); 3].map(|()| found(worker)), order);
+}
+
+#[test]
+fn the_injector_is_looked_at_now_and_then_although_the_deque_is_not_empty() {
+    let ((lane, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(2, DEFAULT_BAND));
+    let worker = &workers[0];
+    lane.injector().push(ops[1]);
+    let looks = (1..=INJECTOR_TICK).find(|_| {
+        worker.keep(ops[0], false);
+        found(worker) == Some(ops[1].as_ptr())
+    });
+    assert_eq!(looks, Some(INJECTOR_TICK));
+    assert_eq!(found(worker), Some(ops[0].as_ptr()));
+}
+
+#[test]
+fn every_deque_of_the_lane_is_stolen_from_wherever_the_sweep_begins() {
+    const WORKERS: usize = 5;
+    let ((_, workers), ops) = (lane(WORKERS, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
+    for (thief, victim, start) in (0..WORKERS.pow(3)).map(|n| (n % WORKERS, n / WORKERS % WORKERS, n / WORKERS.pow(2)))
+    {
+        if thief != victim {
+            workers[victim].deque.push(ops[0]);
+            workers[thief].victim.set(start);
+            assert_eq!(workers[thief].steal().map(OpRef::as_ptr), Some(ops[0].as_ptr()), "{thief} {victim} {start}");
+            assert_eq!(workers[thief].victim.get(), victim, "the next sweep begins where there was something");
+        }
+    }
+    for start in 0..WORKERS {
+        workers[0].victim.set(start);
+        assert!(workers[0].steal().is_none());
+        assert_eq!(workers[0].victim.get(), (start + 1) % WORKERS, "the next sweep begins at the next one");
+    }
+}
+
+#[test]
+fn whoever_takes_more_than_one_wakes_another_worker_for_the_rest() {
+    let ((lane, workers), ops) = (lane(3, IdlePolicy::Park), Ready::new(3 * MAX_TAKEN, DEFAULT_BAND));
+    asleep(&workers[2]);
+    let [first, second] = [&workers[0], &workers[1]];
+    ops[..MAX_TAKEN + 2].iter().for_each(|&op| lane.injector().push(op));
+    // Others have come into sight by the first, and are in its deque as well; the second has two, the third none.
+    assert!(first.pop_injector(DEFAULT_BAND).is_some());
+    assert_woken();
+    assert!(second.pop_injector(DEFAULT_BAND).is_some());
+    assert_woken();
+    assert!(second.deque.pop().is_some());
+    assert!(first.pop_injector(DEFAULT_BAND).is_none());
+    assert_not_woken();
+    lane.injector().push(ops[0]);
+    assert!(first.pop_injector(DEFAULT_BAND).is_some());
+    assert_not_woken(); // There is no rest.
+
+    // The same for what is stolen.
+    while first.deque.pop().is_some() {}
+    ops[..4].iter().for_each(|&op| first.deque.push(op));
+    assert!(second.steal().is_some());
+    assert!(!second.deque.is_empty(), "a batch is stolen");
+    assert_woken();
+    while first.deque.pop().or_else(|| second.deque.pop()).is_some() {}
+    first.deque.push(ops[0]);
+    assert!(second.steal().is_some());
+    assert_not_woken(); // There is no rest.
+}
+
+#[test]
+fn the_last_searcher_wakes_another_worker_if_there_is_more() {
+    let ((lane, workers), ops) = (lane(4, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
+    asleep(&workers[3]);
+    let (worker, sleep) = (&workers[0], lane.sleep());
+    // There is no more.
+    sleep.start_search();
+    assert!(worker.found(ops[0]).is_some());
+    assert_not_woken();
+    lane.injector().push(ops[0]);
+    // There is, but another one searches.
+    sleep.start_search();
+    sleep.start_search();
+    assert!(worker.found(ops[0]).is_some());
+    assert_not_woken();
+    // That was the last one.
+    assert!(worker.found(ops[0]).is_some());
+    assert_woken();
+    assert!(worker.find().is_some());
+}
+
+#[test]
+fn a_search_finds_what_there_is_under_every_policy() {
+    for idle in [IdlePolicy::Spin, IdlePolicy::SpinThenPark(Duration::ZERO), IdlePolicy::Park] {
+        let ((lane, workers), ops) = (lane(1, idle), Ready::new(1, DEFAULT_BAND));
+        lane.injector().push(ops[0]);
+        assert_eq!(workers[0].spin().map(OpRef::as_ptr), Some(ops[0].as_ptr()), "{idle:?}");
+    }
+}
+
+/// What else runs on its core may end a search early, but not before that has taken `CONTENDED`.
+#[test]
+fn a_search_is_as_long_as_the_policy_says_unless_something_else_takes_its_core() {
+    let searches = |patience: Duration| {
+        let (_, workers) = lane(1, IdlePolicy::SpinThenPark(patience));
+        std::iter::from_fn(move || {
+            let start = Instant::now();
+            assert!(workers[0].spin().is_none());
+            Some(start.elapsed())
+        })
+    };
+    assert!(searches(CONTENDED).take(100).all(|search| search >= CONTENDED));
+    let start = Instant::now();
+    let is_short = |search: Duration| search < CONTENDED || start.elapsed() > Duration::from_secs(20);
+    let shortest = searches(Duration::ZERO).find(|&search| is_short(search));
+    assert!(shortest.is_some_and(|search| search < CONTENDED), "without patience, it is one look");
+}
+
+#[test]
+fn debug_output_names_the_lane_and_the_worker() {
+    let (_, workers) = lane(2, IdlePolicy::Park);
+    assert_eq!(format!("{:?}", workers[1]), "Worker { lane: \"test\", index: 1, .. }");
+}
+
+#[test]
+#[cfg_attr(not(debug_assertions), ignore = "an assertion of debug builds")]
+#[should_panic(expected = "operations are left in worker 0 of lane test")]
+fn a_worker_is_not_dropped_with_an_operation_in_its_slot() {
+    let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
+    workers[0].keep(ops[0], true);
+    drop(workers);
+}
+
+#[test]
+#[cfg_attr(not(debug_assertions), ignore = "an assertion of debug builds")]
+#[should_panic(expected = "operations are left in worker 0 of lane test")]
+fn a_worker_is_not_dropped_with_an_operation_in_its_deque() {
+    let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
+    workers[0].keep(ops[0], false);
+    drop(workers);
+}

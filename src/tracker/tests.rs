@@ -1,0 +1,465 @@
+//! The tracker by hand, on one thread: what one thread leaves half done, and what the others make of it.
+
+use std::{
+    ptr::NonNull,
+    sync::{Arc, Weak},
+    thread,
+};
+
+use super::{
+    Mode::{Await, Overwrite, Read, Write},
+    *,
+};
+
+/// Counts itself, to show when an operation's record is given up.
+type Task = Arc<()>;
+
+/// A variable that is given back at the end. Then all that was pushed on it must be done.
+struct Var(NonNull<VarQueue<Task>>);
+
+impl Var {
+    fn new(id: u64) -> Self {
+        let queue = NonNull::from(Box::leak(Box::new(VarQueue::with_owner(id, 7))));
+        // SAFETY: nobody else knows the queue, and it stays where it is.
+        unsafe { VarQueue::init(queue) };
+        Self(queue)
+    }
+
+    fn queue(&self) -> &VarQueue<Task> {
+        // SAFETY: it is freed after `self`.
+        unsafe { self.0.as_ref() }
+    }
+
+    fn tail(&self) -> *const Access<Task> {
+        // Relaxed: there is one thread.
+        self.queue().tail.load(Relaxed, epoch::unprotected()).as_raw()
+    }
+
+    /// Links `access` as the variable's next one and stops there, as a thread may: the tail stays behind, and the hints are
+    /// not left.
+    fn link(&self, access: &Access<Task>) {
+        let guard = epoch::pin();
+        // SAFETY: the tail is never null, and not reclaimed: nothing is done beside this.
+        let tail = unsafe { self.queue().tail.load(Relaxed, &guard).deref() };
+        let word = tail.word.load(Relaxed, &guard);
+        assert!(word.is_null(), "something stands behind the tail");
+        let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag() | linked(tail.entitlement(word.tag())));
+        tail.word.store(link, Relaxed);
+    }
+}
+
+impl Drop for Var {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            let queue = self.0;
+            // SAFETY: `new` has leaked the box.
+            let free = move || drop(unsafe { Box::from_raw(queue.as_ptr()) });
+            // SAFETY: each test ends what it has pushed, and this comes once.
+            unsafe { self.queue().dispose(free) };
+        }
+    }
+}
+
+fn operation_that(passes_closed: bool, accesses: &[(&Var, Mode)]) -> (OpRef<Task>, Weak<()>) {
+    let task = Arc::new(());
+    let alive = Arc::downgrade(&task);
+    // SAFETY: the place is for a task.
+    let init = move |place: *mut Task| unsafe { place.write(task) };
+    let accesses: Vec<_> = accesses.iter().map(|(var, mode)| (var.0, *mode)).collect();
+    // SAFETY: the tests keep their variables; `init` makes a task.
+    (unsafe { OpRef::new_with(init, 0, passes_closed, accesses.into_iter()) }, alive)
+}
+
+fn operation(accesses: &[(&Var, Mode)]) -> OpRef<Task> {
+    operation_that(false, accesses).0
+}
+
+/// Pushes an operation, and whether it is ready.
+fn pushed(accesses: &[(&Var, Mode)]) -> (OpRef<Task>, bool) {
+    let op = operation(accesses);
+    let pushed = push(op);
+    assert!(!pushed.rejected);
+    (op, pushed.ready)
+}
+
+/// Inserts the first access of `op`, as its pusher, which stands still then. Gives what it has counted.
+fn begun(op: OpRef<Task>, guard: &Guard) -> u32 {
+    let mut satisfied = 0;
+    assert!(insert(op.op(), &op.op().accesses()[0], true, &mut satisfied, guard).is_none());
+    satisfied
+}
+
+/// Ends `op` and gives what became ready by it, in that order.
+fn end(op: OpRef<Task>) -> Vec<*mut Op<Task>> {
+    let mut list = ReadyList::default();
+    assert!(list.is_empty());
+    let spent = complete(op, &mut list);
+    op.release(spent);
+    let mut ready = Vec::new();
+    while let Some(op) = list.pop() {
+        ready.push(op.as_ptr());
+    }
+    assert!(list.is_empty());
+    ready
+}
+
+#[test]
+fn a_mode_is_satisfied_by_its_flag_and_hands_on_what_it_does_not_exclude() {
+    for flags in 0..8 {
+        let (read_ok, write_ok) = (flags & READ_OK != 0, flags & WRITE_OK != 0);
+        let spent = write_ok && flags & DONE != 0;
+        for mode in [Read, Await, Write, Overwrite] {
+            let writes = mode == Write || mode == Overwrite;
+            assert_eq!(mode.is_write(), writes);
+            assert_eq!(mode.is_satisfied_by(flags), if mode == Read { read_ok } else { write_ok }, "{mode:?} {flags}");
+            let handed_on = match () {
+                () if spent => READ_OK | WRITE_OK,
+                () if read_ok && !writes => READ_OK,
+                () => 0,
+            };
+            assert_eq!(mode.entitlement(flags), handed_on, "{mode:?} {flags}");
+        }
+    }
+}
+
+#[test]
+fn a_link_says_what_the_next_access_was_entitled_to() {
+    for flags in 0..8 {
+        let entitled = flags & (READ_OK | WRITE_OK);
+        assert_eq!(linked(flags) & (READ_OK | WRITE_OK | DONE), 0, "it lies beside the flags");
+        for others in 0..8 {
+            assert_eq!(entitled_at_link(linked(flags) | others), entitled, "{flags} {others}");
+        }
+    }
+}
+
+#[test]
+fn readers_run_side_by_side_and_writers_alone_and_each_record_is_given_up() {
+    let var = Var::new(1);
+    let modes = [Write, Read, Read, Overwrite, Await, Read];
+    let (ops, tasks): (Vec<_>, Vec<_>) = modes.map(|mode| operation_that(false, &[(&var, mode)])).into_iter().unzip();
+    let ready: Vec<_> = ops.iter().map(|&op| push(op).ready).collect();
+    assert_eq!(ready, [true, false, false, false, false, false]);
+    let [_, first, second, overwrite, wait, last] = std::array::from_fn(|index| ops[index].as_ptr());
+    assert_eq!(end(ops[0]), [first, second]);
+    assert_eq!(end(ops[2]), []);
+    assert_eq!(end(ops[1]), [overwrite]);
+    assert_eq!(end(ops[3]), [wait, last]);
+    assert_eq!(end(ops[5]), []);
+    assert_eq!(end(ops[4]), []);
+    let kept: Vec<_> = tasks.iter().map(|task| task.strong_count()).collect();
+    assert_eq!(kept, [0, 0, 0, 0, 0, 1], "all but the last access of the variable are given up");
+    drop(var);
+    assert_eq!(tasks[5].strong_count(), 0);
+}
+
+#[test]
+fn a_variable_is_idle_for_a_reader_beside_readers_and_for_a_writer_alone() {
+    let var = Var::new(1);
+    let idle = || [true, false].map(|for_reading| var.queue().is_idle(for_reading));
+    assert_eq!(idle(), [true, true]);
+    let (reader, _) = pushed(&[(&var, Read)]);
+    assert_eq!(idle(), [true, false]);
+    end(reader);
+    assert_eq!(idle(), [true, true]);
+    let (writer, _) = pushed(&[(&var, Write)]);
+    assert_eq!(idle(), [false, false]);
+    end(writer);
+    assert_eq!(idle(), [true, true]);
+}
+
+#[test]
+fn who_comes_behind_a_half_done_push_helps_it_to_the_end() {
+    let (a, b) = (Var::new(1), Var::new(2));
+    let guard = epoch::pin();
+    let half = operation(&[(&a, Write), (&b, Write)]);
+    let satisfied = begun(half, &guard);
+    assert!(!half.op().is_registered());
+    let (behind, ready) = pushed(&[(&a, Write)]);
+    assert!(!ready);
+    assert!(half.op().is_registered(), "its pusher need not come back");
+    let (reader, ready) = pushed(&[(&b, Read)]);
+    assert!(!ready);
+    assert!(finish_push(half, 1, satisfied, &guard).ready);
+    assert_eq!(end(half), [behind.as_ptr(), reader.as_ptr()]);
+    assert_eq!(end(reader), []);
+    assert_eq!(end(behind), []);
+}
+
+#[test]
+fn a_helped_writer_waits_for_the_readers_before_it() {
+    let (a, b) = (Var::new(1), Var::new(2));
+    let guard = epoch::pin();
+    let (reader, _) = pushed(&[(&b, Read)]);
+    let half = operation(&[(&a, Write), (&b, Write)]);
+    let satisfied = begun(half, &guard);
+    let (behind, _) = pushed(&[(&a, Write)]);
+    assert!(!finish_push(half, 1, satisfied, &guard).ready);
+    assert_eq!(end(reader), [half.as_ptr()]);
+    assert_eq!(end(half), [behind.as_ptr()]);
+    assert_eq!(end(behind), []);
+}
+
+#[test]
+fn a_writer_of_several_waits_for_the_readers_before_it() {
+    let (a, b) = (Var::new(1), Var::new(2));
+    let (reader, _) = pushed(&[(&b, Read)]);
+    let (writer, ready) = pushed(&[(&a, Write), (&b, Write)]);
+    assert!(!ready);
+    assert_eq!(end(reader), [writer.as_ptr()]);
+    assert_eq!(end(writer), []);
+}
+
+#[test]
+fn a_helped_reader_lets_readers_behind_it_go() {
+    let (a, b) = (Var::new(1), Var::new(2));
+    let guard = epoch::pin();
+    let half = operation(&[(&a, Write), (&b, Read)]);
+    let satisfied = begun(half, &guard);
+    let (behind, _) = pushed(&[(&a, Write)]);
+    let (before, ready) = pushed(&[(&b, Read)]);
+    assert!(ready, "by the hint of its predecessor");
+    assert!(finish_push(half, 1, satisfied, &guard).ready);
+    let (after, ready) = pushed(&[(&b, Read)]);
+    assert!(ready);
+    assert_eq!(end(half), [behind.as_ptr()]);
+    for op in [after, before, behind] {
+        assert_eq!(end(op), []);
+    }
+}
+
+#[test]
+fn a_reader_behind_a_helped_reader_goes_by_its_flags_and_hints() {
+    let (a, b) = (Var::new(1), Var::new(2));
+    let guard = epoch::pin();
+    let half = operation(&[(&a, Write), (&b, Read)]);
+    let satisfied = begun(half, &guard);
+    let (behind, _) = pushed(&[(&a, Write)]);
+    assert!(finish_push(half, 1, satisfied, &guard).ready);
+    let (reader, ready) = pushed(&[(&b, Read)]);
+    assert!(ready);
+    assert_eq!(end(reader), []);
+    assert_eq!(end(half), [behind.as_ptr()]);
+    assert_eq!(end(behind), []);
+}
+
+#[test]
+fn who_finds_a_link_without_its_tail_moves_that_and_leaves_the_hints() {
+    let (a, b) = (Var::new(1), Var::new(2));
+    let guard = epoch::pin();
+    let half = operation(&[(&a, Write), (&b, Read)]);
+    let satisfied = begun(half, &guard);
+    b.link(&half.op().accesses()[1]);
+    let (behind, ready) = pushed(&[(&b, Read)]);
+    assert!(ready, "by the hint of its predecessor");
+    assert!(half.op().is_registered());
+    assert_eq!(b.tail(), std::ptr::from_ref(&behind.op().accesses()[0]));
+    assert!(finish_push(half, 1, satisfied, &guard).ready);
+    assert_eq!(end(behind), []);
+    assert_eq!(end(half), []);
+}
+
+#[test]
+fn an_access_that_is_in_is_not_inserted_again() {
+    let (a, b) = (Var::new(1), Var::new(2));
+    let guard = epoch::pin();
+    let (first, _) = pushed(&[(&a, Write), (&b, Write)]);
+    let (second, _) = pushed(&[(&b, Write)]);
+    assert!(insert(first.op(), &first.op().accesses()[1], false, &mut 0, &guard).is_none());
+    let last = &second.op().accesses()[0];
+    assert_eq!(b.tail(), std::ptr::from_ref(last));
+    // Relaxed: there is one thread.
+    assert!(last.word.load(Relaxed, &guard).is_null());
+    assert_eq!(end(first), [second.as_ptr()]);
+    assert_eq!(end(second), []);
+}
+
+#[test]
+fn what_a_helper_inserts_it_counts() {
+    let (a, b) = (Var::new(1), Var::new(2));
+    let guard = epoch::pin();
+    let half = operation(&[(&a, Write), (&b, Write)]);
+    let satisfied = begun(half, &guard);
+    assert!(insert(half.op(), &half.op().accesses()[0], false, &mut 0, &guard).is_none());
+    assert_eq!(half.op().next_unregistered().map(|access| access.index), Some(1));
+    assert!(insert(half.op(), &half.op().accesses()[1], false, &mut 0, &guard).is_none());
+    assert!(half.op().next_unregistered().is_none());
+    assert!(finish_push(half, 1, satisfied, &guard).ready);
+    assert_eq!(end(half), []);
+}
+
+#[test]
+fn a_completion_takes_the_tail_past_what_it_ends() {
+    let (a, b) = (Var::new(1), Var::new(2));
+    let guard = epoch::pin();
+    let (first, task) = operation_that(false, &[(&a, Write)]);
+    assert!(push(first).ready);
+    let half = operation(&[(&a, Read), (&b, Read)]);
+    a.link(&half.op().accesses()[0]);
+    assert_eq!(end(first), []);
+    assert_eq!(a.tail(), std::ptr::from_ref(&half.op().accesses()[0]));
+    assert_eq!(task.strong_count(), 0);
+    // Another reader goes by the hints, which say what was so at the link: nothing. The completion has it in the word.
+    let (reader, ready) = pushed(&[(&a, Read)]);
+    assert!(ready);
+    assert!(finish_push(half, 1, 0, &guard).ready, "its first access was satisfied by the completion");
+    assert_eq!(end(half), []);
+    assert_eq!(end(reader), []);
+}
+
+#[test]
+fn an_operation_whose_predecessor_ends_during_its_push_is_its_pushers() {
+    let (a, b) = (Var::new(1), Var::new(2));
+    let guard = epoch::pin();
+    let (first, _) = pushed(&[(&a, Write)]);
+    let second = operation(&[(&a, Write), (&b, Write)]);
+    let satisfied = begun(second, &guard);
+    assert_eq!(satisfied, 0);
+    assert_eq!(end(first), [], "the push goes on");
+    assert!(finish_push(second, 1, satisfied, &guard).ready);
+    assert_eq!(end(second), []);
+}
+
+#[test]
+fn who_comes_behind_a_deletion_is_rejected_and_lets_the_others_go() {
+    let (a, b) = (Var::new(1), Var::new(2));
+    assert!(!a.queue().is_closed());
+    assert!(a.queue().close());
+    assert!(!a.queue().close());
+    assert!(a.queue().is_closed());
+    let (deletion, _) = operation_that(true, &[(&a, Write)]);
+    let is = push(deletion);
+    assert!(is.ready && !is.rejected && !deletion.op().is_rejected());
+    let late = operation(&[(&a, Write), (&b, Write)]);
+    let is = push(late);
+    assert!(is.rejected && !is.ready && late.op().is_rejected());
+    let (behind, ready) = pushed(&[(&b, Write)]);
+    assert!(!ready);
+    assert_eq!(end(deletion), [late.as_ptr()]);
+    assert_eq!(end(late), [behind.as_ptr()]);
+    assert_eq!(end(behind), []);
+}
+
+#[test]
+fn an_operation_that_a_helper_rejects_takes_its_other_places() {
+    let [a, b, c, d] = [1, 2, 3, 4].map(Var::new);
+    let guard = epoch::pin();
+    b.queue().close();
+    let (deletion, _) = operation_that(true, &[(&b, Write)]);
+    assert!(push(deletion).ready);
+    let half = operation(&[(&a, Write), (&b, Write), (&c, Write), (&d, Write)]);
+    let satisfied = begun(half, &guard);
+    let (behind, _) = pushed(&[(&a, Write)]);
+    assert!(half.op().is_registered() && half.op().is_rejected());
+    let (last, ready) = pushed(&[(&d, Write)]);
+    assert!(!ready);
+    let is = finish_push(half, 1, satisfied, &guard);
+    assert!(is.rejected && !is.ready);
+    assert_eq!(end(deletion), [half.as_ptr()]);
+    assert_eq!(end(half), [behind.as_ptr(), last.as_ptr()]);
+    assert_eq!(end(behind), []);
+    assert_eq!(end(last), []);
+}
+
+#[test]
+fn registrations_are_counted_one_by_one_and_a_rejection_only_before_its_access() {
+    let (a, b) = (Var::new(1), Var::new(2));
+    let op = operation(&[(&a, Read), (&b, Read)]);
+    let record = op.op();
+    let next = || record.next_unregistered().map(|access| access.index);
+    let past = || [0, 1].map(|index| record.is_past(index));
+    record.advance(1);
+    assert_eq!((next(), past(), record.is_registered()), (Some(0), [false, false], false));
+    record.advance(0);
+    assert_eq!((next(), past(), record.is_registered()), (Some(1), [true, false], false));
+    record.advance(0);
+    assert_eq!(next(), Some(1));
+    assert!(!record.reject(0));
+    assert!(!record.is_rejected());
+    assert!(record.reject(1));
+    assert!(record.is_rejected());
+    assert!(record.reject(1), "again");
+    assert!(!record.reject(0), "it is in all the same");
+    assert_eq!((next(), past(), record.is_registered()), (Some(1), [true, false], false));
+    record.advance(1);
+    assert_eq!((next(), past(), record.is_registered()), (None, [true, true], true));
+    assert!(record.is_rejected());
+    assert!(!record.reject(1));
+    assert!(record.end_registration());
+    assert_eq!((next(), record.is_registered(), record.is_rejected()), (None, true, true));
+    // It was never in a queue: its shares are this test's.
+    op.release(2);
+}
+
+#[test]
+fn an_operation_without_variables_is_registered_and_ready() {
+    let op = operation(&[]);
+    assert!(op.op().is_registered());
+    assert!(push(op).ready);
+    assert_eq!(end(op), []);
+}
+
+#[test]
+fn a_record_ends_with_its_last_holder() {
+    let (op, task) = operation_that(false, &[]);
+    assert!(push(op).ready);
+    op.hold();
+    assert_eq!(end(op), []);
+    assert_eq!(task.strong_count(), 1);
+    op.release(0);
+    assert_eq!(task.strong_count(), 0);
+}
+
+#[test]
+fn as_many_accesses_as_there_are_keep_their_order_and_their_variables() {
+    for count in [INLINE_ACCESSES, INLINE_ACCESSES + 1, 40] {
+        let vars: Vec<_> = (0..count).map(|id| Var::new(id as u64)).collect();
+        let accesses: Vec<_> = vars.iter().map(|var| (var, Write)).collect();
+        let ((first, _), (second, ready)) = (pushed(&accesses), pushed(&accesses));
+        assert!(!ready);
+        for (index, (access, var)) in first.op().accesses().iter().zip(&vars).enumerate() {
+            assert_eq!((access.index as usize, access.mode(), access.queue().id()), (index, Write, index as u64));
+            assert_eq!((access.queue_ptr(), access.queue().owner()), (var.0, 7));
+        }
+        assert_eq!(first.op().accesses().len(), count);
+        assert_eq!(end(first), [second.as_ptr()]);
+        assert_eq!(end(second), []);
+    }
+}
+
+#[test]
+fn debug_output_names_the_flags_and_the_counts() {
+    let (a, b) = (Var::new(1), Var::new(2));
+    let access = |op: OpRef<Task>| format!("{:?}", op.op().accesses()[0]);
+    let (reader, _) = pushed(&[(&a, Read)]);
+    assert_eq!(
+        access(reader),
+        "Access { mode: Read, read_ok: true, write_ok: true, done: false, has_next: false, .. }"
+    );
+    let (second, _) = pushed(&[(&a, Read)]);
+    assert_eq!(access(reader), "Access { mode: Read, read_ok: true, write_ok: true, done: false, has_next: true, .. }");
+    assert_eq!(
+        access(second),
+        "Access { mode: Read, read_ok: true, write_ok: false, done: false, has_next: false, .. }"
+    );
+    let (writer, _) = pushed(&[(&a, Write), (&b, Write)]);
+    assert_eq!(
+        access(writer),
+        "Access { mode: Write, read_ok: true, write_ok: false, done: false, has_next: false, .. }"
+    );
+    let (last, _) = pushed(&[(&a, Write)]);
+    assert_eq!(
+        access(last),
+        "Access { mode: Write, read_ok: false, write_ok: false, done: false, has_next: false, .. }"
+    );
+    let text = format!("{:?}", writer.op());
+    assert!(text.starts_with("Op { wait: 1, registered: 2, live: 3, accesses: [Access {"), "{text}");
+    assert_eq!(format!("{:?}", a.queue()), "VarQueue { id: 1, closed: false, .. }");
+    assert_eq!(format!("{reader:?}"), format!("OpRef({:?})", reader.as_ptr()));
+    assert_eq!(end(second), []);
+    assert_eq!(access(second), "Access { mode: Read, read_ok: true, write_ok: false, done: true, has_next: true, .. }");
+    assert_eq!(end(reader), [writer.as_ptr()]);
+    assert_eq!(end(writer), [last.as_ptr()]);
+    assert_eq!(end(last), []);
+    assert_eq!(access(last), "Access { mode: Write, read_ok: true, write_ok: true, done: true, has_next: false, .. }");
+}
