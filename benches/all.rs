@@ -9,7 +9,7 @@ use std::{
 
 fn main() {
     let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["run", "--quiet", "--profile", "bench", "--package", "raddle-benches", "--"])
+        .args(["bench", "--package", "raddle-benches", "--bench", "all", "--"])
         .args(env::args().skip(1).filter(|argument| argument != "--bench"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status()

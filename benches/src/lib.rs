@@ -1,7 +1,7 @@
 //! What the benchmarks share: the workloads, what is compared with raddle, and how figures are written down.
 //!
-//! The programs are in `benches`; `main.rs` runs them one after the other. `README.md` beside this folder says what
-//! each one measures and how it counts.
+//! The programs are in `benches`; `all.rs` there runs the others. `README.md` beside this folder says what each one
+//! measures and how it counts.
 
 pub mod external;
 pub mod kernel;
