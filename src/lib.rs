@@ -106,6 +106,6 @@ pub mod internals {
             weaken::{Step, remove},
         },
         tally::{Tally, Ticket},
-        tracker::{Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, complete, push},
+        tracker::{Mode, Node, Op, OpRef, Pushed, ReadyList, Stack, Stalled, VarQueue, complete, end, push},
     };
 }

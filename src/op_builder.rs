@@ -5,7 +5,7 @@ use std::{panic::Location, sync::Arc};
 use crate::{
     completion::Completion,
     context::RunContext,
-    core::{Core, Entries, Spec, normalise},
+    core::{Entries, Spec},
     device::Context,
     engine::Engine,
     error::{BoxError, Cause, PushError},
@@ -137,17 +137,20 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Declares variables that the operation reads.
+    #[inline]
     pub fn reads(self, tokens: impl IntoIterator<Item = &'e Token>) -> Self {
         self.declare(tokens, Mode::Read)
     }
 
     /// Declares variables that the operation mutates.
+    #[inline]
     pub fn writes(self, tokens: impl IntoIterator<Item = &'e Token>) -> Self {
         self.declare(tokens, Mode::Write)
     }
 
     /// Declares variables that the operation mutates whatever they were: it is not skipped because they have failed, and
     /// its success ends their failure.
+    #[inline]
     pub fn overwrites(self, tokens: impl IntoIterator<Item = &'e Token>) -> Self {
         self.declare(tokens, Mode::Overwrite)
     }
@@ -166,7 +169,7 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// See [`PushError`]; nothing is enqueued then.
     #[track_caller]
-    pub fn push<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
+    pub fn push<A, F, R>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
         F: for<'a> FnOnce(A::Refs<'a>) -> R + Send + 'static,
@@ -184,7 +187,7 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// See [`PushError`]; nothing is enqueued then.
     #[track_caller]
-    pub fn submit<A, F, R>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    pub fn submit<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
         F: for<'a> FnOnce(A::Refs<'a>) -> R + Send + 'static,
@@ -202,7 +205,7 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// See [`PushError`]; nothing is enqueued then.
     #[track_caller]
-    pub fn try_submit<A, F, R, E>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    pub fn try_submit<A, F, R, E>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
         F: for<'a> FnOnce(A::Refs<'a>) -> Result<R, E> + Send + 'static,
@@ -223,7 +226,7 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// See [`PushError`]; nothing is enqueued then.
     #[track_caller]
-    pub fn push_sync<F, R>(self, f: F) -> Result<(), PushError>
+    pub fn push_sync<F, R>(mut self, f: F) -> Result<(), PushError>
     where
         F: FnOnce(&RunContext<'_>) -> R + Send + 'static,
         R: Report,
@@ -242,7 +245,7 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// See [`PushError`]; nothing is enqueued then.
     #[track_caller]
-    pub fn push_async<F, R>(self, f: F) -> Result<(), PushError>
+    pub fn push_async<F, R>(mut self, f: F) -> Result<(), PushError>
     where
         F: FnOnce(&RunContext<'_>, Completion) -> R + Send + 'static,
         R: Report,
@@ -301,21 +304,23 @@ impl<'e> OpBuilder<'e> {
     }
 
     fn into_operator(
-        self,
+        mut self,
         location: &'static Location<'static>,
         accesses: &impl Accesses,
         flags: u16,
         function: Function,
     ) -> Result<Operator, PushError> {
-        let fixed_priority = self.property.route(self.engine.kind()).priority.is_some();
-        let (core, spec, mut entries) = self.finish(location, accesses, flags)?;
-        core.check_variables(&entries)?;
-        normalise(&mut entries)?;
-        Ok(Operator::new(Arc::clone(core), spec, entries.into_vec().into(), function, fixed_priority))
+        let core = self.engine.core();
+        let fixed_priority = self.property.route(core.kind()).priority.is_some();
+        let spec = self.finish(location, accesses, flags)?;
+        core.normalise(&mut self.entries)?;
+        Ok(Operator::new(Arc::clone(core), spec, self.entries.into_vec().into(), function, fixed_priority))
     }
 
+    // These take the builder by reference, since to move it would copy it once more.
+
     fn enqueue_returning<F, R>(
-        self,
+        &mut self,
         location: &'static Location<'static>,
         accesses: &impl Accesses,
         f: F,
@@ -332,37 +337,35 @@ impl<'e> OpBuilder<'e> {
 
     #[inline]
     fn enqueue(
-        self,
+        &mut self,
         location: &'static Location<'static>,
         accesses: &impl Accesses,
         flags: u16,
         work: impl Work,
     ) -> Result<(), PushError> {
-        let (core, spec, mut entries) = self.finish(location, accesses, flags)?;
-        core.push(spec, &mut entries, work)
+        let spec = self.finish(location, accesses, flags)?;
+        self.engine.core().push(spec, &mut self.entries, work)
     }
 
+    /// Ends the list of entries, and gives the rest of the description.
     #[inline]
     fn finish(
-        self,
+        &mut self,
         location: &'static Location<'static>,
         accesses: &impl Accesses,
         flags: u16,
-    ) -> Result<(&'e Arc<Core>, Spec, Entries), PushError> {
+    ) -> Result<Spec, PushError> {
         if self.context != Context::Cpu {
             return Err(PushError::NoSuchDevice(self.context));
         }
-        let core = self.engine.core();
-        let mut entries = self.entries;
-        accesses.declare(&mut List(&mut entries));
-        let route = self.property.route(core.kind());
-        let spec = Spec {
-            name: self.name,
+        accesses.declare(&mut List(&mut self.entries));
+        let route = self.property.route(self.engine.core().kind());
+        Ok(Spec {
+            name: std::mem::take(&mut self.name),
             location,
             priority: route.priority.unwrap_or(self.priority),
             lane: route.lane,
             flags: flags | route.flags | if self.no_skip { flag::NO_SKIP } else { 0 },
-        };
-        Ok((core, spec, entries))
+        })
     }
 }

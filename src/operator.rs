@@ -154,8 +154,12 @@ impl Operator {
     #[track_caller]
     pub fn push_with_priority(&self, priority: i32) -> Result<(), PushError> {
         let inner = self.inner();
-        if inner.tokens.iter().any(|token| token.cell().queue().is_closed()) {
-            return Err(PushError::DeletedVariable);
+        for token in &inner.tokens {
+            let queue = token.cell().queue();
+            if queue.is_closed() {
+                return Err(PushError::DeletedVariable);
+            }
+            queue.prefetch();
         }
         let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
         let spec = Spec { location: Location::caller(), priority, ..inner.spec.clone() };

@@ -21,6 +21,10 @@
 //! |---|---|---|---|
 //! | `leave` | `fetch_add` of `left`, `fetch_sub` of `rest` | arming `fetch_or`, the `rest` operation that reaches zero | what the operations did |
 //! | `open` | stores of `entered` and of `current` | CAS and loads in `enter` | the words of the new generation; what was done before it was opened |
+//! | `close` | closing `fetch_or` of `entered` | load of `entered` that finds it closed | the generation that took its place |
+//!
+//! Whoever closes a generation holds the lock, which the last one to leave it takes afterwards. So what was acquired by
+//! arming is handed on with the lock, and closing releases nothing into `left` or `rest`.
 //!
 //! # Progress
 //!
@@ -108,7 +112,7 @@ impl Mark {
 }
 
 impl Tally {
-    /// A count spread over `shards` shards, at least one.
+    /// A count spread over `shards` shards, or as many more as make a power of two.
     pub fn new(shards: usize) -> Self {
         let word = |generation: usize| {
             // All but the current generation are closed.
@@ -116,7 +120,7 @@ impl Tally {
         };
         Self {
             current: CachePadded::new(AtomicUsize::new(0)),
-            shards: (0..shards.max(1))
+            shards: (0..shards.next_power_of_two())
                 .map(|_| Shard {
                     entered: CachePadded::new(std::array::from_fn(word)),
                     left: CachePadded::new(std::array::from_fn(word)),
@@ -137,7 +141,8 @@ impl Tally {
     /// The shard that the calling thread uses.
     #[inline]
     fn shard(&self) -> &Shard {
-        &self.shards[thread::number() % self.shards.len()]
+        // The length is a power of two: no division.
+        &self.shards[thread::number() & (self.shards.len() - 1)]
     }
 
     /// Counts an operation in. What was done before the current generation was opened is visible after it.
@@ -148,13 +153,15 @@ impl Tally {
             // Acquire (edge `open`).
             let generation = self.current.load(Acquire);
             let word = &shard.entered[generation];
-            // Acquire: a flag seen here carries the generation that took this one's place to the next load of `current`.
+            // Acquire (edge `close`): a flag seen here carries the generation that took this one's place to the next
+            // load of `current`.
             let count = word.load(Acquire);
             pause::at(Point::TallyBeforeEnter);
             // By CAS and not by addition, so that an entry that is refused leaves no trace: the generation may be opened and
             // closed again before it could take one back.
-            // AcqRel: continues the word's sequence, in which the closing step counts this entry or precedes it.
-            if count & FLAG == 0 && word.compare_exchange(count, count + ONE, AcqRel, Relaxed).is_ok() {
+            // Acquire (edge `open`): the word may have been closed, opened and counted up to the same again since the
+            // load. It releases nothing: what was done before is handed over by `leave`.
+            if count & FLAG == 0 && word.compare_exchange(count, count + ONE, Acquire, Relaxed).is_ok() {
                 pause::at(Point::TallyEntered);
                 return Ticket(generation as u32);
             }
@@ -167,8 +174,8 @@ impl Tally {
         let generation = ticket.0 as usize;
         let shard = self.shard();
         pause::at(Point::TallyBeforeLeave);
-        // AcqRel (edge `leave`).
-        let before = shard.left[generation].fetch_add(ONE, AcqRel);
+        // Release (edge `leave`). It needs nothing from whoever armed the word.
+        let before = shard.left[generation].fetch_add(ONE, Release);
         pause::at(Point::TallyLeft);
         // AcqRel (edge `leave`).
         if before & FLAG != 0 && self.rest[generation].fetch_sub(1, AcqRel) == ZERO + 1 {
@@ -269,20 +276,22 @@ impl Tally {
         self.current.store(next, Release);
 
         // `left` first: everything that leaves after its shard was armed takes one off `rest`, so it does not matter how
-        // many more enter or leave meanwhile. AcqRel (edge `leave`): acquires what those who left did.
-        let arm = |shard: &Shard| shard.left[old].fetch_or(FLAG, AcqRel) / ONE;
+        // many more enter or leave meanwhile. Acquire (edge `leave`): what those who left did, their entries included,
+        // so that the sum below counts them.
+        let arm = |shard: &Shard| shard.left[old].fetch_or(FLAG, Acquire) / ONE;
         let left: u64 = self.shards.iter().map(arm).sum();
-        // AcqRel: an entry comes before this in the word's order and is counted, or its CAS fails.
-        let close = |shard: &Shard| shard.entered[old].fetch_or(FLAG, AcqRel) / ONE;
+        // Release (edge `close`). An entry comes before this in the word's order and is counted, or its CAS fails.
+        let close = |shard: &Shard| shard.entered[old].fetch_or(FLAG, Release) / ONE;
         let entered: u64 = self.shards.iter().map(close).sum();
         let pending = entered - left;
         generations[old].phase = Phase::Draining;
-        // AcqRel (edge `leave`). The last one out sees `ZERO + 1` only if it comes after this addition.
-        if self.rest[old].fetch_add(pending, AcqRel).wrapping_add(pending) == ZERO {
+        // Acquire (edge `leave`). The last one out sees `ZERO + 1` only if it comes after this addition, and then takes
+        // the lock after this thread.
+        if self.rest[old].fetch_add(pending, Acquire).wrapping_add(pending) == ZERO {
             Self::free(&mut generations[old]);
         }
-        // Acquire (edge `leave`, by the read-modify-writes above): an operation that entered `next` before another left `old`
-        // is seen here if that one was not counted any more.
-        self.shards.iter().any(|shard| shard.entered[next].load(Acquire) != 0)
+        // Relaxed: an operation that entered `next` before another left `old` is seen here if that one was not counted
+        // any more, since the read-modify-writes above have acquired its leaving (edge `leave`).
+        self.shards.iter().any(|shard| shard.entered[next].load(Relaxed) != 0)
     }
 }

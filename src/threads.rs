@@ -417,18 +417,14 @@ fn run(carrier: &Carrier) {
     let mut ready = ReadyList::default();
     let mut over = false;
     while !over {
-        let mut op = None;
         guarded(&mut || {
-            op = carrier.next();
-            over = op.is_none();
-        });
-        while op.is_some() || !ready.is_empty() {
-            guarded(&mut || {
-                if let Some(op) = op.take() {
-                    carrier.core.execute(op, &mut ready);
-                }
+            // What a panic has left.
+            carrier.core.place_all(&mut ready);
+            while let Some(op) = carrier.next() {
+                carrier.core.execute(op, &mut ready);
                 carrier.core.place_all(&mut ready);
-            });
-        }
+            }
+            over = true;
+        });
     }
 }

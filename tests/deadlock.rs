@@ -20,7 +20,8 @@ use std::{
 use crossbeam_epoch as epoch;
 
 use common::{
-    Drops, Gate, KINDS, Meeting, THREADED, engine, eventually, hold, lock, on_kinds, program::fewer, watched,
+    AWHILE, Drops, Gate, KINDS, Meeting, THREADED, child_succeeds, engine, eventually, hold, is_child, lock, on_kinds,
+    program::fewer, watched, watched_for,
 };
 use raddle::{Engine, EngineKind, OpHandle, PushError, RunContext, Shutdown, Token, WaitError};
 
@@ -649,13 +650,28 @@ fn a_waker_that_blocks_keeps_nothing_from_the_other_worker() {
     });
 }
 
+/// An operation may wait, by means that the engine does not know, for what it has pushed: another worker takes that.
+#[test]
+fn what_an_operation_pushes_runs_beside_it() {
+    on_kinds(&THREADED, 2, |engine| {
+        let inside = engine.clone();
+        let handle = engine.op("pushes").submit((), move |()| {
+            let gate = Gate::new();
+            let open = gate.clone();
+            inside.push_sync(move |_| open.open(), [], []).expect("the engine is open");
+            gate.pass_within(AWHILE)
+        });
+        assert!(handle.expect("it is open").wait().expect("nothing fails"), "what was pushed waits for its pusher");
+    });
+}
+
 // ------------------------------------------------------------------------------- what other crates leave about ----
 
 /// What other crates retire in crossbeam's default collector may run wherever somebody pins that, and so in a worker's
 /// look into another's deque. It pushes and waits there.
 #[test]
 fn what_others_defer_may_push_and_wait_on_any_thread() {
-    watched(|| {
+    watched_for(AWHILE, || {
         let engine = engine(EngineKind::PerDevice, 2);
         let (ran, pushed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let end = Instant::now() + Duration::from_millis(500);
@@ -692,7 +708,7 @@ fn what_others_defer_may_push_and_wait_on_any_thread() {
 #[test]
 fn what_others_defer_may_push_while_a_workers_deque_grows() {
     const PUSHES: usize = 600;
-    on_kinds(&THREADED, 1, |engine| {
+    let pushes_into_it = |engine: Engine| {
         let (ran, deferred) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let (inside, ran_inside, deferred_inside) = (engine.clone(), Arc::clone(&ran), Arc::clone(&deferred));
         let pushes = move |_: &RunContext<'_>| {
@@ -717,7 +733,10 @@ fn what_others_defer_may_push_while_a_workers_deque_grows() {
             deferred.load(SeqCst) == 1
         });
         engine.wait_for_all().expect("nothing fails");
-    });
+    };
+    for kind in THREADED {
+        watched_for(AWHILE, move || pushes_into_it(engine(kind, 1)));
+    }
 }
 
 thread_local!(static KEPT: RefCell<Option<Engine>> = const { RefCell::new(None) });
@@ -742,8 +761,18 @@ fn a_handle_in_a_workers_thread_local_does_not_keep_a_shutdown() {
 
 /// What others defer may panic in a worker's look as well. That costs neither the worker nor its wake-ups.
 #[test]
+#[cfg_attr(miri, ignore = "starts a process")]
 fn what_others_defer_may_panic_on_any_thread() {
+    child_succeeds("in_a_child_what_others_defer_panics");
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own, because operations of other tests that push or pin would panic"]
+fn in_a_child_what_others_defer_panics() {
     const PANICS: usize = 20;
+    if !is_child() {
+        return;
+    }
     on_kinds(&THREADED, 2, |engine| {
         let (on_workers, ran) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let mut pushed = 0;

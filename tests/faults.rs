@@ -15,7 +15,7 @@ use std::{
     time::Instant,
 };
 
-use common::{Gate, Journal, MOMENT, Meeting, PATIENCE, block_on, eventually, lock, poll_once, watched};
+use common::{AWHILE, Gate, Journal, MOMENT, Meeting, PATIENCE, block_on, eventually, lock, poll_once, watched};
 use raddle::{
     Engine, EngineKind, IdlePolicy, OpHandle, Token, WaitError,
     internals::{Point, Stop, passings},
@@ -715,6 +715,38 @@ fn a_worker_that_stands_still_while_it_counts_out_delays_only_waits_for_all() {
             world.end();
         });
     }
+}
+
+/// A thread that has chosen whom to wake, and stands still, hides that worker from nobody.
+#[test]
+fn a_thread_that_stands_still_before_it_wakes_a_worker_hides_it_from_nobody() {
+    watched(|| {
+        let engine = Engine::builder()
+            .kind(EngineKind::Pooled)
+            .workers(1)
+            .pin(false)
+            .idle(IdlePolicy::Park)
+            .build()
+            .expect("it is built");
+        let (stop, pusher) = (Stop::new(Point::WakeBeforeUnpark), engine.clone());
+        let armed = stop.clone();
+        let thread = thread::spawn(move || {
+            armed.arm(1);
+            // Until the worker sleeps when it is pushed.
+            while !armed.is_reached() {
+                let mut handle = pusher.op("wakes").submit((), |()| ()).expect("it is open");
+                if !armed.is_reached() {
+                    ends(&mut handle, "an operation whose push has ended runs");
+                }
+            }
+        });
+        assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
+        let woken = engine.op("next").submit((), |()| ()).expect("it is open").wait_timeout(AWHILE);
+        stop.release();
+        assert!(woken.is_ok(), "the worker sleeps beside what was pushed");
+        thread.join().expect("nothing panics");
+        engine.wait_for_all().expect("nothing fails");
+    });
 }
 
 // ------------------------------------------------------------------------------------------ sleep and theft ----

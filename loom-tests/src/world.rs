@@ -9,7 +9,7 @@ use std::{
 };
 
 use loom::{alloc::Track, cell::UnsafeCell};
-use raddle::internals::{Mode, OpRef, Pushed, ReadyList, Stalled, VarQueue, complete, push};
+use raddle::internals::{Mode, OpRef, Pushed, ReadyList, Stalled, VarQueue, end, push};
 
 /// What the models put into an operation's record.
 pub struct Task {
@@ -165,6 +165,11 @@ impl World {
         StalledPush { number: self.note_push_begins(op), op, push: Stalled::after(1, op) }
     }
 
+    /// The same when all its accesses are in, and the last tail is not moved yet.
+    pub fn stall_before_swing(&self, op: OpRef<Task>) -> StalledPush {
+        StalledPush { number: self.note_push_begins(op), op, push: Stalled::before_swing(op) }
+    }
+
     /// Ends the push of an operation that stood still; gives the operation if it is ready.
     pub fn finish_push(&self, stalled: StalledPush) -> Option<OpRef<Task>> {
         let pushed = stalled.push.finish();
@@ -233,8 +238,7 @@ impl World {
 
     /// Marks `op` done and gives it up; adds what becomes ready by it to `ready`.
     pub fn complete(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
-        let spent = complete(op, ready);
-        op.release(spent);
+        end(op, ready);
     }
 
     /// Reads the data of a variable, outside any operation.

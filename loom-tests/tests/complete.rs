@@ -12,9 +12,9 @@ use loom::thread;
 use raddle::internals::{
     Flavour::{self, Contract, Crossbeam},
     Mode::{self, Await, Overwrite, Read, Write},
-    ReadyList, Step,
+    OpRef, ReadyList, Step,
 };
-use raddle_loom_tests::{COMPLETE, World, model, must_fail, without};
+use raddle_loom_tests::{COMPLETE, Task, World, model, must_fail, without};
 
 /// An operation runs and ends on one thread while another thread makes and pushes the next one.
 fn hand_over(before: Mode, after: Mode) {
@@ -338,6 +338,100 @@ fn an_access_is_kept_while_a_completion_walks_past_it() {
         let thread = thread::spawn(move || other.run(firsts[0]));
         world.run(firsts[1]);
         thread.join().unwrap();
+        world.end();
+    });
+}
+
+/// A completion that finds a push half done moves the tail itself, and hands over the access that it moves it to.
+#[test]
+fn who_finds_an_access_where_a_completion_has_moved_the_tail_may_look_at_it() {
+    model(2, Contract, || {
+        let world = World::new(1);
+        let first = world.op(&[(0, Write)]);
+        assert!(world.push(first).ready, "nothing is pending");
+        let (completer, looker) = (Arc::clone(&world), Arc::clone(&world));
+        let threads =
+            [thread::spawn(move || completer.run(first)), thread::spawn(move || _ = looker.queue(0).is_idle(false))];
+        world.push_and_run(world.op(&[(0, Write)]));
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        world.end();
+    });
+}
+
+/// Runs `op` alone; gives what becomes ready by it.
+fn end(world: &World, op: OpRef<Task>) -> ReadyList<Task> {
+    let mut ready = ReadyList::default();
+    world.execute(op);
+    world.complete(op, &mut ready);
+    ready
+}
+
+/// An operation ends while the next one is linked behind it, but no further, and a third comes behind that, which goes
+/// by what the second was entitled to when it was linked: none of the readers waits for another.
+#[test]
+fn readers_do_not_wait_for_each_other_when_the_one_before_them_ends_while_they_are_linked() {
+    model(2, Contract, || {
+        let world = World::new(2);
+        let first = world.op(&[(1, Read)]);
+        assert!(world.push(first).ready, "nothing is pending");
+        let second = world.op(&[(0, Write), (1, Read)]);
+        let stalled = world.stall(second);
+        let third = world.op(&[(1, Read)]);
+        let (completer, pusher) = (Arc::clone(&world), Arc::clone(&world));
+        let completer = thread::spawn(move || end(&completer, first));
+        let pusher = thread::spawn(move || pusher.push(third).ready.then_some(third));
+        let mut found: Vec<_> = world.finish_push(stalled).into_iter().collect();
+        found.extend(pusher.join().unwrap());
+        let mut ready = completer.join().unwrap();
+        found.extend(std::iter::from_fn(|| ready.pop()));
+        assert_eq!(found.len(), 2, "a reader waits for another reader");
+        found.into_iter().for_each(|op| world.run(op));
+        world.end();
+    });
+}
+
+/// A completion walks to an operation that is linked, but no further. Another push gets that done, and leaves it
+/// nothing that the completion has still to bring, or it would be done and gone when that comes: the other push names both
+/// of its variables, so that its record is given back.
+#[test]
+fn an_access_waits_for_the_completion_that_walks_to_it() {
+    model(2, Contract, || {
+        let world = World::new(2);
+        let first = world.op(&[(1, Write)]);
+        assert!(world.push(first).ready, "nothing is pending");
+        let stalled = world.stall_before_swing(world.op(&[(0, Write), (1, Write)]));
+        let completer = Arc::clone(&world);
+        let thread = thread::spawn(move || completer.run(first));
+        let third = world.op(&[(0, Write), (1, Write)]);
+        let at_once = world.push(third).ready.then_some(third);
+        for op in [world.finish_push(stalled), at_once].into_iter().flatten() {
+            world.run(op);
+        }
+        thread.join().unwrap();
+        world.end();
+    });
+}
+
+/// What the pusher of an operation has seen is handed over to whoever makes the operation ready after it.
+#[test]
+fn a_pusher_hands_over_what_it_found_done() {
+    model(COMPLETE, Contract, || {
+        let world = World::new(2);
+        let [one, other] = [0, 1].map(|variable| world.op(&[(variable, Write)]));
+        for op in [one, other] {
+            // Or their ends would pass the epoch, which might hide that something is not handed over.
+            op.hold();
+            assert!(world.push(op).ready, "nothing is pending");
+        }
+        let stalled = world.stall(world.op(&[(0, Read), (1, Read)]));
+        let completer = Arc::clone(&world);
+        let thread = thread::spawn(move || completer.run(one));
+        world.run(other);
+        world.finish_push(stalled).into_iter().for_each(|op| world.run(op));
+        thread.join().unwrap();
+        [one, other].into_iter().for_each(|op| op.release(0));
         world.end();
     });
 }

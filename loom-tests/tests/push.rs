@@ -156,6 +156,46 @@ fn a_pusher_that_stands_still_holds_up_nobody() {
 /// The number of the operation that a world made first.
 const STALLED: usize = 0;
 
+/// Two threads help the same operation past the same access at once, and it must not be taken for one access further
+/// than it is.
+#[test]
+fn an_access_that_two_threads_help_with_is_counted_once() {
+    model(1, Contract, || {
+        let world = World::new(2);
+        let stalled = world.stall(world.op(&[A, B]));
+        let ops = [(); 2].map(|()| world.op(&[A]));
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || assert!(!other.push(ops[0]).ready, "an operation passed another"));
+        assert!(!world.push(ops[1]).ready, "an operation passed another");
+        thread.join().unwrap();
+        world.finish_push(stalled).into_iter().for_each(|op| world.run(op));
+        world.end();
+    });
+}
+
+/// Whoever moves the tail to an access that somebody else has linked hands over the access: a thread that finds it
+/// there may look at it.
+#[test]
+fn who_finds_an_access_at_the_tail_may_look_at_it() {
+    model(2, Contract, || {
+        let world = World::new(1);
+        let push = |world: &World| {
+            let op = world.op(&[(0, Read)]);
+            assert!(world.push(op).ready, "nothing is pending but readers");
+            op
+        };
+        let (pusher, looker) = (Arc::clone(&world), Arc::clone(&world));
+        let pusher = thread::spawn(move || push(&pusher));
+        let looker = thread::spawn(move || _ = looker.queue(0).is_idle(false));
+        let mine = push(&world);
+        looker.join().unwrap();
+        for op in [mine, pusher.join().unwrap()] {
+            world.run(op);
+        }
+        world.end();
+    });
+}
+
 /// Three pushes over three variables, each two of which share one. The first stands still half-way.
 #[test]
 fn a_ring_of_three_pushes_by_two_threads_never_deadlocks() {

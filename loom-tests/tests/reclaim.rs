@@ -15,8 +15,8 @@ use loom::thread;
 use raddle::internals::{
     DEFAULT_BAND,
     Flavour::{self, Contract, Crossbeam},
-    Mode::{Read, Write},
-    OpRef, Step,
+    Mode::{self, Read, Write},
+    OpRef, ReadyList, Step,
 };
 use raddle_loom_tests::{COMPLETE, World, model, must_fail, without};
 
@@ -103,6 +103,43 @@ fn unless_the_tail_is_past_it_a_record_is_used_after_its_end() {
     must_fail("retiring_what_the_tail_is_at", "use after reclamation");
 }
 
+/// The same with a look instead of the next push, and with the second half of a push of two variables or all of one.
+fn end_and_look_while_another_appends(accesses: &'static [(usize, Mode)]) {
+    model(3, Contract, move || {
+        let world = World::new(2);
+        let first = world.op(&[(1, Write)]);
+        assert!(world.push(first).ready, "nothing is pending");
+        let second = world.op(accesses);
+        let stalled = (accesses.len() > 1).then(|| world.stall(second));
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            let mut ready = ReadyList::default();
+            other.execute(first);
+            other.complete(first, &mut ready);
+            let _ = other.queue(1).is_idle(false);
+            ready
+        });
+        let mine = match stalled {
+            Some(stalled) => world.finish_push(stalled),
+            None => world.push(second).ready.then_some(second),
+        };
+        let mut ready = thread.join().unwrap();
+        mine.into_iter().for_each(|op| world.run(op));
+        world.run_all(&mut ready);
+        world.end();
+    });
+}
+
+#[test]
+fn who_ends_an_operation_does_not_find_it_at_the_tail_when_another_is_behind_it() {
+    end_and_look_while_another_appends(&[(1, Write)]);
+}
+
+#[test]
+fn who_ends_an_operation_does_not_find_it_at_the_tail_when_another_of_two_variables_is_behind_it() {
+    end_and_look_while_another_appends(&[(0, Write), (1, Write)]);
+}
+
 /// A record is held by its operation's two accesses and by whoever ends the operation. Each is given up by another thread,
 /// and the last one gives the record back; that every other thread's use of it comes before is what loom checks of the
 /// task's cell.
@@ -158,5 +195,27 @@ fn a_task_is_dropped_after_what_other_holders_did_with_it() {
         });
         op.release(0);
         thread.join().unwrap();
+    });
+}
+
+/// The record of an operation with one access goes with that, unless another thread still holds the operation.
+#[test]
+fn an_operation_that_another_thread_holds_keeps_its_record() {
+    model(COMPLETE, Contract, || {
+        let world = World::new(1);
+        let op = world.op(&[(0, Write)]);
+        assert!(world.push(op).ready, "nothing is before it");
+        world.execute(op);
+        op.hold();
+        let thread = thread::spawn(move || {
+            // loom takes this for a use of the task by one thread alone.
+            let _ = op.task_ptr();
+            op.release(0);
+        });
+        world.complete(op, &mut ReadyList::default());
+        // Spends the access of the first.
+        world.push_and_run(world.op(&[(0, Write)]));
+        thread.join().unwrap();
+        world.end();
     });
 }

@@ -7,7 +7,11 @@
 
 use std::sync::Arc;
 
-use loom::{cell::UnsafeCell, thread};
+use loom::{
+    cell::UnsafeCell,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+};
 use raddle::IdlePolicy;
 use raddle::internals::{DEFAULT_BAND, Flavour, Lane, LaneOptions, OpRef, Step, Worker};
 use raddle_loom_tests::{model, must_fail, without};
@@ -115,6 +119,102 @@ fn two_pushes_reach_two_workers_that_take_one_operation_each() {
         let mut taken: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         taken.sort_unstable_by_key(|&(number, _)| number);
         assert!(taken.iter().map(|&(number, _)| number).eq(0..2));
+    });
+}
+
+/// Worker 0 was announced, and finds something; so does a searcher. Then there is work, made by the searcher or by
+/// somebody else. Neither of the two looks again but as the last one to stop, so worker 1, which sleeps, must be told:
+/// by who makes the work, who may not take worker 0 for the sleeper that it was, or by one of them.
+fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        let (lane, _workers) = lane(2);
+        let work = Arc::new(AtomicBool::new(false));
+        // As `Worker::found`.
+        let found = |lane: &Lane<Number>, work: &AtomicBool| {
+            // Relaxed: ordered by the fences, as the words of the injector are.
+            if lane.sleep().stop_search() && work.load(Relaxed) {
+                lane.sleep().notify();
+            }
+        };
+        // The sleeper starts the others when it is announced.
+        let sleeper = thread::spawn(move || {
+            lane.sleep().carry(1, 1);
+            (0..2).for_each(|worker| lane.sleep().announce(worker, false));
+            lane.sleep().start_search();
+            let (its_lane, its_work) = (Arc::clone(&lane), Arc::clone(&work));
+            let sleeper = thread::spawn(move || {
+                its_lane.sleep().retract(0);
+                found(&its_lane, &its_work);
+            });
+            let its_lane = Arc::clone(&lane);
+            let make = |lane: &Lane<Number>, work: &AtomicBool| {
+                // Relaxed: as above.
+                work.store(true, Relaxed);
+                lane.sleep().notify();
+            };
+            let its_work = Arc::clone(&work);
+            let searcher = thread::spawn(move || {
+                found(&its_lane, &its_work);
+                if !made_by_another {
+                    make(&its_lane, &its_work);
+                }
+            });
+            let its_lane = Arc::clone(&lane);
+            let maker = made_by_another.then(|| thread::spawn(move || make(&its_lane, &work)));
+            lane.sleep().park(1);
+            [Some(sleeper), Some(searcher), maker]
+        });
+        // Not by the sleeper itself, which may be woken again when it is awake.
+        sleeper.join().unwrap().into_iter().flatten().for_each(|thread| thread.join().unwrap());
+    }
+}
+
+#[test]
+fn who_is_known_to_have_stopped_searching_is_not_taken_for_a_sleeper() {
+    model(3, Flavour::Contract, two_find_something_and_one_sleeps(false));
+}
+
+#[test]
+fn who_is_known_to_have_stopped_searching_is_not_taken_for_a_sleeper_by_another_thread() {
+    model(2, Flavour::Contract, two_find_something_and_one_sleeps(true));
+}
+
+/// Another thread has carried the worker before.
+#[test]
+fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
+    model(3, Flavour::Contract, || {
+        let options = LaneOptions { name: "model", workers: 1, threads: 2, idle: IdlePolicy::Park };
+        let (lane, mut workers) = Lane::new(options);
+        let worker = workers.pop().unwrap();
+        lane.sleep().carry(0, 0);
+        let thread = thread::spawn(move || {
+            worker.lane().sleep().carry(0, 1);
+            assert_eq!(take(&worker), Some(0));
+        });
+        lane.inject(op(0, DEFAULT_BAND));
+        thread.join().unwrap();
+    });
+}
+
+/// Three operations are in the deque of one of three workers, which take one each. A thief takes one and moves another
+/// into its own deque, and meanwhile nobody can find that.
+#[test]
+fn what_a_thief_leaves_in_its_deque_reaches_a_worker_that_has_looked_in_vain() {
+    model(1, Flavour::Contract, || {
+        let (_, workers) = lane(3);
+        (0..3).for_each(|number| workers[0].keep(op(number, DEFAULT_BAND), false));
+        let threads: Vec<_> = workers
+            .into_iter()
+            .map(|worker| {
+                thread::spawn(move || {
+                    worker.lane().sleep().carry(worker.index(), worker.index());
+                    (take(&worker).unwrap(), worker)
+                })
+            })
+            .collect();
+        let mut taken: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        taken.sort_unstable_by_key(|&(number, _)| number);
+        assert!(taken.iter().map(|&(number, _)| number).eq(0..3));
     });
 }
 

@@ -25,8 +25,6 @@ mod shutdown;
 mod variables;
 mod wait;
 
-pub(crate) use push::normalise;
-
 /// How far a shutdown is. Only rises.
 mod phase {
     /// Everybody may push.

@@ -8,7 +8,7 @@ use crate::{
     error::PushError,
     kind::EngineKind,
     scheduler::{DEFAULT_BAND, band_of},
-    sync::Ordering::Acquire,
+    sync::Ordering::Relaxed,
     task::{Entry, Refs, Task, Work, flag},
     threads,
     tracker::{self, Mode, OpRef, ReadyList},
@@ -19,25 +19,31 @@ impl Core {
     /// Pushes an operation.
     #[inline]
     pub(crate) fn push(self: &Arc<Self>, spec: Spec, entries: &mut Entries, work: impl Work) -> Result<(), PushError> {
-        self.check_variables(entries)?;
-        normalise(entries)?;
+        self.normalise(entries)?;
         self.push_normalised(spec, entries, work, false)
     }
 
-    /// That the variables are this engine's, and not deleted as far as can be seen.
+    /// Checks that the variables are this engine's, and not deleted as far as can be seen. Sorts the entries by variable and
+    /// makes them distinct: what is both read and mutated counts as mutated, and as overwritten only if nothing else was
+    /// said.
     #[inline]
-    pub(crate) fn check_variables(&self, entries: &[Entry]) -> Result<(), PushError> {
-        for entry in entries {
+    pub(crate) fn normalise(&self, entries: &mut Entries) -> Result<(), PushError> {
+        let mut sorted = true;
+        let mut above = 0;
+        for entry in entries.iter() {
             // SAFETY: whoever made the entry keeps a handle until the push is over.
-            let cell = unsafe { entry.cell.as_ref() };
-            if cell.queue().owner() != self.mark() {
+            let queue = unsafe { entry.cell.as_ref() }.queue();
+            if queue.owner() != self.mark() {
                 return Err(PushError::ForeignVariable);
             }
-            if cell.queue().is_closed() {
+            if queue.is_closed() {
                 return Err(PushError::DeletedVariable);
             }
+            queue.prefetch();
+            sorted &= queue.id() >= above;
+            above = queue.id() + 1;
         }
-        Ok(())
+        if sorted { Ok(()) } else { sort(entries) }
     }
 
     /// Pushes an operation whose entries are sorted, distinct and this engine's.
@@ -48,14 +54,10 @@ impl Core {
         work: W,
         passes_closed: bool,
     ) -> Result<(), PushError> {
-        for entry in entries {
-            // SAFETY: whoever made the entries keeps handles until the push is over.
-            unsafe { entry.cell.as_ref() }.queue().prefetch();
-        }
         let ticket = self.tally.enter();
-        // Acquire: pairs with the exchange in `begin_shutdown`. The count was entered first: either the drain waits for
-        // it, or it entered a generation opened after the phase was set, and sees that here.
-        let phase = self.phase.load(Acquire);
+        // Relaxed: the count was entered first. Either the drain waits for it, or it entered a generation that was
+        // opened after the phase was set; entering has acquired that (edge `open`), and it is seen here.
+        let phase = self.phase.load(Relaxed);
         if phase != phase::OPEN && spec.flags & flag::INTERNAL == 0 {
             let allowed = phase == phase::DRAINING && context::in_operation_of(self);
             if !allowed {
@@ -165,15 +167,6 @@ impl Core {
             self.crew.schedule(op);
         }
     }
-}
-
-/// Sorts entries by variable and makes them distinct: what is both read and mutated counts as mutated, and as overwritten
-/// only if nothing else was said.
-#[inline]
-pub(crate) fn normalise(entries: &mut Entries) -> Result<(), PushError> {
-    // SAFETY: whoever made the entries keeps handles.
-    let id = |entry: &Entry| unsafe { entry.cell.as_ref() }.queue().id();
-    if entries.is_sorted_by(|one, other| id(one) < id(other)) { Ok(()) } else { sort(entries) }
 }
 
 #[inline(never)]

@@ -20,7 +20,6 @@ use crate::{
 impl Core {
     /// Runs a ready operation on this thread and adds what becomes ready by it to `ready`.
     pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
-        tracker::prefetch(op);
         match self.verdict(op) {
             Verdict::Run if op.task().has(flag::ASYNC) => self.start_async(op, ready),
             Verdict::Run => {
@@ -33,14 +32,31 @@ impl Core {
             }
             Verdict::Nothing => {
                 self.discard(op);
-                let spent = tracker::complete(op, ready);
-                self.close(op, spent);
+                let ticket = op.task().ticket;
+                tracker::end(op, ready);
+                self.tally.leave(ticket);
             }
         }
     }
 
     /// Whether a ready operation may run.
+    #[inline]
     fn verdict(&self, op: OpRef<Task>) -> Verdict {
+        let mut failed = false;
+        for access in op.op().accesses() {
+            access.prefetch_next();
+            failed |= VarCell::of(access).has_failed();
+        }
+        // Relaxed: an operation that starts while the cancellation begins may do either.
+        if failed || op.op().is_rejected() || self.phase.load(Relaxed) == phase::CANCELLING {
+            self.doubtful_verdict(op)
+        } else {
+            Verdict::Run
+        }
+    }
+
+    #[cold]
+    fn doubtful_verdict(&self, op: OpRef<Task>) -> Verdict {
         let task = op.task();
         if op.op().is_rejected() {
             return Verdict::Nothing;
@@ -127,9 +143,10 @@ impl Core {
             Err(failure) if op.task().has(flag::SILENT) => self.failures.add_loose(failure.clone()),
             Err(failure) => self.fail_variables(op, failure),
         }
-        let spent = tracker::complete(op, ready);
-        pause::at(Point::Completed);
+        let ticket = op.task().ticket;
         if op.task().has(flag::REPORTS) {
+            let spent = tracker::complete(op, ready);
+            pause::at(Point::Completed);
             // Who is told may wait for what comes after.
             if self.kind == EngineKind::Naive {
                 context::leave_to_drain(self, ready);
@@ -138,14 +155,12 @@ impl Core {
             }
             // SAFETY: this thread ends the operation.
             self.guarded(op, false, || unsafe { op.report(result.as_ref().map(|&()| ())) });
+            pause::at(Point::CompleteBeforeRetire);
+            op.release(spent);
+        } else {
+            tracker::end(op, ready);
+            pause::at(Point::Completed);
         }
-        self.close(op, spent);
-    }
-
-    fn close(&self, op: OpRef<Task>, spent: u32) {
-        let ticket = op.task().ticket;
-        pause::at(Point::CompleteBeforeRetire);
-        op.release(spent);
         self.tally.leave(ticket);
     }
 

@@ -7,10 +7,7 @@ use crate::{
     context,
     error::ShutdownError,
     panics,
-    sync::{
-        Ordering::{AcqRel, Relaxed},
-        thread,
-    },
+    sync::{Ordering::Relaxed, thread},
     threads,
 };
 
@@ -18,8 +15,8 @@ impl Core {
     /// Refuses pushes from now on; with `cancel`, what has not started does not start any more.
     pub(crate) fn begin_shutdown(&self, cancel: bool) {
         let phase = if cancel { phase::CANCELLING } else { phase::DRAINING };
-        // AcqRel: pairs with the load in `push_normalised`.
-        self.phase.fetch_max(phase, AcqRel);
+        // Relaxed: whoever enters the count behind the drain that follows has acquired it with the count (edge `open`).
+        self.phase.fetch_max(phase, Relaxed);
     }
 
     pub(crate) fn is_open(&self) -> bool {

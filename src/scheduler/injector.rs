@@ -11,8 +11,11 @@
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `inject` | CAS of `inbox`, CAS of `ready` | swap of `inbox`, load and CAS of `ready` | the operation |
+//! | `inject` | CAS of `inbox`, CAS that installs in `ready` | swap of `inbox`, load and failed CAS of `ready` | the operation |
 //! | `mask` | `fetch_or` after a push | `fetch_and` before the second look | that the band is not empty |
+//!
+//! All changes of a word after its first are read-modify-writes. So each carries on what the ones before it release,
+//! and the ones that release nothing of their own are relaxed.
 //!
 //! # Progress
 //!
@@ -29,7 +32,7 @@ use crossbeam_utils::CachePadded;
 use super::band::{BANDS, DEFAULT_BAND};
 use crate::{
     sync::{
-        Ordering::{AcqRel, Acquire, Relaxed, Release},
+        Ordering::{Acquire, Relaxed, Release},
         atomic::{AtomicPtr, AtomicU64},
         epoch,
         pause::{self, Point},
@@ -83,8 +86,9 @@ impl<T> Band<T> {
             // SAFETY: as above. If some of it was popped meanwhile, links may have come to lead elsewhere, but to operations
             // that were alive then; and the CAS fails.
             let (chain, rest) = unsafe { Chain::first_of(first, max) };
-            // Acquire (edge `inject`), on failure as well: it is the next head.
-            match self.ready.compare_exchange_weak(head, rest, AcqRel, Acquire) {
+            // Relaxed: the head has not been in `ready` twice, so whoever installed it was acquired with it. Acquire
+            // (edge `inject`) on failure: it is the next head.
+            match self.ready.compare_exchange_weak(head, rest, Relaxed, Acquire) {
                 Ok(_) => return Some((chain, false)),
                 Err(now) => head = now,
             }
@@ -214,7 +218,7 @@ impl<T> Injector<T> {
         if band != DEFAULT_BAND {
             // Release (edge `mask`): after the push. It must be a read-modify-write: a popper that clears the bit later
             // reads this one's and so sees the push; one that cleared it earlier has its bit set again.
-            self.mask.fetch_or(1 << band, AcqRel);
+            self.mask.fetch_or(1 << band, Release);
         }
     }
 
@@ -235,7 +239,7 @@ impl<T> Injector<T> {
             Some((_, true)) => self.mark(band),
             None if band != DEFAULT_BAND => {
                 // Acquire (edge `mask`): a push whose bit this clears is seen by the second look.
-                self.mask.fetch_and(!(1 << band), AcqRel);
+                self.mask.fetch_and(!(1 << band), Acquire);
                 if !queue.is_empty() {
                     self.mark(band);
                 }

@@ -1,10 +1,11 @@
 //! Who sleeps, and who wakes whom: an event count. The protocol is in `README.md` beside this file.
 
-use std::{sync::OnceLock, time::Duration};
+use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 
 use crate::sync::{
+    OnceLock,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
     atomic::{AtomicU64, AtomicUsize, fence},
     pause::{self, Point},
@@ -30,6 +31,9 @@ impl Default for IdlePolicy {
     }
 }
 
+/// In place of a thread's number.
+const NOBODY: usize = usize::MAX;
+
 /// The event count of one lane.
 #[derive(Debug)]
 pub struct Sleep {
@@ -37,7 +41,7 @@ pub struct Sleep {
     searchers: CachePadded<AtomicUsize>,
     /// A bit per worker that sleeps or is about to.
     sleepers: Box<[AtomicU64]>,
-    /// Which of `threads` carries each worker.
+    /// Which of `threads` carries each worker; `NOBODY` if none has yet.
     carriers: Box<[AtomicUsize]>,
     threads: Box<[OnceLock<Thread>]>,
     max_searchers: usize,
@@ -50,7 +54,7 @@ impl Sleep {
         Self {
             searchers: CachePadded::new(AtomicUsize::new(0)),
             sleepers: (0..workers.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
-            carriers: (0..workers).map(AtomicUsize::new).collect(),
+            carriers: (0..workers).map(|_| AtomicUsize::new(NOBODY)).collect(),
             threads: (0..threads).map(|_| OnceLock::new()).collect(),
             max_searchers: if unbounded { workers } else { (workers / 2).max(1) },
         }
@@ -58,6 +62,7 @@ impl Sleep {
 
     /// The calling thread, number `thread`, carries `worker` from now on.
     pub fn carry(&self, worker: usize, thread: usize) {
+        // It is set already if the thread has carried a worker before.
         let _ = self.threads[thread].set(thread::current());
         // Release: the thread's handle; pairs with the load in `wake`.
         self.carriers[worker].store(thread, Release);
@@ -84,7 +89,8 @@ impl Sleep {
     /// work to wake another for.
     #[must_use]
     pub fn stop_search(&self) -> bool {
-        // Release: pairs with the load in `notify`; whoever counts without this worker sees that it is not announced.
+        // Release: pairs with the decrement of whoever stops last, by the fence after it. A notifier that comes after
+        // that fence sees that this worker is not announced.
         let last = self.searchers.fetch_sub(1, Release) == 1;
         // SearchFence: pairs with NotifyFence.
         fence(SeqCst);
@@ -96,8 +102,9 @@ impl Sleep {
         // Relaxed: ordered by the fence.
         self.sleepers[worker / 64].fetch_or(1 << (worker % 64), Relaxed);
         if searching {
-            // Release: as in `stop_search`.
-            self.searchers.fetch_sub(1, Release);
+            // Relaxed: a notifier that counts without this worker and takes it for announced all the same comes before
+            // the fence, and so before the last look.
+            self.searchers.fetch_sub(1, Relaxed);
         }
         // SleepFence: pairs with NotifyFence.
         fence(SeqCst);
@@ -105,6 +112,7 @@ impl Sleep {
 
     /// Ends the announcement of `worker`, which becomes a searcher and so leaves by a fence, whatever it finds.
     pub fn retract(&self, worker: usize) {
+        // First, so that few notifiers wake another worker meanwhile. Nothing hangs on it.
         self.start_search();
         // Relaxed: released by the decrement that ends the search. A notifier that still sees the bit wakes this worker
         // in vain, but comes before the fence after that decrement; README.md, case 2.
@@ -127,8 +135,8 @@ impl Sleep {
             fence(SeqCst);
         }
         pause::at(Point::WakeFenced);
-        // Acquire: pairs with the decrements. Who sees that a worker has stopped searching sees its bit cleared.
-        if self.searchers.load(Acquire) > 0 {
+        // Relaxed: ordered by the fence.
+        if self.searchers.load(Relaxed) > 0 {
             return;
         }
         self.wake_one();
@@ -157,7 +165,7 @@ impl Sleep {
     fn wake(&self, worker: usize) {
         // Acquire: pairs with `carry`.
         let thread = self.carriers[worker].load(Acquire);
-        if let Some(thread) = self.threads[thread].get() {
+        if let Some(thread) = self.threads.get(thread).and_then(OnceLock::get) {
             pause::at(Point::WakeBeforeUnpark);
             thread.unpark();
         }

@@ -37,17 +37,21 @@ mod model {
             self.len.load(Acquire) == 0
         }
 
-        fn take(&self) -> Steal<T> {
+        /// Takes one, and of what is behind it as much as `batch` says of how many there are.
+        fn take(&self, batch: impl Fn(usize) -> usize) -> Steal<(T, Vec<T>)> {
             // Acquire: as in `is_empty`.
             let len = self.len.load(Acquire);
             if len == 0 {
                 return Steal::Empty;
             }
+            let more = batch(len - 1);
             // AcqRel: as in `is_empty`, and continues the sequence of pushes for the next one.
-            if self.len.compare_exchange(len, len - 1, AcqRel, Acquire).is_err() {
+            if self.len.compare_exchange(len, len - 1 - more, AcqRel, Acquire).is_err() {
                 return Steal::Retry;
             }
-            Steal::Success(self.queue.lock().unwrap().pop_front().expect("it was counted"))
+            let mut queue = self.queue.lock().unwrap();
+            let first = queue.pop_front().expect("it was counted");
+            Steal::Success((first, queue.drain(..more).collect()))
         }
     }
 
@@ -73,8 +77,8 @@ mod model {
 
         pub(crate) fn pop(&self) -> Option<T> {
             loop {
-                match self.0.take() {
-                    Steal::Success(element) => return Some(element),
+                match self.0.take(|_| 0) {
+                    Steal::Success((element, _)) => return Some(element),
                     Steal::Empty => return None,
                     Steal::Retry => {}
                 }
@@ -91,10 +95,17 @@ mod model {
             self.0.is_empty()
         }
 
-        /// Takes one element for the caller. The real one moves more of them to `_destination`, which changes who
-        /// holds an element but not how often it is taken.
-        pub(crate) fn steal_batch_and_pop(&self, _destination: &Worker<T>) -> Steal<T> {
-            self.0.take()
+        /// Takes one element for the caller, and moves half of the others to `destination`, as the real one does. In
+        /// between nobody else can see them.
+        pub(crate) fn steal_batch_and_pop(&self, destination: &Worker<T>) -> Steal<T> {
+            match self.0.take(|others| others / 2) {
+                Steal::Success((element, others)) => {
+                    others.into_iter().for_each(|other| destination.push(other));
+                    Steal::Success(element)
+                }
+                Steal::Empty => Steal::Empty,
+                Steal::Retry => Steal::Retry,
+            }
         }
     }
 }

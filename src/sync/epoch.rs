@@ -95,8 +95,8 @@ mod model {
     };
 
     use crate::sync::{
-        Ordering::{Relaxed, SeqCst},
-        atomic::{AtomicUsize, fence},
+        Ordering::{Acquire, Relaxed, Release},
+        atomic::AtomicUsize,
     };
 
     /// Which reclamation a model runs on.
@@ -106,9 +106,11 @@ mod model {
         #[cfg(raddle_loom)]
         Crossbeam,
         /// The contract alone: what is retired is reclaimed the moment the last guard that existed then is gone, whoever
-        /// has pinned since; and a guard that comes after a `retire` sees what was done before that, so that it does not
-        /// find what it cannot keep. This has one object instead of dozens, so three and four threads can be explored. It
-        /// is stricter than crossbeam-epoch, which reclaims later.
+        /// has pinned since; a guard that comes after a `retire` sees what was done before that, so that it does not
+        /// find what it cannot keep; whoever reclaims sees what was done before the `retire` and under those guards.
+        /// Nothing else is handed over: crossbeam-epoch has fences that would stand in for orderings of the crate's
+        /// own. This has two objects instead of dozens, so three and four threads can be explored. It is stricter than
+        /// crossbeam-epoch, which reclaims later.
         Contract,
     }
 
@@ -131,7 +133,7 @@ mod model {
             match self {
                 #[cfg(raddle_loom)]
                 Self::Crossbeam => _ = crossbeam_epoch::default_collector(),
-                Self::Contract => drop(REGISTRY.lock().unwrap()),
+                Self::Contract => _ = &*EPOCH,
             }
         }
     }
@@ -147,15 +149,29 @@ mod model {
         limbo: Vec<(Vec<u64>, Job)>,
     }
 
+    /// The registry, and what loom sees of it.
+    struct Epoch {
+        /// In `std`'s mutex: it must add no happens-before that the crate does not have.
+        registry: Mutex<Registry>,
+        /// Released by who retires, acquired by who pins or reclaims.
+        retired: AtomicUsize,
+        /// Released by who ends a guard that something waits for, acquired by who reclaims.
+        unpinned: AtomicUsize,
+    }
+
+    /// The last value of `word`, which a load need not find: an exchange that fails, for it must not write either.
+    fn last(word: &AtomicUsize, order: crate::sync::Ordering) -> usize {
+        word.compare_exchange(usize::MAX, usize::MAX, order, order).unwrap_or_else(|value| value)
+    }
+
     #[cfg(raddle_loom)]
     use loom::lazy_static;
     #[cfg(raddle_shuttle)]
     use shuttle::lazy_static;
 
     lazy_static! {
-        // In `std`'s mutex: it must add no happens-before that the crate does not have. What loom sees of the registry are
-        // the fences in `pin` and `retire`, as in crossbeam-epoch, whose pin and push of a full bag have them.
-        static ref REGISTRY: Mutex<Registry> = Mutex::new(Registry::default());
+        static ref EPOCH: Epoch =
+            Epoch { registry: Mutex::default(), retired: AtomicUsize::new(0), unpinned: AtomicUsize::new(0) };
     }
 
     #[derive(Debug)]
@@ -170,15 +186,13 @@ mod model {
             #[cfg(raddle_loom)]
             Flavour::Crossbeam => Guard::Crossbeam(crossbeam_epoch::pin()),
             Flavour::Contract => {
-                let guard = {
-                    let mut registry = REGISTRY.lock().unwrap();
-                    registry.guards_so_far += 1;
-                    let guard = registry.guards_so_far;
-                    registry.pinned.push(guard);
-                    guard
-                };
-                // A `retire` whose fence comes before has been seen; one whose fence comes after waits for this guard.
-                fence(SeqCst);
+                // Acquire: what was done before each `retire` up to here. Those that come after wait for this guard,
+                // since loom and shuttle do not switch threads between this and the entry into the registry.
+                last(&EPOCH.retired, Acquire);
+                let mut registry = EPOCH.registry.lock().unwrap();
+                registry.guards_so_far += 1;
+                let guard = registry.guards_so_far;
+                registry.pinned.push(guard);
                 Guard::Contract(guard)
             }
         }
@@ -206,9 +220,10 @@ mod model {
                     let job: Box<dyn FnOnce() + Send + '_> = Box::new(move || job.call());
                     // SAFETY: the caller promises that what `reclaim` refers to outlives it.
                     let job = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Job>(job) };
-                    // Pairs with the fence in `pin`.
-                    fence(SeqCst);
-                    let mut registry = REGISTRY.lock().unwrap();
+                    // Release: pairs with `pin` and with who reclaims. A read-modify-write, so that each carries on the
+                    // others.
+                    EPOCH.retired.fetch_add(0, Release);
+                    let mut registry = EPOCH.registry.lock().unwrap();
                     let pinned = registry.pinned.clone();
                     registry.limbo.push((pinned, job));
                 }
@@ -231,8 +246,16 @@ mod model {
         fn drop(&mut self) {
             #[cfg_attr(raddle_shuttle, allow(irrefutable_let_patterns))]
             if let Guard::Contract(guard) = *self {
+                if std::thread::panicking() {
+                    return;
+                }
+                let waited_for = |registry: &Registry| registry.limbo.iter().any(|(guards, _)| guards.contains(&guard));
+                if waited_for(&EPOCH.registry.lock().unwrap()) {
+                    // Release: pairs with who reclaims.
+                    EPOCH.unpinned.fetch_add(0, Release);
+                }
                 let mut reclaim = Vec::new();
-                let mut registry = REGISTRY.lock().unwrap();
+                let mut registry = EPOCH.registry.lock().unwrap();
                 registry.pinned.retain(|&other| other != guard);
                 for (mut guards, job) in std::mem::take(&mut registry.limbo) {
                     guards.retain(|&other| other != guard);
@@ -244,20 +267,19 @@ mod model {
                 }
                 drop(registry);
                 if !reclaim.is_empty() {
-                    // Pairs with the one in `retire`: reclaiming comes after it.
-                    fence(SeqCst);
+                    // Acquire: pairs with `retire`.
+                    last(&EPOCH.retired, Acquire);
+                    // Acquire: pairs with the ends of the guards that were waited for.
+                    last(&EPOCH.unpinned, Acquire);
                 }
-                if std::thread::panicking() {
-                    std::mem::forget(reclaim);
-                } else {
-                    reclaim.into_iter().for_each(|job| job());
-                }
+                reclaim.into_iter().for_each(|job| job());
             }
         }
     }
 
     /// A record's sign of life. Dead records keep their memory until the interleaving ends, so that a use after
-    /// reclamation is a failed assertion and not a crash.
+    /// reclamation is a failed assertion and not a crash. loom fails a model in which a thread looks at an atomic whose
+    /// making it has not acquired: so the stamp also stands for the record's plain fields, which loom cannot see.
     #[derive(Debug)]
     pub(crate) struct Stamp(AtomicUsize);
 
@@ -267,9 +289,8 @@ mod model {
         }
 
         pub(crate) fn check(&self) {
-            // A read-modify-write, which finds the last value: a load might find the record alive that no longer is.
-            // Relaxed: it must order nothing.
-            assert_eq!(self.0.fetch_add(0, Relaxed), 0, "use after reclamation");
+            // Relaxed: it must order nothing. The last value: a load might find the record alive that no longer is.
+            assert_eq!(last(&self.0, Relaxed), 0, "use after reclamation");
         }
 
         /// Declares the record dead and, when the interleaving is over, calls `free`.
@@ -309,13 +330,13 @@ mod model {
 
         pub(crate) fn load<'g>(
             &self,
-            order: crate::sync::Ordering,
+            order: Ordering,
             _: &'g crossbeam_epoch::Guard,
         ) -> super::Shared<'g, T> {
             Self::shared(self.0.load(order))
         }
 
-        pub(crate) fn store(&self, new: super::Shared<'_, T>, order: crate::sync::Ordering) {
+        pub(crate) fn store(&self, new: super::Shared<'_, T>, order: Ordering) {
             self.0.store(Self::word(new), order);
         }
 
@@ -323,8 +344,8 @@ mod model {
             &self,
             current: super::Shared<'_, T>,
             new: super::Shared<'g, T>,
-            success: crate::sync::Ordering,
-            failure: crate::sync::Ordering,
+            success: Ordering,
+            failure: Ordering,
             _: &'g crossbeam_epoch::Guard,
         ) -> Result<super::Shared<'g, T>, super::Shared<'g, T>> {
             let result = self.0.compare_exchange(Self::word(current), Self::word(new), success, failure);
@@ -334,7 +355,7 @@ mod model {
         pub(crate) fn fetch_or<'g>(
             &self,
             tag: usize,
-            order: crate::sync::Ordering,
+            order: Ordering,
             _: &'g crossbeam_epoch::Guard,
         ) -> super::Shared<'g, T> {
             Self::shared(self.0.fetch_or(tag, order))

@@ -9,7 +9,7 @@
 //! | piece | ordinary build | under `raddle_loom` | under `raddle_shuttle` |
 //! |---|---|---|---|
 //! | atomics, fences, mutexes, parking | `std` | loom | shuttle |
-//! | cells | `std` | loom | `std` |
+//! | cells, `OnceLock` | `std` | loom | `std` |
 //! | the threads of an engine | `std` | `std` | shuttle |
 //! | [`epoch`] | crossbeam-epoch | crossbeam-epoch on loom's atomics, or its contract alone (`epoch::Flavour`) | its contract |
 //! | [`deque`] | crossbeam-deque | a counted `VecDeque`: crossbeam-deque names `core`'s atomics, which loom cannot see | the same |
@@ -54,7 +54,7 @@ pub(crate) use thread_static;
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 mod imp {
-    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, mpsc};
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, mpsc};
     pub(crate) mod atomic {
         pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence};
     }
@@ -129,6 +129,35 @@ mod imp {
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
     // No model under loom starts the threads of an engine.
     pub(crate) use std::sync::mpsc;
+
+    /// A cell that is set once. What `std`'s promises to whoever looks while it is set is not looked for here: a look
+    /// must come after, by an edge of the crate's own, or not at all.
+    #[derive(Debug)]
+    pub(crate) struct OnceLock<T>(cell::UnsafeCell<Option<T>>);
+
+    // SAFETY: as for `std`'s; a look that races is reported by loom.
+    unsafe impl<T: Send + Sync> Sync for OnceLock<T> {}
+
+    impl<T> OnceLock<T> {
+        pub(crate) fn new() -> Self {
+            Self(cell::UnsafeCell::new(None))
+        }
+
+        pub(crate) fn get(&self) -> Option<&T> {
+            // SAFETY: what is set stays, and loom reports a `set` that does not come before.
+            self.0.with(|value| unsafe { &*value }.as_ref())
+        }
+
+        pub(crate) fn set(&self, value: T) -> Result<(), T> {
+            if self.get().is_some() {
+                return Err(value);
+            }
+            // SAFETY: loom reports whoever else uses the cell meanwhile.
+            self.0.with_mut(|slot| unsafe { *slot = Some(value) });
+            Ok(())
+        }
+    }
+
     pub(crate) mod atomic {
         use crate::sync::Ordering;
         pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
@@ -171,6 +200,8 @@ mod imp {
 #[cfg(raddle_shuttle)]
 mod imp {
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, mpsc};
+    // shuttle has none.
+    pub(crate) use std::sync::OnceLock;
     pub(crate) mod atomic {
         pub(crate) use shuttle::sync::atomic::{
             AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence,
@@ -192,7 +223,7 @@ mod imp {
     pub(crate) use super::plain_cell as cell;
 }
 
-pub(crate) use imp::{Condvar, Mutex, MutexGuard, atomic, cell, hint, mpsc, thread};
+pub(crate) use imp::{Condvar, Mutex, MutexGuard, OnceLock, atomic, cell, hint, mpsc, thread};
 pub(crate) use std::sync::atomic::Ordering;
 
 use crate::panics;

@@ -57,7 +57,7 @@ points! {
         HelpBeforeHints,
         /// `swing`: the hints are left, before the CAS of the tail.
         HelpBeforeSwing,
-        /// `insert`: an access of another's operation is linked, and not counted as registered.
+        /// `insert`: an access of another's operation is in, and not counted as registered.
         HelpBeforeAdvance,
         /// `push`: the other operation is out of the way.
         HelpEnds,
@@ -66,13 +66,13 @@ points! {
     COMPLETE {
         /// `complete`: between two accesses.
         CompleteBeforeAccess,
-        /// `finish`: before the flags are set.
+        /// `add_flags`: before the flags are set.
         CompleteBeforeFlags,
-        /// `finish`: the flags are set.
+        /// `add_flags`: the flags are set.
         CompleteFlagged,
-        /// `finish`: before an access is taken off what its operation waits for.
+        /// `hand_on`: before an access is taken off what its operation waits for.
         CompleteBeforeSatisfy,
-        /// `finish`, `Core::close`: before an access is retired.
+        /// `hand_on`, `end`, `Core::settle`: before an access is retired.
         CompleteBeforeRetire,
         /// `pass`: the next access's operation may still be pushed; before the tail is moved on to it.
         CompleteBeforePass,

@@ -12,11 +12,11 @@ pub enum Step {
     HelpBeforeAppend,
     /// `tracker::insert` reads `registered` again after it has read the tail and its word.
     RereadRegistered,
-    /// `tracker::finish` moves the tail past an access before it is retired.
+    /// A completion moves the tail past an access before it is retired.
     TailPastRetired,
     /// A completion carries the operation's writes to its successors (release).
     CompletionReleases,
-    /// `tracker::finish` hands a reader's own right to read on to the next reader.
+    /// A completion hands a reader's own right to read on to the next reader.
     ReadersPassOn,
     /// A retired record is reclaimed after the epoch, not at once.
     ReclaimAfterEpoch,

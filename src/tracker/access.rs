@@ -7,8 +7,8 @@ use super::{
     queue::VarQueue,
 };
 use crate::sync::{
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
-    atomic::AtomicU8,
+    Ordering::{AcqRel, Acquire, Relaxed},
+    atomic::{AtomicBool, AtomicU8},
     epoch::{Atomic, unprotected},
     hint,
 };
@@ -93,6 +93,10 @@ pub struct Access<T> {
     /// The position among the operation's accesses.
     pub(super) index: u32,
     mode: Mode,
+    /// The operation has no other access, and so is in all its queues once this one is in.
+    pub(super) sole: bool,
+    /// Nobody else has a share of the record, so that it is given back when this access is spent. Set before `DONE`.
+    last_share: AtomicBool,
     /// Flags the access was entitled to when it was linked, left by whoever moved the tail to it.
     hints: AtomicU8,
 }
@@ -112,13 +116,14 @@ impl<T> std::fmt::Debug for Access<T> {
 }
 
 impl<T> Access<T> {
-    pub(super) fn new(op: *mut Op<T>, queue: NonNull<VarQueue<T>>, index: u32, mode: Mode) -> Self {
-        Self { word: Atomic::null(), op, queue, index, mode, hints: AtomicU8::new(0) }
+    pub(super) fn new(op: *mut Op<T>, queue: NonNull<VarQueue<T>>, index: u32, mode: Mode, sole: bool) -> Self {
+        let (hints, last_share) = (AtomicU8::new(0), AtomicBool::new(false));
+        Self { word: Atomic::null(), op, queue, index, mode, sole, last_share, hints }
     }
 
     /// The access that a new variable has: done, with nothing before it.
     pub(super) fn built_in(queue: NonNull<VarQueue<T>>) -> Self {
-        let access = Self::new(std::ptr::null_mut(), queue, 0, Mode::Read);
+        let access = Self::new(std::ptr::null_mut(), queue, 0, Mode::Read, true);
         // Relaxed: the variable is published by the caller.
         access.word.fetch_or(READ_OK | WRITE_OK | DONE, Relaxed, unprotected());
         access
@@ -153,9 +158,9 @@ impl<T> Access<T> {
         NonNull::new(self.op).map(|op| unsafe { OpRef::from_ptr(op) })
     }
 
-    /// Asks for the next access, which is going to be written soon.
+    /// Asks for the next access, which is going to be written when this one's operation is completed.
     #[inline]
-    pub(super) fn prefetch_next(&self) {
+    pub fn prefetch_next(&self) {
         // Relaxed: the address is all that is wanted.
         hint::prefetch_write(self.word.load(Relaxed, unprotected()).as_raw());
     }
@@ -163,8 +168,10 @@ impl<T> Access<T> {
     /// Asserts in models that the record was not reclaimed.
     #[inline(always)]
     pub(super) fn check(&self) {
-        if let Some(op) = self.op() {
-            op.stamp.check();
+        match self.op() {
+            Some(op) => op.stamp.check(),
+            // SAFETY: the access lies in its queue.
+            None => unsafe { self.queue.as_ref() }.stamp.check(),
         }
     }
 
@@ -176,16 +183,20 @@ impl<T> Access<T> {
     /// The flags that the next access may have when this one has `flags`, hints included.
     #[inline]
     pub(super) fn entitlement(&self, flags: usize) -> usize {
-        // Acquire: like the flags they stand for. They do not change any more: they were left before the tail came here.
-        self.mode.entitlement(flags | usize::from(self.hints.load(Acquire)))
+        // Relaxed: the caller has acquired the tail, and with it the hints that were left before the tail came here,
+        // which do not change any more, and the writes behind them (see `leave_hints`).
+        self.mode.entitlement(flags | usize::from(self.hints.load(Relaxed)))
     }
 
     /// Leaves `flags` for the operation's pusher.
     #[inline]
     pub(super) fn leave_hints(&self, flags: usize) {
         if flags != 0 {
-            // Release (edge `complete`): hands on the writes behind the flags, acquired with the predecessor's word.
-            self.hints.fetch_or(flags as u8, Release);
+            // Relaxed: who leaves hints has acquired the writes behind them with the predecessor's word, and hands both
+            // on with the tail (edge `swing`). Who moves the tail in its stead has left the same, or is the pusher, who
+            // has set the flags before. Whoever needs hints has acquired the tail, or what was counted after it (edge
+            // `register`).
+            self.hints.fetch_or(flags as u8, Relaxed);
         }
     }
 
@@ -196,16 +207,19 @@ impl<T> Access<T> {
         if flags == 0 {
             return 0;
         }
-        // AcqRel (edge `complete`).
-        let was = self.word.fetch_or(flags, AcqRel, unprotected()).tag();
+        // Relaxed: the pusher has acquired the writes behind the flags, with the predecessor's word or as `adopt_hints`
+        // says, and so has everybody who has come to this access by the link or the tail; it releases them with `wait`
+        // to whoever runs the operation. Being a read-modify-write, it carries on what was released with other flags.
+        let was = self.word.fetch_or(flags, Relaxed, unprotected()).tag();
         u32::from(!self.is_satisfied_by(was) && self.is_satisfied_by(was | flags))
     }
 
     /// Turns the hints into flags, by the operation's pusher; 1 if that satisfied the access.
     #[inline]
     pub(super) fn adopt_hints(&self) -> u32 {
-        // Acquire (edge `complete`): pairs with `leave_hints`.
-        self.grant(usize::from(self.hints.load(Acquire)))
+        // Relaxed: the pusher has acquired the hints, and the writes behind them, when it found the access in: with the
+        // tail or with `registered`. Where it has linked the access itself, it has no need of hints.
+        self.grant(usize::from(self.hints.load(Relaxed)))
     }
 
     /// Takes this access off what its operation waits for.
@@ -220,11 +234,23 @@ impl<T> Access<T> {
         }
     }
 
+    /// Says that the record is to be given back with this access, which is not `DONE` yet.
+    #[inline]
+    pub(super) fn take_last_share(&self) {
+        // Relaxed: the step that sets `DONE` releases it (edge `complete`).
+        self.last_share.store(true, Relaxed);
+    }
+
     /// Gives the access up; it is spent, and the tail is past it.
     #[inline]
     pub(super) fn retire(&self) {
         if let Some(op) = self.op_ref() {
-            op.end(1);
+            // Relaxed: the caller has acquired `DONE` (edge `complete`).
+            if self.last_share.load(Relaxed) {
+                op.give_back();
+            } else {
+                op.end(1);
+            }
         }
     }
 

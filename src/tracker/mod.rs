@@ -19,7 +19,10 @@
 //!
 //! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`; so is a wait, which hands `READ_OK` on like a reader. An
 //! operation is *ready* when all its accesses are satisfied and its push has nothing left to do with it. An access with
-//! `WRITE_OK`, `DONE` and a next is *spent*: it is retired.
+//! `WRITE_OK`, `DONE` and a next is *spent*: it is retired. The record of an operation lives until all its accesses are
+//! retired and nobody holds it; who takes the last of these shares gives it back. Most operations have one access and, at
+//! their end, one holder, who then leaves the record to the access ([`end`]): whoever finds that spent gives the record
+//! back without a look at its head, which would have to come from the core that ran the operation.
 //!
 //! Each flag reaches an access by exactly one way: it was entitled to it when it was linked (its pusher sets it, or a helper
 //! leaves it as a hint which the pusher turns into the flag), or its predecessor got the entitlement later, and whoever
@@ -44,12 +47,15 @@
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `link` | CAS of the predecessor's word in `insert` | loads of the word, `fetch_or` in `finish` | the new access and its operation |
-//! | `swing` | CAS of `tail` | load of `tail` in `insert` | the access and the hints it carries |
-//! | `register` | CAS of `registered`, the pusher's swap or store | its loads | that the access is in and the tail is past its predecessor |
-//! | `complete` | `fetch_or` of flags in `finish` | the same, further down the queue; the linking CAS | the writes of finished operations |
+//! | `link` | CAS of the predecessor's word in `insert` | loads of the word, `fetch_or` in `add_flags` | the new access and its operation |
+//! | `swing` | CAS of `tail` | loads of `tail` in `insert` and `is_idle` | the access, its hints, and the writes behind what it was entitled to when it was linked |
+//! | `register` | CAS of `registered` in `advance`, the pusher's swap or store | load in `is_past` | that the access is in and the tail is past its predecessor |
+//! | `complete` | `fetch_or` of flags in `add_flags` | the same, further down the queue; loads of the word in `insert` and `is_idle` | the writes of finished operations |
 //! | `ready` | `fetch_sub` of `wait` | the one that reaches zero, or the load that finds only the caller's part left | the writes of all predecessors |
-//! | `retire` | `fetch_sub` of `live` | the same | that nobody uses the record but pinned helpers |
+//! | `retire` | `fetch_sub` of `live` | the same, and the load that finds only the caller's shares left | that nobody uses the record but pinned helpers |
+//!
+//! What an access was entitled to when it was linked, its linker had acquired, and hands over with the access by `link`
+//! and `swing`. So the hints and flags that say it afterwards (`leave_hints`, `grant`) need no edge of their own.
 //!
 //! # Why a push is atomic
 //!
@@ -57,7 +63,8 @@
 //! stands before B in any queue, A was in all its queues before B was in that one, and the order in which operations
 //! become fully registered is one total order that every queue agrees with. It respects each thread's program order and
 //! real time, because a push returns only after its operation is fully registered. No cycle can exist in it, hence no
-//! deadlock. Pushes of a single access help as well, or they would break this.
+//! deadlock. Pushes of a single access help as well, or they would break this; to be helped they never need, since they
+//! are in all their queues once they are in one.
 //!
 //! An access is never inserted twice: `insert` reads `registered` after the tail and its word. If the access was already
 //! in when the word was read, it is not the last one (that was checked), so something was linked behind it, which
@@ -90,10 +97,13 @@ mod access;
 mod op;
 mod pool;
 mod queue;
+mod stack;
 
 pub use access::{Access, Mode};
 pub use op::{INLINE_ACCESSES, Op, OpRef, ReadyList};
 pub use queue::VarQueue;
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub use stack::{Node, Stack};
 
 use crate::sync::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -162,6 +172,8 @@ pub struct Stalled<T> {
     op: OpRef<T>,
     inserted: usize,
     satisfied: u32,
+    /// What the tail of the last inserted access's variable still is, if it was not moved.
+    tail: *const Access<T>,
     guard: Guard,
 }
 
@@ -174,11 +186,30 @@ impl<T> Stalled<T> {
             let other = insert(op.op(), access, true, &mut satisfied, &guard);
             assert!(other.is_none(), "somebody else stands still there");
         }
-        Self { op, inserted: accesses, satisfied, guard }
+        Self { op, inserted: accesses, satisfied, tail: std::ptr::null(), guard }
+    }
+
+    /// Inserts all accesses of `op`, which nobody disturbs, and stands still before it moves the last tail. Something
+    /// else is pending there.
+    pub fn before_swing(op: OpRef<T>) -> Self {
+        let (last, others) = op.op().accesses().split_last().expect("the operation names a variable");
+        let mut stalled = Self::after(others.len(), op);
+        // Relaxed: nobody disturbs.
+        let tail = last.queue().tail.load(Relaxed, &stalled.guard);
+        let other = insert(op.op(), last, true, &mut stalled.satisfied, &stalled.guard);
+        assert!(other.is_none(), "somebody else stands still there");
+        // Relaxed: as above.
+        last.queue().tail.store(Shared::from(tail.as_raw()), Relaxed);
+        Self { inserted: others.len() + 1, tail: tail.as_raw(), ..stalled }
     }
 
     /// Goes on with the push.
     pub fn finish(self) -> Pushed {
+        if let Some(last) = self.op.op().accesses().last().filter(|_| !self.tail.is_null()) {
+            let (tail, access) = (Shared::from(self.tail), Shared::from(std::ptr::from_ref(last)));
+            // Release (edge `swing`), as in `insert`.
+            let _ = last.queue().tail.compare_exchange(tail, access, Release, Relaxed, &self.guard);
+        }
         finish_push(self.op, self.inserted, self.satisfied, &self.guard)
     }
 }
@@ -209,6 +240,9 @@ fn insert<'g, T>(
         // Acquire (edge `swing`): the access at the tail and its hints.
         let tail_word = queue.tail.load(Acquire, guard);
         if std::ptr::eq(tail_word.as_raw(), access) {
+            if !own {
+                pause::at(Point::HelpBeforeAdvance);
+            }
             target.advance(access.index);
             return None;
         }
@@ -225,6 +259,7 @@ fn insert<'g, T>(
         }
         pause::at(Point::PushReadWord);
         if !removed(Step::HelpBeforeAppend)
+            && !tail.sole
             && let Some(other) = tail.op().filter(|other| !other.is_registered())
         {
             return Some(other);
@@ -244,8 +279,9 @@ fn insert<'g, T>(
         }
         let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag() | linked(entitled));
         pause::at(Point::PushBeforeLink);
-        // AcqRel (edges `link`, `complete`): publishes the access, and acquires the writes behind the flags it is given.
-        if tail.word.compare_exchange(word, link, AcqRel, Relaxed, guard).is_err() {
+        // Release (edge `link`): publishes the access. The writes behind the flags it is given were acquired by the
+        // load: the word has not changed since, and who sets a flag again (`grant`) has nothing new to release.
+        if tail.word.compare_exchange(word, link, Release, Relaxed, guard).is_err() {
             continue;
         }
         pause::at(Point::PushLinked);
@@ -260,10 +296,6 @@ fn insert<'g, T>(
         // Release (edge `swing`). Failure means that somebody else has moved it.
         let _ =
             queue.tail.compare_exchange(tail_word, Shared::from(std::ptr::from_ref(access)), Release, Relaxed, guard);
-        if !own {
-            pause::at(Point::HelpBeforeAdvance);
-            target.advance(access.index);
-        }
         pause::at(Point::PushBeforeRetire);
         if entitled & WRITE_OK != 0 {
             // This link was the last of the three things that make the predecessor spent.
@@ -288,14 +320,6 @@ fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, 
         queue.tail.compare_exchange(Shared::from(std::ptr::from_ref(tail)), word.with_tag(0), Release, Relaxed, guard);
 }
 
-/// Asks for what [`complete`] is going to write, as far as it is known already.
-#[inline]
-pub fn prefetch<T>(op: OpRef<T>) {
-    for access in op.op().accesses() {
-        access.prefetch_next();
-    }
-}
-
 /// Marks every access of `op` done and adds the operations that become ready by it to `ready`. Gives the number of accesses
 /// that were spent by that: the caller [gives up](OpRef::release) as many shares of the record beside its own.
 ///
@@ -310,35 +334,66 @@ pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> u32 {
     op.op().accesses().iter().map(end).sum()
 }
 
-/// Marks `access` done and carries what follows from it down the queue; whether it was spent by that.
-fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) -> bool {
-    let mut own_spent = false;
-    let mut at = access;
-    let mut add = DONE;
-    // The duties towards the access before `at`, put off until `at` has its flags, because each of them may be what
-    // keeps `at` alive: its operation's decrement (it cannot be done before), or its retirement.
-    let mut satisfied: Option<&Access<T>> = None;
-    let mut spent: Option<&Access<T>> = None;
-    loop {
-        let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
-        // Before the step: where that leaves this thread no duty towards `at`, the access may end and its record be reused.
-        let mode = at.mode();
-        pause::at(Point::CompleteBeforeFlags);
-        // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired, acquires those
-        // that earlier flags stand for and the next access.
-        let old = at.word.fetch_or(add, order, epoch::unprotected());
-        pause::at(Point::CompleteFlagged);
-        if let Some(before) = spent.take() {
-            if std::ptr::eq(before, access) {
-                own_spent = true;
-            } else {
+/// [Completes](complete) `op` and ends the caller's hold, for a caller that has nothing left to do with it.
+#[inline]
+pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
+    match op.leave_to_access() {
+        Some(access) => {
+            pause::at(Point::CompleteBeforeAccess);
+            if finish(access, ready) {
                 pause::at(Point::CompleteBeforeRetire);
-                before.retire();
+                op.give_back();
             }
         }
+        None => {
+            let spent = complete(op, ready);
+            pause::at(Point::CompleteBeforeRetire);
+            op.release(spent);
+        }
+    }
+}
+
+/// Marks `access` done and carries what follows from it down the queue; whether it was spent by that.
+fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) -> bool {
+    let word = add_flags(access, DONE);
+    if word.tag() & WRITE_OK == 0 || word.is_null() {
+        // A reader with others before it, or the last access of its queue: whoever ends that goes on from there.
+        return false;
+    }
+    // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which this thread brings it.
+    let next = unsafe { word.deref() };
+    next.check();
+    pass(access, next, word.tag());
+    hand_on(next, ready);
+    true
+}
+
+/// Adds flags to an access on behalf of a completion; gives its word from before. Where this leaves the thread no duty
+/// towards the access, that may end here and its record be reused.
+#[inline]
+fn add_flags<'g, T>(at: &Access<T>, flags: usize) -> Shared<'g, Access<T>> {
+    let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
+    pause::at(Point::CompleteBeforeFlags);
+    // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired, acquires those that
+    // earlier flags stand for and the next access.
+    let old = at.word.fetch_or(flags, order, epoch::unprotected());
+    pause::at(Point::CompleteFlagged);
+    old
+}
+
+/// Tells `at` that nothing before it is pending, and carries what follows from that down the queue.
+fn hand_on<T>(mut at: &Access<T>, ready: &mut ReadyList<T>) {
+    let mut add = READ_OK | WRITE_OK;
+    // The duty towards the operation of an access before `at`, put off until `at` has its flags, because it may be what
+    // keeps `at` alive: that operation cannot be done before.
+    let mut satisfied: Option<&Access<T>> = None;
+    loop {
+        let mode = at.mode();
+        let old = add_flags(at, add);
         let (was, now) = (old.tag(), old.tag() | add);
         let newly_satisfied = !mode.is_satisfied_by(was) && mode.is_satisfied_by(now);
-        let gained = mode.entitlement(now) & !mode.entitlement(was);
+        // A writer that was not satisfied is not done, and keeps whatever comes after it waiting.
+        let gained = if mode.is_write() { 0 } else { mode.entitlement(now) & !mode.entitlement(was) };
         let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(Step::ReadersPassOn));
         // An access that only hands `READ_OK` through, a wait, is not what keeps the next one alive: that is still the
         // reader before it.
@@ -356,7 +411,7 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) -> bool {
                 pause::at(Point::CompleteBeforeSatisfy);
                 at.satisfy(ready);
             }
-            return own_spent;
+            return;
         }
         // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which comes through `at`: either this
         // thread brings it below, or `at`, or a reader before it, is not done yet because its operation waits for the
@@ -365,7 +420,8 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) -> bool {
         next.check();
         if gained & WRITE_OK != 0 {
             pass(at, next, old.tag());
-            spent = Some(at);
+            pause::at(Point::CompleteBeforeRetire);
+            at.retire();
             add = READ_OK | WRITE_OK;
         } else {
             add = READ_OK;

@@ -10,7 +10,7 @@ use super::{
     queue::VarQueue,
 };
 use crate::sync::{
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    Ordering::{Acquire, Relaxed, Release},
     atomic::{AtomicPtr, AtomicU32},
     cell::UnsafeCell,
     epoch::Stamp,
@@ -76,8 +76,8 @@ impl<T> Op<T> {
     /// The access with the lowest index that is not known to be in its queue.
     #[inline]
     pub(super) fn next_unregistered(&self) -> Option<&Access<T>> {
-        // Acquire (edge `register`).
-        let index = self.registered.load(Acquire) & !REJECTED;
+        // Relaxed: only where to begin. `insert` looks again, and acquires, before it does anything.
+        let index = self.registered.load(Relaxed) & !REJECTED;
         self.accesses().get(index as usize)
     }
 
@@ -99,8 +99,8 @@ impl<T> Op<T> {
         // Relaxed: only a guess for the CAS.
         let mut seen = self.registered.load(Relaxed);
         while seen & !REJECTED == index {
-            // Release (edge `register`), AcqRel to continue what other helpers released.
-            match self.registered.compare_exchange_weak(seen, seen + 1, AcqRel, Relaxed) {
+            // Release (edge `register`). What other helpers released goes on with it, since it is a read-modify-write.
+            match self.registered.compare_exchange_weak(seen, seen + 1, Release, Relaxed) {
                 Ok(_) => return,
                 Err(now) => seen = now,
             }
@@ -119,8 +119,10 @@ impl<T> Op<T> {
             if seen & REJECTED != 0 {
                 return true;
             }
-            // AcqRel, as in `advance`, with which it must be one sequence.
-            match self.registered.compare_exchange_weak(seen, seen | REJECTED, AcqRel, Relaxed) {
+            // Relaxed: it hands nothing over but itself, which whoever finds the access in has acquired with the link,
+            // the tail or the count (edges `link`, `swing`, `register`). A read-modify-write, so that what helpers
+            // released with the count goes on.
+            match self.registered.compare_exchange_weak(seen, seen | REJECTED, Relaxed, Relaxed) {
                 Ok(_) => return true,
                 Err(now) => seen = now,
             }
@@ -137,8 +139,8 @@ impl<T> Op<T> {
             // Release (edge `register`). A store will do: a helper that finds the access in sets the same value.
             self.registered.store(1 | rejected, Release);
         } else {
-            // AcqRel (edge `register`), after what helpers counted up to here.
-            self.registered.swap(self.count | rejected, AcqRel);
+            // Release (edge `register`). A read-modify-write, so that what helpers released up to here goes on.
+            self.registered.swap(self.count | rejected, Release);
         }
         rejected != 0
     }
@@ -146,8 +148,9 @@ impl<T> Op<T> {
     /// Whether a variable of the operation was already deleted when it was pushed. Final once the push is over.
     #[inline]
     pub fn is_rejected(&self) -> bool {
-        // Acquire (edge `register`).
-        self.registered.load(Acquire) & REJECTED != 0
+        // Relaxed: it was settled before the pusher linked the only access, or before its last decrement (edges `link`,
+        // `ready`), and so before the caller's turn.
+        self.registered.load(Relaxed) & REJECTED != 0
     }
 }
 
@@ -225,7 +228,7 @@ impl<T> OpRef<T> {
             // SAFETY: `place` has room for `count` accesses.
             let slot = unsafe { place.add(index) };
             // SAFETY: as above, and nobody else knows it.
-            unsafe { slot.write(Access::new(op, queue, index as u32, mode)) };
+            unsafe { slot.write(Access::new(op, queue, index as u32, mode, count == 1)) };
         }
         macro_rules! set {
             ($($field:ident: $value:expr),* $(,)?) => {
@@ -304,14 +307,45 @@ impl<T> OpRef<T> {
             }
         };
         if last {
-            op.task.with_mut(|task| {
-                // SAFETY: nobody holds the task any more, and helpers never touch it.
-                let task = unsafe { &mut *task };
-                // SAFETY: this is the only drop, as the count reaches zero once; `new_with` has made the task.
-                unsafe { task.assume_init_drop() };
-            });
+            // SAFETY: nobody holds the task any more, and the count reaches zero once.
+            unsafe { self.drop_task() };
             pool::retire(self.0);
         }
+    }
+
+    /// Drops the task and leaves the record to its only access, unless there are more accesses, or holders beside the
+    /// caller. Gives the access, which is to be [finished](super::finish) next.
+    #[inline]
+    pub(super) fn leave_to_access<'a>(self) -> Option<&'a Access<T>> {
+        // SAFETY: the record stays until the access is spent, which it is not before it is finished.
+        let op = unsafe { self.0.as_ref() };
+        op.stamp.check();
+        // Acquire (edge `retire`): joins what other holders did who are gone. No share can come up beside the last ones.
+        if op.count != 1 || op.live.load(Acquire) != 2 {
+            return None;
+        }
+        // SAFETY: the caller was the last holder, and ends that here.
+        unsafe { self.drop_task() };
+        let access = &op.accesses()[0];
+        access.take_last_share();
+        Some(access)
+    }
+
+    /// Gives back a record that was left to its only access, which is spent.
+    #[inline]
+    pub(super) fn give_back(self) {
+        pool::retire_inline(self.0);
+    }
+
+    /// # Safety
+    /// 1. Nobody uses the task any more, and this is called once.
+    unsafe fn drop_task(self) {
+        self.op().task.with_mut(|task| {
+            // SAFETY: (1); helpers never touch it.
+            let task = unsafe { &mut *task };
+            // SAFETY: `new_with` has made the task, and by (1) this is its only drop.
+            unsafe { task.assume_init_drop() };
+        });
     }
 }
 

@@ -8,11 +8,8 @@
 //! be waited for in turn: it is made of groups, whose first record names the others, and a thread asks for the next
 //! records before it needs them.
 //!
-//! # The stack of batches
-//!
-//! A Treiber stack (IBM RJ 5118, 1986). A batch that was popped is not pushed again before its records have been used,
-//! retired and the epoch has passed, so while a popping thread is pinned, the head it read cannot come back: the usual
-//! ABA problem does not arise.
+//! The stack of batches, which is all that threads share, is in `stack.rs`, and in the models. The first record of a
+//! batch is its node. It is pushed again only after the epoch: its records have been used and retired since.
 //!
 //! Under loom every record is allocated anew and declared dead when reclaimed, so that models see each use after that.
 //! Under the cfg `raddle_unpooled` every record is allocated and given back as well, so that tools that watch the heap
@@ -37,11 +34,26 @@ pub(super) fn allocate<T>() -> NonNull<Op<T>> {
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(super) fn retire<T>(op: NonNull<Op<T>>) {
     // SAFETY: nobody but pinned helpers uses the record, and they only read.
-    let has_boxed_accesses = unsafe { op.as_ref() }.has_boxed_accesses();
-    if fits::<T>() && !has_boxed_accesses {
-        records::put_back(op.cast());
-        return;
+    if unsafe { op.as_ref() }.has_boxed_accesses() {
+        retire_to_heap(op);
+    } else {
+        retire_inline(op);
     }
+}
+
+/// As [`retire`], for an operation that has all its accesses inline. Does not touch the record.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+#[inline]
+pub(super) fn retire_inline<T>(op: NonNull<Op<T>>) {
+    if fits::<T>() {
+        records::put_back(op.cast());
+    } else {
+        retire_to_heap(op);
+    }
+}
+
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+fn retire_to_heap<T>(op: NonNull<Op<T>>) {
     let guard = epoch::pin();
     let reclaim = move || {
         // SAFETY: the epoch has passed, so nobody uses the record.
@@ -62,6 +74,9 @@ pub(super) fn allocate<T>() -> NonNull<Op<T>> {
     // SAFETY: an `Op` has a size.
     unsafe { raw(std::alloc::Layout::new::<Op<T>>()) }.cast()
 }
+
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub(super) use retire as retire_inline;
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(super) fn retire<T>(op: NonNull<Op<T>>) {
@@ -111,16 +126,14 @@ const fn fits<T>() -> bool {
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 mod records {
-    use std::{
-        alloc::Layout,
-        cell::RefCell,
-        mem::offset_of,
-        ops::Range,
-        ptr::NonNull,
-        sync::atomic::{AtomicPtr, AtomicUsize, Ordering},
-    };
+    use std::{alloc::Layout, cell::RefCell, mem::offset_of, ops::Range, ptr::NonNull};
 
-    use crate::sync::{epoch, hint};
+    use super::super::stack::{Node, Stack};
+    use crate::sync::{
+        Ordering::Relaxed,
+        atomic::{AtomicPtr, AtomicUsize},
+        epoch, hint,
+    };
 
     /// Bytes of a record: the head, the inline accesses and the task. Seven cache lines, an odd number, so that the
     /// heads of many records spread over all sets of a cache.
@@ -170,13 +183,13 @@ mod records {
     /// Where a record holds the names of others.
     pub(super) const NAMES: Range<usize> = offset_of!(Leader, names)..size_of::<Leader>();
 
-    /// # Safety
-    /// 1. `leader` is not freed while the reference is used.
-    unsafe fn next_batch<'a>(leader: NonNull<Leader>) -> &'a AtomicPtr<Leader> {
-        // SAFETY: the first word of a record is initialised by `new` and only ever used as this atomic.
-        let word = unsafe { &raw const (*leader.as_ptr()).next_batch };
-        // SAFETY: as above, and (1).
-        unsafe { &*word }
+    impl Node for Leader {
+        unsafe fn next<'n>(leader: NonNull<Self>) -> &'n AtomicPtr<Self> {
+            // SAFETY: the first word of a record is initialised by `new` and only ever used as this atomic.
+            let word = unsafe { &raw const (*leader.as_ptr()).next_batch };
+            // SAFETY: as above, and (1).
+            unsafe { &*word }
+        }
     }
 
     /// Groups of free records that belong to whoever has this.
@@ -292,7 +305,7 @@ mod records {
         };
     }
 
-    static BATCHES: AtomicPtr<Leader> = AtomicPtr::new(std::ptr::null_mut());
+    static BATCHES: Stack<Leader> = Stack { head: AtomicPtr::new(std::ptr::null_mut()) };
     /// How many batches the stack holds, roughly.
     static KEPT: AtomicUsize = AtomicUsize::new(0);
 
@@ -381,49 +394,23 @@ mod records {
 
     fn push_batch(mut batch: Batch) {
         // Relaxed: a bound on memory, not a decision that anything else hangs on.
-        if KEPT.fetch_add(1, Ordering::Relaxed) >= KEEP {
-            KEPT.fetch_sub(1, Ordering::Relaxed);
+        if KEPT.fetch_add(1, Relaxed) >= KEEP {
+            KEPT.fetch_sub(1, Relaxed);
             batch.free_all();
             return;
         }
-        let Some(first) = batch.0.take() else {
-            return;
-        };
-        // SAFETY: the record is in the stack only after this function's last use of it.
-        let next_batch = unsafe { next_batch(first) };
-        let mut head = BATCHES.load(Ordering::Relaxed);
-        loop {
-            // Relaxed: published by the CAS.
-            next_batch.store(head, Ordering::Relaxed);
-            // Release: the names in the batch; pairs with `pop_batch`. Relaxed on failure: only a new guess.
-            match BATCHES.compare_exchange_weak(head, first.as_ptr(), Ordering::Release, Ordering::Relaxed) {
-                Ok(_) => return,
-                Err(now) => head = now,
-            }
+        if let Some(first) = batch.0.take() {
+            // SAFETY: the batch is this function's, which runs after the epoch; what is in the stack is never freed.
+            unsafe { BATCHES.push(first) };
         }
     }
 
     fn pop_batch() -> Batch {
-        // Pinned: see the module's head on why the head cannot come back meanwhile.
-        let _guard = epoch::pin();
-        // Acquire: the names in the batch; pairs with `push_batch`.
-        let mut head = BATCHES.load(Ordering::Acquire);
-        loop {
-            let Some(first) = NonNull::new(head) else {
-                return Batch(None);
-            };
-            // SAFETY: the batch is not freed while this thread is pinned; if it was taken meanwhile, the CAS fails.
-            let next_batch = unsafe { next_batch(first) };
-            // Relaxed: acquired with the head.
-            let next = next_batch.load(Ordering::Relaxed);
-            // Acquire, as above.
-            match BATCHES.compare_exchange_weak(head, next, Ordering::Acquire, Ordering::Acquire) {
-                Ok(_) => {
-                    KEPT.fetch_sub(1, Ordering::Relaxed);
-                    return Batch(Some(first));
-                }
-                Err(now) => head = now,
-            }
+        let first = BATCHES.pop();
+        if first.is_some() {
+            // Relaxed: as above.
+            KEPT.fetch_sub(1, Relaxed);
         }
+        Batch(first)
     }
 }

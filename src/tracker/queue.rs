@@ -113,15 +113,18 @@ impl<T> VarQueue<T> {
     /// Gives up the last access and then runs `free`, once nobody can hold a pointer to the queue any more.
     ///
     /// # Safety
-    /// 1. The last operation pushed on the variable is done, and no other will ever be pushed.
+    /// 1. The last operation pushed on the variable is done, which the caller knows from having ended it or from
+    ///    [`is_idle`](Self::is_idle), and no other will ever be pushed.
     /// 2. This is called once.
     /// 3. `free` may run on any thread, later.
     pub unsafe fn dispose(&self, free: impl FnOnce() + 'static) {
         let guard = epoch::pin();
-        // Acquire (edge `swing`): (1) means that the tail is at the last access.
-        let tail = self.tail.load(Acquire, &guard);
+        // Relaxed: by (1) the tail was moved to the last access before this, and the access is nothing new to the
+        // caller.
+        let tail = self.tail.load(Relaxed, &guard);
         // SAFETY: by (1) and (2) it has not been retired.
         let last = unsafe { tail.deref() };
+        last.check();
         last.retire();
         let free = self.stamp.killed_by(free);
         // SAFETY: (3); by (1) only threads that are pinned now can still know the queue.

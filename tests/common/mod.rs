@@ -28,6 +28,9 @@ use raddle::{Engine, EngineKind, IdlePolicy, OpError, Token, WaitError};
 /// How long a test may take before it counts as hanging. Miri takes hours for what else takes seconds.
 pub const PATIENCE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 60 });
 
+/// How long something small may take where a planted bug makes it take for ever.
+pub const AWHILE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 20 });
+
 /// How long a test waits to see that something does *not* happen.
 pub const MOMENT: Duration = Duration::from_millis(50);
 
