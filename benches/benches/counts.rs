@@ -1,0 +1,234 @@
+//! Instructions per operation, counted by callgrind: the same in every run, however busy the machine is.
+//!
+//! An engine with one worker, which stands in an operation while a workload is pushed. So the pushes run alone, on the
+//! thread that pushes; then the operations run alone, on the worker, while that thread sleeps. callgrind counts both
+//! apart. Counting says nothing about caches, nor about threads that meet.
+//!
+//! - without arguments: prints the table beside the counts in `counts.txt`;
+//! - `--check`: fails if one is more than 5 % above;
+//! - `--renew`: writes `counts.txt` anew.
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    sync::mpsc,
+};
+
+use raddle::{Engine, EngineKind, IdlePolicy};
+use raddle_benches::{
+    machine,
+    report::{Cell, Report, Table, grouped, number},
+    runtime::{Raddle, Runtime},
+    workload::Workload,
+};
+
+/// Enough that the beginning and the end of a phase do not show.
+const OPERATIONS: usize = 4_000;
+/// Rounds of a workload that are not counted. Measured: from three on, the counts do not change.
+const WARM_UP: usize = 5;
+/// Set in the process that runs under callgrind.
+const INSIDE: &str = "RADDLE_COUNTS_INSIDE";
+/// How much more is a regression, and how much less a reason to renew the file.
+const TOLERANCE: f64 = 0.05;
+
+fn baseline_file() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("counts.txt")
+}
+
+// ------------------------------------------------------------------------------------------------ under callgrind ----
+
+/// Makes callgrind write down what was counted since the last time, under a name.
+#[cfg(target_arch = "x86_64")]
+fn dump(name: &str) {
+    // "CT" and the fourth of callgrind's requests, `CALLGRIND_DUMP_STATS_AT`.
+    const DUMP_STATS_AT: u64 = ((b'C' as u64) << 24 | (b'T' as u64) << 16) + 3;
+    let name = std::ffi::CString::new(name).expect("a name without zero bytes");
+    let request = [DUMP_STATS_AT, name.as_ptr() as u64, 0, 0, 0, 0];
+    // SAFETY: valgrind's magic sequence, which changes nothing on a processor: the rotations add up to 128 bits. Under
+    // valgrind it reads `request` and the name it points to, both of which live, and writes rdx.
+    unsafe {
+        std::arch::asm!(
+            "rol rdi, 3", "rol rdi, 13", "rol rdi, 61", "rol rdi, 51", "xchg rbx, rbx",
+            in("rax") request.as_ptr(), inout("rdx") 0u64 => _,
+        );
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn dump(_: &str) {}
+
+/// Keeps the only worker busy until the sender is dropped.
+fn occupy(engine: &Engine) -> mpsc::Sender<()> {
+    let (go, gone) = mpsc::channel::<()>();
+    let (busy, is_busy) = mpsc::channel();
+    let f = move |_: &raddle::RunContext<'_>| {
+        busy.send(()).expect("somebody waits for it");
+        // Ends when the sender is dropped.
+        _ = gone.recv();
+    };
+    engine.push_sync(f, [], []).expect("push");
+    is_busy.recv().expect("the worker runs it");
+    go
+}
+
+fn inside() {
+    let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
+    let mut raddle = Raddle::with(engine.build().expect("an engine"));
+    for workload in Workload::ALL {
+        // The pools of records have to be full, and what was retired before has to be gone.
+        for round in 0..WARM_UP + 1 {
+            let counted = round == WARM_UP;
+            let prepared = workload.prepare(&mut raddle, OPERATIONS).expect("raddle has everything");
+            let go = occupy(raddle.engine());
+            if counted {
+                dump("before");
+            }
+            let pushed = prepared.push(&mut raddle);
+            if counted {
+                dump(&format!("push {pushed} {}", workload.name()));
+            }
+            drop(go);
+            raddle.wait();
+            if counted {
+                dump(&format!("run {pushed} {}", workload.name()));
+            }
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------- outside ----
+
+/// Instructions per operation, by phase and workload.
+type Counts = BTreeMap<String, f64>;
+
+/// What callgrind wrote in one file: the name of the dump, and how many instructions.
+fn parse(text: &str) -> Option<(String, u64)> {
+    let name = text.lines().find_map(|line| line.strip_prefix("desc: Trigger: Client Request: "))?;
+    let total = text.lines().find_map(|line| line.strip_prefix("totals: ").or(line.strip_prefix("summary: ")))?;
+    Some((name.trim().to_owned(), total.split(' ').next()?.parse().ok()?))
+}
+
+fn count() -> Result<Counts, String> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("callgrind-{}", std::process::id()));
+    fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--quiet"])
+        .arg(format!("--callgrind-out-file={}", folder.join("out").display()))
+        .arg(env::current_exe().map_err(|error| error.to_string())?)
+        .env(INSIDE, "1")
+        .output()
+        .map_err(|error| format!("valgrind: {error}"))?;
+    let mut counts = Counts::new();
+    for entry in fs::read_dir(&folder).map_err(|error| error.to_string())?.flatten() {
+        let text = fs::read_to_string(entry.path()).unwrap_or_default();
+        if let Some((name, total)) = parse(&text)
+            && let Some((phase, rest)) = name.split_once(' ')
+            && let Some((operations, workload)) = rest.split_once(' ')
+            && let Ok(operations) = operations.parse::<f64>()
+        {
+            counts.insert(format!("{phase}: {workload}"), total as f64 / operations);
+        }
+    }
+    _ = fs::remove_dir_all(&folder);
+    if !output.status.success() || counts.len() != 2 * Workload::ALL.len() {
+        let error = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("valgrind ended with {} and {} counts: {}", output.status, counts.len(), error.trim()));
+    }
+    Ok(counts)
+}
+
+/// What there is in the file: the compiler, and the counts.
+fn baseline() -> (String, Counts) {
+    let text = fs::read_to_string(baseline_file()).unwrap_or_default();
+    let compiler = text.lines().find_map(|line| line.strip_prefix("# compiler: ")).unwrap_or_default().to_owned();
+    let line = |line: &str| {
+        let (name, count) = line.rsplit_once(' ')?;
+        Some((name.trim().to_owned(), count.parse().ok()?))
+    };
+    (compiler, text.lines().filter(|line| !line.starts_with('#')).filter_map(line).collect())
+}
+
+fn renew(counts: &Counts) {
+    let mut text = format!(
+        "# Instructions per operation, which `.ci/run counts` compares with. Renewed by\n\
+         #     cargo bench -p raddle-benches --bench counts -- --renew\n\
+         # compiler: {}\n",
+        machine::RUSTC
+    );
+    for (name, count) in counts {
+        text += &format!("{name} {count:.1}\n");
+    }
+    fs::write(baseline_file(), text).expect("the file can be written");
+}
+
+fn main() -> ExitCode {
+    if env::var_os(INSIDE).is_some() {
+        inside();
+        return ExitCode::SUCCESS;
+    }
+    let asked = |option: &str| env::args().any(|argument| argument == option);
+    if !cfg!(target_arch = "x86_64") || Command::new("valgrind").arg("--version").output().is_err() {
+        println!("skipped: counts need valgrind, on x86-64");
+        return ExitCode::SUCCESS;
+    }
+    if machine::quick() && !asked("--check") && !asked("--renew") {
+        // The other way to run is with callgrind; this one at least runs the same code.
+        inside();
+        return ExitCode::SUCCESS;
+    }
+    let counts = match count() {
+        Ok(counts) => counts,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    if asked("--renew") {
+        renew(&counts);
+    }
+    let (compiler, baseline) = baseline();
+
+    let mut report = Report::new(
+        "counts",
+        "Instructions",
+        &format!(
+            "Per operation, by callgrind, {OPERATIONS} operations that do nothing on one worker. *push*: until the \
+             push returns, while the worker stands. *run*: what the worker takes afterwards, from taking the operation \
+             to having told its successors. The file to compare with is of {compiler}."
+        ),
+    );
+    let mut table =
+        Table::new("counts", "Instructions per operation", "", &["phase and workload", "now", "file", "change"]);
+    let (mut worse, mut better) = (vec![], vec![]);
+    for (name, &count) in &counts {
+        let before = baseline.get(name).copied().unwrap_or(f64::NAN);
+        let change = count / before - 1.0;
+        let cell = if change.is_nan() { "new".into() } else { format!("{:+.1} %", change * 100.0) };
+        let before: Cell = if before.is_nan() { "–".into() } else { grouped(before, 1).into() };
+        table.row(name.as_str(), [number((count * 10.0).round() / 10.0), before, cell.clone().into()]);
+        if change > TOLERANCE {
+            worse.push(format!("{name}: {cell}"));
+        } else if change < -TOLERANCE || change.is_nan() {
+            better.push(format!("{name}: {cell}"));
+        }
+    }
+    report.add(&table);
+    if !asked("--check") && !machine::quick() {
+        report.save();
+    }
+    let renew = "cargo bench -p raddle-benches --bench counts -- --renew";
+    if !better.is_empty() {
+        println!("fewer instructions than in the file, or none in it: {}\nrenew it: {renew}", better.join("; "));
+    }
+    if worse.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    println!("more instructions than in the file: {}", worse.join("; "));
+    if compiler != machine::RUSTC {
+        println!("not a failure: the file is of {compiler}, and this is {}; renew it: {renew}", machine::RUSTC);
+        return ExitCode::SUCCESS;
+    }
+    if asked("--check") { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}

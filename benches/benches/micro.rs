@@ -1,0 +1,194 @@
+//! What single steps cost, by criterion: pushes apart from runs, waits, variables.
+//!
+//! The engine has one worker. For the cost of a push, the worker stands in an operation that waits, so that the push
+//! alone is timed; for the cost of a run, everything is pushed first, and the worker itself takes the time from the
+//! first operation to the last.
+
+use std::{
+    hint::black_box,
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use criterion::Criterion;
+use raddle::{Engine, Token};
+use raddle_benches::{
+    machine,
+    report::{Report, Table, number},
+};
+
+/// Pending operations at a time: enough that the ends of a batch do not count.
+const BATCH: u64 = 4_096;
+
+/// Keeps the only worker busy until the sender is dropped.
+fn occupy(engine: &Engine) -> mpsc::Sender<()> {
+    let (go, gone) = mpsc::channel::<()>();
+    let (busy, is_busy) = mpsc::channel();
+    let f = move |_: &raddle::RunContext<'_>| {
+        busy.send(()).expect("somebody waits for it");
+        // Ends when the sender is dropped.
+        _ = gone.recv();
+    };
+    engine.push_sync(f, [], []).expect("push");
+    is_busy.recv().expect("the worker runs it");
+    go
+}
+
+/// The time of `count` calls of `push`, without the runs of what it pushed.
+fn pushes(engine: &Engine, count: u64, mut push: impl FnMut(u64)) -> Duration {
+    let mut time = Duration::ZERO;
+    let mut left = count;
+    while left > 0 {
+        let batch = left.min(BATCH);
+        let go = occupy(engine);
+        let start = Instant::now();
+        (0..batch).for_each(&mut push);
+        time += start.elapsed();
+        drop(go);
+        engine.wait_for_all().expect("wait");
+        left -= batch;
+    }
+    time
+}
+
+/// The worker's time for `count` operations that `push` has pushed beforehand.
+fn runs(engine: &Engine, count: u64, mut push: impl FnMut(u64)) -> Duration {
+    let mut time = Duration::ZERO;
+    let mut left = count;
+    while left > 0 {
+        let batch = left.min(BATCH);
+        let (send, receive) = mpsc::channel();
+        let go = occupy(engine);
+        let sender = send.clone();
+        // These two end the queue of what is ready, and are the first and the last of their own.
+        engine.op("first").priority(1).push_sync(move |_| _ = sender.send(Instant::now())).expect("push");
+        (0..batch).for_each(&mut push);
+        engine.op("last").priority(-1).push_sync(move |_| _ = send.send(Instant::now())).expect("push");
+        drop(go);
+        let first: Instant = receive.recv().expect("it runs");
+        let last: Instant = receive.recv().expect("it runs");
+        time += last - first;
+        engine.wait_for_all().expect("wait");
+        left -= batch;
+    }
+    time
+}
+
+fn benches(criterion: &mut Criterion) {
+    let engine = Engine::builder().workers(1).build().expect("an engine");
+    let tokens: Vec<Token> = (0..64).map(|_| engine.new_var()).collect();
+    let at = |i: u64| &tokens[i as usize % 64];
+    let typed: Vec<_> = (0..64).map(|_| engine.var(0u64)).collect();
+    let var = |i: u64| &typed[i as usize % 64];
+
+    let mut group = criterion.benchmark_group("push");
+    let mut push = |name: &str, push: &dyn Fn(u64)| {
+        group.bench_function(name, |b| b.iter_custom(|count| pushes(&engine, count, push)));
+    };
+    push("no variable", &|_| engine.push_sync(|_| {}, [], []).expect("push"));
+    push("1 write", &|i| engine.push_sync(|_| {}, [], [at(i)]).expect("push"));
+    push("1 write, one variable", &|_| engine.push_sync(|_| {}, [], [at(0)]).expect("push"));
+    push("1 read, one variable", &|_| engine.push_sync(|_| {}, [at(0)], []).expect("push"));
+    push("2 reads + 1 write", &|i| engine.push_sync(|_| {}, [at(i), at(i + 7)], [at(i + 13)]).expect("push"));
+    push("3 reads + 1 write", &|i| {
+        engine.push_sync(|_| {}, [at(i), at(i + 7), at(i + 9)], [at(i + 13)]).expect("push");
+    });
+    push("7 reads + 1 write", &|i| {
+        engine.op("").reads((0..7).map(|k| at(i + 3 * k))).writes([at(i + 32)]).push_sync(|_| {}).expect("push");
+    });
+    let small = [0u8; 80];
+    push("1 write, 80 bytes captured", &|i| {
+        engine.push_sync(move |_| _ = black_box(small), [], [at(i)]).expect("push");
+    });
+    let large = [0u8; 160];
+    push("1 write, 160 bytes captured", &|i| {
+        engine.push_sync(move |_| _ = black_box(large), [], [at(i)]).expect("push");
+    });
+    push("typed, 1 read + 1 write", &|i| {
+        engine.op("add").push((var(i).read(), var(i + 1).write()), |(a, b)| *b += *a).expect("push");
+    });
+    push("typed, 1 read, with a handle", &|i| {
+        drop(engine.op("get").submit(var(i).read(), |a| *a).expect("push"));
+    });
+    push("asynchronous, 1 write", &|i| {
+        engine.push_async(|_, done| done.complete(), [], [at(i)]).expect("push");
+    });
+    let operator = engine.op("again").writes([at(0)]).operator_sync(|_| {}).expect("operator");
+    push("operator, 1 write, one variable", &|_| operator.push().expect("push"));
+    group.finish();
+
+    let mut group = criterion.benchmark_group("run");
+    let mut run = |name: &str, push: &dyn Fn(u64)| {
+        group.bench_function(name, |b| b.iter_custom(|count| runs(&engine, count, push)));
+    };
+    run("no variable", &|_| engine.push_sync(|_| {}, [], []).expect("push"));
+    run("1 write", &|i| engine.push_sync(|_| {}, [], [at(i)]).expect("push"));
+    run("1 write, one variable", &|_| engine.push_sync(|_| {}, [], [at(0)]).expect("push"));
+    run("1 read, one variable", &|_| engine.push_sync(|_| {}, [at(0)], []).expect("push"));
+    run("3 reads + 1 write", &|i| engine.push_sync(|_| {}, [at(i), at(i + 7), at(i + 9)], [at(i + 13)]).expect("push"));
+    run("operator, 1 write, one variable", &|_| operator.push().expect("push"));
+    group.finish();
+
+    let mut group = criterion.benchmark_group("other");
+    group.bench_function("a variable made and dropped", |b| b.iter(|| drop(engine.new_var())));
+    group.bench_function("wait for a variable, nothing pending", |b| b.iter(|| engine.wait_for_var(at(0))));
+    group.bench_function("wait for all, nothing pending", |b| b.iter(|| engine.wait_for_all()));
+    group.bench_function("get a typed value, nothing pending", |b| b.iter(|| engine.get(var(0))));
+    group.bench_function("push, and wait for its handle", |b| {
+        b.iter(|| engine.op("get").submit(var(0).read(), |a| *a).expect("push").wait());
+    });
+    let naive = Engine::builder().kind(raddle::EngineKind::Naive).build().expect("an engine");
+    let token = naive.new_var();
+    group.bench_function("push and run on `Naive`, 1 write", |b| b.iter(|| naive.push_sync(|_| {}, [], [&token])));
+    group.finish();
+}
+
+/// The number behind `"key":{…"point_estimate":` in what criterion leaves.
+fn estimate(json: &str, key: &str) -> Option<f64> {
+    let (_, rest) = json.split_once(&format!("\"{key}\":"))?;
+    let (_, rest) = rest.split_once("\"point_estimate\":")?;
+    rest[..rest.find([',', '}'])?].trim().parse().ok()
+}
+
+fn main() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("criterion");
+    // Figures from an earlier run would pass for those of this one.
+    _ = std::fs::remove_dir_all(&folder);
+    let time = machine::choose(Duration::from_millis(800), Duration::from_millis(10));
+    let mut criterion = Criterion::default()
+        .output_directory(&folder)
+        .without_plots()
+        .sample_size(machine::choose(20, 10))
+        .warm_up_time(time / 4)
+        .measurement_time(time)
+        .configure_from_args();
+    benches(&mut criterion);
+    criterion.final_summary();
+
+    let mut report = Report::new(
+        "micro",
+        "Single steps",
+        "By criterion, 20 samples: ns per step. An engine with one \
+         worker. *push*: the call alone, while the worker is kept busy by something else. *run*: what the worker takes \
+         per operation, from taking it to having told its successors, when all are pushed beforehand.",
+    );
+    let mut table = Table::new("micro", "Steps", "", &["step", "median, ns", "mean, ns", "standard deviation, ns"]);
+    let mut found = vec![];
+    for group in ["push", "run", "other"] {
+        let Ok(entries) = std::fs::read_dir(folder.join(group)) else { continue };
+        for entry in entries.flatten() {
+            let read = |file: &str| std::fs::read_to_string(entry.path().join("new").join(file)).ok();
+            let (Some(estimates), Some(id)) = (read("estimates.json"), read("benchmark.json")) else { continue };
+            let title = id.split_once("\"title\":\"").and_then(|(_, rest)| rest.split_once('"')).map_or("", |(t, _)| t);
+            let cells = ["median", "mean", "std_dev"].map(|key| number(estimate(&estimates, key).unwrap_or(f64::NAN)));
+            let order = ["push", "run", "other"].iter().position(|&name| name == group);
+            found.push(((order, title.to_owned()), cells));
+        }
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    for ((_, title), cells) in found {
+        table.row(title, cells);
+    }
+    report.add(&table);
+    report.save();
+}

@@ -1,0 +1,191 @@
+//! How throughput changes with the number of workers, and with the number of threads that push.
+//!
+//! It guards against anything that all workers or all pushers share. More pushers than cores are more than can run at
+//! once.
+
+use std::time::Instant;
+
+use raddle::{Engine, Token};
+use raddle_benches::{
+    kernel::Kernel,
+    kernel::{compute, serial_ns},
+    machine,
+    report::{Report, Table, number, spread},
+    stats::median,
+    svg::{Axis, Scale, Series, lines},
+};
+
+/// What the pushing threads have in common.
+#[derive(Clone, Copy, PartialEq)]
+enum Sharing {
+    /// Each thread has 256 variables of its own; operations mutate one in turns.
+    Disjoint,
+    /// All operations mutate the same variable.
+    OneVariable,
+    /// All operations read two of the same 1,024 variables and mutate a third, chosen by chance.
+    Random,
+    /// All operations read the same variable.
+    OneReadVariable,
+}
+
+impl Sharing {
+    const ALL: [Self; 4] = [Self::Disjoint, Self::OneVariable, Self::Random, Self::OneReadVariable];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Disjoint => "disjoint variables",
+            Self::OneVariable => "one variable, all mutate",
+            Self::Random => "1,024 shared variables, 2 reads + 1 write",
+            Self::OneReadVariable => "one variable, all read",
+        }
+    }
+}
+
+/// ns per operation when `pushers` threads push `operations` in all.
+fn push(engine: &Engine, pushers: usize, operations: usize, sharing: Sharing) -> f64 {
+    let each = operations / pushers;
+    let count = if sharing == Sharing::Random { 1024 } else { 256 };
+    let shared: Vec<Token> = (0..count).map(|_| engine.new_var()).collect();
+    let ready = std::sync::Barrier::new(pushers + 1);
+    let start = std::thread::scope(|scope| {
+        for pusher in 0..pushers {
+            let (ready, shared) = (&ready, &shared);
+            scope.spawn(move || {
+                let own: Vec<Token> = (0..256).map(|_| engine.new_var()).collect();
+                let mut state = 42 + pusher as u64;
+                let mut random = || {
+                    state ^= state << 13;
+                    state ^= state >> 7;
+                    state ^= state << 17;
+                    state as usize % 1024
+                };
+                ready.wait();
+                for i in 0..each {
+                    let pushed = match sharing {
+                        Sharing::Disjoint => engine.push_sync(|_| {}, [], [&own[i % 256]]),
+                        Sharing::OneVariable => engine.push_sync(|_| {}, [], [&shared[0]]),
+                        Sharing::OneReadVariable => engine.push_sync(|_| {}, [&shared[0]], []),
+                        Sharing::Random => {
+                            let (a, b, c) = (random(), random(), random());
+                            engine.push_sync(|_| {}, [&shared[a], &shared[b]], [&shared[c]])
+                        }
+                    };
+                    pushed.expect("push");
+                }
+            });
+        }
+        ready.wait();
+        Instant::now()
+    });
+    engine.wait_for_all().expect("wait");
+    start.elapsed().as_nanos() as f64 / (each * pushers) as f64
+}
+
+/// ns per operation of independent operations with `iterations` of the compute-bound kernel.
+fn run(engine: &Engine, operations: usize, iterations: u32) -> f64 {
+    let variables: Vec<Token> = (0..1024).map(|_| engine.new_var()).collect();
+    let start = Instant::now();
+    for i in 0..operations {
+        engine.push_sync(move |_| compute(iterations), [], [&variables[i % 1024]]).expect("push");
+    }
+    engine.wait_for_all().expect("wait");
+    start.elapsed().as_nanos() as f64 / operations as f64
+}
+
+fn main() {
+    let cores = machine::cores();
+    let rounds = machine::rounds(5);
+    let operations = machine::choose(100_000, 2_000);
+    // One, two, four and so on, and the cores; pushers also beyond the cores.
+    let counts = |most: usize| {
+        let mut counts: Vec<usize> =
+            std::iter::successors(Some(1), |n| Some(n * 2)).take_while(|&n| n <= most).chain([cores]).collect();
+        counts.sort_unstable();
+        counts.dedup();
+        counts
+    };
+    let engines: Vec<(usize, Engine)> =
+        counts(cores).into_iter().map(|n| (n, Engine::builder().workers(n).build().expect("an engine"))).collect();
+
+    let mut report = Report::new(
+        "scaling",
+        "More workers, more pushing threads",
+        &format!(
+            "Medians of {rounds} rounds in turns, least and largest in brackets; {operations} operations each. On \
+             {cores} cores, a thread that pushes takes one from the workers while it does."
+        ),
+    );
+
+    let sizes = [0, 300, 3_000];
+    let mut names = vec!["workers".to_owned()];
+    for size in sizes {
+        let task = if size == 0 { 0.0 } else { serial_ns(Kernel::Compute, size) };
+        names.push(format!("ns per operation of {task:.0} ns"));
+        if size > 0 {
+            names.push("speed-up over none".into());
+        }
+    }
+    let columns: Vec<&str> = names.iter().map(String::as_str).collect();
+    let note =
+        "One thread pushes independent operations. The speed-up is over the same work in a loop without an engine.";
+    let mut table = Table::new("workers", "By the number of workers", note, &columns);
+    let mut figures = vec![[const { vec![] }; 3]; engines.len()];
+    for round in 0..=rounds {
+        for ((_, engine), figures) in engines.iter().zip(&mut figures) {
+            for (&size, figures) in sizes.iter().zip(figures) {
+                machine::settle();
+                let operations = if size > 1_000 { operations / 10 } else { operations };
+                let figure = run(engine, operations, size);
+                if round > 0 {
+                    figures.push(figure);
+                }
+            }
+        }
+    }
+    for ((workers, _), figures) in engines.iter().zip(&figures) {
+        let mut cells = vec![];
+        for (&size, figures) in sizes.iter().zip(figures) {
+            cells.push(spread(figures));
+            if size > 0 {
+                cells.push(number(serial_ns(Kernel::Compute, size) / median(figures)));
+            }
+        }
+        table.row(workers.to_string(), cells);
+    }
+    report.add(&table);
+
+    let pushers = counts(cores.max(4));
+    let titles: Vec<String> = pushers.iter().map(|n| format!("{n} pushing")).collect();
+    let mut columns = vec!["operations"];
+    columns.extend(titles.iter().map(String::as_str));
+    let note = "ns per operation over all threads: the time from the start of the pushes until all operations are \
+                done, divided by all operations. Half of it with twice the threads would be perfect scaling.";
+    let mut table = Table::new("pushers", "By the number of pushing threads", note, &columns);
+    let (_, engine) = engines.last().expect("an engine");
+    let mut curves: Vec<Series> = vec![];
+    for sharing in Sharing::ALL {
+        let mut figures = vec![vec![]; pushers.len()];
+        for round in 0..=rounds {
+            for (&pushers, figures) in pushers.iter().zip(&mut figures) {
+                machine::settle();
+                let figure = push(engine, pushers, operations, sharing);
+                if round > 0 {
+                    figures.push(figure);
+                }
+            }
+        }
+        table.row(sharing.name(), figures.iter().map(|figures| spread(figures)));
+        let points = pushers.iter().zip(&figures).map(|(&n, figures)| (n as f64, 1e3 / median(figures)));
+        curves.push((sharing.name().into(), points.collect()));
+    }
+    report.add(&table);
+    let title = "Throughput by the number of pushing threads";
+    let ticks = pushers.iter().map(|&n| (n as f64, n.to_string())).collect();
+    let x = Axis { label: "pushing threads", scale: Scale::Linear, ticks: Some(ticks) };
+    report.plot(
+        "pushers",
+        title,
+        &lines(title, &x, &Axis::new("million operations per second", Scale::Linear), &curves),
+    );
+    report.save();
+}

@@ -1,0 +1,93 @@
+//! Engines that are not written in Rust, run by a command outside of this repository.
+//!
+//! `RADDLE_PEERS` is that command, with its arguments. It prints one line for each engine and workload, which ends with
+//! the name of the workload as below, a number and `ns`; what stands before is the engine's name. Other lines are kept
+//! as they are. The workloads have to be those of `workload`, counted from the first push to the end of the last
+//! operation, and `METG50 stencil w16` is METG(50%) as in `metg`.
+
+use std::{env, process::Command};
+
+use crate::{machine, workload::Workload};
+
+/// A row for METG(50%) in place of a workload.
+pub const METG: &str = "METG50 stencil w16";
+
+/// What the command has printed.
+#[derive(Clone, Debug, Default)]
+pub struct External {
+    /// Engine, workload (`None`: METG), ns.
+    pub figures: Vec<(String, Option<Workload>, f64)>,
+    /// Lines with something else.
+    pub notes: Vec<String>,
+}
+
+fn parse(text: &str) -> External {
+    let names = [
+        ("independent/4096v", Some(Workload::Independent)),
+        ("fanout 1w15r", Some(Workload::Readers)),
+        ("random 2r1w/1024v", Some(Workload::Random)),
+        ("stencil w16 empty", Some(Workload::Stencil)),
+        ("NewOperator+Push chain", Some(Workload::Operator)),
+        (METG, None),
+        ("chain", Some(Workload::Chain)),
+    ];
+    let mut external = External::default();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let figure = line.strip_suffix("ns").and_then(|line| {
+            let (label, number) = line.trim_end().rsplit_once(' ')?;
+            let (label, number) = (label.trim_end(), number.parse::<f64>().ok()?);
+            let (name, workload) = names.iter().find(|(name, _)| label.ends_with(name))?;
+            Some((label.strip_suffix(name)?.trim_end().to_owned(), *workload, number))
+        });
+        match figure {
+            // A negative figure says that there is none.
+            Some((engine, workload, number)) if number >= 0.0 => external.figures.push((engine, workload, number)),
+            Some(_) => {}
+            None => external.notes.push(line.to_owned()),
+        }
+    }
+    external
+}
+
+/// Runs the command; `None` if `RADDLE_PEERS` is not set, or in the quick mode.
+///
+/// # Panics
+/// If the command cannot be started. If it fails, what it printed before counts.
+#[must_use]
+pub fn run() -> Option<External> {
+    let command = env::var("RADDLE_PEERS").ok().filter(|command| !command.trim().is_empty() && !machine::quick())?;
+    let mut words = command.split_whitespace();
+    let output = Command::new(words.next()?).args(words).output().unwrap_or_else(|error| {
+        panic!("RADDLE_PEERS is `{command}`, which cannot be started: {error}");
+    });
+    let mut external = parse(&String::from_utf8_lossy(&output.stdout));
+    if !output.status.success() {
+        let error = String::from_utf8_lossy(&output.stderr);
+        external.notes.push(format!("the command ended with {}: {}", output.status, error.trim()));
+    }
+    Some(external)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_a_peer_are_taken_apart() {
+        let text = "mxnet PerDevice              chain                  1203 ns\n\
+                    mxnet NewOperator+Push chain 800 ns\n\
+                    oneTBB flow graph            METG50 stencil w16       1645 ns\n\
+                    oneTBB flow graph            METG50 stencil w16         -1 ns\n\
+                    openmp (libgomp): stopped after 60 s\n";
+        let external = parse(text);
+        assert_eq!(
+            external.figures,
+            [
+                ("mxnet PerDevice".to_owned(), Some(Workload::Chain), 1203.0),
+                ("mxnet".to_owned(), Some(Workload::Operator), 800.0),
+                ("oneTBB flow graph".to_owned(), None, 1645.0),
+            ]
+        );
+        assert_eq!(external.notes, ["openmp (libgomp): stopped after 60 s"]);
+    }
+}

@@ -1,0 +1,118 @@
+//! What operations do: the kernels of Task Bench, on one core and without output.
+
+use std::{
+    hint::black_box,
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+/// Lines of 64 bytes of scratch memory per column: 4 MiB, so that sixteen columns are more than caches hold.
+const LINES: usize = 1 << 16;
+const COLUMNS: usize = 16;
+const WORDS_PER_LINE: usize = 8;
+
+static SCRATCH: LazyLock<Box<[AtomicU64]>> =
+    LazyLock::new(|| (0..LINES * COLUMNS * WORDS_PER_LINE).map(|word| AtomicU64::new(word as u64)).collect());
+
+/// A kind of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// Nothing.
+    Empty,
+    /// One multiplication and one addition of floating point per iteration, each waiting for the one before.
+    Compute,
+    /// One line of 64 bytes read and written per iteration, from memory that is not in the caches.
+    Memory,
+    /// As `Compute`, but between nothing and twice as much, evenly spread by a hash of step and column.
+    Imbalanced,
+}
+
+impl Kernel {
+    /// The name in tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Empty => "empty",
+            Self::Compute => "compute-bound",
+            Self::Memory => "memory-bound",
+            Self::Imbalanced => "load-imbalanced",
+        }
+    }
+}
+
+/// One operation's work.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// What it does.
+    pub kernel: Kernel,
+    /// How often.
+    pub iterations: u32,
+    /// The step that the operation belongs to.
+    pub step: u32,
+    /// The column that it belongs to.
+    pub column: u32,
+}
+
+impl Work {
+    /// No work.
+    pub const EMPTY: Self = Self { kernel: Kernel::Empty, iterations: 0, step: 0, column: 0 };
+
+    /// Does it.
+    #[inline]
+    pub fn run(self) {
+        match self.kernel {
+            Kernel::Empty => {}
+            Kernel::Compute => compute(self.iterations),
+            Kernel::Memory => self.stream(),
+            Kernel::Imbalanced => {
+                // Splitmix64's finish: any good hash does.
+                let mut x = (u64::from(self.step) << 32 | u64::from(self.column)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+                x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+                let part = (x ^ (x >> 31)) >> 32; // of 2^32
+                compute(((u64::from(self.iterations) * 2 * part) >> 32) as u32);
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn stream(self) {
+        let column = self.column as usize % COLUMNS;
+        let start = self.step as usize * self.iterations as usize;
+        for line in start..start + self.iterations as usize {
+            let word = &SCRATCH[(column * LINES + line % LINES) * WORDS_PER_LINE];
+            // Relaxed: only traffic to memory is wanted; nobody looks at what is there.
+            let value = word.load(Ordering::Relaxed);
+            word.store(value ^ 1, Ordering::Relaxed); // Relaxed: as above.
+        }
+    }
+}
+
+/// The loop of the compute-bound kernel. It is the one that peers outside Rust run.
+#[inline(never)]
+pub fn compute(iterations: u32) {
+    let mut x = 1.0 + 1e-9 * f64::from(iterations & 7);
+    for _ in 0..iterations {
+        x = x * 0.999_999_999 + 1e-9;
+    }
+    black_box(x);
+}
+
+/// How long one operation takes by itself, in ns: the mean of many, on this thread.
+#[must_use]
+pub fn serial_ns(kernel: Kernel, iterations: u32) -> f64 {
+    let steps = (2_000_000 / (u64::from(iterations) + 1) / COLUMNS as u64).max(20) as u32;
+    if kernel == Kernel::Memory {
+        LazyLock::force(&SCRATCH);
+    }
+    let start = Instant::now();
+    for step in 0..steps {
+        for column in 0..COLUMNS as u32 {
+            Work { kernel, iterations, step, column }.run();
+        }
+    }
+    start.elapsed().as_nanos() as f64 / (f64::from(steps) * COLUMNS as f64)
+}

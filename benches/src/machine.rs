@@ -1,0 +1,128 @@
+//! Where and when figures were taken, and how long to take them.
+
+use std::{env, fs, path::PathBuf, process::Command, sync::LazyLock, time::Duration};
+
+use core_affinity::CoreId;
+
+/// The cores that this process may use.
+#[must_use]
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Whether each benchmark is only to show that it runs: `RADDLE_BENCH_QUICK` is set to something else than `0`, or
+/// `--test` is among the arguments.
+#[must_use]
+pub fn quick() -> bool {
+    env::var_os("RADDLE_BENCH_QUICK").is_some_and(|value| !value.is_empty() && value != "0")
+        || env::args().any(|argument| argument == "--test")
+}
+
+/// `full`, or `quick` in the quick mode.
+pub fn choose<T>(full: T, quick: T) -> T {
+    if self::quick() { quick } else { full }
+}
+
+/// How many times each figure is taken, in turns.
+#[must_use]
+pub fn rounds(full: usize) -> usize {
+    let wanted = env::var("RADDLE_BENCH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
+    choose(wanted.unwrap_or(full), 1).max(1)
+}
+
+/// The words among the arguments that do not begin with a dash. A benchmark with rows shows those that contain one.
+#[must_use]
+pub fn words() -> Vec<String> {
+    env::args().skip(1).filter(|word| !word.starts_with('-')).collect()
+}
+
+/// Whether a row of this name is wanted.
+#[must_use]
+pub fn wanted(name: &str) -> bool {
+    let words = words();
+    words.is_empty() || words.iter().any(|word| name.contains(word.as_str()))
+}
+
+/// The folder for tables and plots: `RADDLE_BENCH_OUT` if it is set, `benches/results` for a full run of all rows, and
+/// a folder that git ignores for anything less.
+#[must_use]
+pub fn out() -> PathBuf {
+    folder(quick() || !words().is_empty())
+}
+
+/// The folder for a run of less than everything, or the other one.
+#[must_use]
+pub fn folder(partial: bool) -> PathBuf {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    match env::var_os("RADDLE_BENCH_OUT") {
+        Some(folder) => folder.into(),
+        None if partial => here.join("results/partial"),
+        None => here.join("results"),
+    }
+}
+
+fn first_line(command: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(command).args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).lines().next()?.trim().to_owned();
+    (output.status.success() && !text.is_empty()).then_some(text)
+}
+
+fn cpu() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        text.lines().find(|line| line.starts_with(name)).and_then(|line| line.split(": ").nth(1)).unwrap_or("unknown")
+    };
+    format!("{}, family {} model {}", field("model name"), field("cpu family"), field("model\t"))
+}
+
+/// The commit of the sources, marked if they differ from it. The results themselves do not count.
+#[must_use]
+pub fn commit() -> String {
+    let Some(commit) = first_line("git", &["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
+    let changed = first_line("git", &["status", "--porcelain", "--", "../src", "../Cargo.lock", "src", "benches"]);
+    if changed.is_some() { format!("{commit} with changes") } else { commit }
+}
+
+/// The compiler that built the benchmarks.
+pub const RUSTC: &str = env!("RADDLE_RUSTC");
+
+/// One line: processor, cores, kernel, compiler, commit, date, and how busy the machine was before.
+#[must_use]
+pub fn provenance() -> String {
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_else(|_| env::consts::OS.into());
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let mode = choose("", "; **quick mode: these figures mean nothing**");
+    format!(
+        "{cpu}; {cores} cores; kernel {kernel}; {RUSTC}; raddle {version}, commit {commit}; {date}; load {load} when \
+         this was written{mode}",
+        cpu = cpu(),
+        cores = cores(),
+        kernel = kernel.trim(),
+        version = env!("CARGO_PKG_VERSION"),
+        commit = commit(),
+        date = first_line("date", &["-u", "+%Y-%m-%d %H:%M UTC"]).unwrap_or_default(),
+        load = load.split(' ').next().unwrap_or("unknown"),
+    )
+}
+
+/// Runs `f` on a thread that stays on the `n`th core, counted from the last if `n` is negative.
+///
+/// # Panics
+/// If `f` does, or if the thread cannot be pinned.
+pub fn pinned<R: Send>(n: isize, f: impl FnOnce() -> R + Send) -> R {
+    // Asked for once, by a thread that is not pinned yet: a pinned one sees its own core only.
+    static CORES: LazyLock<Vec<CoreId>> = LazyLock::new(|| core_affinity::get_core_ids().expect("the cores"));
+    let core = CORES[n.rem_euclid(CORES.len() as isize) as usize];
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            assert!(core_affinity::set_for_current(core), "the thread could not be pinned to {core:?}");
+            f()
+        });
+        thread.join().expect("the pinned thread")
+    })
+}
+
+/// Lets the threads of what ran before go to sleep.
+pub fn settle() {
+    std::thread::sleep(choose(Duration::from_millis(20), Duration::from_millis(1)));
+}

@@ -1,0 +1,221 @@
+//! The dependence types of Task Bench (E. Slaughter et al., *Task Bench: A Parameterized Benchmark for Evaluating
+//! Parallel Runtime Performance*, SC 2020), from their definitions there.
+//!
+//! A graph has `steps` steps of `width` points. A point of a step depends on some points of the step before. Each
+//! column has two variables, one for even steps and one for odd ones; a point reads those of the points it depends on
+//! and mutates its own.
+
+/// Points that a point of the types with a radix depends on, at most.
+const RADIX: usize = 5;
+/// After how many steps the types that vary by step begin again.
+const PERIOD: usize = 3;
+
+/// A dependence type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dependence {
+    /// None; not even between the steps of a column, so that an operation names no variable at all.
+    Trivial,
+    /// On the own column.
+    NoComm,
+    /// On the own column and its neighbours.
+    Stencil1d,
+    /// The same in a ring.
+    Stencil1dPeriodic,
+    /// On the own column and the left one; as in a sweep, steps grow from one point, and shrink in the end.
+    Dom,
+    /// On the parent in a binary tree, which grows by a level in each step until it is as wide as the graph.
+    Tree,
+    /// On the own column and those at a distance of a power of two, another one in each step.
+    Fft,
+    /// On all.
+    AllToAll,
+    /// On the five nearest.
+    Nearest,
+    /// On five, spread over the width, and shifted in each step.
+    Spread,
+    /// On the own column and some of the five nearest, chosen by chance.
+    RandomNearest,
+}
+
+impl Dependence {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::Trivial,
+        Self::NoComm,
+        Self::Stencil1d,
+        Self::Stencil1dPeriodic,
+        Self::Dom,
+        Self::Tree,
+        Self::Fft,
+        Self::AllToAll,
+        Self::Nearest,
+        Self::Spread,
+        Self::RandomNearest,
+    ];
+
+    /// The name in Task Bench.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Trivial => "trivial",
+            Self::NoComm => "no_comm",
+            Self::Stencil1d => "stencil_1d",
+            Self::Stencil1dPeriodic => "stencil_1d_periodic",
+            Self::Dom => "dom",
+            Self::Tree => "tree",
+            Self::Fft => "fft",
+            Self::AllToAll => "all_to_all",
+            Self::Nearest => "nearest",
+            Self::Spread => "spread",
+            Self::RandomNearest => "random_nearest",
+        }
+    }
+
+    /// After how many steps the dependences are the same again.
+    fn period(self, width: usize) -> usize {
+        match self {
+            Self::Fft => width.next_power_of_two().trailing_zeros().max(1) as usize,
+            Self::Spread | Self::RandomNearest => PERIOD,
+            _ => 1,
+        }
+    }
+
+    /// The points that `point` depends on, in the steps with this place in the period.
+    fn of(self, phase: usize, point: usize, width: usize) -> Vec<usize> {
+        let around = |left: usize, right: usize| point.saturating_sub(left)..=(point + right).min(width - 1);
+        match self {
+            Self::Trivial => vec![],
+            Self::NoComm => vec![point],
+            Self::Stencil1d => around(1, 1).collect(),
+            Self::Stencil1dPeriodic => vec![(point + width - 1) % width, point, (point + 1) % width],
+            Self::Dom => around(1, 0).collect(),
+            Self::Tree => vec![point / 2],
+            Self::Fft => {
+                let distance = 1 << phase;
+                let all = [point.checked_sub(distance), Some(point), Some(point + distance)];
+                all.into_iter().flatten().filter(|&other| other < width).collect()
+            }
+            Self::AllToAll => (0..width).collect(),
+            Self::Nearest => around(RADIX / 2, (RADIX - 1) / 2).collect(),
+            Self::Spread => {
+                let mut all: Vec<_> =
+                    (0..RADIX).map(|k| (point + k * width / RADIX + if k > 0 { phase } else { 0 }) % width).collect();
+                all.sort_unstable();
+                all.dedup();
+                all
+            }
+            Self::RandomNearest => {
+                let mut seed = 0x2545_f491_4f6c_dd1d ^ (phase << 16 | point) as u64;
+                around(RADIX / 2, (RADIX - 1) / 2)
+                    .filter(|&other| {
+                        seed = (seed ^ (seed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9).wrapping_add(other as u64);
+                        other == point || (seed >> 40) & 1 == 0
+                    })
+                    .collect()
+            }
+        }
+    }
+
+    /// The points of a step that there are.
+    #[must_use]
+    pub fn points(self, step: usize, steps: usize, width: usize) -> std::ops::Range<usize> {
+        match self {
+            Self::Dom => {
+                let first = (step + width).saturating_sub(steps);
+                first..first + width.min(step + 1).min(steps - step)
+            }
+            Self::Tree if step < width.ilog2() as usize => 0..1 << step,
+            _ => 0..width,
+        }
+    }
+}
+
+/// The dependences of a graph, worked out beforehand as variables to read.
+#[derive(Debug)]
+pub struct Pattern {
+    /// Which type.
+    pub dependence: Dependence,
+    /// How many columns.
+    pub width: usize,
+    /// By place in the period, whether the step is odd, and point.
+    reads: Vec<[Vec<Vec<u32>>; 2]>,
+}
+
+impl Pattern {
+    /// The graph of a type.
+    #[must_use]
+    pub fn new(dependence: Dependence, width: usize) -> Self {
+        let variables = |phase, first: usize| -> Vec<Vec<u32>> {
+            (0..width)
+                .map(|point| {
+                    let points = dependence.of(phase, point, width).into_iter();
+                    points.map(|point| (first + point) as u32).collect()
+                })
+                .collect()
+        };
+        // An even step writes the first half of the variables and reads the second.
+        let reads = |phase| [variables(phase, width), variables(phase, 0)];
+        Self { dependence, width, reads: (0..dependence.period(width)).map(reads).collect() }
+    }
+
+    /// The variables that a graph needs.
+    #[must_use]
+    pub fn variables(&self) -> usize {
+        2 * self.width
+    }
+
+    /// What a point reads.
+    #[must_use]
+    pub fn reads(&self, step: usize, point: usize) -> &[u32] {
+        &self.reads[step % self.reads.len()][step % 2][point]
+    }
+
+    /// What a point mutates.
+    #[must_use]
+    pub fn write(&self, step: usize, point: usize) -> Option<u32> {
+        (self.dependence != Dependence::Trivial).then_some(((step % 2) * self.width + point) as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn points_depend_on_points_that_there_are_and_on_none_twice() {
+        for dependence in Dependence::ALL {
+            for width in [1, 2, 5, 16] {
+                let pattern = Pattern::new(dependence, width);
+                for step in 0..40 {
+                    for point in dependence.points(step, 40, width) {
+                        let reads = pattern.reads(step, point);
+                        let half = if step % 2 == 0 { width..2 * width } else { 0..width };
+                        assert!(reads.iter().all(|&v| half.contains(&(v as usize))), "{dependence:?} {step} {point}");
+                        let mut unique = reads.to_vec();
+                        unique.sort_unstable();
+                        unique.dedup();
+                        let ring = dependence == Dependence::Stencil1dPeriodic && width < 3;
+                        assert!(ring || unique.len() == reads.len(), "{dependence:?} {step} {point}: {reads:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_tree_and_a_sweep_grow_from_one_point() {
+        assert_eq!(Dependence::Tree.points(0, 40, 16), 0..1);
+        assert_eq!(Dependence::Tree.points(3, 40, 16), 0..8);
+        assert_eq!(Dependence::Tree.points(4, 40, 16), 0..16);
+        assert_eq!(Dependence::Dom.points(0, 40, 16), 0..1);
+        assert_eq!(Dependence::Dom.points(20, 40, 16), 0..16);
+        assert_eq!(Dependence::Dom.points(39, 40, 16), 15..16);
+    }
+
+    #[test]
+    fn five_are_read_where_the_type_says_so() {
+        assert_eq!(Pattern::new(Dependence::Nearest, 16).reads(1, 8), [6, 7, 8, 9, 10]);
+        assert_eq!(Pattern::new(Dependence::Spread, 16).reads(1, 0).len(), 5);
+        assert_eq!(Pattern::new(Dependence::Fft, 16).reads(3, 5), [5, 13]);
+    }
+}

@@ -1,0 +1,312 @@
+//! raddle, and what else a program in Rust would use, behind one interface.
+//!
+//! Only raddle infers from what an operation reads and mutates what it has to wait for. For the others the pushing
+//! thread keeps the last writer of each variable and the readers since, which is the least that their user would write;
+//! it is part of what is timed, as is the making of their graph.
+
+use std::{
+    hint::black_box,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use raddle::{Engine, EngineKind, Operator, RunContext, Token};
+use tokio::sync::{mpsc, watch};
+
+use crate::kernel::Work;
+
+#[cfg(feature = "dagrs")]
+mod dagrs_graph;
+#[cfg(feature = "dagrs")]
+pub use dagrs_graph::Dagrs;
+
+/// Something that runs operations which read and mutate variables.
+pub trait Runtime {
+    /// What it is called in tables.
+    fn name(&self) -> &str;
+
+    /// Makes so many new variables and forgets those from before; outside of what is timed.
+    fn make_variables(&mut self, count: usize);
+
+    /// Pushes an operation.
+    fn submit(&mut self, work: Work, reads: &[u32], write: Option<u32>);
+
+    /// Waits for all operations; starts them, if they have to be known first.
+    fn wait(&mut self);
+
+    /// How many of the operations wanted it is given at a time.
+    fn at_most(&self, wanted: usize) -> usize {
+        wanted
+    }
+
+    /// Describes an operator that mutates the first variable. `false`: there is no such thing.
+    fn describe_operator(&mut self) -> bool {
+        false
+    }
+
+    /// Pushes a run of the operator described.
+    fn push_operator(&mut self) {}
+}
+
+// --------------------------------------------------------------------------------------------------------- raddle ----
+
+/// raddle itself.
+#[derive(Debug)]
+pub struct Raddle {
+    name: String,
+    engine: Engine,
+    variables: Vec<Token>,
+    operator: Option<Operator>,
+}
+
+impl Raddle {
+    /// An engine of a kind, with its other settings as they are by default.
+    ///
+    /// # Panics
+    /// If the engine cannot be made.
+    #[must_use]
+    pub fn new(kind: EngineKind) -> Self {
+        Self::with(Engine::builder().kind(kind).build().expect("an engine"))
+    }
+
+    /// An engine that there is.
+    #[must_use]
+    pub fn with(engine: Engine) -> Self {
+        let kind = engine.kind();
+        let name = if kind == EngineKind::default() { "raddle".into() } else { format!("raddle, `{kind}`") };
+        Self { name, engine, variables: vec![], operator: None }
+    }
+
+    /// The engine.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl Runtime for Raddle {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn make_variables(&mut self, count: usize) {
+        self.operator = None;
+        self.variables = (0..count).map(|_| self.engine.new_var()).collect();
+    }
+
+    #[inline]
+    fn submit(&mut self, work: Work, reads: &[u32], write: Option<u32>) {
+        let (engine, variables) = (&self.engine, &self.variables);
+        let at = |variable: u32| &variables[variable as usize];
+        let f = move |_: &RunContext<'_>| work.run();
+        let pushed = match (reads, write) {
+            (&[], None) => engine.push_sync(f, [], []),
+            (&[], Some(w)) => engine.push_sync(f, [], [at(w)]),
+            (&[a], None) => engine.push_sync(f, [at(a)], []),
+            (&[a], Some(w)) => engine.push_sync(f, [at(a)], [at(w)]),
+            (&[a, b], Some(w)) => engine.push_sync(f, [at(a), at(b)], [at(w)]),
+            (&[a, b, c], Some(w)) => engine.push_sync(f, [at(a), at(b), at(c)], [at(w)]),
+            _ => engine.op("").reads(reads.iter().map(|&v| at(v))).writes(write.map(at)).push_sync(f),
+        };
+        pushed.expect("push");
+    }
+
+    fn wait(&mut self) {
+        self.engine.wait_for_all().expect("wait");
+    }
+
+    fn describe_operator(&mut self) -> bool {
+        let op = self.engine.op("chain").writes([&self.variables[0]]);
+        self.operator = Some(op.operator_sync(|cx| _ = black_box(cx)).expect("operator"));
+        true
+    }
+
+    #[inline]
+    fn push_operator(&mut self) {
+        self.operator.as_ref().expect("an operator").push().expect("push");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- bookkeeping ----
+
+/// The last writer of a variable, and who has read it since.
+#[derive(Clone, Debug)]
+struct History<T> {
+    writer: Option<T>,
+    readers: Vec<T>,
+}
+
+impl<T> Default for History<T> {
+    fn default() -> Self {
+        Self { writer: None, readers: Vec::new() }
+    }
+}
+
+/// Calls `after` with each operation that the new one has to wait for, and notes the new one.
+fn track<T: Clone>(
+    variables: &mut [History<T>],
+    new: &T,
+    reads: &[u32],
+    write: Option<u32>,
+    mut after: impl FnMut(&T),
+) {
+    for &read in reads {
+        let history = &mut variables[read as usize];
+        history.writer.iter().for_each(&mut after);
+        history.readers.push(new.clone());
+    }
+    if let Some(write) = write {
+        let history = &mut variables[write as usize];
+        if history.readers.is_empty() {
+            history.writer.iter().for_each(&mut after);
+        }
+        history.readers.drain(..).for_each(|reader| after(&reader));
+        history.writer = Some(new.clone());
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------- rayon ----
+
+/// A node of a graph that is built while operations are pushed.
+#[derive(Debug)]
+struct Node {
+    work: Work,
+    pending: AtomicU32,
+    successors: Vec<u32>,
+}
+
+/// [rayon](rayon), as somebody would use it who has a graph: operations count what they wait for, and whoever takes the
+/// last count spawns the operation, or runs it next. Nothing runs before all is pushed.
+#[derive(Debug)]
+pub struct RayonGraph {
+    pool: rayon::ThreadPool,
+    nodes: Vec<Node>,
+    variables: Vec<History<u32>>,
+}
+
+impl RayonGraph {
+    /// A pool with so many threads.
+    ///
+    /// # Panics
+    /// If the pool cannot be made.
+    #[must_use]
+    pub fn new(threads: usize) -> Self {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+        Self { pool, nodes: vec![], variables: vec![] }
+    }
+}
+
+fn run_node<'s>(nodes: &'s [Node], mut index: u32, scope: &rayon::Scope<'s>) {
+    loop {
+        let node = &nodes[index as usize];
+        node.work.run();
+        let mut next = None;
+        for &successor in &node.successors {
+            // AcqRel: what comes before an operation happens before it, whoever counts last.
+            if nodes[successor as usize].pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+                if next.is_none() {
+                    next = Some(successor);
+                } else {
+                    scope.spawn(move |scope| run_node(nodes, successor, scope));
+                }
+            }
+        }
+        let Some(next) = next else { return };
+        index = next;
+    }
+}
+
+impl Runtime for RayonGraph {
+    fn name(&self) -> &'static str {
+        "rayon, graph by hand"
+    }
+
+    fn make_variables(&mut self, count: usize) {
+        self.variables = vec![History::default(); count];
+    }
+
+    #[inline]
+    fn submit(&mut self, work: Work, reads: &[u32], write: Option<u32>) {
+        let new = self.nodes.len() as u32;
+        let (nodes, mut pending) = (&mut self.nodes, 0);
+        track(&mut self.variables, &new, reads, write, |&before| {
+            // A read and a mutation of one variable by one operation do not make it wait for itself.
+            if before != new {
+                nodes[before as usize].successors.push(new);
+                pending += 1;
+            }
+        });
+        nodes.push(Node { work, pending: pending.into(), successors: vec![] });
+    }
+
+    fn wait(&mut self) {
+        let nodes = &self.nodes;
+        // Relaxed: nothing runs yet.
+        let root = |&node: &u32| nodes[node as usize].pending.load(Ordering::Relaxed) == 0;
+        let roots: Vec<u32> = (0..nodes.len() as u32).filter(root).collect();
+        self.pool.scope(|scope| {
+            for root in roots {
+                scope.spawn(move |scope| run_node(nodes, root, scope));
+            }
+        });
+        self.nodes.clear();
+        self.variables.iter_mut().for_each(|history| *history = History::default());
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------- tokio ----
+
+/// [tokio]: a task per operation, which first awaits what it comes after, by channels that close at the end of a task.
+#[derive(Debug)]
+pub struct TokioTasks {
+    runtime: tokio::runtime::Runtime,
+    variables: Vec<History<watch::Receiver<()>>>,
+    /// Each task has a clone of the sender, so that the receiver sees the end when all tasks have ended.
+    running: (mpsc::Sender<()>, mpsc::Receiver<()>),
+}
+
+impl TokioTasks {
+    /// A runtime with so many worker threads.
+    ///
+    /// # Panics
+    /// If the runtime cannot be made.
+    #[must_use]
+    pub fn new(threads: usize) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).build().expect("a runtime");
+        Self { runtime, variables: vec![], running: mpsc::channel(1) }
+    }
+}
+
+impl Runtime for TokioTasks {
+    fn name(&self) -> &'static str {
+        "tokio, tasks and channels"
+    }
+
+    fn make_variables(&mut self, count: usize) {
+        self.variables = vec![History::default(); count];
+    }
+
+    fn submit(&mut self, work: Work, reads: &[u32], write: Option<u32>) {
+        let (ended, end) = watch::channel(());
+        let mut before = Vec::new();
+        track(&mut self.variables, &end, reads, write, |receiver| {
+            if !receiver.same_channel(&end) {
+                before.push(receiver.clone());
+            }
+        });
+        let running = self.running.0.clone();
+        self.runtime.spawn(async move {
+            for mut receiver in before {
+                // Nothing is ever sent: this returns when the other task has dropped its sender.
+                _ = receiver.changed().await;
+            }
+            work.run();
+            drop((ended, running));
+        });
+    }
+
+    fn wait(&mut self) {
+        let (_, mut ended) = std::mem::replace(&mut self.running, mpsc::channel(1));
+        self.runtime.block_on(ended.recv());
+        self.variables.iter_mut().for_each(|history| *history = History::default());
+    }
+}

@@ -1,0 +1,205 @@
+//! The six workloads of the headline table, timed from the first push to the end of the last operation.
+//!
+//! They are those of the peers outside Rust (`external`), with the same numbers of operations and variables.
+
+use std::time::Instant;
+
+use crate::{
+    kernel::{Kernel, Work},
+    pattern::Pattern,
+    runtime::Runtime,
+};
+
+/// A shape of dependences between operations that do nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workload {
+    /// Each mutates one of 4,096 variables, in turns.
+    Independent,
+    /// All mutate one variable.
+    Chain,
+    /// One mutates the variable, fifteen read it, and so on.
+    Readers,
+    /// Each reads two and mutates one of 1,024 variables, chosen by chance.
+    Random,
+    /// The stencil of Task Bench, 16 columns wide: three reads, at the edges two, and one mutation.
+    Stencil,
+    /// As the chain, by an operator that is described once. Few engines have that.
+    Operator,
+}
+
+impl Workload {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Independent, Self::Chain, Self::Readers, Self::Random, Self::Stencil, Self::Operator];
+
+    /// The name in tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Independent => "independent, 4,096 variables",
+            Self::Chain => "chain",
+            Self::Readers => "1 writer + 15 readers",
+            Self::Random => "2 reads + 1 write, 1,024 variables",
+            Self::Stencil => "stencil, width 16",
+            Self::Operator => "prebuilt operator, chain",
+        }
+    }
+}
+
+/// A workload that is ready to be pushed.
+#[derive(Debug)]
+pub struct Prepared {
+    workload: Workload,
+    operations: usize,
+    /// What the operations of `Random` name.
+    picks: Vec<[u32; 3]>,
+}
+
+const WIDTH: u32 = 16;
+
+impl Workload {
+    /// Makes its variables, and all else that is not timed. `None`: the runtime has nothing of the sort.
+    pub fn prepare<R: Runtime>(self, runtime: &mut R, operations: usize) -> Option<Prepared> {
+        let variables = match self {
+            Self::Independent => 4096,
+            Self::Chain | Self::Readers | Self::Operator => 1,
+            Self::Random => 1024,
+            Self::Stencil => 2 * WIDTH,
+        };
+        runtime.make_variables(variables as usize);
+        if self == Self::Operator && !runtime.describe_operator() {
+            return None;
+        }
+        let mut picks = vec![];
+        if self == Self::Random {
+            let mut state = 42u64;
+            let mut random = || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state as u32 % variables
+            };
+            let all = std::iter::repeat_with(|| [random(), random(), random()]);
+            picks = all.filter(|[a, b, c]| a != b && b != c && a != c).take(operations).collect();
+        }
+        Some(Prepared { workload: self, operations, picks })
+    }
+}
+
+impl Prepared {
+    /// Pushes everything and says how many operations that were.
+    pub fn push<R: Runtime>(&self, runtime: &mut R) -> usize {
+        match self.workload {
+            Workload::Independent => {
+                for i in 0..self.operations {
+                    runtime.submit(Work::EMPTY, &[], Some((i % 4096) as u32));
+                }
+            }
+            Workload::Chain => {
+                for _ in 0..self.operations {
+                    runtime.submit(Work::EMPTY, &[], Some(0));
+                }
+            }
+            Workload::Readers => {
+                for i in 0..self.operations {
+                    if i % 16 == 0 {
+                        runtime.submit(Work::EMPTY, &[], Some(0));
+                    } else {
+                        runtime.submit(Work::EMPTY, &[0], None);
+                    }
+                }
+            }
+            Workload::Random => {
+                for &[a, b, c] in &self.picks {
+                    runtime.submit(Work::EMPTY, &[a, b], Some(c));
+                }
+            }
+            Workload::Stencil => return stencil(runtime, self.operations),
+            Workload::Operator => {
+                for _ in 0..self.operations {
+                    runtime.push_operator();
+                }
+            }
+        }
+        self.operations
+    }
+}
+
+fn stencil<R: Runtime>(runtime: &mut R, operations: usize) -> usize {
+    // 100,000 operations elsewhere are 5,000 steps here.
+    let steps = (operations as u32 * 4 / 5 / WIDTH).max(1);
+    for step in 0..steps {
+        let (current, previous) = ((step & 1) * WIDTH, ((step + 1) & 1) * WIDTH);
+        for i in 0..WIDTH {
+            let at = previous + i;
+            let write = Some(current + i);
+            if i == 0 {
+                runtime.submit(Work::EMPTY, &[at, at + 1], write);
+            } else if i == WIDTH - 1 {
+                runtime.submit(Work::EMPTY, &[at - 1, at], write);
+            } else {
+                runtime.submit(Work::EMPTY, &[at - 1, at, at + 1], write);
+            }
+        }
+    }
+    (WIDTH * steps) as usize
+}
+
+/// A graph's time and size.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// From the first push to the end of the last operation, in ns.
+    pub ns: f64,
+    /// How many operations there were.
+    pub operations: usize,
+}
+
+impl Run {
+    /// ns per operation.
+    #[must_use]
+    pub fn each(&self) -> f64 {
+        self.ns / self.operations as f64
+    }
+}
+
+/// What every [`Runtime`] can be asked for.
+pub trait Suite {
+    /// What it is called in tables.
+    fn title(&self) -> String;
+
+    /// ns per operation, push and run. `None`: it has nothing of the sort.
+    fn time(&mut self, workload: Workload, operations: usize) -> Option<f64>;
+
+    /// Runs a graph of Task Bench; fewer steps if it is not given so many operations.
+    fn graph(&mut self, pattern: &Pattern, steps: usize, kernel: Kernel, iterations: u32) -> Run;
+}
+
+impl<R: Runtime> Suite for R {
+    fn title(&self) -> String {
+        self.name().into()
+    }
+
+    fn time(&mut self, workload: Workload, operations: usize) -> Option<f64> {
+        let prepared = workload.prepare(self, self.at_most(operations))?;
+        let start = Instant::now();
+        let operations = prepared.push(self);
+        self.wait();
+        Some(start.elapsed().as_nanos() as f64 / operations as f64)
+    }
+
+    fn graph(&mut self, pattern: &Pattern, steps: usize, kernel: Kernel, iterations: u32) -> Run {
+        let steps = (self.at_most(steps * pattern.width) / pattern.width).max(1);
+        self.make_variables(pattern.variables());
+        let mut operations = 0;
+        let start = Instant::now();
+        for step in 0..steps {
+            for point in pattern.dependence.points(step, steps, pattern.width) {
+                let work = Work { kernel, iterations, step: step as u32, column: point as u32 };
+                self.submit(work, pattern.reads(step, point), pattern.write(step, point));
+                operations += 1;
+            }
+        }
+        self.wait();
+        Run { ns: start.elapsed().as_nanos() as f64, operations }
+    }
+}
