@@ -328,11 +328,15 @@ mod model {
             crossbeam_epoch::Pointer::into_usize(shared)
         }
 
-        pub(crate) fn load<'g>(&self, order: Ordering, _: &'g crossbeam_epoch::Guard) -> super::Shared<'g, T> {
+        pub(crate) fn load<'g>(
+            &self,
+            order: crate::sync::Ordering,
+            _: &'g crossbeam_epoch::Guard,
+        ) -> super::Shared<'g, T> {
             Self::shared(self.0.load(order))
         }
 
-        pub(crate) fn store(&self, new: super::Shared<'_, T>, order: Ordering) {
+        pub(crate) fn store(&self, new: super::Shared<'_, T>, order: crate::sync::Ordering) {
             self.0.store(Self::word(new), order);
         }
 
@@ -340,8 +344,8 @@ mod model {
             &self,
             current: super::Shared<'_, T>,
             new: super::Shared<'g, T>,
-            success: Ordering,
-            failure: Ordering,
+            success: crate::sync::Ordering,
+            failure: crate::sync::Ordering,
             _: &'g crossbeam_epoch::Guard,
         ) -> Result<super::Shared<'g, T>, super::Shared<'g, T>> {
             let result = self.0.compare_exchange(Self::word(current), Self::word(new), success, failure);
@@ -351,7 +355,7 @@ mod model {
         pub(crate) fn fetch_or<'g>(
             &self,
             tag: usize,
-            order: Ordering,
+            order: crate::sync::Ordering,
             _: &'g crossbeam_epoch::Guard,
         ) -> super::Shared<'g, T> {
             Self::shared(self.0.fetch_or(tag, order))
