@@ -364,12 +364,13 @@ where
 /// A wait for a variable: reports its failure, if it has one at this place in the order.
 pub(crate) struct Await {
     failure: Option<OpError>,
-    outcome: Arc<Outcome<()>>,
+    /// Given up by `report`: it may be what keeps the user's error, which is dropped there.
+    outcome: Option<Arc<Outcome<()>>>,
 }
 
 impl Await {
     pub(crate) fn new(outcome: Arc<Outcome<()>>) -> Self {
-        Self { failure: None, outcome }
+        Self { failure: None, outcome: Some(outcome) }
     }
 }
 
@@ -391,7 +392,9 @@ impl Work for Await {
 
     /// Not before: whoever waited may look at once whether the variable is idle.
     fn report(&mut self, _result: Result<(), &OpError>) {
-        self.outcome.set(self.failure.take().map_or(Ok(()), Err));
+        if let Some(outcome) = self.outcome.take() {
+            outcome.set(self.failure.take().map_or(Ok(()), Err));
+        }
     }
 }
 

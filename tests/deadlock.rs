@@ -739,6 +739,42 @@ fn what_others_defer_may_push_while_a_workers_deque_grows() {
     }
 }
 
+/// Whoever waited has gone, and the failure that it was to be told is cleared: the wait's operation is the last to know the
+/// error, and the error's drop is code of the program inside an operation.
+#[test]
+fn the_drop_of_an_error_that_only_a_forgotten_wait_still_knows_cannot_wait_for_itself() {
+    #[derive(Debug)]
+    struct Waits(Engine, mpsc::Sender<Result<(), WaitError>>);
+    impl std::fmt::Display for Waits {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("waits when it is dropped")
+        }
+    }
+    impl std::error::Error for Waits {}
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            let _ = self.1.send(self.0.wait_for_all());
+        }
+    }
+    on_kinds(&THREADED, 1, |engine| {
+        let (sender, receiver) = mpsc::channel();
+        let (variable, gate, inside) = (engine.new_var(), Gate::new(), engine.clone());
+        let opened = gate.clone();
+        let fails = move |_: &RunContext<'_>| {
+            opened.pass();
+            Err::<(), _>(Waits(inside, sender))
+        };
+        engine.push_sync(fails, [], [&variable]).expect("the engine is open");
+        let waited = engine.wait_for_var_timeout(&variable, Duration::from_millis(1));
+        assert!(matches!(waited, Err(WaitError::TimedOut)), "{waited:?}");
+        engine.clear_error(&variable).expect("the engine is open");
+        gate.open();
+        let told = receiver.recv_timeout(AWHILE).expect("the error is dropped, and its drop ends");
+        assert!(matches!(told, Err(WaitError::WouldDeadlock)), "{told:?}");
+        engine.wait_for_all().expect("the failure is cleared");
+    });
+}
+
 thread_local!(static KEPT: RefCell<Option<Engine>> = const { RefCell::new(None) });
 
 /// The last handle that keeps an engine open ends with one of the engine's own threads, which somebody is waiting for.
@@ -756,6 +792,45 @@ fn a_handle_in_a_workers_thread_local_does_not_keep_a_shutdown() {
         engine.wait_for_all().expect("nothing fails");
         drop(engine);
         uncounted.shutdown(Shutdown::Drain, None).expect("nobody waits for this thread");
+    });
+}
+
+/// What others defer panics while an operation pushes more than a deque has room for: nothing that was pushed is lost.
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn what_others_defer_may_panic_while_an_operation_pushes() {
+    child_succeeds("in_a_child_what_others_defer_panics_while_an_operation_pushes");
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own, because operations of other tests that push or pin would panic"]
+fn in_a_child_what_others_defer_panics_while_an_operation_pushes() {
+    const PUSHES: usize = 3_000;
+    if !is_child() {
+        return;
+    }
+    on_kinds(&THREADED, 1, |engine| {
+        let ran = Arc::new(AtomicUsize::new(0));
+        let (inside, ran_inside) = (engine.clone(), Arc::clone(&ran));
+        let pushes = move |_: &RunContext<'_>| {
+            // By one pin, which is too soon to run any of it: that is left to pins of others.
+            let guard = epoch::pin();
+            for _ in 0..200 {
+                guard.defer(|| {
+                    if thread::current().name().is_some_and(|name| name.starts_with("raddle-")) {
+                        panic!("deferred by another crate");
+                    }
+                });
+            }
+            drop(guard);
+            for _ in 0..PUSHES {
+                let ran = Arc::clone(&ran_inside);
+                inside.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], []).expect("the engine is open");
+            }
+        };
+        engine.push_sync(pushes, [], []).expect("the engine is open");
+        eventually("all that was pushed has run", || ran.load(SeqCst) == PUSHES);
+        engine.wait_for_all().expect("nothing fails");
     });
 }
 

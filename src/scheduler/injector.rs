@@ -60,12 +60,12 @@ impl<T> Band<T> {
     }
 
     /// Pushes the chain from `first` to `last`, which is linked already.
-    fn push_chain(&self, first: OpRef<T>, last: &Op<T>) {
+    fn push_chain(&self, first: OpRef<T>, last: OpRef<T>) {
         // Relaxed: a guess for the CAS.
         let mut head = self.inbox.load(Relaxed);
         loop {
             // Relaxed: published by the CAS.
-            last.link.store(head, Relaxed);
+            last.op().link.store(head, Relaxed);
             // Release (edge `inject`).
             match self.inbox.compare_exchange_weak(head, first.as_ptr(), Release, Relaxed) {
                 Ok(_) => return,
@@ -109,7 +109,7 @@ impl<T> Band<T> {
             // SAFETY: as above.
             let oldest = unsafe { OpRef::from_ptr(rest) };
             let (newest, _) = turn_round(oldest);
-            self.push_chain(newest, oldest.op());
+            self.push_chain(newest, oldest);
         }
         Some((chain, true))
     }
@@ -209,7 +209,7 @@ impl<T> Injector<T> {
     pub fn push(&self, op: OpRef<T>) {
         let band = op.op().band;
         pause::at(Point::InjectBeforeLink);
-        self.band(band).push_chain(op, op.op());
+        self.band(band).push_chain(op, op);
         pause::at(Point::InjectBeforeMark);
         self.mark(band);
     }

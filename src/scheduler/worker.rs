@@ -24,6 +24,11 @@ const MAX_RUN: u32 = 32;
 /// others can still steal them.
 const MAX_TAKEN: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 
+/// Operations in a deque at most: as many as crossbeam-deque has room for from the beginning. To grow, and to shrink
+/// again, it would pin crossbeam's default collector in the midst of a push or a pop, and that runs what other crates have
+/// left there: a panic of theirs would lose the operation that is on its way.
+const ROOM: usize = 64;
+
 /// Operations between two looks at the injector while the deque is not empty, so that nothing there starves. Picked, as
 /// in tokio, to be no multiple of common periods.
 const INJECTOR_TICK: u32 = 61;
@@ -96,7 +101,15 @@ impl<T> Worker<T> {
         if between && self.slot.get().is_none() && self.lane.injector().highest().is_none_or(|highest| highest <= band)
         {
             self.slot.set(Some(op));
-        } else if band == DEFAULT_BAND {
+        } else {
+            self.put(op);
+        }
+    }
+
+    /// Puts an operation where other workers find it.
+    #[inline]
+    fn put(&self, op: OpRef<T>) {
+        if op.op().band == DEFAULT_BAND && self.deque.len() < ROOM {
             self.deque.push(op);
             self.lane.sleep().notify();
         } else {
@@ -107,16 +120,7 @@ impl<T> Worker<T> {
     /// Puts what only this worker could take where others can.
     pub fn share(&self) {
         if let Some(op) = self.slot.take() {
-            self.share_op(op);
-        }
-    }
-
-    fn share_op(&self, op: OpRef<T>) {
-        if op.op().band == DEFAULT_BAND {
-            self.deque.push(op);
-            self.lane.sleep().notify();
-        } else {
-            self.lane.inject(op);
+            self.put(op);
         }
     }
 
@@ -137,7 +141,7 @@ impl<T> Worker<T> {
                 self.run.set(self.run.get() + 1);
                 return Some(op);
             }
-            self.share_op(op);
+            self.put(op);
             urgent = injector.highest();
         }
         self.run.set(0);
@@ -171,7 +175,8 @@ impl<T> Worker<T> {
 
     /// Takes from a band of the injector; what else is taken from the default band goes into the deque.
     fn pop_injector(&self, band: u8) -> Option<OpRef<T>> {
-        let max = if band == DEFAULT_BAND { MAX_TAKEN } else { 1 };
+        // One of them does not go into the deque.
+        let max = if band == DEFAULT_BAND { MAX_TAKEN.min(ROOM - self.deque.len() + 1) } else { 1 };
         let (mut chain, more) = self.lane.injector().pop(band, max)?;
         let op = chain.next();
         let shared = more || chain.is_some_left();

@@ -88,6 +88,11 @@ mod model {
         pub(crate) fn is_empty(&self) -> bool {
             self.0.is_empty()
         }
+
+        pub(crate) fn len(&self) -> usize {
+            // Acquire: as in `is_empty`.
+            self.0.len.load(Acquire)
+        }
     }
 
     impl<T> Stealer<T> {

@@ -3,11 +3,11 @@
 use std::ptr::NonNull;
 
 use super::{
-    op::{Op, OpRef, ReadyList},
+    op::{Op, OpRef},
     queue::VarQueue,
 };
 use crate::sync::{
-    Ordering::{AcqRel, Acquire, Relaxed},
+    Ordering::{Acquire, Relaxed},
     atomic::{AtomicBool, AtomicU8},
     epoch::{Atomic, unprotected},
     hint,
@@ -153,7 +153,8 @@ impl<T> Access<T> {
     }
 
     /// The operation, for whoever has a right to it, by the pointer that its record was made with.
-    fn op_ref(&self) -> Option<OpRef<T>> {
+    #[inline]
+    pub(super) fn op_ref(&self) -> Option<OpRef<T>> {
         // SAFETY: the callers pass on, or end, the right that the access gives them.
         NonNull::new(self.op).map(|op| unsafe { OpRef::from_ptr(op) })
     }
@@ -222,18 +223,6 @@ impl<T> Access<T> {
         self.grant(usize::from(self.hints.load(Relaxed)))
     }
 
-    /// Takes this access off what its operation waits for.
-    #[inline]
-    pub(super) fn satisfy(&self, ready: &mut ReadyList<T>) {
-        let op = self.op_ref().expect("a built-in access waits for nothing");
-        let wait = &op.op().wait;
-        // Acquire (edge `ready`): of what is left to take off, everything is this thread's.
-        // AcqRel (edge `ready`): each decrement continues the release sequence, the last one acquires all.
-        if wait.load(Acquire) == 1 || wait.fetch_sub(1, AcqRel) == 1 {
-            ready.push(op);
-        }
-    }
-
     /// Says that the record is to be given back with this access, which is not `DONE` yet.
     #[inline]
     pub(super) fn take_last_share(&self) {
@@ -241,17 +230,12 @@ impl<T> Access<T> {
         self.last_share.store(true, Relaxed);
     }
 
-    /// Gives the access up; it is spent, and the tail is past it.
+    /// The access's share of the record, to be given up when it is spent and the tail is past it. By value, since the access
+    /// may end with it.
     #[inline]
-    pub(super) fn retire(&self) {
-        if let Some(op) = self.op_ref() {
-            // Relaxed: the caller has acquired `DONE` (edge `complete`).
-            if self.last_share.load(Relaxed) {
-                op.give_back();
-            } else {
-                op.end(1);
-            }
-        }
+    pub(super) fn share(&self) -> Share<T> {
+        // Relaxed: who finds the access spent has acquired `DONE` (edge `complete`).
+        Share { op: self.op_ref(), last: self.last_share.load(Relaxed) }
     }
 
     /// Whether the access, seen as the last of its variable, has nothing pending before the next one: for a reader's
@@ -261,6 +245,25 @@ impl<T> Access<T> {
         let word = self.word.load(Acquire, unprotected());
         let wanted = if for_reading { READ_OK } else { WRITE_OK };
         word.is_null() && self.mode.entitlement(word.tag()) & wanted != 0
+    }
+}
+
+/// What an access has of its operation's record.
+pub(super) struct Share<T> {
+    op: Option<OpRef<T>>,
+    /// Nobody else has a share.
+    last: bool,
+}
+
+impl<T> Share<T> {
+    /// Gives it up, and the record back if it is the last.
+    #[inline]
+    pub(super) fn retire(self) {
+        match self.op {
+            Some(op) if self.last => op.give_back(),
+            Some(op) => op.end(1),
+            None => {}
+        }
     }
 }
 

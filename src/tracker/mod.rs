@@ -109,10 +109,12 @@ pub use stack::{Node, Stack};
 
 use crate::sync::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
-    epoch::{self, Guard, Shared},
+    epoch::{self, Atomic, Guard, Shared},
     pause::{self, Point},
     weaken::{Step, removed},
 };
+use std::ptr::NonNull;
+
 use access::{DONE, READ_OK, WRITE_OK, entitled_at_link, linked};
 
 /// What [`push`] found out.
@@ -301,7 +303,7 @@ fn insert<'g, T>(
         pause::at(Point::PushBeforeRetire);
         if entitled & WRITE_OK != 0 {
             // This link was the last of the three things that make the predecessor spent.
-            tail.retire();
+            tail.share().retire();
         }
         return None;
     }
@@ -331,7 +333,7 @@ fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, 
 pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> u32 {
     let end = |access| {
         pause::at(Point::CompleteBeforeAccess);
-        u32::from(finish(access, ready))
+        u32::from(finish(NonNull::from(access), ready))
     };
     op.op().accesses().iter().map(end).sum()
 }
@@ -342,7 +344,7 @@ pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
     match op.leave_to_access() {
         Some(access) => {
             pause::at(Point::CompleteBeforeAccess);
-            if finish(access, ready) {
+            if finish(NonNull::from(access), ready) {
                 pause::at(Point::CompleteBeforeRetire);
                 op.give_back();
             }
@@ -356,8 +358,12 @@ pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
 }
 
 /// Marks `access` done and carries what follows from it down the queue; whether it was spent by that.
-fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) -> bool {
-    let word = add_flags(access, DONE);
+///
+/// Here and below, what may end on the way is not passed as a reference, which would have to stay valid to the end.
+fn finish<T>(access: NonNull<Access<T>>, ready: &mut ReadyList<T>) -> bool {
+    // SAFETY: the access is not spent before it is done.
+    let access = unsafe { access.as_ref() };
+    let word = add_flags(&access.word, DONE);
     if word.tag() & WRITE_OK == 0 || word.is_null() {
         // A reader with others before it, or the last access of its queue: whoever ends that goes on from there.
         return false;
@@ -366,32 +372,36 @@ fn finish<T>(access: &Access<T>, ready: &mut ReadyList<T>) -> bool {
     let next = unsafe { word.deref() };
     next.check();
     pass(access, next, word.tag());
-    hand_on(next, ready);
+    hand_on(NonNull::from(next), ready);
     true
 }
 
-/// Adds flags to an access on behalf of a completion; gives its word from before. Where this leaves the thread no duty
+/// Adds flags to an access's word on behalf of a completion; gives what it was. Where this leaves the thread no duty
 /// towards the access, that may end here and its record be reused.
 #[inline]
-fn add_flags<'g, T>(at: &Access<T>, flags: usize) -> Shared<'g, Access<T>> {
+fn add_flags<'g, T>(word: &Atomic<Access<T>>, flags: usize) -> Shared<'g, Access<T>> {
     let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
     pause::at(Point::CompleteBeforeFlags);
     // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired, acquires those that
     // earlier flags stand for and the next access.
-    let old = at.word.fetch_or(flags, order, epoch::unprotected());
+    let old = word.fetch_or(flags, order, epoch::unprotected());
     pause::at(Point::CompleteFlagged);
     old
 }
 
 /// Tells `at` that nothing before it is pending, and carries what follows from that down the queue.
-fn hand_on<T>(mut at: &Access<T>, ready: &mut ReadyList<T>) {
+fn hand_on<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
+    // SAFETY: the access cannot be spent before it has `WRITE_OK`, which this thread brings it.
+    let mut at = unsafe { at.as_ref() };
     let mut add = READ_OK | WRITE_OK;
     // The duty towards the operation of an access before `at`, put off until `at` has its flags, because it may be what
     // keeps `at` alive: that operation cannot be done before.
-    let mut satisfied: Option<&Access<T>> = None;
+    let mut satisfied: Option<OpRef<T>> = None;
     loop {
         let mode = at.mode();
-        let old = add_flags(at, add);
+        // Before the step, which may be the end of it.
+        let op = at.op_ref();
+        let old = add_flags(&at.word, add);
         let (was, now) = (old.tag(), old.tag() | add);
         let newly_satisfied = !mode.is_satisfied_by(was) && mode.is_satisfied_by(now);
         // A writer that was not satisfied is not done, and keeps whatever comes after it waiting.
@@ -406,12 +416,12 @@ fn hand_on<T>(mut at: &Access<T>, ready: &mut ReadyList<T>) {
             before.satisfy(ready);
         }
         if newly_satisfied {
-            satisfied = Some(at);
+            satisfied = op;
         }
         if stop {
-            if let Some(at) = satisfied {
+            if let Some(op) = satisfied {
                 pause::at(Point::CompleteBeforeSatisfy);
-                at.satisfy(ready);
+                op.satisfy(ready);
             }
             return;
         }
@@ -423,7 +433,7 @@ fn hand_on<T>(mut at: &Access<T>, ready: &mut ReadyList<T>) {
         if gained & WRITE_OK != 0 {
             pass(at, next, old.tag());
             pause::at(Point::CompleteBeforeRetire);
-            at.retire();
+            at.share().retire();
             add = READ_OK | WRITE_OK;
         } else {
             add = READ_OK;

@@ -10,7 +10,7 @@ use super::{
     queue::VarQueue,
 };
 use crate::sync::{
-    Ordering::{Acquire, Relaxed, Release},
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
     atomic::{AtomicPtr, AtomicU32},
     cell::UnsafeCell,
     epoch::Stamp,
@@ -133,7 +133,7 @@ impl<T> Op<T> {
     #[inline]
     pub(super) fn end_registration(&self) -> bool {
         // Relaxed: what was released with it is either this thread's doing, or was acquired when an access turned out to be
-        // in. `REJECTED` does not change any more: who sets it finds the access not in.
+        // in. Who sets `REJECTED` from now on has linked nothing by it: the access was in before.
         let rejected = self.registered.load(Relaxed) & REJECTED;
         if self.count == 1 {
             // Release (edge `register`). A store will do: a helper that finds the access in sets the same value.
@@ -310,6 +310,17 @@ impl<T> OpRef<T> {
             // SAFETY: nobody holds the task any more, and the count reaches zero once.
             unsafe { self.drop_task() };
             pool::retire(self.0);
+        }
+    }
+
+    /// Takes a satisfied access off what the operation waits for.
+    #[inline]
+    pub(super) fn satisfy(self, ready: &mut ReadyList<T>) {
+        let wait = &self.op().wait;
+        // Acquire (edge `ready`): of what is left to take off, everything is this thread's.
+        // AcqRel (edge `ready`): each decrement continues the release sequence, the last one acquires all.
+        if wait.load(Acquire) == 1 || wait.fetch_sub(1, AcqRel) == 1 {
+            ready.push(self);
         }
     }
 

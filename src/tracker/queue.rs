@@ -125,7 +125,7 @@ impl<T> VarQueue<T> {
         // SAFETY: by (1) and (2) it has not been retired.
         let last = unsafe { tail.deref() };
         last.check();
-        last.retire();
+        last.share().retire();
         let free = self.stamp.killed_by(free);
         // SAFETY: (3); by (1) only threads that are pinned now can still know the queue.
         unsafe { guard.retire(free) };

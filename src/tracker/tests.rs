@@ -95,10 +95,12 @@ fn end(op: OpRef<Task>) -> Vec<*mut Op<Task>> {
     assert!(list.is_empty());
     let spent = complete(op, &mut list);
     op.release(spent);
+    let is_empty = list.is_empty();
     let mut ready = Vec::new();
     while let Some(op) = list.pop() {
         ready.push(op.as_ptr());
     }
+    assert_eq!(is_empty, ready.is_empty());
     assert!(list.is_empty());
     ready
 }

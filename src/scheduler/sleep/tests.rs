@@ -87,3 +87,14 @@ fn all_are_woken_whatever_they_do() {
     sleep.wake_all();
     assert_woken();
 }
+
+#[test]
+fn who_wakes_is_a_searcher_and_is_not_announced_any_more() {
+    let sleep = carried();
+    sleep.announce(70, false);
+    sleep.notify();
+    sleep.park(70);
+    assert_eq!(sleepers(&sleep), []);
+    assert_not_woken();
+    assert!(sleep.stop_search());
+}
