@@ -277,14 +277,17 @@ fn an_access_that_is_in_is_not_inserted_again() {
 }
 
 #[test]
-fn what_a_helper_inserts_it_counts() {
+fn what_a_helper_has_inserted_is_counted_by_the_next_look() {
     let (a, b) = (Var::new(1), Var::new(2));
     let guard = epoch::pin();
     let half = operation(&[(&a, Write), (&b, Write)]);
     let satisfied = begun(half, &guard);
     assert!(insert(half.op(), &half.op().accesses()[0], false, &mut 0, &guard).is_none());
     assert_eq!(half.op().next_unregistered().map(|access| access.index), Some(1));
-    assert!(insert(half.op(), &half.op().accesses()[1], false, &mut 0, &guard).is_none());
+    let last = &half.op().accesses()[1];
+    assert!(insert(half.op(), last, false, &mut 0, &guard).is_none());
+    assert_eq!(half.op().next_unregistered().map(|access| access.index), Some(1));
+    assert!(insert(half.op(), last, false, &mut 0, &guard).is_none());
     assert!(half.op().next_unregistered().is_none());
     assert!(finish_push(half, 1, satisfied, &guard).ready);
     assert_eq!(end(half), []);
