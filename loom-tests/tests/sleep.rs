@@ -102,7 +102,7 @@ fn what_is_pushed_while_one_worker_searches_is_taken_and_the_end_reaches_all() {
 /// sleeps or has both in hand.
 #[test]
 fn two_pushes_reach_two_workers_that_take_one_operation_each() {
-    model(3, Flavour::Contract, || {
+    model(2, Flavour::Contract, || {
         let (lane, workers) = lane(2);
         let threads: Vec<_> = workers
             .into_iter()
