@@ -809,7 +809,7 @@ fn in_a_child_what_others_defer_panics_while_an_operation_pushes() {
     if !is_child() {
         return;
     }
-    on_kinds(&THREADED, 1, |engine| {
+    let pushes_into_it = |engine: Engine| {
         let ran = Arc::new(AtomicUsize::new(0));
         let (inside, ran_inside) = (engine.clone(), Arc::clone(&ran));
         let pushes = move |_: &RunContext<'_>| {
@@ -831,7 +831,10 @@ fn in_a_child_what_others_defer_panics_while_an_operation_pushes() {
         engine.push_sync(pushes, [], []).expect("the engine is open");
         eventually("all that was pushed has run", || ran.load(SeqCst) == PUSHES);
         engine.wait_for_all().expect("nothing fails");
-    });
+    };
+    for kind in THREADED {
+        watched_for(AWHILE, move || pushes_into_it(engine(kind, 1)));
+    }
 }
 
 /// What others defer may panic in a worker's look as well. That costs neither the worker nor its wake-ups.
