@@ -15,7 +15,7 @@ use std::{
     },
     task::Poll,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use raddle::{
@@ -1114,6 +1114,12 @@ fn run(program: &Arc<Program>, plan: &Builder, watch: &Watch) -> Result<(), Stri
         engine.shutdown(Shutdown::Drain, None).map_err(|error| error.to_string())?;
     }
     drop(engine);
+    // The function of an asynchronous operator whose completion was used elsewhere may still be on its way out, and keeps
+    // the operator until then.
+    let end = Instant::now() + Duration::from_secs(10);
+    while world.drops.check().is_err() && Instant::now() < end {
+        thread::yield_now();
+    }
     world.drops.check()
 }
 
