@@ -46,14 +46,6 @@ pub(crate) struct Route {
 impl Property {
     #[inline]
     pub(crate) fn route(self, kind: EngineKind) -> Route {
-        if self == Self::Normal {
-            return Route { lane: 0, flags: 0, priority: None };
-        }
-        self.special_route(kind)
-    }
-
-    #[inline(never)]
-    fn special_route(self, kind: EngineKind) -> Route {
         let per_device = kind == EngineKind::PerDevice;
         let (lane, flags, priority) = match self {
             Self::Normal => (0, 0, None),

@@ -13,14 +13,13 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     process::{Command, ExitCode},
-    sync::mpsc,
 };
 
 use raddle::{Engine, EngineKind, IdlePolicy};
 use raddle_benches::{
     machine,
     report::{Cell, Report, Table, grouped, number},
-    runtime::{Raddle, Runtime},
+    runtime::{Raddle, Runtime, occupy},
     workload::Workload,
 };
 
@@ -58,20 +57,6 @@ fn dump(name: &str) {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn dump(_: &str) {}
-
-/// Keeps the only worker busy until the sender is dropped.
-fn occupy(engine: &Engine) -> mpsc::Sender<()> {
-    let (go, gone) = mpsc::channel::<()>();
-    let (busy, is_busy) = mpsc::channel();
-    let f = move |_: &raddle::RunContext<'_>| {
-        busy.send(()).expect("somebody waits for it");
-        // Ends when the sender is dropped.
-        _ = gone.recv();
-    };
-    engine.push_sync(f, [], []).expect("push");
-    is_busy.recv().expect("the worker runs it");
-    go
-}
 
 fn inside() {
     let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);

@@ -15,24 +15,11 @@ use raddle::{Engine, Token};
 use raddle_benches::{
     machine,
     report::{Report, Table, number},
+    runtime::occupy,
 };
 
 /// Pending operations at a time: enough that the ends of a batch do not count.
 const BATCH: u64 = 4_096;
-
-/// Keeps the only worker busy until the sender is dropped.
-fn occupy(engine: &Engine) -> mpsc::Sender<()> {
-    let (go, gone) = mpsc::channel::<()>();
-    let (busy, is_busy) = mpsc::channel();
-    let f = move |_: &raddle::RunContext<'_>| {
-        busy.send(()).expect("somebody waits for it");
-        // Ends when the sender is dropped.
-        _ = gone.recv();
-    };
-    engine.push_sync(f, [], []).expect("push");
-    is_busy.recv().expect("the worker runs it");
-    go
-}
 
 /// The time of `count` calls of `push`, without the runs of what it pushed.
 fn pushes(engine: &Engine, count: u64, mut push: impl FnMut(u64)) -> Duration {

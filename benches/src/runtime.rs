@@ -83,6 +83,24 @@ impl Raddle {
     }
 }
 
+/// Keeps the only worker of an engine busy until the sender is dropped.
+///
+/// # Panics
+/// If the engine is shut down.
+#[must_use]
+pub fn occupy(engine: &Engine) -> std::sync::mpsc::Sender<()> {
+    let (go, gone) = std::sync::mpsc::channel::<()>();
+    let (busy, is_busy) = std::sync::mpsc::channel();
+    let f = move |_: &RunContext<'_>| {
+        busy.send(()).expect("somebody waits for it");
+        // Ends when the sender is dropped.
+        _ = gone.recv();
+    };
+    engine.push_sync(f, [], []).expect("push");
+    is_busy.recv().expect("the worker runs it");
+    go
+}
+
 impl Runtime for Raddle {
     fn name(&self) -> &str {
         &self.name

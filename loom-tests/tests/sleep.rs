@@ -35,6 +35,29 @@ fn take(worker: &Worker<Number>) -> Option<Number> {
     Some(number)
 }
 
+/// Starts a thread for each worker, which carries it and does `f`.
+fn carried<R: 'static>(workers: Vec<Worker<Number>>, f: fn(Worker<Number>) -> R) -> Vec<thread::JoinHandle<R>> {
+    let carry = |worker: Worker<Number>| {
+        thread::spawn(move || {
+            worker.lane().sleep().carry(worker.index(), worker.index());
+            f(worker)
+        })
+    };
+    workers.into_iter().map(carry).collect()
+}
+
+/// Takes one operation, and no more. The worker may have others in its deque, for the others to steal.
+fn take_one(worker: Worker<Number>) -> (Number, Worker<Number>) {
+    (take(&worker).unwrap(), worker)
+}
+
+/// Each of the operations up to `count` was [taken](take_one) once.
+fn assert_taken_once(threads: Vec<thread::JoinHandle<(Number, Worker<Number>)>>, count: Number) {
+    let mut taken: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    taken.sort_unstable_by_key(|&(number, _)| number);
+    assert!(taken.iter().map(|&(number, _)| number).eq(0..count));
+}
+
 /// One worker that waits for `expected` operations, one pusher that injects as many.
 fn one_worker(bands: &'static [u8]) -> impl Fn() + Send + Sync + 'static {
     move || {
@@ -74,15 +97,7 @@ fn two_pushes_reach_one_worker() {
 fn what_is_pushed_while_one_worker_searches_is_taken_and_the_end_reaches_all() {
     model(1, Flavour::Contract, || {
         let (lane, workers) = lane(2);
-        let threads: Vec<_> = workers
-            .into_iter()
-            .map(|worker| {
-                thread::spawn(move || {
-                    worker.lane().sleep().carry(worker.index(), worker.index());
-                    std::iter::from_fn(|| take(&worker)).count()
-                })
-            })
-            .collect();
+        let threads = carried(workers, |worker| std::iter::from_fn(|| take(&worker)).count());
         lane.inject(op(0, DEFAULT_BAND));
         lane.inject(op(1, DEFAULT_BAND));
         lane.end();
@@ -104,21 +119,9 @@ fn what_is_pushed_while_one_worker_searches_is_taken_and_the_end_reaches_all() {
 fn two_pushes_reach_two_workers_that_take_one_operation_each() {
     model(2, Flavour::Contract, || {
         let (lane, workers) = lane(2);
-        let threads: Vec<_> = workers
-            .into_iter()
-            .map(|worker| {
-                thread::spawn(move || {
-                    worker.lane().sleep().carry(worker.index(), worker.index());
-                    let number = take(&worker).unwrap();
-                    // The worker may have the other operation in its deque, for the other one to steal.
-                    (number, worker)
-                })
-            })
-            .collect();
+        let threads = carried(workers, take_one);
         (0..2).for_each(|number| lane.inject(op(number, DEFAULT_BAND)));
-        let mut taken: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        taken.sort_unstable_by_key(|&(number, _)| number);
-        assert!(taken.iter().map(|&(number, _)| number).eq(0..2));
+        assert_taken_once(threads, 2);
     });
 }
 
@@ -203,18 +206,7 @@ fn what_a_thief_leaves_in_its_deque_reaches_a_worker_that_has_looked_in_vain() {
     model(1, Flavour::Contract, || {
         let (_, workers) = lane(3);
         (0..3).for_each(|number| workers[0].keep(op(number, DEFAULT_BAND), false));
-        let threads: Vec<_> = workers
-            .into_iter()
-            .map(|worker| {
-                thread::spawn(move || {
-                    worker.lane().sleep().carry(worker.index(), worker.index());
-                    (take(&worker).unwrap(), worker)
-                })
-            })
-            .collect();
-        let mut taken: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        taken.sort_unstable_by_key(|&(number, _)| number);
-        assert!(taken.iter().map(|&(number, _)| number).eq(0..3));
+        assert_taken_once(carried(workers, take_one), 3);
     });
 }
 

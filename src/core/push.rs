@@ -11,7 +11,7 @@ use crate::{
     sync::Ordering::Relaxed,
     task::{Entry, Refs, Task, Work, flag},
     threads,
-    tracker::{self, Mode, OpRef, ReadyList},
+    tracker::{self, Mode, OpRef, ReadyList, VarQueue},
     variable::VarCell,
 };
 
@@ -23,7 +23,19 @@ impl Core {
         self.push_normalised(spec, entries, work, false)
     }
 
-    /// Checks that the variables are this engine's, and not deleted as far as can be seen. Sorts the entries by variable and
+    /// That a variable is this engine's, and not deleted as far as can be seen.
+    #[inline]
+    pub(crate) fn admit(&self, queue: &VarQueue<Task>) -> Result<(), PushError> {
+        if queue.owner() != self.mark() {
+            return Err(PushError::ForeignVariable);
+        }
+        if queue.is_closed() {
+            return Err(PushError::DeletedVariable);
+        }
+        Ok(())
+    }
+
+    /// [Admits](Self::admit) the variables. Sorts the entries by variable and
     /// makes them distinct: what is both read and mutated counts as mutated, and as overwritten only if nothing else was
     /// said.
     #[inline]
@@ -33,12 +45,7 @@ impl Core {
         for entry in entries.iter() {
             // SAFETY: whoever made the entry keeps a handle until the push is over.
             let queue = unsafe { entry.cell.as_ref() }.queue();
-            if queue.owner() != self.mark() {
-                return Err(PushError::ForeignVariable);
-            }
-            if queue.is_closed() {
-                return Err(PushError::DeletedVariable);
-            }
+            self.admit(queue)?;
             queue.prefetch();
             sorted &= queue.id() >= above;
             above = queue.id() + 1;

@@ -48,7 +48,7 @@ impl Core {
         f: impl FnOnce(&RunContext<'_>) + Send + 'static,
     ) -> Result<(), PushError> {
         let entry = Entry { cell: token.ptr(), mode: Mode::Overwrite, refs: Refs::None };
-        self.normalise(&mut SmallVec::from_slice(&[entry]))?;
+        self.admit(token.cell().queue())?;
         if !token.cell().queue().close() {
             return Err(PushError::DeletedVariable);
         }

@@ -26,7 +26,7 @@ use raddle::{
     Var, WaitError,
 };
 
-use super::{Bytes, PLANNED, elsewhere, engine_plan, watched};
+use super::{Bytes, PLANNED, elsewhere, engine_plan, in_the_end, watched};
 use crate::common::{Droppable, Drops, KINDS, lock, poll_once, program::Source};
 
 // ------------------------------------------------------------------------------------------------- programs ----
@@ -785,15 +785,7 @@ fn run(world: &Arc<World>) -> Result<(), String> {
     drop((operators, variables));
     world.enter("waits until everything is gone");
     // Where the last handle was dropped inside an operation, the end goes on in the background.
-    let mut looks = 0;
-    while let Err(error) = world.check() {
-        looks += 1;
-        if looks > 5_000 {
-            return Err(error);
-        }
-        thread::sleep(Duration::from_millis(1));
-        world.use_pocket();
-    }
+    in_the_end(|| world.check().inspect_err(|_| world.use_pocket()))?;
     match lock(&world.violations).first() {
         None => Ok(()),
         Some(violation) => Err(violation.clone()),

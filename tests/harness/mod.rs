@@ -167,6 +167,18 @@ pub fn watched(target: &'static str, input: &[u8], f: impl FnOnce(&Watch) -> Res
     }
 }
 
+/// Looks until `check` finds nothing wrong, for what goes on in the background; `Err` if it still does after 5,000 looks.
+/// These are counted and not the time, as by the watchdog.
+pub fn in_the_end(mut check: impl FnMut() -> Result<(), String>) -> Result<(), String> {
+    for _ in 0..5_000 {
+        if check().is_ok() {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    check()
+}
+
 fn look() {
     loop {
         thread::sleep(BETWEEN_LOOKS);

@@ -15,7 +15,7 @@ use std::{
     },
     task::Poll,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use raddle::{
@@ -24,7 +24,7 @@ use raddle::{
 };
 
 use super::{
-    Bytes, PLANNED, Planned, Watch, elsewhere, engine_plan,
+    Bytes, PLANNED, Planned, Watch, elsewhere, engine_plan, in_the_end,
     shapes::{self, Content, Narrow, Ref, SHAPES, Submitted, Wide},
     watched,
 };
@@ -1116,11 +1116,7 @@ fn run(program: &Arc<Program>, plan: &Builder, watch: &Watch) -> Result<(), Stri
     drop(engine);
     // The function of an asynchronous operator whose completion was used elsewhere may still be on its way out, and keeps
     // the operator until then.
-    let end = Instant::now() + Duration::from_secs(10);
-    while world.drops.check().is_err() && Instant::now() < end {
-        thread::yield_now();
-    }
-    world.drops.check()
+    in_the_end(|| world.drops.check())
 }
 
 fn compare(target: &'static str, data: &[u8], is_typed: bool) {
