@@ -71,7 +71,10 @@ mod variable;
 pub use builder::Builder;
 pub use completion::Completion;
 pub use context::RunContext;
-pub use device::Context;
+pub use device::{
+    Context, DeviceError, DeviceVec, GpuDriver, PinnedVec,
+    simulated::{self, SimulatedGpu, SimulatedStream},
+};
 pub use engine::{Engine, Shutdown};
 pub use error::{BoxError, BuildError, Cause, OpError, PushError, ShutdownError, WaitError};
 pub use handle::{OpHandle, VarWait};

@@ -1,0 +1,479 @@
+//! A GPU that is not there: its memory is the host's, its streams are lists of commands, its kernels are closures.
+//!
+//! Results are real, times are made up. A command takes as long as [`Builder`] says, on one of the device's engines: one
+//! that copies in, one that copies out, and one or more that compute. What it does is done at the end of that time. As on
+//! hardware, commands of one stream come one after the other, streams wait for each other's events, and everything else
+//! has no order; with a [seed](Builder::seed), what is ready is picked at random, so that a wait that is missing shows.
+//!
+//! The device has no thread. It gets on when one of its streams is polled, and works off the commands of all streams
+//! then. A kernel may therefore run on any thread that polls, at the time of a poll, and must not wait for the device
+//! itself.
+//!
+//! Errors have the numbers of CUDA: 2 for memory that is not there, 46 for a device that was lost by
+//! [`lose`](SimulatedGpu::lose), 700 for a command that [was made to fail](SimulatedGpu::fail_at), 719 for a kernel that
+//! panicked, and 801 for a call that [was refused](SimulatedGpu::refuse_at).
+//!
+//! ```
+//! use std::time::Duration;
+//! use raddle::{SimulatedGpu, simulated::Clock};
+//!
+//! let gpu = SimulatedGpu::builder()
+//!     .copy_in_bandwidth(12_000_000_000)
+//!     .compute_engines(2)
+//!     .clock(Clock::Manual)
+//!     .build();
+//! gpu.advance(Duration::from_millis(1));
+//! assert_eq!(gpu.counts().launches, 0);
+//! ```
+
+use std::{
+    alloc::{Layout, alloc, dealloc, handle_alloc_error},
+    any::Any,
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{Address, Block, DeviceError, Driver, Event, GpuDriver, Home, Place, Recorded, Role, Stream, pool};
+use crate::sync::{Condvar, Mutex, lock};
+
+mod kernel;
+mod timeline;
+
+pub use kernel::{KernelArgs, SimulatedStream};
+pub(super) use timeline::Moment;
+use timeline::{Call, Command, State, Work};
+
+/// What moves a simulated device's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Clock {
+    /// The machine's clock.
+    Real,
+    /// [`SimulatedGpu::advance`], and nothing else.
+    Manual,
+    /// There is no time: whatever has to wait for nothing is done as soon as somebody polls.
+    Instantly,
+}
+
+/// The options of a simulated GPU. The numbers of a new one are in the range of hardware, and picked.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    copy_in: u64,
+    copy_out: u64,
+    launch_latency: Duration,
+    kernel_time: Duration,
+    compute_engines: usize,
+    memory: usize,
+    clock: Clock,
+    seed: Option<u64>,
+}
+
+impl Builder {
+    fn new() -> Self {
+        Self {
+            copy_in: 12_000_000_000,
+            copy_out: 12_000_000_000,
+            launch_latency: Duration::from_micros(4),
+            kernel_time: Duration::from_micros(10),
+            compute_engines: 1,
+            memory: 1 << 30,
+            // Models have no clock.
+            clock: if cfg!(any(raddle_loom, raddle_shuttle)) { Clock::Instantly } else { Clock::Real },
+            seed: None,
+        }
+    }
+
+    /// Bytes per second of copies to the device, of those within it, and of those from another device. Default: 12 GB/s.
+    /// 0 counts as 1.
+    #[must_use]
+    pub fn copy_in_bandwidth(mut self, bytes_per_second: u64) -> Self {
+        self.copy_in = bytes_per_second.max(1);
+        self
+    }
+
+    /// Bytes per second of copies from the device. Default: 12 GB/s. 0 counts as 1.
+    #[must_use]
+    pub fn copy_out_bandwidth(mut self, bytes_per_second: u64) -> Self {
+        self.copy_out = bytes_per_second.max(1);
+        self
+    }
+
+    /// The least time from the call that issues a copy or a kernel to its start. It keeps no engine busy. Default: 4 µs.
+    #[must_use]
+    pub fn launch_latency(mut self, latency: Duration) -> Self {
+        self.launch_latency = latency;
+        self
+    }
+
+    /// The time of kernels that are launched with a duration of zero. Default: 10 µs.
+    #[must_use]
+    pub fn kernel_time(mut self, time: Duration) -> Self {
+        self.kernel_time = time;
+        self
+    }
+
+    /// How many kernels run side by side. Default: 1, which 0 counts as, too.
+    #[must_use]
+    pub fn compute_engines(mut self, count: usize) -> Self {
+        self.compute_engines = count.max(1);
+        self
+    }
+
+    /// The device's memory in bytes. What does not fit is refused. Default: 1 GiB.
+    #[must_use]
+    pub fn memory(mut self, bytes: usize) -> Self {
+        self.memory = bytes;
+        self
+    }
+
+    /// What moves the time. Default: [`Clock::Real`].
+    #[must_use]
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Makes the device pick at random among what it may do next, from this seed, and leave some of it for later polls.
+    /// Default: what can be done first comes first, prioritised work before other, and what was issued first.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Makes the GPU.
+    #[must_use]
+    pub fn build(self) -> SimulatedGpu {
+        use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        SimulatedGpu(Arc::new(Device {
+            // Relaxed: only distinct numbers are needed.
+            number: NEXT.fetch_add(1, Relaxed),
+            state: Mutex::new(State::new(self.compute_engines, self.clock, self.seed)),
+            idle: Condvar::new(),
+            pool: pool::Pool::new(),
+            options: self,
+        }))
+    }
+}
+
+/// What a simulated GPU was asked for so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Kernels launched.
+    pub launches: u64,
+    /// Copies issued.
+    pub copies: u64,
+    /// Bytes of copies done.
+    pub bytes_copied: u64,
+    /// Events recorded.
+    pub records: u64,
+    /// Waits for events.
+    pub waits: u64,
+    /// Marks for the host.
+    pub marks: u64,
+    /// Questions for the last mark that has passed.
+    pub polls: u64,
+    /// Questions whether a stream is sound.
+    pub probes: u64,
+    /// Pieces of memory that were made, on the device or pinned.
+    pub allocations: u64,
+    /// Pieces of memory that were given out again.
+    pub reuses: u64,
+}
+
+/// What an engine of a simulated GPU has done so far. Times count from when the GPU was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EngineUsage {
+    /// Commands done.
+    pub commands: u64,
+    /// How long it was busy with them, in sum.
+    pub busy: Duration,
+    /// When the first of them began.
+    pub first_start: Option<Duration>,
+    /// When the last of them ended.
+    pub last_end: Option<Duration>,
+}
+
+/// What the engines of a simulated GPU have done so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Usage {
+    /// The one that copies to the device, and from device to device.
+    pub copy_in: EngineUsage,
+    /// The one that copies from the device.
+    pub copy_out: EngineUsage,
+    /// Those that run kernels.
+    pub compute: Vec<EngineUsage>,
+}
+
+/// A simulated GPU. See [`simulated`](self).
+///
+/// Clones are the same device. Any thread may use any of them, while engines use the device.
+#[derive(Clone)]
+pub struct SimulatedGpu(Arc<Device>);
+
+struct Device {
+    /// Distinct from that of every other simulated device.
+    number: u64,
+    options: Builder,
+    state: Mutex<State>,
+    /// Told whenever an effect has ended after the device was lost.
+    idle: Condvar,
+    pool: pool::Pool,
+}
+
+impl SimulatedGpu {
+    /// A GPU with the options of a new [`Builder`].
+    #[must_use]
+    pub fn new() -> Self {
+        Self::builder().build()
+    }
+
+    /// The options for a GPU.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::new()
+    }
+
+    /// Moves the time of a device with a [manual clock](Clock::Manual). What is done by then, the next poll finds done.
+    /// Nothing happens where the clock is another one.
+    pub fn advance(&self, by: Duration) {
+        lock(&self.0.state).advance_clock(by);
+    }
+
+    /// Loses the device, as if it had been pulled out: what is not done will never be, and every call of the engine's
+    /// gives an error from now on. A kernel that runs at this moment ends first.
+    pub fn lose(&self) {
+        self.0.lose(DeviceError::lost(46, "the simulated device was taken away"));
+    }
+
+    /// Makes the `n`-th copy or kernel issued from now on fail when its time has come, as one that touches memory that is
+    /// not its own: the device is lost then. 1 is the next one; 0 takes it back.
+    pub fn fail_at(&self, n: u64) {
+        lock(&self.0.state).fail_in = n;
+    }
+
+    /// Makes the `n`-th call from now on fail without an effect, and leave the device as it is. Copies, launches, events,
+    /// waits, marks and allocations are calls. 1 is the next one; 0 takes it back.
+    pub fn refuse_at(&self, n: u64) {
+        lock(&self.0.state).refuse_in = n;
+    }
+
+    /// Makes the device stand still: it takes commands and does nothing, until [`resume`](Self::resume).
+    pub fn stall(&self) {
+        lock(&self.0.state).stall();
+    }
+
+    /// Ends a [stall](Self::stall). What had not begun begins now at the earliest.
+    pub fn resume(&self) {
+        lock(&self.0.state).resume();
+    }
+
+    /// What was asked for so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        lock(&self.0.state).counts
+    }
+
+    /// What was done so far, and when.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        lock(&self.0.state).usage()
+    }
+}
+
+impl Default for SimulatedGpu {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for SimulatedGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimulatedGpu").field("options", &self.0.options).finish_non_exhaustive()
+    }
+}
+
+impl From<SimulatedGpu> for GpuDriver {
+    fn from(gpu: SimulatedGpu) -> Self {
+        Self(Arc::new(gpu))
+    }
+}
+
+/// The layout of a block of `bytes`.
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes, pool::ALIGNMENT).expect("the pool asks for no more than can be addressed")
+}
+
+impl Device {
+    fn lose(&self, error: DeviceError) {
+        let leftovers = lock(&self.state).lose(error);
+        // Kernels have drops of the program's: no lock is held.
+        drop(leftovers);
+    }
+
+    /// Makes a piece of memory, filled with something that is not zero if it is the device's.
+    fn ask(&self, place: Place, bytes: usize) -> Result<Address, DeviceError> {
+        let mut state = lock(&self.state);
+        if place == Place::Device {
+            if bytes > self.options.memory - state.allocated {
+                let left = self.options.memory - state.allocated;
+                let message = format!("the simulated device has {left} bytes of memory left, and {bytes} are needed");
+                return Err(DeviceError::refused(2, message));
+            }
+            state.allocated += bytes;
+        }
+        state.counts.allocations += 1;
+        drop(state);
+        let layout = layout(bytes);
+        // SAFETY: the layout is not empty, since the pool serves what is itself.
+        let ptr = unsafe { alloc(layout) };
+        if ptr.is_null() {
+            handle_alloc_error(layout);
+        }
+        let (home, fill) = if place == Place::Device { (Home::Simulated(self.number), 0xA5) } else { (Home::Host, 0) };
+        // SAFETY: it is that large, and new.
+        unsafe { ptr.write_bytes(fill, bytes) };
+        Ok(Address { place, home, ptr })
+    }
+
+    /// Ends a piece of memory.
+    fn release(&self, address: Address, bytes: usize) {
+        if address.place == Place::Device {
+            lock(&self.state).allocated -= bytes;
+        }
+        // SAFETY: `ask` has made it with this layout; it comes from the pool, where nobody uses it.
+        unsafe { dealloc(address.ptr(), layout(bytes)) };
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        for place in [Place::Device, Place::Pinned] {
+            self.pool.release(place, |address, bytes| self.release(address, bytes));
+        }
+    }
+}
+
+impl Driver for SimulatedGpu {
+    fn name(&self) -> String {
+        "simulated GPU".to_owned()
+    }
+
+    fn open(&self, role: Role) -> Result<Box<dyn Stream>, DeviceError> {
+        let index = lock(&self.0.state).open(role)?;
+        Ok(Box::new(Simulated { device: Arc::clone(&self.0), index }))
+    }
+
+    fn allocate(&self, place: Place, bytes: usize) -> Result<Block, DeviceError> {
+        let device = &*self.0;
+        lock(&device.state).call(Call::Allocate)?;
+        let mut asked = bytes == 0;
+        let ask = |bytes| {
+            asked = true;
+            device.ask(place, bytes)
+        };
+        let block = device.pool.allocate(place, bytes, ask, |address, bytes| device.release(address, bytes))?;
+        if !asked {
+            lock(&device.state).counts.reuses += 1;
+        }
+        Ok(block)
+    }
+
+    fn give_back(&self, block: Block) {
+        self.0.pool.give_back(block);
+    }
+}
+
+/// One stream of a simulated device.
+struct Simulated {
+    device: Arc<Device>,
+    /// Its place among the device's streams.
+    index: usize,
+}
+
+impl Simulated {
+    /// Adds a command to the stream, or says why not.
+    fn issue(&self, call: Call, command: Command) -> Result<(), DeviceError> {
+        let mut state = lock(&self.device.state);
+        if let Err(error) = state.call(call) {
+            // Its drop may be the program's.
+            drop(state);
+            drop(command);
+            return Err(error);
+        }
+        state.issue(self.index, command);
+        Ok(())
+    }
+
+    fn launch(&self, duration: Duration, kernel: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
+        let options = &self.device.options;
+        let duration = if duration.is_zero() { options.kernel_time } else { duration };
+        let work = Work::Kernel(timeline::Kernel::new(kernel));
+        self.issue(Call::Launch, Command::Timed { work, duration, latency: options.launch_latency })
+    }
+}
+
+impl Drop for Simulated {
+    fn drop(&mut self) {
+        lock(&self.device.state).close(self.index);
+    }
+}
+
+impl Stream for Simulated {
+    fn record(&mut self) -> Result<Event, DeviceError> {
+        let moment = Arc::new(Moment::new());
+        self.issue(Call::Record, Command::Record(Arc::clone(&moment)))?;
+        Ok(Event(Recorded::Simulated(moment)))
+    }
+
+    fn wait(&mut self, event: &Event) -> Result<(), DeviceError> {
+        match &event.0 {
+            Recorded::Simulated(moment) => self.issue(Call::Wait, Command::Wait(Arc::clone(moment))),
+        }
+    }
+
+    fn mark(&mut self, seq: u64) -> Result<(), DeviceError> {
+        self.issue(Call::Mark, Command::Mark(seq))
+    }
+
+    fn passed(&mut self) -> Result<u64, DeviceError> {
+        let mut state = lock(&self.device.state);
+        state.counts.polls += 1;
+        Ok(timeline::work(&self.device.state, state, &self.device.idle)?.passed(self.index))
+    }
+
+    fn probe(&mut self) -> Result<(), DeviceError> {
+        let mut state = lock(&self.device.state);
+        state.counts.probes += 1;
+        timeline::work(&self.device.state, state, &self.device.idle).map(drop)
+    }
+
+    unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
+        let home = Home::Simulated(self.device.number);
+        for address in [from, to] {
+            // Any simulated memory is the host's, so that copies between devices need nothing else.
+            if !matches!(address.home, Home::Host | Home::Simulated(_)) {
+                return Err(DeviceError::refused(-1, "a simulated device cannot copy memory of a real one"));
+            }
+        }
+        let options = &self.device.options;
+        let out = from.place == Place::Device && (to.place == Place::Pinned || from.home == home && to.home != home);
+        let bandwidth = if out { options.copy_out } else { options.copy_in };
+        let nanos = u128::from(bytes as u64) * 1_000_000_000 / u128::from(bandwidth);
+        let duration = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        let work = Work::Copy { from, to, bytes, out };
+        self.issue(Call::Copy, Command::Timed { work, duration, latency: options.launch_latency })
+    }
+
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod tests;

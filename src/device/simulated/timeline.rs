@@ -1,0 +1,512 @@
+//! What a simulated device has to do, and in what order it does it.
+//!
+//! # States
+//!
+//! The first command of a stream is in one of these; those behind it have only been issued.
+//!
+//! | state | what it waits for |
+//! |---|---|
+//! | blocked | the moment in a `Wait`, to pass |
+//! | ready | for `Timed`, an engine that is free; else nothing |
+//! | started (`Timeline::started`) | the end of its time |
+//! | executing (`Timeline::executing`) | the thread that does what it does, without the lock |
+//!
+//! # Who may touch what
+//!
+//! All of it is behind one lock, but for the effects: copying bytes, calling a kernel. Those are done without it, by the
+//! thread that has set `executing`, which nobody passes in that stream meanwhile. `running` counts such threads. What
+//! becomes of a device that is lost while one is at work: see [`work`].
+//!
+//! # Time
+//!
+//! Polls may be far apart, so that a poll finds much to do that has a time in the past. Each start and each end is given
+//! the time at which it would have happened: a command starts when it was issued, plus latency, when the one before it
+//! had ended, when the event it waits for had happened, and when an engine was free, whichever is latest.
+
+use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
+
+use smallvec::SmallVec;
+
+use crate::{
+    panics,
+    sync::{
+        Condvar, Mutex, MutexGuard,
+        Ordering::{Acquire, Release},
+        atomic::AtomicU64,
+        lock, wait_until,
+    },
+};
+
+use super::{super::Address, Clock, Counts, DeviceError, EngineUsage, Role, Usage};
+
+/// When a recorded event has happened.
+pub(in crate::device) struct Moment {
+    /// Nanoseconds plus one; 0 as long as it has not. Changed once, under the lock of the device that recorded it.
+    at: AtomicU64,
+}
+
+impl Moment {
+    pub(super) fn new() -> Self {
+        Self { at: AtomicU64::new(0) }
+    }
+
+    fn happen(&self, at: Duration) {
+        let nanos = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX - 1);
+        // Release (edge `event`): what came before the event was done, by threads whose lock this one has had since.
+        self.at.store(nanos + 1, Release);
+    }
+
+    fn at(&self) -> Option<Duration> {
+        // Acquire (edge `event`): a device that waits for another one's event goes on from what that has done.
+        self.at.load(Acquire).checked_sub(1).map(Duration::from_nanos)
+    }
+}
+
+impl fmt::Debug for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Moment").field(&self.at()).finish()
+    }
+}
+
+/// A kernel that has not run. What it captures is dropped behind a barrier.
+pub(super) struct Kernel(Option<Box<dyn FnOnce() + Send>>);
+
+impl Kernel {
+    pub(super) fn new(kernel: Box<dyn FnOnce() + Send>) -> Self {
+        Self(Some(kernel))
+    }
+
+    fn run(mut self) -> Result<(), DeviceError> {
+        let Some(kernel) = self.0.take() else { return Ok(()) };
+        panics::catch(kernel).map_err(|payload| {
+            let text = payload.downcast_ref::<&'static str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+            panics::discard(payload);
+            let text = text.unwrap_or_else(|| "with a payload that is no string".to_owned());
+            DeviceError::lost(719, format!("a kernel panicked: {text}"))
+        })
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        if let Some(kernel) = self.0.take()
+            && let Err(payload) = panics::catch(|| drop(kernel))
+        {
+            log::error!("raddle: the drop of a kernel that was not run panicked");
+            panics::discard(payload);
+        }
+    }
+}
+
+/// What an engine does.
+pub(super) enum Work {
+    Copy { from: Address, to: Address, bytes: usize, out: bool },
+    Kernel(Kernel),
+}
+
+impl Work {
+    fn execute(self) -> Result<(), DeviceError> {
+        match self {
+            Self::Copy { from, to, bytes, .. } => {
+                // SAFETY: who issued it promised that both hold as much until a mark after it has passed, which none does
+                // before this has returned, and that nobody else uses them meanwhile. They may be the same memory.
+                unsafe { std::ptr::copy(from.ptr(), to.ptr(), bytes) };
+                Ok(())
+            }
+            Self::Kernel(kernel) => kernel.run(),
+        }
+    }
+}
+
+/// A command of a stream.
+pub(super) enum Command {
+    Timed { work: Work, duration: Duration, latency: Duration },
+    Record(Arc<Moment>),
+    Wait(Arc<Moment>),
+    Mark(u64),
+}
+
+/// The calls that can be refused.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Call {
+    Allocate,
+    Copy,
+    Launch,
+    Mark,
+    Record,
+    Wait,
+}
+
+struct Issued {
+    command: Command,
+    /// Issued as which one of all streams.
+    number: u64,
+    /// It starts then at the earliest.
+    earliest: Duration,
+    /// It is one that fails.
+    fails: bool,
+}
+
+/// A command that an engine is busy with.
+struct Started {
+    engine: usize,
+    start: Duration,
+    end: Duration,
+}
+
+/// One stream.
+struct Timeline {
+    role: Role,
+    commands: VecDeque<Issued>,
+    started: Option<Started>,
+    executing: bool,
+    /// When the last command that is done was done.
+    until: Duration,
+    /// The last mark passed.
+    passed: u64,
+    /// Its stream was dropped: nothing comes after what is there.
+    closed: bool,
+}
+
+/// The engines: one that copies in, one that copies out, then those that compute.
+const COPY_IN: usize = 0;
+const COPY_OUT: usize = 1;
+const COMPUTE: usize = 2;
+
+#[derive(Clone, Copy, Default)]
+struct Engine {
+    free_at: Duration,
+    usage: EngineUsage,
+}
+
+/// What is behind the device's lock.
+pub(super) struct State {
+    clock: Clock,
+    /// With a manual clock, its time.
+    manual: Duration,
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    origin: std::time::Instant,
+    /// The state of the generator that picks, where something does.
+    random: Option<u64>,
+    timelines: Vec<Timeline>,
+    engines: Vec<Engine>,
+    issued: u64,
+    /// How many threads are executing something.
+    running: usize,
+    stalled: bool,
+    /// Nothing starts before: the end of the last stall.
+    not_before: Duration,
+    lost: Option<DeviceError>,
+    /// The number of bytes of device memory that are made.
+    pub(super) allocated: usize,
+    pub(super) fail_in: u64,
+    pub(super) refuse_in: u64,
+    pub(super) counts: Counts,
+}
+
+/// Something that can be done next.
+#[derive(Clone, Copy)]
+struct Step {
+    /// When it happens.
+    at: Duration,
+    /// In the stream with this index.
+    index: usize,
+    /// What is taken first among what happens at the same time, lowest first.
+    rank: (bool, u64),
+    /// It is the start of a command, on this engine.
+    engine: Option<usize>,
+}
+
+/// What is left of a device that was lost. To be dropped without its lock.
+#[must_use]
+pub(super) struct Leftovers(#[allow(dead_code, reason = "for its drop")] Vec<Issued>);
+
+/// Counts down to the one that is meant.
+fn is_it(countdown: &mut u64) -> bool {
+    let it = *countdown == 1;
+    *countdown = countdown.saturating_sub(1);
+    it
+}
+
+impl State {
+    pub(super) fn new(compute_engines: usize, clock: Clock, seed: Option<u64>) -> Self {
+        Self {
+            clock,
+            manual: Duration::ZERO,
+            #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+            origin: std::time::Instant::now(),
+            random: seed,
+            timelines: Vec::new(),
+            engines: vec![Engine::default(); COMPUTE + compute_engines],
+            issued: 0,
+            running: 0,
+            stalled: false,
+            not_before: Duration::ZERO,
+            lost: None,
+            allocated: 0,
+            fail_in: 0,
+            refuse_in: 0,
+            counts: Counts::default(),
+        }
+    }
+
+    fn now(&self) -> Duration {
+        match self.clock {
+            #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+            Clock::Real => self.origin.elapsed(),
+            Clock::Manual => self.manual,
+            _ => Duration::ZERO,
+        }
+    }
+
+    pub(super) fn advance_clock(&mut self, by: Duration) {
+        self.manual += by;
+    }
+
+    pub(super) fn stall(&mut self) {
+        self.stalled = true;
+    }
+
+    pub(super) fn resume(&mut self) {
+        self.stalled = false;
+        self.not_before = self.now();
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        Usage {
+            copy_in: self.engines[COPY_IN].usage,
+            copy_out: self.engines[COPY_OUT].usage,
+            compute: self.engines[COMPUTE..].iter().map(|engine| engine.usage).collect(),
+        }
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        self.lost.clone().map_or(Ok(()), Err)
+    }
+
+    /// Makes a stream; gives its index.
+    pub(super) fn open(&mut self, role: Role) -> Result<usize, DeviceError> {
+        self.check()?;
+        let timeline = Timeline {
+            role,
+            commands: VecDeque::new(),
+            started: None,
+            executing: false,
+            until: Duration::ZERO,
+            passed: 0,
+            closed: false,
+        };
+        if let Some(index) =
+            self.timelines.iter().position(|old| old.closed && old.commands.is_empty() && !old.executing)
+        {
+            self.timelines[index] = timeline;
+            return Ok(index);
+        }
+        self.timelines.push(timeline);
+        Ok(self.timelines.len() - 1)
+    }
+
+    /// Notes that nothing more is issued on a stream. What was issued goes on.
+    pub(super) fn close(&mut self, index: usize) {
+        self.timelines[index].closed = true;
+    }
+
+    pub(super) fn passed(&self, index: usize) -> u64 {
+        self.timelines[index].passed
+    }
+
+    /// Counts a call, or says why it is refused.
+    pub(super) fn call(&mut self, call: Call) -> Result<(), DeviceError> {
+        self.check()?;
+        if is_it(&mut self.refuse_in) {
+            return Err(DeviceError::refused(801, format!("the simulated device refused a call ({call:?})")));
+        }
+        match call {
+            Call::Allocate => {}
+            Call::Copy => self.counts.copies += 1,
+            Call::Launch => self.counts.launches += 1,
+            Call::Mark => self.counts.marks += 1,
+            Call::Record => self.counts.records += 1,
+            Call::Wait => self.counts.waits += 1,
+        }
+        Ok(())
+    }
+
+    /// Appends a command to a stream.
+    pub(super) fn issue(&mut self, index: usize, command: Command) {
+        let (latency, fails) = match command {
+            Command::Timed { latency, .. } => (latency, is_it(&mut self.fail_in)),
+            _ => (Duration::ZERO, false),
+        };
+        let number = self.issued;
+        self.issued += 1;
+        let earliest = if self.clock == Clock::Instantly { Duration::ZERO } else { self.now() + latency };
+        self.timelines[index].commands.push_back(Issued { command, number, earliest, fails });
+    }
+
+    /// Ends the device. What was recorded counts as having happened, so that other devices do not wait for it.
+    pub(super) fn lose(&mut self, error: DeviceError) -> Leftovers {
+        self.lost.get_or_insert(error);
+        let now = self.now();
+        let mut leftovers = Vec::new();
+        for timeline in &mut self.timelines {
+            timeline.started = None;
+            leftovers.extend(timeline.commands.drain(..));
+        }
+        for issued in &leftovers {
+            if let Command::Record(moment) = &issued.command {
+                moment.happen(now);
+            }
+        }
+        Leftovers(leftovers)
+    }
+
+    /// The next number of the generator (splitmix64, <https://prng.di.unimi.it/splitmix64.c>), where there is one.
+    fn random(&mut self) -> Option<u64> {
+        let state = self.random.as_mut()?;
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = *state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Some(mixed ^ (mixed >> 31))
+    }
+
+    /// What can be done next in the stream with this index.
+    fn step_of(&self, index: usize, now: Duration) -> Option<Step> {
+        let timeline = &self.timelines[index];
+        if timeline.executing {
+            return None;
+        }
+        let first = timeline.commands.front()?;
+        let rank = (timeline.role != Role::Urgent, first.number);
+        if let Some(started) = &timeline.started {
+            return Some(Step { at: started.end, index, rank, engine: None });
+        }
+        let at = timeline.until.max(first.earliest);
+        match &first.command {
+            // Another device's clock may be another one, and ahead. What has happened has happened by now.
+            Command::Wait(moment) => Some(Step { at: at.max(moment.at()?.min(now)), index, rank, engine: None }),
+            Command::Record(_) | Command::Mark(_) => Some(Step { at, index, rank, engine: None }),
+            Command::Timed { work, .. } => {
+                let engines = match work {
+                    Work::Copy { out: false, .. } => COPY_IN..COPY_IN + 1,
+                    Work::Copy { out: true, .. } => COPY_OUT..COPY_OUT + 1,
+                    Work::Kernel(_) => COMPUTE..self.engines.len(),
+                };
+                let engine = engines.min_by_key(|&engine| self.engines[engine].free_at)?;
+                let at = at.max(self.engines[engine].free_at).max(self.not_before);
+                Some(Step { at, index, rank, engine: Some(engine) })
+            }
+        }
+    }
+
+    /// What is done next, of all that can be done by now.
+    fn next_step(&mut self) -> Option<Step> {
+        if self.stalled {
+            return None;
+        }
+        let now = self.now();
+        let steps = (0..self.timelines.len()).filter_map(|index| self.step_of(index, now));
+        let steps: SmallVec<[Step; 8]> = steps.filter(|step| step.at <= now).collect();
+        if steps.is_empty() {
+            return None;
+        }
+        match self.random() {
+            None => steps.into_iter().min_by_key(|step| (step.at, step.rank)),
+            // In one of four cases the rest is left for another poll.
+            Some(random) if random >> 62 == 0 => None,
+            Some(random) => Some(steps[random as usize % steps.len()]),
+        }
+    }
+
+    /// Does a step. Gives what is to be done without the lock, and whether it is to fail.
+    fn take(&mut self, step: Step) -> Option<(Work, bool)> {
+        let timeline = &mut self.timelines[step.index];
+        if let Some(engine) = step.engine {
+            let Some(Command::Timed { duration, .. }) = timeline.commands.front().map(|first| &first.command) else {
+                return None;
+            };
+            let duration = if self.clock == Clock::Instantly { Duration::ZERO } else { *duration };
+            let end = step.at.saturating_add(duration);
+            timeline.started = Some(Started { engine, start: step.at, end });
+            self.engines[engine].free_at = end;
+            return None;
+        }
+        let Issued { command, fails, .. } = timeline.commands.pop_front()?;
+        timeline.until = step.at;
+        match command {
+            Command::Record(moment) => moment.happen(step.at),
+            Command::Wait(_) => {}
+            Command::Mark(seq) => timeline.passed = seq,
+            Command::Timed { work, .. } => {
+                timeline.executing = true;
+                self.running += 1;
+                return Some((work, fails));
+            }
+        }
+        None
+    }
+
+    /// Notes that the work of the stream's started command is done.
+    fn executed(&mut self, index: usize, bytes: u64) {
+        self.running -= 1;
+        let timeline = &mut self.timelines[index];
+        timeline.executing = false;
+        // A device that was lost meanwhile has forgotten it.
+        if let Some(Started { engine, start, end }) = timeline.started.take() {
+            self.counts.bytes_copied += bytes;
+            let usage = &mut self.engines[engine].usage;
+            usage.commands += 1;
+            usage.busy += end - start;
+            usage.first_start = Some(usage.first_start.map_or(start, |first| first.min(start)));
+            usage.last_end = Some(usage.last_end.map_or(end, |last| last.max(end)));
+        }
+    }
+}
+
+/// Does what can be done by now, in all streams.
+///
+/// The error of a device that is lost is given when nothing is executing any more: whoever gets it may end the memory.
+pub(super) fn work<'m>(
+    device: &'m Mutex<State>,
+    mut state: MutexGuard<'m, State>,
+    idle: &Condvar,
+) -> Result<MutexGuard<'m, State>, DeviceError> {
+    loop {
+        if state.lost.is_some() {
+            return quiet(state, idle);
+        }
+        let Some(step) = state.next_step() else { return Ok(state) };
+        let Some((work, fails)) = state.take(step) else { continue };
+        drop(state);
+        let bytes = if let Work::Copy { bytes, .. } = work { bytes as u64 } else { 0 };
+        let done = if fails {
+            drop(work);
+            Err(DeviceError::lost(700, "a command touched memory that is not its own (it was told to fail)"))
+        } else {
+            work.execute()
+        };
+        state = lock(device);
+        state.executed(step.index, bytes);
+        let leftovers = done.err().map(|error| state.lose(error));
+        if state.lost.is_some() {
+            idle.notify_all();
+        }
+        if leftovers.is_some() {
+            // Kernels have drops of the program's.
+            drop(state);
+            drop(leftovers);
+            state = lock(device);
+        }
+    }
+}
+
+/// Waits until nothing is executing on a device that is lost; gives the error.
+fn quiet<'m>(mut state: MutexGuard<'m, State>, idle: &Condvar) -> Result<MutexGuard<'m, State>, DeviceError> {
+    while state.running > 0 {
+        state = wait_until(idle, state, None).unwrap_or_else(|_| unreachable!("there is no deadline"));
+    }
+    state.check()?;
+    Ok(state)
+}
