@@ -4,8 +4,10 @@ use std::{env, num::NonZero, sync::Arc};
 
 use crate::{
     core::Core,
+    device::GpuDriver,
     engine::Engine,
     error::BuildError,
+    gpu::{Gpus, MAX_GPUS},
     kind::EngineKind,
     scheduler::IdlePolicy,
     threads::{Crew, LaneSpec},
@@ -35,6 +37,7 @@ pub struct Builder {
     prioritized_workers: Option<usize>,
     unpinned: bool,
     idle: IdlePolicy,
+    gpus: Vec<GpuDriver>,
 }
 
 impl Builder {
@@ -73,10 +76,17 @@ impl Builder {
         self
     }
 
+    /// Adds a GPU, which operations name by [`Context::Gpu`](crate::Context::Gpu) with the number of GPUs added before. Its
+    /// threads are started with the first operation that is for it.
+    pub fn gpu(mut self, gpu: impl Into<GpuDriver>) -> Self {
+        self.gpus.push(gpu.into());
+        self
+    }
+
     /// Makes the engine and starts its threads.
     ///
     /// # Errors
-    /// Zero or too many workers, an unknown `RADDLE_ENGINE`, or a thread that could not be started.
+    /// Zero or too many workers, too many GPUs, an unknown `RADDLE_ENGINE`, or a thread that could not be started.
     pub fn build(self) -> Result<Engine, BuildError> {
         let kind = match (self.kind, env::var("RADDLE_ENGINE")) {
             (Some(kind), _) => kind,
@@ -94,6 +104,9 @@ impl Builder {
         if workers.max(prioritized) > MAX_WORKERS {
             return Err(BuildError::TooManyWorkers(MAX_WORKERS));
         }
+        if self.gpus.len() > MAX_GPUS {
+            return Err(BuildError::TooManyGpus(MAX_GPUS));
+        }
         let lanes: &[LaneSpec] = &[
             LaneSpec { name: "cpu", workers, idle: self.idle, pinned: !self.unpinned },
             LaneSpec { name: "copy", workers: 1, idle: IdlePolicy::Park, pinned: false },
@@ -106,7 +119,8 @@ impl Builder {
             EngineKind::PerDevice => lanes,
         };
         let (crew, boxed) = Crew::new(lanes);
-        let core = Arc::new(Core::new(kind, crew, (2 * workers + 2).next_power_of_two().min(64)));
+        let gpus = Gpus::new(self.gpus, kind, self.idle);
+        let core = Arc::new(Core::new(kind, crew, gpus, (2 * workers + 2).next_power_of_two().min(64)));
         match core.crew().start(&core, boxed) {
             Ok(placements) => {
                 core.placements.get_or_init(|| placements.into());

@@ -10,6 +10,7 @@ use std::{
 use crate::{
     core::Core,
     device::Context,
+    gpu::GpuStream,
     sync::thread_static,
     task::Task,
     threads,
@@ -222,6 +223,7 @@ pub(crate) fn note_lost(op: OpRef<Task>) -> bool {
 pub struct RunContext<'a> {
     frame: &'a Frame,
     core: &'a Arc<Core>,
+    stream: Cell<Option<&'a mut GpuStream>>,
 }
 
 impl fmt::Debug for RunContext<'_> {
@@ -235,8 +237,8 @@ impl fmt::Debug for RunContext<'_> {
 }
 
 impl<'a> RunContext<'a> {
-    pub(crate) fn new(frame: &'a Frame, core: &'a Arc<Core>) -> Self {
-        Self { frame, core }
+    pub(crate) fn new(frame: &'a Frame, core: &'a Arc<Core>, stream: Option<&'a mut GpuStream>) -> Self {
+        Self { frame, core, stream: Cell::new(stream) }
     }
 
     /// The operation's name; empty if it was given none.
@@ -248,7 +250,12 @@ impl<'a> RunContext<'a> {
     /// The device the operation runs on.
     #[must_use]
     pub fn context(&self) -> Context {
-        Context::Cpu
+        self.core.gpus().context_of(self.frame.op.task().lane)
+    }
+
+    /// The stream that the operation issues its work on, once; `None` on the CPU.
+    pub(crate) fn take_stream(&self) -> Option<&'a mut GpuStream> {
+        self.stream.take()
     }
 
     /// The number of the worker in its lane; `None` on a thread that is no worker, such as a pusher that runs the

@@ -11,11 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytemuck::Pod;
+
 use crate::{
     builder::Builder,
     completion::Completion,
     context::{self, RunContext},
     core::{Core, Entries, Spec},
+    device::{Context, DeviceError, DeviceVec, Driver, PinnedVec},
     error::{BuildError, OpError, PushError, ShutdownError, WaitError},
     handle::VarWait,
     kind::{EngineKind, Placement},
@@ -156,6 +159,36 @@ impl Engine {
     /// Makes a variable with a value.
     pub fn var<T: Send + 'static>(&self, value: T) -> Var<T> {
         Var::new(Token::typed(&self.core, value))
+    }
+
+    /// Makes a variable for `len` values in a device's memory, of unspecified content. The memory comes from a pool; the
+    /// device's driver is asked on the calling thread if there is none.
+    ///
+    /// # Errors
+    /// There is no such device, it has no memory left, or it is lost.
+    pub fn device_var<T: Pod + Send + Sync>(&self, gpu: Context, len: usize) -> Result<Var<DeviceVec<T>>, DeviceError> {
+        let memory = DeviceVec::<T>::new(&self.driver(gpu)?, len)?;
+        Ok(Var::new(Token::placed(&self.core, memory, false)))
+    }
+
+    /// Makes a variable for `len` values in memory of the host that the device copies to and from by itself: page-locked,
+    /// cacheable, at first zero. As for [`device_var`](Self::device_var), it comes from a pool.
+    ///
+    /// # Errors
+    /// There is no such device, there is no memory left, or the device is lost.
+    pub fn pinned_var<T: Pod + Send + Sync>(&self, gpu: Context, len: usize) -> Result<Var<PinnedVec<T>>, DeviceError> {
+        let memory = PinnedVec::<T>::new(&self.driver(gpu)?, len)?;
+        Ok(Var::new(Token::placed(&self.core, memory, true)))
+    }
+
+    fn driver(&self, context: Context) -> Result<Arc<dyn Driver>, DeviceError> {
+        match self.core.gpus().gpu(context) {
+            Some(gpu) => Ok(Arc::clone(&gpu.driver)),
+            None => Err(DeviceError::refused(
+                -1,
+                format!("this engine has no device {context}; give it one with `Builder::gpu`"),
+            )),
+        }
     }
 
     /// Makes a variable without a value: it stands for something outside the engine.

@@ -12,7 +12,11 @@ use std::{
     },
 };
 
-use crate::{device::Context, name::Name, panics};
+use crate::{
+    device::{Context, DeviceError},
+    name::Name,
+    panics,
+};
 
 /// The error type that operations return.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -29,6 +33,8 @@ pub enum Cause {
     LostCompletion,
     /// It had not started when the engine was shut down with [`Shutdown::Cancel`](crate::Shutdown::Cancel).
     Cancelled,
+    /// Its device failed: while it was under way there, or before.
+    Device(DeviceError),
 }
 
 impl Cause {
@@ -54,6 +60,7 @@ impl fmt::Display for Cause {
             Self::Error(error) => write!(f, "{error}"),
             Self::LostCompletion => f.write_str("its completion was dropped unused"),
             Self::Cancelled => f.write_str("it was cancelled by the engine's shutdown before it started"),
+            Self::Device(error) => write!(f, "{error}"),
         }
     }
 }
@@ -164,6 +171,7 @@ impl Error for OpError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self.cause() {
             Cause::Error(error) => Some(&**error),
+            Cause::Device(error) => Some(error),
             _ => None,
         }
     }
@@ -187,6 +195,10 @@ pub enum PushError {
     ShutDown,
     /// The context names a device that this engine does not have.
     NoSuchDevice(Context),
+    /// The thread that serves the device could not be started.
+    DeviceUnavailable(Context),
+    /// The call is for operations of a device, and [`OpBuilder::on`](crate::OpBuilder::on) was not given one.
+    NotOnDevice,
 }
 
 impl fmt::Display for PushError {
@@ -200,7 +212,13 @@ impl fmt::Display for PushError {
                 f.write_str("the operation names a variable twice and mutates it; name it once, as written")
             }
             Self::ShutDown => f.write_str("the engine is shut down or shutting down"),
-            Self::NoSuchDevice(context) => write!(f, "this engine has no device {context}"),
+            Self::NoSuchDevice(context) => {
+                write!(f, "this engine has no device {context}; give it one with `Builder::gpu`")
+            }
+            Self::DeviceUnavailable(context) => {
+                write!(f, "the thread that serves {context} could not be started; see the log")
+            }
+            Self::NotOnDevice => f.write_str("the operation is for a device; name one with `on`"),
         }
     }
 }
@@ -221,6 +239,9 @@ pub enum WaitError {
     /// Too many operations wait inside their functions at once to give their worker's work to another thread; let
     /// operations name what they need as variables instead of waiting for it.
     TooManyWaiting,
+    /// The caller is the function of a device operation, whose thread must not wait: it is what the device's other
+    /// operations go on by. Let operations name what they need as variables.
+    OnDevice,
     /// What was to be waited for could not be pushed.
     Refused(PushError),
     /// The value was taken by an earlier wait on the same handle.
@@ -234,6 +255,7 @@ impl fmt::Display for WaitError {
             Self::TimedOut => f.write_str("the time to wait was up"),
             Self::WouldDeadlock => f.write_str("the wait needs the end of the operation that waits"),
             Self::TooManyWaiting => f.write_str("too many operations wait inside their functions at once"),
+            Self::OnDevice => f.write_str("the function of a device operation cannot wait"),
             Self::Refused(error) => error.fmt(f),
             Self::ValueTaken => f.write_str("the operation's value was already taken"),
         }
@@ -275,6 +297,8 @@ pub enum BuildError {
     UnknownEngine(String),
     /// A thread could not be started.
     Thread(std::io::Error),
+    /// More GPUs were given than the given maximum.
+    TooManyGpus(usize),
 }
 
 impl fmt::Display for BuildError {
@@ -285,6 +309,7 @@ impl fmt::Display for BuildError {
             Self::UnknownEngine(value) => {
                 write!(f, "RADDLE_ENGINE is `{value}`; it may be `Naive`, `Pooled` or `PerDevice`")
             }
+            Self::TooManyGpus(max) => write!(f, "an engine has at most {max} GPUs"),
             Self::Thread(error) => write!(f, "a worker thread could not be started: {error}"),
         }
     }

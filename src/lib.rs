@@ -50,6 +50,7 @@ mod device;
 mod engine;
 mod error;
 mod failures;
+mod gpu;
 mod handle;
 mod kind;
 mod name;
@@ -77,6 +78,7 @@ pub use device::{
 };
 pub use engine::{Engine, Shutdown};
 pub use error::{BoxError, BuildError, Cause, OpError, PushError, ShutdownError, WaitError};
+pub use gpu::GpuStream;
 pub use handle::{OpHandle, VarWait};
 pub use kind::{EngineKind, Placement};
 pub use name::Name;

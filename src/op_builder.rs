@@ -2,13 +2,16 @@
 
 use std::{panic::Location, sync::Arc};
 
+use bytemuck::Pod;
+
 use crate::{
     completion::Completion,
     context::RunContext,
     core::{Entries, Spec},
-    device::Context,
+    device::{Context, DeviceError, DeviceVec, PinnedVec},
     engine::Engine,
     error::{BoxError, Cause, PushError},
+    gpu::GpuStream,
     handle::OpHandle,
     name::Name,
     operator::{Function, Operator},
@@ -16,7 +19,7 @@ use crate::{
     property::Property,
     task::{Entry, Plain, Refs, Returning, Work, async_body, flag},
     tracker::Mode,
-    typed::{Accesses, sealed::List},
+    typed::{Accesses, Var, sealed::List},
     variable::Token,
 };
 
@@ -56,6 +59,14 @@ impl sealed::Sealed for sealed::Never {}
 impl Report for sealed::Never {
     fn into_result(self) -> Result<(), BoxError> {
         self
+    }
+}
+
+/// Runs the function of a device's operation, which always has a stream.
+fn with_stream<R>(cx: &RunContext<'_>, f: impl FnOnce(&mut GpuStream) -> Result<R, Cause>) -> Result<R, Cause> {
+    match cx.take_stream() {
+        Some(stream) => f(stream),
+        None => Err(Cause::Device(DeviceError::lost(-1, "the operation has no stream"))),
     }
 }
 
@@ -131,6 +142,12 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// The device the operation runs on. Default: [`Context::Cpu`].
+    ///
+    /// The function of a device's operation is called on the thread of the device's lane for its
+    /// [property](Self::property): one for copies each way, one for urgent work
+    /// ([`GpuPrioritized`](Property::GpuPrioritized)), one for all other. [`launch`](Self::launch) and
+    /// its siblings give it the lane's stream. Whichever call pushes it, the operation is complete when the device has done
+    /// what was issued.
     pub fn on(mut self, context: Context) -> Self {
         self.context = context;
         self
@@ -219,6 +236,154 @@ impl<'e> OpBuilder<'e> {
             f(unsafe { A::refs(&kept) }).map_err(|error| Cause::Error(error.into()))
         };
         self.enqueue_returning(location, &accesses, f)
+    }
+
+    /// Pushes an operation of a device over typed variables. Its function gets the stream to issue work on, and references
+    /// to the values. See [`GpuStream`].
+    ///
+    /// The function is called when everything that the operation comes after has been issued on the same device, and
+    /// complete elsewhere; so it should return soon. Where a value lies in the host's memory, what devices do with it is
+    /// complete as well.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Context, Engine, SimulatedGpu};
+    /// use std::time::Duration;
+    ///
+    /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
+    /// let gpu = Context::Gpu(0);
+    /// let host = engine.pinned_var::<f32>(gpu, 4)?;
+    /// let device = engine.device_var::<f32>(gpu, 4)?;
+    /// engine.op("fill").push(host.write(), |host| host.fill(1.5))?;
+    /// engine.op("upload").on(gpu).copy_to_device(&host, &device)?;
+    /// engine.op("double").on(gpu).launch(device.write(), |stream, device| {
+    ///     let mut gpu = stream.simulated().expect("it is a simulated device");
+    ///     gpu.launch(Duration::from_micros(5), device, |values| values.iter_mut().for_each(|value| *value *= 2.0))
+    /// })?;
+    /// engine.op("download").on(gpu).copy_from_device(&device, &host)?;
+    /// let sum = engine.op("sum").submit(host.read(), |host| host.iter().sum::<f32>())?;
+    /// assert_eq!(sum.wait()?, 12.0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn launch<A, F, R>(mut self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> R + Send + 'static,
+        R: Report,
+    {
+        let location = Location::caller();
+        let kept = accesses.keep();
+        let f = move |cx: &RunContext<'_>| {
+            // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+            with_stream(cx, |stream| outcome_of(f(stream, unsafe { A::refs(&kept) })))
+        };
+        self.check_device()?;
+        self.enqueue(location, &accesses, 0, Plain::new(f))
+    }
+
+    /// As [`launch`](Self::launch), for a function whose value is had from the handle, once the device has done what it
+    /// issued.
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn try_launch<A, F, R, E>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<R, E> + Send + 'static,
+        R: Send + 'static,
+        E: Into<BoxError>,
+    {
+        let location = Location::caller();
+        let kept = accesses.keep();
+        let f = move |cx: &RunContext<'_>| {
+            with_stream(cx, |stream| {
+                // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+                f(stream, unsafe { A::refs(&kept) }).map_err(|error| Cause::Error(error.into()))
+            })
+        };
+        self.check_device()?;
+        self.enqueue_returning(location, &accesses, f)
+    }
+
+    /// Makes an operator of a device over typed variables, to be pushed often.
+    ///
+    /// # Errors
+    /// See [`PushError`].
+    #[track_caller]
+    pub fn launch_operator<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
+    where
+        A: Accesses,
+        F: for<'a> Fn(&mut GpuStream, A::Refs<'a>) -> R + Send + Sync + 'static,
+        R: Report,
+    {
+        let location = Location::caller();
+        let kept = accesses.keep();
+        let f = move |cx: &RunContext<'_>| {
+            // SAFETY: each run declares `accesses` and calls this once; normalising refuses aliases.
+            with_stream(cx, |stream| outcome_of(f(stream, unsafe { A::refs(&kept) })))
+        };
+        self.check_device()?;
+        self.into_operator(location, &accesses, 0, Function::Sync(Box::new(f)))
+    }
+
+    /// Pushes a copy to a device's memory, of all of it. Unless a [property](Self::property) was set, it goes to the lane for
+    /// copies to the device. Copies of different lengths fail when they run.
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn copy_to_device<T: Pod + Send + Sync>(
+        self,
+        from: &Var<PinnedVec<T>>,
+        to: &Var<DeviceVec<T>>,
+    ) -> Result<(), PushError> {
+        let copy = self.default_property(Property::CopyToGpu);
+        copy.launch((from.read(), to.overwrite()), |stream, (from, to)| stream.copy_in(from, to))
+    }
+
+    /// Pushes a copy from a device's memory, of all of it. Unless a [property](Self::property) was set, it goes to the lane
+    /// for copies from the device. Copies of different lengths fail when they run.
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn copy_from_device<T: Pod + Send + Sync>(
+        self,
+        from: &Var<DeviceVec<T>>,
+        to: &Var<PinnedVec<T>>,
+    ) -> Result<(), PushError> {
+        let copy = self.default_property(Property::CopyFromGpu);
+        copy.launch((from.read(), to.overwrite()), |stream, (from, to)| stream.copy_out(from, to))
+    }
+
+    /// Pushes a copy between two memories of devices, of all of it, on the device of this operation. Unless a
+    /// [property](Self::property) was set, it goes to the lane for copies to the device. Copies of different lengths fail
+    /// when they run.
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn copy_peer<T: Pod + Send + Sync>(
+        self,
+        from: &Var<DeviceVec<T>>,
+        to: &Var<DeviceVec<T>>,
+    ) -> Result<(), PushError> {
+        let copy = self.default_property(Property::CopyToGpu);
+        copy.launch((from.read(), to.overwrite()), |stream, (from, to)| stream.copy_across(from, to))
+    }
+
+    fn default_property(self, property: Property) -> Self {
+        if self.property == Property::Normal { self.property(property) } else { self }
+    }
+
+    fn check_device(&self) -> Result<(), PushError> {
+        if self.context == Context::Cpu { Err(PushError::NotOnDevice) } else { Ok(()) }
     }
 
     /// Pushes an operation over the untyped variables declared so far.
@@ -347,6 +512,15 @@ impl<'e> OpBuilder<'e> {
         self.engine.core().push(spec, &mut self.entries, work)
     }
 
+    /// The lane and the flags of an operation of a device, whose property means `flags`.
+    #[cold]
+    fn route_to_device(&self, flags: u16) -> Result<(u8, u16), PushError> {
+        let core = self.engine.core();
+        let lane = core.gpus().route(core, self.context, self.property)?;
+        // On its lane's thread, whoever pushes.
+        Ok((lane, flags & !flag::EAGER | flag::DEVICE))
+    }
+
     /// Ends the list of entries, and gives the rest of the description.
     #[inline]
     fn finish(
@@ -355,17 +529,18 @@ impl<'e> OpBuilder<'e> {
         accesses: &impl Accesses,
         flags: u16,
     ) -> Result<Spec, PushError> {
-        if self.context != Context::Cpu {
-            return Err(PushError::NoSuchDevice(self.context));
-        }
         accesses.declare(&mut List(&mut self.entries));
         let route = self.property.route(self.engine.core().kind());
+        let (lane, routed) = match self.context {
+            Context::Cpu => (route.lane, route.flags),
+            Context::Gpu(_) => self.route_to_device(route.flags)?,
+        };
         Ok(Spec {
             name: std::mem::take(&mut self.name),
             location,
             priority: route.priority.unwrap_or(self.priority),
-            lane: route.lane,
-            flags: flags | route.flags | if self.no_skip { flag::NO_SKIP } else { 0 },
+            lane,
+            flags: flags | routed | if self.no_skip { flag::NO_SKIP } else { 0 },
         })
     }
 }

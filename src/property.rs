@@ -2,7 +2,8 @@
 
 use crate::{kind::EngineKind, task::flag};
 
-/// What kind of work an operation is. Each has its lane:
+/// What kind of work an operation is. Each has its lane; operations [on a GPU](crate::OpBuilder::on) have that GPU's, the
+/// others:
 ///
 /// | property | `PerDevice` | `Pooled` | `Naive` |
 /// |---|---|---|---|

@@ -39,6 +39,8 @@ pub(crate) mod flag {
     pub(crate) const COLD: u16 = 128;
     /// Shutdown does not cancel it.
     pub(crate) const KEPT: u16 = 256;
+    /// Is a device's.
+    pub(crate) const DEVICE: u16 = 512;
 }
 
 /// The engine's part of an operation's record. What every run needs comes first, on the line of the record's head.
@@ -92,6 +94,17 @@ impl Task {
         }
         // SAFETY: (1).
         unsafe { &(*task).body }.with_mut(|body| unsafe { Body::init(body.cast(), work) });
+    }
+
+    /// The lane of a task, which may have been dropped.
+    ///
+    /// # Safety
+    /// 1. `tracker::followers` shows it.
+    pub(crate) unsafe fn lane_of(task: *const Self) -> u8 {
+        // SAFETY: (1): the record lives, and the field is not dropped with the task.
+        let lane = unsafe { &raw const (*task).lane };
+        // SAFETY: as above; it never changes.
+        unsafe { lane.read() }
     }
 
     pub(crate) fn has(&self, flags: u16) -> bool {
@@ -306,7 +319,10 @@ where
     F: FnOnce(&RunContext<'_>) -> Result<(), Cause> + Send + 'static,
 {
     fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause> {
-        self.0.take().map_or(Ok(()), |f| f(cx))
+        match self.0.take() {
+            Some(f) => f(cx),
+            None => Ok(()),
+        }
     }
 
     fn discard(&mut self) {

@@ -144,8 +144,20 @@ pub(crate) fn share_slot() {
     });
 }
 
+// The thread serves a device's lane.
+thread_static!(static SERVES_DEVICE: Cell<bool> = Cell::new(false));
+
+/// Says that the calling thread serves a lane of a device of `core`.
+pub(crate) fn begin_device_thread(core: &Arc<Core>) {
+    STARTED_FOR.with(|cell| cell.set(Arc::as_ptr(core)));
+    SERVES_DEVICE.with(|cell| cell.set(true));
+}
+
 /// Gives this thread's worker to a spare thread, if it has one: the calling operation is about to wait.
 pub(crate) fn yield_worker() -> Result<(), WaitError> {
+    if SERVES_DEVICE.with(Cell::get) {
+        return Err(WaitError::OnDevice);
+    }
     with_carrier(|carrier| {
         if carrier.looking.get() {
             // This is code that another crate has left to crossbeam's collector.
@@ -261,6 +273,13 @@ impl Crew {
             }
             Err(error) => Err((error, lock(&slot).take())),
         }
+    }
+
+    /// Starts a thread that carries no worker; it is joined with the others.
+    pub(crate) fn spawn_other(&self, name: String, main: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+        let handle = thread::Builder::new().name(name).spawn(main)?;
+        lock(&self.handles).push(handle);
+        Ok(())
     }
 
     /// Finds a thread for `worker`, whose thread is about to sleep; gives it back if there is none.

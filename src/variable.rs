@@ -6,10 +6,12 @@ use crate::{
     context::RunContext,
     core::Core,
     error::{Cause, OpError},
+    gpu::marks::Marks,
     sync::{
+        OnceLock,
         Ordering::{Acquire, Relaxed, Release},
         acquire,
-        atomic::{AtomicBool, AtomicU64},
+        atomic::{AtomicBool, AtomicU8, AtomicU64},
         cell::UnsafeCell,
     },
     task::{Entry, Task, Work},
@@ -32,12 +34,24 @@ pub(crate) struct VarCell {
 struct State {
     /// Mutations that ran to completion. Stored by whoever holds the variable for writing.
     version: AtomicU64,
-    /// Whether `failure` is set. Stored by whoever holds the variable for writing.
-    failed: AtomicBool,
+    /// `trouble`'s bits: what an operation must look at before it runs.
+    trouble: AtomicU8,
     /// The value was dropped by a deletion. Used by whoever holds the variable for writing.
     emptied: AtomicBool,
-    /// Read by whoever holds the variable, written by whoever holds it for writing.
+    /// Read by whoever holds the variable, written by whoever holds it for writing. While operations on it are on their
+    /// way through streams, that is left to lanes of one device, which take turns by `Gpus::exclusively`.
     failure: UnsafeCell<Option<OpError>>,
+    /// What devices have been given to do with the variable, once one was.
+    marks: OnceLock<Marks>,
+}
+
+/// Bits of `State::trouble`.
+mod trouble {
+    /// `failure` is set. Changed by whoever may write that.
+    pub(super) const FAILED: u8 = 1;
+    /// Operations on the variable may be on their way through streams, as `marks` says. Set by whoever issues them, before
+    /// they pass the variable on; cleared by an operation that holds it for writing when they are complete.
+    pub(super) const ON_DEVICE: u8 = 2;
 }
 
 /// A variable and its value.
@@ -52,6 +66,8 @@ struct TypedCell<T> {
 struct ValueInfo {
     layout: Layout,
     needs_drop: bool,
+    /// The value is in the host's memory, where only operations may look that come after what devices do with it.
+    on_host: bool,
     /// # Safety
     /// 1. The cell was made with this info, and the caller holds the variable for writing.
     /// 2. Called once.
@@ -106,7 +122,14 @@ impl VarCell {
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
         // Relaxed: exact for whoever holds the variable; others go by the queue.
-        self.state.failed.load(Relaxed)
+        self.state.trouble.load(Relaxed) & trouble::FAILED != 0
+    }
+
+    /// Whether an operation must look at the variable's failure, or at what devices do with it, before it runs.
+    #[inline]
+    pub(crate) fn is_troubled(&self) -> bool {
+        // Relaxed: as in `has_failed`.
+        self.state.trouble.load(Relaxed) != 0
     }
 
     /// The failure.
@@ -127,7 +150,12 @@ impl VarCell {
     /// 1. The caller holds the variable for writing.
     pub(crate) unsafe fn set_failure(&self, failure: Option<OpError>) -> Option<OpError> {
         // Relaxed: handed on through the queue.
-        self.state.failed.store(failure.is_some(), Relaxed);
+        if failure.is_some() {
+            self.state.trouble.fetch_or(trouble::FAILED, Relaxed);
+        } else {
+            // Relaxed: as above.
+            self.state.trouble.fetch_and(!trouble::FAILED, Relaxed);
+        }
         // SAFETY: (1).
         self.state.failure.with_mut(|slot| std::mem::replace(unsafe { &mut *slot }, failure))
     }
@@ -135,6 +163,51 @@ impl VarCell {
     pub(crate) fn needs_drop(&self) -> bool {
         // Relaxed: exact for whoever holds the variable for writing; for others a hint where the drop may run.
         self.value.needs_drop && !self.state.emptied.load(Relaxed)
+    }
+
+    /// Whether the variable has a value in the host's memory.
+    pub(crate) fn is_host_value(&self) -> bool {
+        self.value.on_host
+    }
+
+    /// Notes that lane `lane`, of `lanes` for devices, issues its operation `seq`, which holds the variable.
+    pub(crate) fn note_on_device(&self, lanes: usize, lane: usize, seq: u64, writes: bool) {
+        let marks = match self.state.marks.get() {
+            Some(marks) => marks,
+            None => {
+                // Another reader's lane may be first.
+                let _ = self.state.marks.set(Marks::new(lanes));
+                self.state.marks.get().expect("they have just been set")
+            }
+        };
+        marks.note(lane, seq, writes);
+        // Relaxed: handed on through the queue.
+        self.state.trouble.fetch_or(trouble::ON_DEVICE, Relaxed);
+    }
+
+    /// The last operation that lane `lane` has issued on the variable; of its writers only if `for_reading`. 0 if there is
+    /// none.
+    pub(crate) fn last_on_device(&self, lane: usize, for_reading: bool) -> u64 {
+        // Relaxed: as in `has_failed`.
+        if self.state.trouble.load(Relaxed) & trouble::ON_DEVICE == 0 {
+            return 0;
+        }
+        self.state.marks.get().map_or(0, |marks| marks.last(lane, for_reading))
+    }
+
+    /// Notes that no device has anything left to do with the variable.
+    ///
+    /// # Safety
+    /// 1. The caller holds the variable for writing, and that is so.
+    pub(crate) unsafe fn leave_device(&self) {
+        // Relaxed: (1), handed on through the queue.
+        self.state.trouble.fetch_and(!trouble::ON_DEVICE, Relaxed);
+    }
+
+    /// As [`mutated`](Self::mutated), by lanes of which several may have operations on the variable on their way.
+    pub(crate) fn mutated_on_device(&self) {
+        // Release: pairs with `version`.
+        self.state.version.fetch_add(1, Release);
     }
 
     /// Drops the value unless that was done.
@@ -183,9 +256,16 @@ impl fmt::Debug for Token {
 impl Token {
     /// A new variable with a value, empty for a bare token.
     pub(crate) fn typed<T: Send + 'static>(core: &Arc<Core>, value: T) -> Self {
+        // What has no size is in nobody's memory.
+        Self::placed(core, value, size_of::<T>() != 0)
+    }
+
+    /// A new variable with a value, which is in the host's memory or is the handle of something that is not.
+    pub(crate) fn placed<T: Send + 'static>(core: &Arc<Core>, value: T, on_host: bool) -> Self {
         let info = ValueInfo {
             layout: Layout::new::<TypedCell<T>>(),
             needs_drop: std::mem::needs_drop::<T>(),
+            on_host,
             drop_value: |cell| {
                 // SAFETY: (1) of `drop_value`.
                 let value = unsafe { value_ptr::<T>(cell) };
@@ -201,9 +281,10 @@ impl Token {
                 value: info,
                 state: State {
                     version: AtomicU64::new(0),
-                    failed: AtomicBool::new(false),
+                    trouble: AtomicU8::new(0),
                     emptied: AtomicBool::new(false),
                     failure: UnsafeCell::new(None),
+                    marks: OnceLock::new(),
                 },
             },
             value: UnsafeCell::new(ManuallyDrop::new(value)),
@@ -289,6 +370,10 @@ impl Work for Free {
         let core = unsafe { &raw const (*cell.as_ptr()).core };
         // SAFETY: as above; nobody uses the field after this.
         let core = ManuallyDrop::into_inner(unsafe { core.read() });
+        // SAFETY: as above.
+        let marks = unsafe { &raw const (*cell.as_ptr()).state.marks };
+        // SAFETY: as above; what devices had to do with the variable was complete before this operation began.
+        drop(unsafe { marks.read() });
         let free = move || {
             // SAFETY: the cell was boxed with this layout; what it owned was dropped: the value, the failure and the core.
             unsafe { std::alloc::dealloc(cell.as_ptr().cast(), layout) };

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use crate::{
     failures::Failures,
+    gpu::Gpus,
     kind::{EngineKind, Placement},
     name::Name,
     sync::{
@@ -24,6 +25,8 @@ mod run;
 mod shutdown;
 mod variables;
 mod wait;
+
+pub(crate) use run::Verdict;
 
 /// How far a shutdown is. Only rises.
 mod phase {
@@ -68,6 +71,7 @@ pub(crate) struct Core {
     tally: Tally,
     failures: Failures,
     crew: Crew,
+    gpus: Gpus,
     /// Where the workers of the first lane were put.
     pub(crate) placements: OnceLock<Box<[Placement]>>,
     /// Engine handles that keep it open.
@@ -85,7 +89,7 @@ impl std::fmt::Debug for Core {
 }
 
 impl Core {
-    pub(crate) fn new(kind: EngineKind, crew: Crew, shards: usize) -> Self {
+    pub(crate) fn new(kind: EngineKind, crew: Crew, gpus: Gpus, shards: usize) -> Self {
         Self {
             kind,
             phase: CachePadded::new(AtomicU8::new(phase::OPEN)),
@@ -93,6 +97,7 @@ impl Core {
             tally: Tally::new(shards),
             failures: Failures::default(),
             crew,
+            gpus,
             placements: OnceLock::new(),
             handles: AtomicUsize::new(1),
         }
@@ -104,6 +109,10 @@ impl Core {
 
     pub(crate) fn crew(&self) -> &Crew {
         &self.crew
+    }
+
+    pub(crate) fn gpus(&self) -> &Gpus {
+        &self.gpus
     }
 
     pub(crate) fn failures(&self) -> &Failures {

@@ -6,6 +6,7 @@ use super::{Core, Entries, Spec, phase};
 use crate::{
     context,
     error::PushError,
+    gpu::FIRST_LANE,
     kind::EngineKind,
     scheduler::{DEFAULT_BAND, band_of},
     sync::Ordering::Relaxed,
@@ -90,13 +91,24 @@ impl Core {
             if flags & at_once != 0 || closed || self.kind == EngineKind::Naive {
                 self.run_at_once(op);
             } else {
-                self.crew.schedule(op);
+                self.schedule(op);
             }
         }
         if pushed.rejected {
             return Err(PushError::DeletedVariable);
         }
         Ok(())
+    }
+
+    /// Puts a ready operation where a worker of its lane takes it.
+    #[inline]
+    fn schedule(&self, op: OpRef<Task>) {
+        let lane = op.task().lane;
+        if lane < FIRST_LANE {
+            self.crew.schedule(op);
+        } else {
+            self.gpus.send(usize::from(lane - FIRST_LANE), op);
+        }
     }
 
     /// Places operations that became ready on this thread.
@@ -144,7 +156,7 @@ impl Core {
             if op.task().has(flag::INLINE) {
                 here.push(op);
             } else {
-                self.crew.schedule(op);
+                self.schedule(op);
             }
         }
         here
@@ -171,7 +183,7 @@ impl Core {
         if at_once || self.kind == EngineKind::Naive || op.task().has(flag::INLINE) || deserted() {
             self.execute(op, ready);
         } else {
-            self.crew.schedule(op);
+            self.schedule(op);
         }
     }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use super::{Core, phase};
 use crate::{
     context::{self, RunContext},
+    device::{Context, DeviceError},
     error::{Cause, OpError},
+    gpu::{FIRST_LANE, GpuStream},
     kind::EngineKind,
     panics,
     sync::{
@@ -21,51 +23,85 @@ impl Core {
     /// Runs a ready operation on this thread and adds what becomes ready by it to `ready`.
     pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
         match self.verdict(op) {
-            Verdict::Run if op.task().has(flag::ASYNC) => self.start_async(op, ready),
+            Verdict::Run if op.task().has(flag::DEVICE | flag::ASYNC) => {
+                if op.task().has(flag::DEVICE) {
+                    self.run_on_device(op, ready);
+                } else {
+                    self.start_async(op, None, ready);
+                }
+            }
             Verdict::Run => {
-                let result = self.call(op);
+                let result = self.call(op, None);
                 self.settle(op, result, ready);
             }
-            Verdict::Skip(failure) => {
-                self.discard(op);
-                self.settle(op, Err(failure), ready);
-            }
-            Verdict::Nothing => {
-                self.discard(op);
-                let ticket = op.task().ticket;
-                tracker::end(op, ready);
-                self.tally.leave(ticket);
-            }
+            Verdict::Skip(failure) => self.skip(op, failure, ready),
+            Verdict::Elsewhere(lane) => self.gpus.send(lane, op),
+            Verdict::Nothing => self.drop_rejected(op, ready),
         }
+    }
+
+    /// Ends an operation that does not run because of `failure`.
+    #[cold]
+    pub(crate) fn skip(self: &Arc<Self>, op: OpRef<Task>, failure: OpError, ready: &mut ReadyList<Task>) {
+        self.discard(op);
+        self.settle(op, Err(failure), ready);
+    }
+
+    /// Ends an operation whose push was refused.
+    #[cold]
+    pub(crate) fn drop_rejected(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
+        self.discard(op);
+        let ticket = op.task().ticket;
+        tracker::end(op, ready);
+        self.tally.leave(ticket);
     }
 
     /// Whether a ready operation may run.
     #[inline]
     fn verdict(&self, op: OpRef<Task>) -> Verdict {
-        let mut failed = false;
+        let mut troubled = false;
         for access in op.op().accesses() {
             access.prefetch_next();
-            failed |= VarCell::of(access).has_failed();
+            troubled |= VarCell::of(access).is_troubled();
         }
         // Relaxed: an operation that starts while the cancellation begins may do either.
-        if failed || op.op().is_rejected() || self.phase.load(Relaxed) == phase::CANCELLING {
-            self.doubtful_verdict(op)
+        if troubled || op.op().is_rejected() || self.phase.load(Relaxed) == phase::CANCELLING {
+            self.doubtful_verdict(op, Context::Cpu)
         } else {
             Verdict::Run
         }
     }
 
+    /// Whether an operation that is ready to be issued on a device may be. What its stream must wait for is not asked here.
+    pub(crate) fn device_verdict(&self, op: OpRef<Task>, at: Context) -> Verdict {
+        self.doubtful_verdict(op, at)
+    }
+
+    /// As [`verdict`](Self::verdict), for an operation that is about to run `at` a device's lane or on the CPU.
     #[cold]
-    fn doubtful_verdict(&self, op: OpRef<Task>) -> Verdict {
+    fn doubtful_verdict(&self, op: OpRef<Task>, at: Context) -> Verdict {
         let task = op.task();
         if op.op().is_rejected() {
             return Verdict::Nothing;
+        }
+        // First, since until then lanes may still change the failures.
+        if let Some(lane) = self.pending_on_device(op, at) {
+            return Verdict::Elsewhere(lane);
         }
         // Relaxed: an operation that starts while the cancellation begins may do either.
         if self.phase.load(Relaxed) == phase::CANCELLING && !task.has(flag::INTERNAL | flag::KEPT) {
             return Verdict::Skip(OpError::new(&task.name, task.location, Cause::Cancelled));
         }
-        if !task.has(flag::NO_SKIP) {
+        let gpu = self.gpus.context_of(task.lane);
+        if let Some(error) = self.gpus.lost(gpu) {
+            return Verdict::Skip(OpError::new(&task.name, task.location, Cause::Device(error.clone())));
+        }
+        if at == Context::Cpu { self.failure_verdict(op) } else { self.gpus.exclusively(|| self.failure_verdict(op)) }
+    }
+
+    /// Whether an operation is skipped because a variable that it names has failed.
+    fn failure_verdict(&self, op: OpRef<Task>) -> Verdict {
+        if !op.task().has(flag::NO_SKIP) {
             for access in op.op().accesses() {
                 let cell = VarCell::of(access);
                 if cell.has_failed() && access.mode() != Mode::Overwrite {
@@ -79,24 +115,55 @@ impl Core {
         Verdict::Run
     }
 
+    /// The lane of a device that still has to complete what `op` comes after, before it may run `at` another device's lane
+    /// or on the CPU.
+    fn pending_on_device(&self, op: OpRef<Task>, at: Context) -> Option<usize> {
+        for access in op.op().accesses() {
+            let cell = VarCell::of(access);
+            if !cell.is_troubled() {
+                continue;
+            }
+            for (number, lane) in self.gpus.lanes().iter().enumerate() {
+                let last = cell.last_on_device(number, access.mode() == Mode::Read);
+                let here = || self.gpus.context_of(FIRST_LANE + number as u8) == at && !cell.is_host_value();
+                if last != 0 && !here() && !lane.timeline.is_complete(last) {
+                    return Some(number);
+                }
+            }
+            if at == Context::Cpu && access.mode().is_write() {
+                // SAFETY: the operation is ready, so it holds the variable, and every lane was asked.
+                unsafe { cell.leave_device() };
+            }
+        }
+        None
+    }
+
+    /// Whether `op` comes after what lanes `at` a device do with `cell` by the order of their streams.
+    pub(crate) fn follows_on_device(&self, op: OpRef<Task>, cell: &VarCell, at: Context) -> bool {
+        self.gpus.context_of(op.task().lane) == at && !cell.is_host_value()
+    }
+
     /// Calls the function of `op`.
-    fn call(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), OpError> {
+    #[inline]
+    pub(crate) fn call(self: &Arc<Self>, op: OpRef<Task>, stream: Option<&mut GpuStream>) -> Result<(), OpError> {
         let result = panics::catch(|| {
             context::enter(self, op, true, |frame| {
                 // SAFETY: the operation is ready, was handed to this thread alone, and is started here only.
-                unsafe { op.start(&RunContext::new(frame, self)) }
+                unsafe { op.start(&RunContext::new(frame, self, stream)) }
             })
         });
-        let cause = match result {
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(cause)) => cause,
-            Err(payload) => Cause::panic(payload),
-        };
-        Err(OpError::new(&op.task().name, op.task().location, cause))
+        result
+            .unwrap_or_else(|payload| Err(Cause::panic(payload)))
+            .map_err(|cause| OpError::new(&op.task().name, op.task().location, cause))
     }
 
     /// Calls the function of an asynchronous operation, which ends when its completion is used.
-    fn start_async(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
+    pub(crate) fn start_async(
+        self: &Arc<Self>,
+        op: OpRef<Task>,
+        stream: Option<&mut GpuStream>,
+        ready: &mut ReadyList<Task>,
+    ) {
         // The completion may end the operation while its function goes on.
         op.hold();
         let mut lost = false;
@@ -110,7 +177,7 @@ impl Core {
                 }
                 let _note = Note(&frame.lost, &mut lost);
                 // SAFETY: the operation is ready, was handed to this thread alone, and is started here only.
-                unsafe { op.start(&RunContext::new(frame, self)) }
+                unsafe { op.start(&RunContext::new(frame, self, stream)) }
             })
         });
         let cause = match result {
@@ -138,9 +205,8 @@ impl Core {
     /// Ends an operation with `result` and adds what becomes ready by it to `ready`.
     pub(crate) fn settle(self: &Arc<Self>, op: OpRef<Task>, result: Result<(), OpError>, ready: &mut ReadyList<Task>) {
         match &result {
-            Ok(()) if op.task().has(flag::SILENT) => {}
+            _ if op.task().has(flag::SILENT | flag::DEVICE) => self.note_special(op, &result),
             Ok(()) => self.count_mutations(op),
-            Err(failure) if op.task().has(flag::SILENT) => self.failures.add_loose(failure.clone()),
             Err(failure) => self.fail_variables(op, failure),
         }
         let ticket = op.task().ticket;
@@ -153,8 +219,7 @@ impl Core {
             } else {
                 self.place_all(ready);
             }
-            // SAFETY: this thread ends the operation.
-            self.guarded(op, false, || unsafe { op.report(result.as_ref().map(|&()| ())) });
+            self.report(op, &result);
             pause::at(Point::CompleteBeforeRetire);
             op.release(spent);
         } else {
@@ -162,6 +227,68 @@ impl Core {
             pause::at(Point::Completed);
         }
         self.tally.leave(ticket);
+    }
+
+    /// What [`settle`](Self::settle) begins with, for an operation that leaves its variables' state alone or is a
+    /// device's.
+    fn note_special(&self, op: OpRef<Task>, result: &Result<(), OpError>) {
+        match result {
+            Ok(()) if op.task().has(flag::SILENT) => {}
+            Err(failure) if op.task().has(flag::SILENT) => self.failures.add_loose(failure.clone()),
+            Ok(()) => {
+                self.clear_overwritten(op);
+                self.count_on_device(op);
+            }
+            Err(failure) => self.fail_on_device(op, failure),
+        }
+    }
+
+    /// Ends an operation that has passed its variables on, and given up `spent` of them, before it was complete.
+    pub(crate) fn conclude(self: &Arc<Self>, op: OpRef<Task>, spent: u32, result: &Result<(), OpError>) {
+        let ticket = op.task().ticket;
+        if op.task().has(flag::REPORTS) {
+            self.report(op, result);
+        }
+        op.release(spent);
+        self.tally.leave(ticket);
+    }
+
+    /// Tells whoever has the operation's handle.
+    fn report(&self, op: OpRef<Task>, result: &Result<(), OpError>) {
+        // SAFETY: this thread ends the operation.
+        self.guarded(op, false, || unsafe { op.report(result.as_ref().map(|&()| ())) });
+    }
+
+    /// Runs an operation of a device on this thread, in the naive engine: to its end on the device.
+    #[cold]
+    fn run_on_device(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
+        let context = self.gpus.context_of(op.task().lane);
+        let device_failed =
+            |error: DeviceError| OpError::new(&op.task().name, op.task().location, Cause::Device(error));
+        let opened = match self.gpus.gpu(context) {
+            Some(gpu) => gpu.take_stream(context).map(|stream| (gpu, stream)),
+            None => Err(DeviceError::lost(-1, "the engine has no such device")),
+        };
+        let (gpu, mut stream) = match opened {
+            Ok(opened) => opened,
+            Err(error) => return self.skip(op, device_failed(error), ready),
+        };
+        if op.task().has(flag::ASYNC) {
+            self.start_async(op, Some(&mut stream), ready);
+            if let Err(error) = stream.finish() {
+                gpu.lose(&error);
+            }
+        } else {
+            let mut result = self.call(op, Some(&mut stream));
+            if let Err(error) = stream.finish() {
+                if error.is_lost() {
+                    gpu.lose(&error);
+                }
+                result = result.and(Err(device_failed(error)));
+            }
+            self.settle(op, result, ready);
+        }
+        gpu.put_back(stream);
     }
 
     /// Drops the function of `op` if it has not run.
@@ -196,11 +323,38 @@ impl Core {
         }
     }
 
+    /// As the first half of [`count_mutations`](Self::count_mutations), for an operation that was issued: operations that
+    /// come after it on the device may run.
+    pub(crate) fn clear_overwritten(&self, op: OpRef<Task>) {
+        for access in op.op().accesses() {
+            let cell = VarCell::of(access);
+            if access.mode() == Mode::Overwrite && cell.has_failed() {
+                // SAFETY: the operation is not passed on yet, so it holds its variables; lanes take turns.
+                let cleared = self.gpus.exclusively(|| unsafe { cell.set_failure(None) });
+                self.failures.clear_variable(cell.queue().id());
+                drop(cleared);
+            }
+        }
+    }
+
+    /// Counts the mutations of an operation that the device has done.
+    pub(crate) fn count_on_device(&self, op: OpRef<Task>) {
+        for access in op.op().accesses().iter().filter(|access| access.mode().is_write()) {
+            VarCell::of(access).mutated_on_device();
+        }
+    }
+
+    /// As [`fail_variables`](Self::fail_variables), for a device's operation, which may have passed its variables on.
+    pub(crate) fn fail_on_device(&self, op: OpRef<Task>, failure: &OpError) {
+        self.gpus.exclusively(|| self.fail_variables(op, failure));
+    }
+
     fn fail_variables(&self, op: OpRef<Task>, failure: &OpError) {
         let mut carried = false;
         for access in op.op().accesses() {
             let cell = VarCell::of(access);
-            // SAFETY: the operation is not passed on yet, so it holds its variables.
+            // SAFETY: the operation is not passed on yet, so it holds its variables; or a device's lane calls this, for
+            // which nobody else looks before the lane's timeline says so but other lanes, and they take turns.
             match unsafe { cell.failure() } {
                 // Where the failure came from, or one that was there before and stays.
                 Some(other) => carried |= other.is_same(failure),
@@ -231,8 +385,10 @@ impl Core {
     }
 }
 
-enum Verdict {
+pub(crate) enum Verdict {
     Run,
     Skip(OpError),
+    /// What it comes after is not complete on that lane of a device.
+    Elsewhere(usize),
     Nothing,
 }

@@ -54,6 +54,7 @@ impl Core {
                 panics::discard(payload);
             }
         }
+        self.gpus.end();
         self.crew.end();
         Ok(())
     }

@@ -48,7 +48,7 @@ impl Core {
         if context::holds(token.ptr()) {
             return Err(WaitError::WouldDeadlock);
         }
-        if cell.queue().is_idle(for_reading) && !cell.has_failed() {
+        if cell.queue().is_idle(for_reading) && !cell.is_troubled() {
             return Ok(None);
         }
         let outcome = Outcome::new();

@@ -222,6 +222,10 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// Puts a block of this driver back into the pool. No call of the device, and no wait beyond that for a short lock.
     /// The device must not be using the block any more.
     fn give_back(&self, block: Block);
+
+    /// Loses the device: the engine does not use it any more, and gives back what commands under way may still use. When
+    /// this has returned the device touches no memory of a block, or no such block comes into use again.
+    fn abandon(&self, error: &DeviceError);
 }
 
 /// A queue of commands of a device. Only the thread that opened it calls it.

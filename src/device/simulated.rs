@@ -387,6 +387,10 @@ impl Driver for SimulatedGpu {
     fn give_back(&self, block: Block) {
         self.0.pool.give_back(block);
     }
+
+    fn abandon(&self, error: &DeviceError) {
+        self.0.lose(DeviceError::lost(error.code(), error.message()));
+    }
 }
 
 /// One stream of a simulated device.

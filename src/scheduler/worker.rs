@@ -124,6 +124,11 @@ impl<T> Worker<T> {
         }
     }
 
+    /// The next operation to run, if there is one now.
+    pub fn try_next(&self) -> Option<OpRef<T>> {
+        self.find()
+    }
+
     /// The next operation to run; waits for one. `None`: the lane has ended.
     pub fn next(&self) -> Option<OpRef<T>> {
         match self.find() {

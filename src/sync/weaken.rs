@@ -24,6 +24,8 @@ pub enum Step {
     LookAgainBeforePark,
     /// `Sleep::notify` orders the push before the look at the sleepers by a fence.
     NotifyFence,
+    /// A lane of a device releases what it knows of its complete operations with their number.
+    CompletionOfMarks,
     /// A dropped `Completion` completes its operation.
     DropCompletes,
     /// `Tally::leave` tells those who wait for the count.

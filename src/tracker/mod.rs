@@ -442,6 +442,38 @@ fn hand_on<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     }
 }
 
+/// Accesses behind one of `op` that [`followers`] looks at. Picked; more readers than that are rarely known so early.
+const MAX_FOLLOWERS: usize = 16;
+
+/// Shows `look` the operations, and their accesses, that are known to come after `op`, which has not been completed: in each
+/// queue the readers behind it and the next writer, or only that writer behind a reader. A few at most, and only those
+/// that are linked now.
+///
+/// The tasks may have been dropped: of readers that stand beside `op`. What does not change by the drop may be read.
+pub fn followers<T>(op: OpRef<T>, mut look: impl FnMut(*const T, &Access<T>)) {
+    for own in op.op().accesses() {
+        let mut at = own;
+        for _ in 0..MAX_FOLLOWERS {
+            // Acquire (edge `link`): the next access and its operation.
+            let word = at.word.load(Acquire, epoch::unprotected());
+            if word.is_null() {
+                break;
+            }
+            // SAFETY: behind an access of an operation that is not complete none is spent, so none is retired.
+            at = unsafe { word.deref() };
+            at.check();
+            if (own.mode().is_write() || at.mode() != Mode::Read)
+                && let Some(op) = at.op_ref()
+            {
+                look(op.task_ptr(), at);
+            }
+            if at.mode().is_write() {
+                break;
+            }
+        }
+    }
+}
+
 /// Makes sure that the tail is past `access`, whose next is `next` by a word with `tag`, so that it can be retired.
 fn pass<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
     if removed(Step::TailPastRetired) {

@@ -468,3 +468,59 @@ fn debug_output_names_the_flags_and_the_counts() {
     assert_eq!(end(last), []);
     assert_eq!(access(last), "Access { mode: Write, read_ok: true, write_ok: true, done: true, has_next: false, .. }");
 }
+
+#[test]
+fn followers_are_what_conflicts_up_to_the_next_writer_of_each_variable() {
+    let (a, b) = (Var::new(1), Var::new(2));
+    let seen = |op: OpRef<Task>| {
+        let mut seen = Vec::new();
+        followers(op, |task, access| seen.push((task, access.queue().id(), access.mode())));
+        seen
+    };
+    let (first, _) = pushed(&[(&a, Write), (&b, Read)]);
+    assert!(seen(first).is_empty(), "nothing stands behind it yet");
+    let (reader, _) = pushed(&[(&a, Read), (&b, Read)]);
+    let (wait, _) = pushed(&[(&a, Await)]);
+    let (writer, _) = pushed(&[(&a, Write), (&b, Overwrite)]);
+    let (late, _) = pushed(&[(&a, Read)]);
+    let task = |op: OpRef<Task>| op.task_ptr().cast_const();
+    assert_eq!(
+        seen(first),
+        [
+            (task(reader), 1, Read),
+            (task(wait), 1, Await),
+            (task(writer), 1, Write),
+            // Of the other variable both are readers, so that only the writer counts.
+            (task(writer), 2, Overwrite),
+        ],
+    );
+    assert_eq!(seen(writer), [(task(late), 1, Read)]);
+    for op in [first, reader, wait, writer, late] {
+        end(op);
+    }
+}
+
+#[test]
+fn followers_end_after_a_few_and_may_have_ended_themselves() {
+    let var = Var::new(1);
+    let (first, _) = pushed(&[(&var, Read)]);
+    // A reader beside the first one may be done before it.
+    let (beside, ready) = pushed(&[(&var, Read)]);
+    assert!(ready);
+    end(beside);
+    let (writer, _) = pushed(&[(&var, Write)]);
+    let mut seen = Vec::new();
+    followers(first, |task, access| seen.push((task, access.mode())));
+    assert_eq!(seen, [(writer.task_ptr().cast_const(), Write)]);
+    let mut readers: Vec<_> = (0..2 * MAX_FOLLOWERS).map(|_| pushed(&[(&var, Read)]).0).collect();
+    let mut count = 0;
+    followers(writer, |_, access| {
+        assert_eq!(access.mode(), Read);
+        count += 1;
+    });
+    assert_eq!(count, MAX_FOLLOWERS);
+    readers.splice(0..0, [first, writer]);
+    for op in readers {
+        end(op);
+    }
+}

@@ -1,0 +1,503 @@
+//! The thread of a device's lane: it issues operations on its stream, watches how far that is, and sends on who waits for
+//! it.
+//!
+//! # States of an operation here
+//!
+//! | state | meaning | next |
+//! |---|---|---|
+//! | sent | in the lane's injector: to be issued here, or a guest that waits for this stream | issued, skipped, watched, or sent on |
+//! | issued | its function has been called and its variables are passed on; in `flights` | complete |
+//! | complete | the device has done it, or never will: it is counted, reported and counted out | – |
+//! | watched | a guest whose operation here is in flight; in `watched` | sent on |
+//!
+//! # When the host asks the device
+//!
+//! An operation that stands before one of the CPU, or before nothing yet while the stream is quiet, is followed by a
+//! *mark*, which `passed` reports. At most one mark for nobody in particular is under way at a time, so that a chain of
+//! operations that only the device cares about costs none beyond that. An operation that stands before one of another
+//! stream of the device is followed by a recorded event. Where what comes after is not known yet, it is recorded when that
+//! one asks, as a guest; it may wait for a little more then.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use super::{
+    FIRST_LANE, GpuLane, GpuStream,
+    marks::{Clock, Recorded},
+};
+use crate::{
+    core::{Core, Verdict},
+    device::{Context, DeviceError},
+    error::{Cause, OpError},
+    panics,
+    scheduler::Worker,
+    sync::hint,
+    task::{Task, flag},
+    threads,
+    tracker::{self, Mode, OpRef, ReadyList},
+    variable::VarCell,
+};
+
+/// Operations issued between two looks at the stream.
+const BATCH: usize = 16;
+
+/// Tries to mark a stream before it is given up.
+const MARK_TRIES: u32 = 3;
+
+/// An operation that the device has not done yet.
+struct Flight {
+    seq: u64,
+    /// `None`: an asynchronous one, which its completion ends.
+    op: Option<Issued>,
+}
+
+struct Issued {
+    op: OpRef<Task>,
+    /// Shares of the record to give up with the lane's own.
+    spent: u32,
+    result: Result<(), OpError>,
+}
+
+struct Issuer<'c> {
+    core: &'c Arc<Core>,
+    /// The lane's number among the engine's for devices, and among its GPU's.
+    number: usize,
+    local: usize,
+    context: Context,
+    worker: Worker<Task>,
+    /// `None` if it could not be opened; the GPU is lost then.
+    stream: Option<GpuStream>,
+    /// The last operation issued, the last one with a mark behind it, and the last one that is complete.
+    issued: u64,
+    marked: u64,
+    passed: u64,
+    mark_tries: u32,
+    /// What the stream has waited for.
+    seen: Clock,
+    flights: VecDeque<Flight>,
+    /// Guests, and what they wait for here.
+    watched: Vec<(u64, OpRef<Task>)>,
+    ready: ReadyList<Task>,
+    patience: Patience,
+}
+
+/// The main function of the thread of lane `number`.
+pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
+    threads::begin_device_thread(core);
+    worker.lane().sleep().carry(worker.index(), 0);
+    let lane = &core.gpus().lanes()[number];
+    let context = Context::Gpu(lane.gpu as u32);
+    let driver = &core.gpus().gpus[lane.gpu].driver;
+    let opened = panics::catch(|| driver.open(lane.role)).unwrap_or_else(|payload| {
+        panics::discard(payload);
+        Err(DeviceError::lost(-1, "the driver panicked when a stream was opened"))
+    });
+    let stream = match opened {
+        Ok(stream) => Some(GpuStream::new(stream, context)),
+        Err(error) => {
+            core.gpus().gpus[lane.gpu].lose(&error);
+            None
+        }
+    };
+    let mut issuer = Issuer {
+        core,
+        number,
+        local: number % core.gpus().lanes_each,
+        context,
+        worker,
+        stream,
+        issued: 0,
+        marked: 0,
+        passed: 0,
+        mark_tries: 0,
+        seen: Clock::default(),
+        flights: VecDeque::new(),
+        watched: Vec::new(),
+        ready: ReadyList::default(),
+        patience: Patience::new(),
+    };
+    let mut over = false;
+    while !over {
+        // The user's code has its own barriers; this one keeps a defect of the engine from losing the lane.
+        let run = panics::catch(|| {
+            issuer.run();
+            over = true;
+        });
+        if let Err(payload) = run {
+            log::error!("raddle: a device's thread panicked outside an operation's function");
+            panics::discard(payload);
+        }
+    }
+}
+
+impl Issuer<'_> {
+    fn lane(&self) -> &GpuLane {
+        &self.core.gpus().lanes()[self.number]
+    }
+
+    /// Serves the lane until it ends.
+    fn run(&mut self) {
+        self.place_ready();
+        loop {
+            for _ in 0..BATCH {
+                let Some(op) = self.worker.try_next() else { break };
+                self.take(op);
+            }
+            if !self.flights.is_empty() || !self.watched.is_empty() {
+                self.poll();
+            } else if let Some(op) = self.worker.next() {
+                self.take(op);
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn take(&mut self, op: OpRef<Task>) {
+        self.patience.renew();
+        if usize::from(op.task().lane) == usize::from(FIRST_LANE) + self.number {
+            self.begin(op);
+        } else {
+            self.receive(op);
+        }
+        self.place_ready();
+    }
+
+    fn place_ready(&mut self) {
+        self.core.place_all(&mut self.ready);
+    }
+
+    // ----------------------------------------------------------------------------------------------------- guests ----
+
+    /// Sees to it that a guest can go on: by a mark that is watched, or by an event.
+    fn receive(&mut self, op: OpRef<Task>) {
+        let own = usize::from(op.task().lane) == usize::from(FIRST_LANE) + self.number;
+        let (mut watch, mut event) = (0, 0);
+        for access in op.op().accesses() {
+            let cell = VarCell::of(access);
+            let last = cell.last_on_device(self.number, access.mode() == Mode::Read);
+            if self.core.follows_on_device(op, cell, self.context) {
+                event = if own { 0 } else { last.max(event) };
+            } else {
+                watch = last.max(watch);
+            }
+        }
+        if event > self.passed && self.lane().timeline.after(event).is_none() && !self.record() {
+            // The host waits in the device's stead.
+            watch = event.max(watch);
+        }
+        self.watch(op, watch);
+    }
+
+    /// Sends `op` on once `seq` is complete.
+    fn watch(&mut self, op: OpRef<Task>, seq: u64) {
+        if seq <= self.passed {
+            self.ready.push(op);
+            return;
+        }
+        if self.marked < seq {
+            self.mark();
+        }
+        self.watched.push((seq, op));
+    }
+
+    // ------------------------------------------------------------------------------------------------------ issue ----
+
+    /// Issues an operation of this lane, or whatever it comes to instead.
+    fn begin(&mut self, op: OpRef<Task>) {
+        match self.core.device_verdict(op, self.context) {
+            Verdict::Run => match self.order(op) {
+                Ok(None) => self.issue(op),
+                Ok(Some(other)) => self.core.gpus().send(other, op),
+                Err(error) => {
+                    let failure = OpError::new(&op.task().name, op.task().location, Cause::Device(error));
+                    self.core.skip(op, failure, &mut self.ready);
+                }
+            },
+            Verdict::Elsewhere(number) if number == self.number => {
+                // Its own stream must be so far: it uses a value in the host's memory.
+                self.receive(op);
+            }
+            Verdict::Elsewhere(number) => self.core.gpus().send(number, op),
+            Verdict::Skip(failure) => self.core.skip(op, failure, &mut self.ready),
+            Verdict::Nothing => self.core.drop_rejected(op, &mut self.ready),
+        }
+    }
+
+    /// Has the stream wait for what `op` comes after on other streams of the device; `Some` is a lane that must record an
+    /// event first.
+    fn order(&mut self, op: OpRef<Task>) -> Result<Option<usize>, DeviceError> {
+        let (gpus, first) = (self.core.gpus(), self.number - self.local);
+        let mut wanted = Clock::default();
+        for access in op.op().accesses() {
+            let cell = VarCell::of(access);
+            for (local, wanted) in wanted.iter_mut().enumerate().take(gpus.lanes_each) {
+                if local != self.local {
+                    let last = cell.last_on_device(first + local, access.mode() == Mode::Read);
+                    *wanted = last.max(*wanted);
+                }
+            }
+        }
+        for (local, &seq) in wanted.iter().enumerate() {
+            let timeline = &gpus.lanes()[(first + local).min(gpus.lanes().len() - 1)].timeline;
+            if seq <= self.seen[local] || timeline.is_complete(seq) {
+                continue;
+            }
+            let Some(recorded) = timeline.after(seq) else {
+                // It may have become complete between the two looks.
+                if timeline.is_complete(seq) {
+                    continue;
+                }
+                return Ok(Some(first + local));
+            };
+            self.on_stream(|stream| stream.wait(&recorded.event))?;
+            for (seen, known) in self.seen.iter_mut().zip(recorded.clock) {
+                *seen = known.max(*seen);
+            }
+            self.seen[local] = recorded.seq.max(self.seen[local]);
+        }
+        Ok(None)
+    }
+
+    fn issue(&mut self, op: OpRef<Task>) {
+        self.issued += 1;
+        let seq = self.issued;
+        let marks = self.core.gpus().lanes().len();
+        for access in op.op().accesses() {
+            VarCell::of(access).note_on_device(marks, self.number, seq, access.mode().is_write());
+        }
+        if op.task().has(flag::ASYNC) {
+            self.core.start_async(op, self.stream.as_mut(), &mut self.ready);
+            self.flights.push_back(Flight { seq, op: None });
+            self.mark();
+            return;
+        }
+        let result = self.core.call(op, self.stream.as_mut());
+        let (streams, host) = self.followers(op);
+        if streams {
+            self.record();
+        }
+        match &result {
+            Ok(()) => self.core.clear_overwritten(op),
+            Err(failure) => self.core.fail_on_device(op, failure),
+        }
+        let spent = tracker::complete(op, &mut self.ready);
+        self.flights.push_back(Flight { seq, op: Some(Issued { op, spent, result }) });
+        if host || self.marked == self.passed {
+            self.mark();
+        }
+    }
+
+    /// Whether operations of other streams of the device stand behind `op`, and whether others do that wait for the host.
+    fn followers(&self, op: OpRef<Task>) -> (bool, bool) {
+        let own = op.task().lane;
+        // Whoever has its handle is told by the host.
+        let (mut streams, mut host) = (false, op.task().has(flag::REPORTS));
+        tracker::followers(op, |task, access| {
+            // SAFETY: it is what `followers` shows.
+            let lane = unsafe { Task::lane_of(task) };
+            if lane == own {
+                host |= VarCell::of(access).is_host_value();
+            } else if self.core.gpus().context_of(lane) == self.context && !VarCell::of(access).is_host_value() {
+                streams = true;
+            } else {
+                host = true;
+            }
+        });
+        (streams, host)
+    }
+
+    // ----------------------------------------------------------------------------------------------------- stream ----
+
+    fn on_stream<R>(
+        &mut self,
+        f: impl FnOnce(&mut dyn crate::device::Stream) -> Result<R, DeviceError>,
+    ) -> Result<R, DeviceError> {
+        match &mut self.stream {
+            Some(stream) => f(stream.inner()),
+            None => Err(DeviceError::lost(-1, "the stream could not be opened")),
+        }
+    }
+
+    /// Lets other streams wait for what has been issued so far.
+    fn record(&mut self) -> bool {
+        match self.on_stream(|stream| stream.record()) {
+            Ok(event) => {
+                self.lane().timeline.publish(Recorded { seq: self.issued, event, clock: self.seen });
+                true
+            }
+            Err(error) => {
+                log::warn!("raddle: an event could not be recorded, so the host waits instead: {error}");
+                false
+            }
+        }
+    }
+
+    /// Has the stream say when what has been issued so far is complete.
+    fn mark(&mut self) {
+        if self.marked == self.issued {
+            return;
+        }
+        let seq = self.issued;
+        match self.on_stream(|stream| stream.mark(seq)) {
+            Ok(()) => {
+                self.marked = seq;
+                self.mark_tries = 0;
+            }
+            Err(error) => {
+                // The next look at the stream tries again.
+                self.mark_tries += 1;
+                if error.is_lost() || self.mark_tries == MARK_TRIES {
+                    self.core.gpus().gpus[self.lane().gpu].lose(&error);
+                }
+            }
+        }
+    }
+
+    /// Looks how far the stream is.
+    fn poll(&mut self) {
+        let looked = match self.core.gpus().lost(self.context) {
+            Some(error) => Err(error.clone()),
+            None if self.patience.wants_probe() => {
+                self.on_stream(|stream| stream.probe()).and_then(|()| self.on_stream(|stream| stream.passed()))
+            }
+            None => self.on_stream(|stream| stream.passed()),
+        };
+        match looked {
+            Ok(passed) if passed.min(self.marked) > self.passed => {
+                self.patience.renew();
+                self.advance(passed.min(self.marked), None);
+            }
+            Ok(_) => self.patience.wait(),
+            Err(error) => {
+                self.core.gpus().gpus[self.lane().gpu].lose(&error);
+                self.marked = self.issued;
+                self.advance(self.issued, Some(&error));
+            }
+        }
+        if self.marked == self.passed && self.issued > self.passed {
+            self.mark();
+        }
+    }
+
+    /// Ends everything up to `seq`, with `fault` if the device does not do it any more.
+    fn advance(&mut self, seq: u64, fault: Option<&DeviceError>) {
+        // First what others see by the timeline, then whom it is told.
+        for flight in self.flights.iter_mut().take_while(|flight| flight.seq <= seq) {
+            let Some(issued) = &mut flight.op else { continue };
+            match (&issued.result, fault) {
+                (Ok(()), None) => self.core.count_on_device(issued.op),
+                (Ok(()), Some(error)) => {
+                    let task = issued.op.task();
+                    let failure = OpError::new(&task.name, task.location, Cause::Device(error.clone()));
+                    self.core.fail_on_device(issued.op, &failure);
+                    issued.result = Err(failure);
+                }
+                (Err(_), _) => {}
+            }
+        }
+        self.passed = seq;
+        self.lane().timeline.complete(seq);
+        while let Some(flight) = self.flights.pop_front_if(|flight| flight.seq <= seq) {
+            if let Some(Issued { op, spent, result }) = flight.op {
+                self.core.conclude(op, spent, &result);
+            }
+        }
+        let ready = &mut self.ready;
+        self.watched.retain(|&(wanted, op)| {
+            if wanted <= seq {
+                ready.push(op);
+            }
+            wanted > seq
+        });
+        self.place_ready();
+    }
+}
+
+/// How the thread waits between two looks at a stream that has got no further.
+#[derive(Debug)]
+struct Patience {
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    since: std::time::Instant,
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    probed: std::time::Instant,
+    looks: u32,
+}
+
+/// Looks with nothing but a pause between them, some 10 µs. After that the processor is offered to others.
+const EAGER_LOOKS: u32 = 200;
+
+/// A stream that has not moved for so long is looked at less often.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+const QUIET: std::time::Duration = std::time::Duration::from_millis(1);
+
+/// Between two looks at a quiet stream; also the most by which an operation is issued later on account of it.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+const NAP: std::time::Duration = std::time::Duration::from_micros(50);
+
+/// A stream that does not move is asked for its health so often. With the time that telling everybody takes, a fault is
+/// known within 5 ms.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+const PROBE: std::time::Duration = std::time::Duration::from_millis(1);
+
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+impl Patience {
+    fn new() -> Self {
+        let now = std::time::Instant::now();
+        Self { since: now, probed: now, looks: 0 }
+    }
+
+    fn renew(&mut self) {
+        self.looks = 0;
+    }
+
+    fn wants_probe(&mut self) -> bool {
+        if self.looks < EAGER_LOOKS {
+            return false;
+        }
+        let now = std::time::Instant::now();
+        let wants = now - self.probed >= PROBE;
+        if wants {
+            self.probed = now;
+        }
+        wants
+    }
+
+    fn wait(&mut self) {
+        self.looks = self.looks.saturating_add(1);
+        if self.looks < EAGER_LOOKS {
+            hint::spin_loop();
+            return;
+        }
+        let now = std::time::Instant::now();
+        if self.looks == EAGER_LOOKS {
+            self.since = now;
+        }
+        if now - self.since < QUIET {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(NAP);
+        }
+    }
+}
+
+/// Models have no clock: there every look that finds nothing new lets others run, and asks for the stream's health.
+#[cfg(any(raddle_loom, raddle_shuttle))]
+impl Patience {
+    fn new() -> Self {
+        let _ = EAGER_LOOKS;
+        Self { looks: 0 }
+    }
+
+    fn renew(&mut self) {
+        self.looks = 0;
+    }
+
+    fn wants_probe(&mut self) -> bool {
+        self.looks > 0
+    }
+
+    fn wait(&mut self) {
+        self.looks = self.looks.saturating_add(1);
+        hint::spin_loop();
+    }
+}

@@ -1,0 +1,120 @@
+//! What the function of a device operation gets.
+
+use std::fmt;
+
+use crate::device::{Address, Context, DeviceError, DeviceVec, PinnedVec, Stream, simulated::SimulatedStream};
+
+/// The stream that a device operation issues its work on; from [`OpBuilder::launch`](crate::OpBuilder::launch)
+/// its siblings.
+///
+/// What the function puts on it runs on the device after everything that the operation comes after, and the operation is
+/// complete when the device has done it. Other streams may be used as well if they are put in order with this one.
+pub struct GpuStream {
+    stream: Box<dyn Stream>,
+    context: Context,
+    /// The last one made by `finish`.
+    marks: u64,
+}
+
+impl fmt::Debug for GpuStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GpuStream").field("context", &self.context).finish_non_exhaustive()
+    }
+}
+
+impl GpuStream {
+    pub(crate) fn new(stream: Box<dyn Stream>, context: Context) -> Self {
+        Self { stream, context, marks: 0 }
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn context(&self) -> Context {
+        self.context
+    }
+
+    /// What a simulated device offers; `None` on others.
+    #[must_use]
+    pub fn simulated(&mut self) -> Option<SimulatedStream<'_>> {
+        SimulatedStream::new(&mut *self.stream)
+    }
+
+    /// The stream for CUDA: cudarc's, from which libraries get theirs and which gives the raw one by `cu_stream()`; `None`
+    /// on other devices.
+    ///
+    /// What is put on it must use nothing beyond the operation's variables that outlives neither it nor the device's work,
+    /// which is why cudarc's launches are `unsafe`.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub fn cuda(&mut self) -> Option<std::sync::Arc<cudarc::driver::CudaStream>> {
+        crate::device::cuda_stream(&mut *self.stream)
+    }
+
+    /// The device's own.
+    pub(crate) fn inner(&mut self) -> &mut dyn Stream {
+        &mut *self.stream
+    }
+
+    /// Waits, on this thread, until the device has done what was issued; for the naive engine.
+    pub(crate) fn finish(&mut self) -> Result<(), DeviceError> {
+        let mark = self.marks + 1;
+        self.stream.mark(mark)?;
+        self.marks = mark;
+        let mut looks = 0u32;
+        while self.stream.passed()? < mark {
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(1024) {
+                self.stream.probe()?;
+            }
+            crate::sync::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    /// Copies memory that a device operation has declared.
+    ///
+    /// # Safety
+    /// 1. Both places have `bytes` bytes, and the operation holds them until the device has done it.
+    unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
+        // SAFETY: (1).
+        unsafe { self.stream.copy(from, to, bytes) }
+    }
+
+    pub(crate) fn copy_in<T: bytemuck::Pod + Send + Sync>(
+        &mut self,
+        from: &PinnedVec<T>,
+        to: &mut DeviceVec<T>,
+    ) -> Result<(), DeviceError> {
+        same_length(from.len(), to.len())?;
+        // SAFETY: the lengths are equal; the only caller is an operation that declares both.
+        unsafe { self.copy(from.address(), to.address(), size_of_val(&**from)) }
+    }
+
+    pub(crate) fn copy_out<T: bytemuck::Pod + Send + Sync>(
+        &mut self,
+        from: &DeviceVec<T>,
+        to: &mut PinnedVec<T>,
+    ) -> Result<(), DeviceError> {
+        same_length(from.len(), to.len())?;
+        // SAFETY: as above.
+        unsafe { self.copy(from.address(), to.address(), size_of_val(&**to)) }
+    }
+
+    pub(crate) fn copy_across<T: bytemuck::Pod + Send + Sync>(
+        &mut self,
+        from: &DeviceVec<T>,
+        to: &mut DeviceVec<T>,
+    ) -> Result<(), DeviceError> {
+        same_length(from.len(), to.len())?;
+        // SAFETY: as above.
+        unsafe { self.copy(from.address(), to.address(), from.len() * size_of::<T>()) }
+    }
+}
+
+fn same_length(from: usize, to: usize) -> Result<(), DeviceError> {
+    if from == to {
+        Ok(())
+    } else {
+        Err(DeviceError::refused(-1, format!("a copy from {from} elements to {to}; make both the same length")))
+    }
+}
