@@ -230,15 +230,13 @@ impl Issuer<'_> {
         let mut wanted = Clock::default();
         for access in op.op().accesses() {
             let cell = VarCell::of(access);
-            for (local, wanted) in wanted.iter_mut().enumerate().take(gpus.lanes_each) {
-                if local != self.local {
-                    let last = cell.last_on_device(first + local, access.mode() == Mode::Read);
-                    *wanted = last.max(*wanted);
-                }
+            for local in (0..gpus.lanes_each).filter(|&local| local != self.local) {
+                let last = cell.last_on_device(first + local, access.mode() == Mode::Read);
+                wanted[local] = last.max(wanted[local]);
             }
         }
-        for (local, &seq) in wanted.iter().enumerate() {
-            let timeline = &gpus.lanes()[(first + local).min(gpus.lanes().len() - 1)].timeline;
+        for local in 0..gpus.lanes_each {
+            let (seq, timeline) = (wanted[local], &gpus.lanes()[first + local].timeline);
             if seq <= self.seen[local] || timeline.is_complete(seq) {
                 continue;
             }
