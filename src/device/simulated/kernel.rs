@@ -75,7 +75,7 @@ mod sealed {
 }
 
 /// What a [simulated kernel](SimulatedStream::launch) takes: `&DeviceVec<T>`, `&mut DeviceVec<T>`, or a tuple of up to six
-/// of those or of such tuples.
+/// of those or of such tuples; `()` for nothing.
 pub trait KernelArgs: sealed::Sealed {
     /// What the kernel gets for it: `&[T]`, `&mut [T]`, or a tuple of these.
     type Views<'a>;
@@ -146,6 +146,19 @@ macro_rules! tuples {
             }
         }
     };
+}
+
+impl sealed::Sealed for () {}
+
+impl KernelArgs for () {
+    type Views<'a> = ();
+    type Raw = ();
+
+    fn raw(self, _device: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    unsafe fn views((): &mut ()) {}
 }
 
 tuples!(A);

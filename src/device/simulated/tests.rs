@@ -1,6 +1,6 @@
 //! The simulated device on one thread, mostly with a clock that the test moves.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
 
 use super::*;
 use crate::device::{DeviceVec, PinnedVec};
@@ -52,13 +52,22 @@ fn launch<A: KernelArgs>(
 /// What is on the device, by a copy on a stream of its own, after everything else is done.
 fn read_back(gpu: &SimulatedGpu, vec: &DeviceVec<u32>) -> Vec<u32> {
     let (mut stream, target) = (open(gpu, Role::CopyOut), pinned(gpu, &vec![0; vec.len()]));
+    finish(gpu, &mut *stream);
     copy(&mut *stream, vec.address(), target.address(), vec.len() * 4).expect("it is issued");
-    stream.mark(1).expect("it is made");
-    gpu.advance(ms(1_000));
-    // A device that picks at random leaves things for later polls.
-    let polls = (0..1_000).find(|_| stream.passed().expect("the device is sound") == 1);
-    assert!(polls.is_some(), "the copy does not end");
+    finish(gpu, &mut *stream);
     target.to_vec()
+}
+
+/// Lets the device do all there is; one that picks at random leaves things for later polls.
+fn finish(gpu: &SimulatedGpu, stream: &mut dyn Stream) {
+    for _ in 0..1_000 {
+        gpu.advance(ms(1_000));
+        stream.probe().expect("the device is sound");
+        if lock(&gpu.0.state).is_idle() {
+            return;
+        }
+    }
+    panic!("the device does not get on");
 }
 
 #[test]
@@ -77,4 +86,515 @@ fn a_copy_in_a_kernel_and_a_copy_out_give_the_result_at_the_end_of_their_times()
         assert_eq!(stream.passed().unwrap(), seq);
     }
     assert_eq!(*to, [10, 20, 30, 40]);
+}
+
+#[test]
+fn a_new_device_has_done_nothing_and_one_that_nobody_polls_does_nothing() {
+    let gpu = builder().build();
+    let (mut stream, values) = (open(&gpu, Role::Compute), on_device(&gpu, 1));
+    launch(&mut *stream, ms(1), &values, |_| panic!("nobody has polled")).unwrap();
+    gpu.advance(ms(10));
+    assert_eq!(gpu.counts(), Counts { launches: 1, allocations: 1, ..Counts::default() });
+    assert_eq!(gpu.usage(), Usage { compute: vec![EngineUsage::default()], ..Usage::default() });
+}
+
+#[test]
+fn a_stream_waits_for_the_event_of_another_one_and_the_host_does_not() {
+    let gpu = builder().build();
+    let (mut copies, mut kernels) = (open(&gpu, Role::CopyIn), open(&gpu, Role::Compute));
+    let (from, mut values) = (pinned(&gpu, &[5; 1000]), on_device(&gpu, 1000));
+    copy(&mut *copies, from.address(), values.address(), 4000).unwrap();
+    let event = copies.record().unwrap();
+    // What comes after the event is not waited for.
+    copies.mark(1).unwrap();
+    kernels.wait(&event).unwrap();
+    launch(&mut *kernels, ms(2), &mut values, |values| values.iter_mut().for_each(|value| *value += 1)).unwrap();
+    kernels.mark(1).unwrap();
+    gpu.advance(ms(3));
+    assert_eq!((kernels.passed().unwrap(), copies.passed().unwrap()), (0, 0));
+    gpu.advance(ms(1));
+    assert_eq!((kernels.passed().unwrap(), copies.passed().unwrap()), (0, 1));
+    gpu.advance(ms(2));
+    assert_eq!(kernels.passed().unwrap(), 1);
+    assert_eq!(read_back(&gpu, &values), [6; 1000]);
+    let compute = gpu.usage().compute[0];
+    assert_eq!((compute.first_start, compute.last_end, compute.busy), (Some(ms(4)), Some(ms(6)), ms(2)));
+}
+
+#[test]
+fn an_event_that_happened_long_ago_holds_nothing_up() {
+    let gpu = builder().build();
+    let (mut one, mut other) = (open(&gpu, Role::CopyIn), open(&gpu, Role::Compute));
+    let event = one.record().unwrap();
+    one.passed().unwrap();
+    gpu.advance(ms(5));
+    other.wait(&event).unwrap();
+    other.mark(3).unwrap();
+    assert_eq!(other.passed().unwrap(), 3);
+}
+
+#[test]
+fn copies_of_both_directions_and_kernels_overlap() {
+    let gpu = builder().build();
+    let (a, b, values) = (pinned(&gpu, &[1; 1000]), pinned(&gpu, &[2; 1000]), on_device(&gpu, 1000));
+    let other = on_device(&gpu, 1000);
+    let mut streams = [Role::CopyIn, Role::CopyOut, Role::Compute].map(|role| open(&gpu, role));
+    copy(&mut *streams[0], a.address(), values.address(), 4000).unwrap();
+    copy(&mut *streams[1], other.address(), b.address(), 4000).unwrap();
+    launch(&mut *streams[2], ms(4), (), |()| ()).unwrap();
+    for stream in &mut streams {
+        stream.mark(1).unwrap();
+    }
+    gpu.advance(ms(4));
+    for stream in &mut streams {
+        assert_eq!(stream.passed().unwrap(), 1);
+    }
+    let usage = gpu.usage();
+    for engine in [usage.copy_in, usage.copy_out, usage.compute[0]] {
+        let all = EngineUsage { commands: 1, busy: ms(4), first_start: Some(ms(0)), last_end: Some(ms(4)) };
+        assert_eq!(engine, all);
+    }
+    assert_eq!(gpu.counts().bytes_copied, 8000);
+}
+
+#[test]
+fn as_many_kernels_run_side_by_side_as_there_are_engines() {
+    for (engines, end) in [(1, 6), (2, 4), (3, 2), (4, 2)] {
+        let gpu = builder().compute_engines(engines).build();
+        let mut streams = [(); 3].map(|()| open(&gpu, Role::Compute));
+        for stream in &mut streams {
+            launch(&mut **stream, ms(2), (), |()| ()).unwrap();
+            stream.mark(1).unwrap();
+        }
+        gpu.advance(ms(100));
+        for stream in &mut streams {
+            assert_eq!(stream.passed().unwrap(), 1);
+        }
+        let ends = gpu.usage().compute.iter().filter_map(|engine| engine.last_end).max();
+        assert_eq!(ends, Some(ms(end)), "with {engines} engines");
+    }
+}
+
+#[test]
+fn urgent_kernels_start_before_others_that_were_issued_earlier() {
+    let gpu = builder().build();
+    let (mut slow, mut fast) = (open(&gpu, Role::Compute), open(&gpu, Role::Urgent));
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let kernel = |number: u32| {
+        let order = Arc::clone(&order);
+        move |()| lock(&order).push(number)
+    };
+    launch(&mut *slow, ms(1), (), kernel(0)).unwrap();
+    // It begins before the others come.
+    slow.probe().unwrap();
+    launch(&mut *slow, ms(1), (), kernel(1)).unwrap();
+    launch(&mut *fast, ms(1), (), kernel(2)).unwrap();
+    gpu.advance(ms(10));
+    fast.passed().unwrap();
+    assert_eq!(*lock(&order), [0, 2, 1]);
+}
+
+#[test]
+fn latency_delays_the_start_and_keeps_no_engine_busy() {
+    let gpu = builder().launch_latency(ms(3)).build();
+    let mut stream = open(&gpu, Role::Compute);
+    for seq in 1..3 {
+        launch(&mut *stream, Duration::ZERO, (), |()| ()).unwrap();
+        stream.mark(seq).unwrap();
+    }
+    for (by, seq) in [(3, 0), (1, 1), (1, 2)] {
+        gpu.advance(ms(by));
+        assert_eq!(stream.passed().unwrap(), seq);
+    }
+    assert_eq!(gpu.usage().compute[0].busy, ms(2), "the default time of a kernel, twice");
+}
+
+/// Two streams, and a wait between them or none: what a kernel that doubles gives of what a copy brings.
+fn copy_and_double(seed: u64, wait: bool) -> Vec<u32> {
+    let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(seed).build();
+    let (mut copies, mut kernels) = (open(&gpu, Role::CopyIn), open(&gpu, Role::Compute));
+    let (zeros, from, mut values) = (pinned(&gpu, &[0; 2]), pinned(&gpu, &[4, 5]), on_device(&gpu, 2));
+    copy(&mut *copies, zeros.address(), values.address(), 8).unwrap();
+    copy(&mut *copies, from.address(), values.address(), 8).unwrap();
+    let event = copies.record().unwrap();
+    copies.mark(1).unwrap();
+    if wait {
+        kernels.wait(&event).unwrap();
+    }
+    launch(&mut *kernels, Duration::ZERO, &mut values, |values| {
+        values.iter_mut().for_each(|value| *value = value.wrapping_mul(2));
+    })
+    .unwrap();
+    kernels.mark(1).unwrap();
+    finish(&gpu, &mut *kernels);
+    assert_eq!((copies.passed().unwrap(), kernels.passed().unwrap()), (1, 1));
+    read_back(&gpu, &values)
+}
+
+#[test]
+fn a_seed_shows_a_wait_that_is_missing_and_none_that_is_there() {
+    let wrong = (0..40).filter(|&seed| copy_and_double(seed, false) != [8, 10]).count();
+    assert!((5..40).contains(&wrong), "{wrong} of 40 seeds let the kernel run too early");
+    for seed in 0..40 {
+        assert_eq!(copy_and_double(seed, true), [8, 10], "with seed {seed}");
+        assert_eq!(copy_and_double(seed, false), copy_and_double(seed, false), "a seed is an order");
+    }
+}
+
+/// The error of a call, which must be a loss with this number.
+fn loss<T: fmt::Debug>(result: Result<T, DeviceError>, code: i32) {
+    let error = result.expect_err("the device is lost");
+    assert!(error.is_lost() && error.code() == code, "{error:?}");
+}
+
+/// That every call of `stream` and of the device gives the loss with this number.
+fn is_lost(gpu: &SimulatedGpu, stream: &mut dyn Stream, event: &Event, code: i32) {
+    for _ in 0..2 {
+        loss(stream.passed(), code);
+        loss(stream.probe(), code);
+        loss(stream.mark(9), code);
+        loss(stream.record(), code);
+        loss(stream.wait(event), code);
+        loss(copy(stream, Address::nowhere(Place::Device), Address::nowhere(Place::Pinned), 0), code);
+        loss(launch(stream, ms(1), (), |()| ()), code);
+        loss(gpu.allocate(Place::Pinned, 8), code);
+        loss(gpu.open(Role::Compute).map(drop), code);
+    }
+}
+
+#[test]
+fn a_device_taken_away_drops_what_it_has_not_done_and_stays_lost() {
+    let gpu = builder().build();
+    let mut streams = [Role::CopyIn, Role::Compute].map(|role| open(&gpu, role));
+    let event = streams[0].record().unwrap();
+    let kept = Arc::new(());
+    let inside = Arc::clone(&kept);
+    launch(&mut *streams[1], ms(1), (), move |()| unreachable!("{inside:?} is lost")).unwrap();
+    streams[1].mark(1).unwrap();
+    assert_eq!(Arc::strong_count(&kept), 2);
+    gpu.lose();
+    assert_eq!(Arc::strong_count(&kept), 1, "the kernel is dropped");
+    gpu.advance(ms(10));
+    for stream in &mut streams {
+        is_lost(&gpu, &mut **stream, &event, 46);
+    }
+    gpu.lose();
+    assert_eq!(gpu.counts().launches, 1, "calls of a lost device do not count");
+}
+
+#[test]
+fn the_command_told_to_fail_loses_the_device_when_its_time_has_come() {
+    let gpu = builder().build();
+    let mut stream = open(&gpu, Role::All);
+    let ran = Arc::new(Mutex::new(Vec::new()));
+    let event = stream.record().unwrap();
+    gpu.fail_at(2);
+    for number in 0..3 {
+        let ran = Arc::clone(&ran);
+        launch(&mut *stream, ms(1), (), move |()| lock(&ran).push(number)).unwrap();
+        stream.mark(number).unwrap();
+    }
+    gpu.advance(ms(1));
+    assert_eq!(stream.passed().unwrap(), 0);
+    gpu.advance(ms(2));
+    is_lost(&gpu, &mut *stream, &event, 700);
+    assert_eq!(*lock(&ran), [0]);
+    // The first cause stays.
+    gpu.lose();
+    loss(stream.passed(), 700);
+}
+
+#[test]
+fn a_kernel_that_panics_loses_the_device_and_nothing_else() {
+    let gpu = builder().build();
+    let (mut stream, mut other) = (open(&gpu, Role::Compute), open(&gpu, Role::CopyIn));
+    let event = other.record().unwrap();
+    launch(&mut *stream, ms(1), (), |()| panic!("division by {}", "zero")).unwrap();
+    gpu.advance(ms(1));
+    let error = other.passed().expect_err("it polls for all streams");
+    assert_eq!(error.message(), "a kernel panicked: division by zero");
+    assert_eq!(error.to_string(), "a kernel panicked: division by zero (error 719, the device is lost)");
+    is_lost(&gpu, &mut *stream, &event, 719);
+}
+
+#[test]
+fn a_kernel_whose_drop_panics_is_dropped_all_the_same() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("the drop of a kernel");
+        }
+    }
+    let gpu = builder().build();
+    let mut stream = open(&gpu, Role::Compute);
+    let bomb = Bomb;
+    launch(&mut *stream, ms(1), (), move |()| drop(bomb)).unwrap();
+    gpu.lose();
+    loss(stream.passed(), 46);
+    let bomb = Bomb;
+    loss(launch(&mut *stream, ms(1), (), move |()| drop(bomb)), 46);
+}
+
+#[test]
+fn a_refused_call_has_no_effect_and_the_next_one_is_done() {
+    let gpu = builder().build();
+    let (mut stream, values) = (open(&gpu, Role::All), on_device(&gpu, 4));
+    type Call = fn(&SimulatedGpu, &mut dyn Stream, &DeviceVec<u32>) -> Result<(), DeviceError>;
+    let calls: [Call; 6] = [
+        |_, stream, values| copy(stream, values.address(), values.address(), 16),
+        |_, stream, _| launch(stream, ms(1), (), |()| ()),
+        |_, stream, _| stream.record().map(drop),
+        |_, stream, _| stream.wait(&Event(Recorded::Simulated(Arc::new(Moment::new())))),
+        |_, stream, _| stream.mark(1),
+        |gpu, _, _| gpu.allocate(Place::Device, 16).map(|block| gpu.give_back(block)),
+    ];
+    for call in calls {
+        let before = gpu.counts();
+        gpu.refuse_at(1);
+        let error = call(&gpu, &mut *stream, &values).expect_err("it is refused");
+        assert!(!error.is_lost() && error.code() == 801, "{error:?}");
+        assert_eq!(gpu.counts(), before);
+    }
+    gpu.advance(ms(10));
+    assert_eq!(stream.passed().unwrap(), 0);
+    gpu.refuse_at(3);
+    stream.mark(1).unwrap();
+    stream.mark(2).unwrap();
+    stream.mark(3).expect_err("it is the third");
+    stream.mark(4).unwrap();
+    assert_eq!(stream.passed().unwrap(), 4);
+    gpu.refuse_at(1);
+    gpu.refuse_at(0);
+    stream.mark(5).unwrap();
+}
+
+#[test]
+fn a_device_that_stands_still_does_nothing_until_it_goes_on() {
+    let gpu = builder().build();
+    let mut stream = open(&gpu, Role::Compute);
+    gpu.stall();
+    launch(&mut *stream, ms(1), (), |()| ()).unwrap();
+    stream.mark(1).unwrap();
+    gpu.advance(ms(50));
+    assert_eq!(stream.passed().unwrap(), 0);
+    stream.probe().unwrap();
+    gpu.resume();
+    assert_eq!(stream.passed().unwrap(), 0);
+    gpu.advance(ms(1));
+    assert_eq!(stream.passed().unwrap(), 1);
+    assert_eq!(gpu.usage().compute[0].first_start, Some(ms(50)));
+    gpu.stall();
+    gpu.lose();
+    loss(stream.passed(), 46);
+}
+
+#[test]
+fn memory_is_limited_and_what_is_free_in_the_pool_counts_as_room() {
+    let gpu = builder().memory(4096).build();
+    let all = on_device(&gpu, 1024);
+    let driver: Arc<dyn Driver> = Arc::new(gpu.clone());
+    let error = DeviceVec::<u8>::new(&driver, 1).expect_err("there is no room");
+    assert!(!error.is_lost() && error.code() == 2, "{error:?}");
+    assert_eq!(pinned(&gpu, &[1; 2000]).len(), 2000, "pinned memory is the host's");
+    drop(all);
+    // Not of the block's class: the block has to go.
+    let less: Vec<_> = (0..8).map(|_| on_device(&gpu, 128)).collect();
+    let counts = gpu.counts();
+    drop(less);
+    let again: Vec<_> = (0..8).map(|_| on_device(&gpu, 128)).collect();
+    assert_eq!(gpu.counts(), Counts { reuses: counts.reuses + 8, ..counts });
+    drop(again);
+    drop(on_device(&gpu, 1024));
+}
+
+#[test]
+fn vectors_without_bytes_need_no_memory_and_too_large_ones_are_refused() {
+    let gpu = builder().memory(0).build();
+    let driver: Arc<dyn Driver> = Arc::new(gpu.clone());
+    let mut empty = on_device(&gpu, 0);
+    let nothings = DeviceVec::<()>::new(&driver, usize::MAX).unwrap();
+    assert!(empty.is_empty() && nothings.len() == usize::MAX);
+    assert_eq!(PinnedVec::<()>::new(&driver, 7).unwrap().len(), 7);
+    assert_eq!(*pinned(&gpu, &[]), []);
+    for len in [usize::MAX, usize::MAX / 4, usize::MAX / 8 + 1] {
+        let error = DeviceVec::<u32>::new(&driver, len).expect_err("it is too large");
+        assert!(!error.is_lost() && error.code() == -1, "{error:?}");
+        PinnedVec::<u32>::new(&driver, len).expect_err("it is too large");
+    }
+    let mut stream = open(&gpu, Role::All);
+    copy(&mut *stream, empty.address(), nothings.address(), 0).unwrap();
+    launch(&mut *stream, ms(1), (&mut empty, &nothings), |(empty, nothings)| {
+        assert_eq!((empty.len(), nothings.len()), (0, usize::MAX));
+    })
+    .unwrap();
+    gpu.advance(ms(1));
+    stream.probe().unwrap();
+    assert_eq!(gpu.counts().allocations, 0);
+}
+
+#[test]
+fn pinned_memory_is_zero_also_when_it_was_used_before_and_device_memory_is_not() {
+    let gpu = builder().build();
+    drop(pinned(&gpu, &[7; 100]));
+    let driver: Arc<dyn Driver> = Arc::new(gpu.clone());
+    let again = PinnedVec::<u32>::new(&driver, 100).unwrap();
+    assert_eq!(gpu.counts().reuses, 1);
+    assert_eq!(*again, [0; 100]);
+    let values = on_device(&gpu, 3);
+    assert_eq!(read_back(&gpu, &values), [0xA5A5_A5A5; 3]);
+}
+
+#[test]
+fn kernels_get_up_to_six_vectors_as_they_were_declared() {
+    let gpu = builder().build();
+    let mut stream = open(&gpu, Role::All);
+    let [mut a, mut b, mut c] = [1, 2, 3].map(|len| on_device(&gpu, len));
+    launch(&mut *stream, ms(1), (&mut a, &mut b, &mut c), |(a, b, c)| {
+        (a[0], b[1], c[2]) = (1, 2, 3);
+    })
+    .unwrap();
+    let [mut d, mut e] = [(); 2].map(|()| on_device(&gpu, 1));
+    launch(&mut *stream, ms(1), (&a, &b, &c, (&a, &b), &mut d, &mut e), |(a, b, c, (x, y), d, e)| {
+        d[0] = a[0] + b[1] + c[2];
+        e[0] = x[0] + y[1];
+    })
+    .unwrap();
+    assert_eq!((read_back(&gpu, &d), read_back(&gpu, &e)), (vec![6], vec![3]));
+}
+
+#[test]
+fn a_kernel_is_refused_what_is_in_another_devices_memory() {
+    let (gpu, other) = (builder().build(), builder().build());
+    let values = on_device(&other, 1);
+    let mut stream = open(&gpu, Role::All);
+    let error = launch(&mut *stream, ms(1), &values, |_| ()).expect_err("it is another device");
+    assert!(!error.is_lost(), "{error:?}");
+    assert_eq!(gpu.counts().launches, 0);
+}
+
+#[test]
+fn devices_copy_from_each_other_and_wait_for_each_other() {
+    let (one, two) = (builder().build(), builder().build());
+    let (from, mut there) = (pinned(&one, &[3; 500]), on_device(&one, 500));
+    let here = on_device(&two, 500);
+    let (mut giving, mut taking) = (open(&one, Role::All), open(&two, Role::All));
+    copy(&mut *giving, from.address(), there.address(), 2000).unwrap();
+    launch(&mut *giving, ms(1), &mut there, |there| there.fill(4)).unwrap();
+    let event = giving.record().unwrap();
+    taking.wait(&event).unwrap();
+    copy(&mut *taking, there.address(), here.address(), 2000).unwrap();
+    taking.mark(1).unwrap();
+    // The clock of one is ahead of the other's.
+    two.advance(ms(100));
+    one.advance(ms(1_000));
+    assert_eq!(taking.passed().unwrap(), 0, "nobody has polled the other device");
+    giving.passed().unwrap();
+    two.advance(ms(2));
+    taking.passed().unwrap();
+    two.advance(ms(2));
+    assert_eq!(taking.passed().unwrap(), 1);
+    assert_eq!(two.usage().copy_in.busy, ms(2));
+    assert_eq!(read_back(&two, &here), [4; 500]);
+}
+
+#[test]
+fn nobody_waits_for_a_device_that_was_lost() {
+    let (gpu, other) = (builder().build(), builder().build());
+    let mut stream = open(&gpu, Role::All);
+    launch(&mut *stream, ms(1), (), |()| ()).unwrap();
+    let event = stream.record().unwrap();
+    let mut waiting = open(&other, Role::All);
+    waiting.wait(&event).unwrap();
+    waiting.mark(1).unwrap();
+    assert_eq!(waiting.passed().unwrap(), 0);
+    gpu.lose();
+    assert_eq!(waiting.passed().unwrap(), 1);
+}
+
+#[test]
+fn what_a_stream_was_given_before_its_drop_is_done_and_its_place_used_again() {
+    let gpu = builder().build();
+    let mut values = on_device(&gpu, 1);
+    let mut stream = open(&gpu, Role::Compute);
+    launch(&mut *stream, ms(1), &mut values, |values| values[0] = 9).unwrap();
+    drop(stream);
+    assert_eq!(read_back(&gpu, &values), [9]);
+    let streams = lock(&gpu.0.state).streams();
+    drop(open(&gpu, Role::Compute));
+    assert_eq!(lock(&gpu.0.state).streams(), streams);
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_loss_is_told_when_no_kernel_runs_any_more() {
+    let gpu = SimulatedGpu::builder().clock(Clock::Instantly).build();
+    let (mut stream, mut other) = (open(&gpu, Role::Compute), open(&gpu, Role::CopyIn));
+    let (started, has_started) = mpsc::channel();
+    let (go, may_go) = mpsc::channel();
+    let ended = Arc::new(Mutex::new(false));
+    let at_end = Arc::clone(&ended);
+    launch(&mut *stream, ms(1), (), move |()| {
+        started.send(()).unwrap();
+        may_go.recv_timeout(PATIENCE).unwrap();
+        *lock(&at_end) = true;
+    })
+    .unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| loss(stream.passed(), 46));
+        has_started.recv_timeout(PATIENCE).expect("the kernel runs");
+        gpu.lose();
+        let (told, is_told) = mpsc::channel();
+        let ended = &ended;
+        scope.spawn(move || {
+            loss(other.passed(), 46);
+            told.send(*lock(ended)).unwrap();
+        });
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while gpu.counts().polls < 2 {
+            assert!(std::time::Instant::now() < deadline, "the other stream does not poll");
+            std::thread::yield_now();
+        }
+        assert_eq!(is_told.try_recv(), Err(mpsc::TryRecvError::Empty));
+        go.send(()).unwrap();
+        assert_eq!(is_told.recv_timeout(PATIENCE), Ok(true), "the kernel had not ended");
+    });
+}
+
+#[test]
+fn other_streams_get_on_while_a_kernel_runs() {
+    let gpu = SimulatedGpu::builder().clock(Clock::Instantly).build();
+    let (mut stream, mut other) = (open(&gpu, Role::Compute), open(&gpu, Role::CopyIn));
+    let (started, has_started) = mpsc::channel();
+    let (go, may_go) = mpsc::channel();
+    launch(&mut *stream, ms(1), (), move |()| {
+        started.send(()).unwrap();
+        may_go.recv_timeout(PATIENCE).unwrap();
+    })
+    .unwrap();
+    stream.mark(1).unwrap();
+    std::thread::scope(|scope| {
+        let polling = scope.spawn(|| stream.passed().unwrap());
+        has_started.recv_timeout(PATIENCE).expect("the kernel runs");
+        other.mark(1).unwrap();
+        assert_eq!(other.passed().unwrap(), 1);
+        go.send(()).unwrap();
+        assert_eq!(polling.join().unwrap(), 1);
+    });
+}
+
+#[test]
+fn with_the_machines_clock_a_command_takes_its_time() {
+    let gpu = SimulatedGpu::builder().launch_latency(ms(1)).build();
+    let mut stream = open(&gpu, Role::Compute);
+    let before = std::time::Instant::now();
+    launch(&mut *stream, ms(4), (), |()| ()).unwrap();
+    stream.mark(1).unwrap();
+    while stream.passed().unwrap() == 0 {
+        assert!(before.elapsed() < PATIENCE, "the kernel does not end");
+        std::thread::yield_now();
+    }
+    assert!(before.elapsed() >= ms(5), "it took {:?}", before.elapsed());
+    let usage = gpu.usage().compute[0];
+    assert_eq!((usage.commands, usage.busy), (1, ms(4)));
 }

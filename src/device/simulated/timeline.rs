@@ -307,6 +307,18 @@ impl State {
         Ok(self.timelines.len() - 1)
     }
 
+    /// How many streams there are places for.
+    #[cfg(test)]
+    pub(super) fn streams(&self) -> usize {
+        self.timelines.len()
+    }
+
+    /// Whether all that was issued is done.
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.running == 0 && self.timelines.iter().all(|timeline| timeline.commands.is_empty())
+    }
+
     /// Notes that nothing more is issued on a stream. What was issued goes on.
     pub(super) fn close(&mut self, index: usize) {
         self.timelines[index].closed = true;
