@@ -72,6 +72,11 @@ mod variable;
 pub use builder::Builder;
 pub use completion::Completion;
 pub use context::RunContext;
+/// The crate that [`CudaGpu`] is made of, in the version that it takes.
+#[cfg(feature = "cuda")]
+pub use cudarc;
+#[cfg(feature = "cuda")]
+pub use device::CudaGpu;
 pub use device::{
     Context, DeviceError, DeviceVec, GpuDriver, PinnedVec,
     simulated::{self, SimulatedGpu, SimulatedStream},

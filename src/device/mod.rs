@@ -35,10 +35,17 @@
 
 use std::{any::Any, error::Error, fmt, sync::Arc};
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod memory;
 mod pool;
 pub mod simulated;
 
+#[cfg(feature = "cuda")]
+pub use cuda::CudaGpu;
+#[cfg(feature = "cuda")]
+#[allow(unused_imports, reason = "for the handle of a lane's stream that programs get")]
+pub(crate) use cuda::stream_of as cuda_stream;
 pub use memory::{DeviceVec, PinnedVec};
 
 /// The device an operation runs on.
@@ -123,8 +130,8 @@ impl fmt::Display for DeviceError {
 
 impl Error for DeviceError {}
 
-/// A GPU for an engine: made from a [`SimulatedGpu`](simulated::SimulatedGpu), or from a `CudaGpu` in builds with the
-/// feature `cuda`.
+/// A GPU for an engine: made from a [`SimulatedGpu`](simulated::SimulatedGpu), or from a `CudaGpu` in builds with
+/// the feature `cuda`.
 #[derive(Clone, Debug)]
 pub struct GpuDriver(pub(crate) Arc<dyn Driver>);
 
@@ -205,6 +212,8 @@ pub(crate) struct Event(Recorded);
 #[derive(Clone, Debug)]
 enum Recorded {
     Simulated(Arc<simulated::Moment>),
+    #[cfg(feature = "cuda")]
+    Cuda(Arc<cuda::CudaEvent>),
 }
 
 /// A device.

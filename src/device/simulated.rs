@@ -438,6 +438,8 @@ impl Stream for Simulated {
     fn wait(&mut self, event: &Event) -> Result<(), DeviceError> {
         match &event.0 {
             Recorded::Simulated(moment) => self.issue(Call::Wait, Command::Wait(Arc::clone(moment))),
+            #[cfg(feature = "cuda")]
+            Recorded::Cuda(_) => Err(DeviceError::refused(-1, "a simulated device cannot wait for an event of CUDA's")),
         }
     }
 

@@ -1,0 +1,690 @@
+//! NVIDIA's GPUs, through the CUDA driver.
+//!
+//! The driver's library is looked for when the first [`CudaGpu`] is opened or the GPUs are counted. That it is not there,
+//! or too old, is an error and no panic: all functions that are called here are looked up before the first call.
+//!
+//! # What was run
+//!
+//! None of this has been run on hardware. The tests run it against a library of their own that has the driver's functions
+//! and does what they say on the processor, at once. So what is checked is which calls are made, with what, and what
+//! becomes of errors; not that a real device does what the manual says, nor anything about time.
+//!
+//! # Marks
+//!
+//! | `RADDLE_CUDA_MARKS` | a mark is | the host looks at |
+//! |---|---|---|
+//! | `counter`, the default where the device can | `cuStreamWriteValue64`: the device writes the number, after what came before in the stream is done and visible (`CU_STREAM_WRITE_VALUE_DEFAULT`) | a word in pinned memory |
+//! | `events` | an event from the pool | `cuEventQuery`, oldest first |
+//!
+//! A device that has failed writes no counters any more and says nothing by itself: only [`Stream::probe`] notices.
+//!
+//! # Edges
+//!
+//! | edge | release side | acquire side | hands over |
+//! |---|---|---|---|
+//! | `mark` | the device's fence before its write, or the driver behind an event | the load in [`Stream::passed`], or `cuEventQuery` | what the commands before the mark have written |
+//!
+//! # Progress
+//!
+//! Calls of a stream queue a command and do not wait for the device, until the driver's queue is full. New memory is asked
+//! for when the pool has none, and given back to the driver when the device is full or dropped; the driver may wait for
+//! the whole device then.
+//!
+//! # Limits
+//!
+//! An error number that is younger than CUDA 13.0 is outside of the enumeration that the calls return: this is cudarc's to
+//! widen. What a lost device was writing to pinned memory may be written yet; so that memory is not used again, and the
+//! driver is asked to free it only when the last handle is gone.
+
+use std::{
+    any::Any,
+    collections::VecDeque,
+    ffi::c_void,
+    fmt, ptr,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed},
+    },
+};
+
+use cudarc::driver::{
+    CudaContext, CudaStream,
+    sys::{self, CUresult},
+};
+
+use super::{Address, Block, DeviceError, Driver, Event, GpuDriver, Home, Place, Recorded, Role, Stream, pool};
+use crate::{
+    panics,
+    sync::{Mutex, lock},
+};
+
+/// What is called, here and where cudarc opens a context. Looked up before the first call, since cudarc panics at one that
+/// is missing.
+const FUNCTIONS: [&str; 28] = [
+    "cuInit",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxGetStreamPriorityRange",
+    "cuStreamCreateWithPriority",
+    "cuStreamDestroy_v2",
+    "cuStreamQuery",
+    "cuStreamWaitEvent",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuMemHostGetDevicePointer_v2",
+    "cuMemcpyAsync",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemcpyPeerAsync",
+];
+
+/// What only marks by counters need.
+const WRITE_VALUE: &str = "cuStreamWriteValue64_v2";
+
+/// Whether the driver's library has a function. The library must be there.
+fn has(function: &str) -> bool {
+    // SAFETY: the library's own start-up code is all that runs, and the caller has loaded it before.
+    let library = unsafe { sys::culib() };
+    // SAFETY: the type is that of some function, and what is found is not called.
+    unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) }.is_ok()
+}
+
+/// Loads the driver's library, if it was not, and initialises it.
+fn load() -> Result<(), DeviceError> {
+    static LOADED: OnceLock<()> = OnceLock::new();
+    if LOADED.get().is_some() {
+        return Ok(());
+    }
+    // SAFETY: loading the driver runs what it does to start, as in every program that uses it.
+    if !unsafe { sys::is_culib_present() } {
+        let message = "the CUDA driver's library (libcuda.so.1, nvcuda.dll) was not found: install NVIDIA's driver, or put \
+                       the library's folder on the search path (LD_LIBRARY_PATH, PATH)";
+        return Err(DeviceError::refused(-1, message));
+    }
+    if let Some(missing) = FUNCTIONS.iter().find(|function| !has(function)) {
+        let message = format!("the CUDA driver's library has no {missing}: install a newer driver of NVIDIA's");
+        return Err(DeviceError::refused(-1, message));
+    }
+    // SAFETY: any thread may call it, any number of times, with no flags.
+    check("cuInit", unsafe { sys::cuInit(0) })?;
+    let _ = LOADED.set(());
+    Ok(())
+}
+
+/// Whether this number says that the whole context is of no use any more.
+fn is_loss(code: u32) -> bool {
+    match code {
+        // Shut down, or the device went away.
+        4 | 46 | 709 | 810 => true,
+        // Memory or links that cannot be corrected; an error that was contained.
+        214 | 220 | 226 => true,
+        // Kernels: illegal address, time-out, assertion, stack, instruction, alignment, address space, program counter,
+        // launch failure, memory leak.
+        700 | 702 | 710 | 714..=719 | 721 => true,
+        // Unknown.
+        999 => true,
+        _ => false,
+    }
+}
+
+/// What to do about it, where that is known.
+fn advice(result: CUresult) -> &'static str {
+    match result {
+        CUresult::CUDA_ERROR_NO_DEVICE => ": no GPU is visible; look at nvidia-smi and CUDA_VISIBLE_DEVICES",
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => ": the device, or pinned memory, is full",
+        CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => {
+            ": the driver in the kernel and its library have different versions; restart the machine after an update"
+        }
+        CUresult::CUDA_ERROR_STUB_LIBRARY => {
+            ": this is the library for linking, not the driver's; take it off the search path"
+        }
+        _ => "",
+    }
+}
+
+/// The error in `result`, which `function` returned.
+fn check(function: &str, result: CUresult) -> Result<(), DeviceError> {
+    if result == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let (code, message) = (result as u32, format!("{function} returned {result:?}{}", advice(result)));
+    let number = i32::try_from(code).unwrap_or(i32::MAX);
+    Err(if is_loss(code) { DeviceError::lost(number, message) } else { DeviceError::refused(number, message) })
+}
+
+/// How the host learns of marks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MarkKind {
+    Counter,
+    Events,
+}
+
+impl MarkKind {
+    /// What the environment says, and where it says nothing, what the device can.
+    fn choose(counters: bool) -> Result<Self, DeviceError> {
+        match std::env::var("RADDLE_CUDA_MARKS").as_deref() {
+            Ok("events") => Ok(Self::Events),
+            Ok("counter") if counters => Ok(Self::Counter),
+            Ok("counter") => Err(DeviceError::refused(
+                -1,
+                "RADDLE_CUDA_MARKS asks for `counter`, and this device or its driver cannot write 64 bits from a stream",
+            )),
+            Ok("") | Err(_) => Ok(if counters { Self::Counter } else { Self::Events }),
+            Ok(other) => Err(DeviceError::refused(
+                -1,
+                format!("RADDLE_CUDA_MARKS is {other:?}, which is neither `events` nor `counter`"),
+            )),
+        }
+    }
+}
+
+/// An NVIDIA GPU.
+///
+/// Clones are the same device. Its memory and its streams belong to the device's primary context, which other CUDA
+/// libraries in the process use as well.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// println!("{} GPUs", raddle::CudaGpu::count()?);
+/// let gpu = raddle::CudaGpu::open(0)?;
+/// println!("{gpu:?}");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct CudaGpu(Arc<Shared>);
+
+struct Shared {
+    name: String,
+    /// The lowest and the highest priority of streams.
+    priorities: (i32, i32),
+    marks: MarkKind,
+    pool: pool::Pool,
+    /// Events that nobody uses.
+    events: Mutex<Vec<RawEvent>>,
+    /// The first loss.
+    lost: OnceLock<DeviceError>,
+    /// Dropped last: all of the above needs it.
+    context: Arc<CudaContext>,
+}
+
+/// An event of the driver's.
+#[derive(Clone, Copy, Debug)]
+struct RawEvent(sys::CUevent);
+
+// SAFETY: the driver's functions take events on any thread.
+unsafe impl Send for RawEvent {}
+// SAFETY: as above.
+unsafe impl Sync for RawEvent {}
+
+/// An event that was recorded; goes back to its device when it is dropped.
+#[derive(Debug)]
+pub(super) struct CudaEvent {
+    gpu: CudaGpu,
+    raw: RawEvent,
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        // Streams that wait for it wait for the point at which they were told to, even if it is recorded again.
+        lock(&self.gpu.0.events).push(self.raw);
+    }
+}
+
+impl CudaGpu {
+    /// How many GPUs there are; 0 also where the driver says that there is none.
+    ///
+    /// # Errors
+    ///
+    /// The driver's library is not there, too old, or does not start.
+    pub fn count() -> Result<usize, DeviceError> {
+        let counted = load().and_then(|()| {
+            let mut count = 0;
+            // SAFETY: the driver is initialised, and has a place to write to.
+            check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+            Ok(usize::try_from(count).unwrap_or(0))
+        });
+        match counted {
+            Err(error) if error.code() == CUresult::CUDA_ERROR_NO_DEVICE as i32 => Ok(0),
+            counted => counted,
+        }
+    }
+
+    /// Opens the GPU with this number, counted from 0. Its context becomes the calling thread's current one.
+    ///
+    /// # Errors
+    ///
+    /// As for [`count`](Self::count); there is no such GPU; the driver has no room for its context; the environment
+    /// variable `RADDLE_CUDA_MARKS` says something else than `events` or `counter`.
+    pub fn open(ordinal: usize) -> Result<Self, DeviceError> {
+        load()?;
+        let count = Self::count()?;
+        if ordinal >= count {
+            let code = CUresult::CUDA_ERROR_INVALID_DEVICE as i32;
+            let message = format!("there is no GPU {ordinal}: the CUDA driver sees {count}, counted from 0");
+            return Err(DeviceError::refused(code, message));
+        }
+        // All that it calls is there; but it is written to panic where something is not.
+        let context = panics::catch(|| CudaContext::new(ordinal)).map_err(|payload| {
+            panics::discard(payload);
+            DeviceError::refused(
+                -1,
+                "the CUDA driver's library is not what it should be: install NVIDIA's driver again",
+            )
+        })?;
+        let context =
+            context.map_err(|error| check("opening the device's context", error.0).expect_err("it failed"))?;
+        // SAFETY: the engine orders what uses its memory; programs that allocate through the context are told to.
+        unsafe { context.disable_event_tracking() };
+        let driver =
+            |error: cudarc::driver::DriverError| check("asking for a property", error.0).expect_err("it failed");
+        let name = context.name().map_err(driver)?;
+        let priorities = cudarc::driver::result::stream::get_priority_range().map_err(driver)?;
+        let wide = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS;
+        let marks = MarkKind::choose(context.attribute(wide).map_err(driver)? != 0 && has(WRITE_VALUE))?;
+        Ok(Self(Arc::new(Shared {
+            name: format!("{name} (CUDA device {ordinal})"),
+            priorities,
+            marks,
+            pool: pool::Pool::new(),
+            events: Mutex::new(Vec::new()),
+            lost: OnceLock::new(),
+            context,
+        })))
+    }
+
+    /// The device's context, for what cudarc does beside streams, such as loading kernels. cudarc does not track what is
+    /// done with memory that is allocated through it (`CudaContext::disable_event_tracking`).
+    #[must_use]
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.0.context
+    }
+}
+
+impl fmt::Debug for CudaGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaGpu").field("name", &self.0.name).field("marks", &self.0.marks).finish_non_exhaustive()
+    }
+}
+
+impl From<CudaGpu> for GpuDriver {
+    fn from(gpu: CudaGpu) -> Self {
+        Self(Arc::new(gpu))
+    }
+}
+
+impl Shared {
+    fn home(&self) -> Home {
+        Home::Cuda(self.context.cu_ctx().expose_provenance())
+    }
+
+    /// The error in `result`; a loss is kept.
+    fn check(&self, function: &str, result: CUresult) -> Result<(), DeviceError> {
+        check(function, result).inspect_err(|error| {
+            if error.is_lost() {
+                let _ = self.lost.set(error.clone());
+            }
+        })
+    }
+
+    /// The loss, if there was one.
+    fn sound(&self) -> Result<(), DeviceError> {
+        self.lost.get().cloned().map_or(Ok(()), Err)
+    }
+
+    /// Makes the device's context the current one of this thread. Gives the one before.
+    fn bind(&self) -> Result<sys::CUcontext, DeviceError> {
+        let mut before = ptr::null_mut();
+        // SAFETY: the driver is initialised, and has a place to write to.
+        self.check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&raw mut before) })?;
+        if before != self.context.cu_ctx() {
+            // SAFETY: the context lives as long as `self`.
+            self.check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context.cu_ctx()) })?;
+        }
+        Ok(before)
+    }
+
+    /// Calls `f` with the device's context as the current one, on a thread that may be another context's.
+    fn bound<R>(&self, f: impl FnOnce() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
+        let before = self.bind()?;
+        let result = f();
+        if before != self.context.cu_ctx() {
+            // SAFETY: it was current a moment ago. If it was destroyed since, this fails, and nothing is current.
+            let _ = unsafe { sys::cuCtxSetCurrent(before) };
+        }
+        result
+    }
+
+    /// Asks the driver for memory.
+    fn ask(&self, place: Place, bytes: usize) -> Result<Address, DeviceError> {
+        self.bound(|| match place {
+            Place::Device => {
+                let mut at = 0;
+                // SAFETY: the context is current, and the driver has a place to write to.
+                self.check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut at, bytes) })?;
+                let ptr =
+                    ptr::without_provenance_mut(usize::try_from(at).expect("addresses are as wide as the host's"));
+                Ok(Address { place, home: self.home(), ptr })
+            }
+            Place::Pinned => {
+                let mut at: *mut c_void = ptr::null_mut();
+                // Not write-combined: the host reads it, too. Portable: any device copies from and to it by itself.
+                let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+                // SAFETY: as above.
+                self.check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&raw mut at, bytes, flags) })?;
+                let ptr = at.cast::<u8>();
+                // SAFETY: it is that large, and new.
+                unsafe { ptr.write_bytes(0, bytes) };
+                Ok(Address { place, home: Home::Host, ptr })
+            }
+        })
+    }
+
+    /// Gives memory back to the driver. What a lost device does not take stays with the process.
+    fn release(&self, address: Address) {
+        let released = match address.place {
+            Place::Device => {
+                // SAFETY: it is from `cuMemAlloc`, and free in the pool: nobody uses it.
+                check("cuMemFree", unsafe { sys::cuMemFree_v2(address.ptr().addr() as sys::CUdeviceptr) })
+            }
+            // SAFETY: it is from `cuMemHostAlloc`, and free in the pool: nobody uses it.
+            Place::Pinned => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address.ptr().cast()) }),
+        };
+        if let Err(error) = released {
+            log::warn!("raddle: memory of {} could not be freed: {error}", self.name);
+        }
+    }
+
+    /// An event that nobody uses.
+    fn event(&self) -> Result<RawEvent, DeviceError> {
+        if let Some(event) = lock(&self.events).pop() {
+            return Ok(event);
+        }
+        let mut event = ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: the caller's context is this one, and the driver has a place to write to.
+        self.check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, flags) })?;
+        Ok(RawEvent(event))
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let freed = self.bound(|| {
+            for place in [Place::Device, Place::Pinned] {
+                self.pool.release(place, |address, _| self.release(address));
+            }
+            for event in lock(&self.events).drain(..) {
+                // SAFETY: nobody uses it. An error leaves it with the process.
+                let _ = unsafe { sys::cuEventDestroy_v2(event.0) };
+            }
+            Ok(())
+        });
+        if let Err(error) = freed {
+            log::warn!("raddle: what {} had could not be freed: {error}", self.name);
+        }
+    }
+}
+
+impl Driver for CudaGpu {
+    fn name(&self) -> String {
+        self.0.name.clone()
+    }
+
+    fn open(&self, role: Role) -> Result<Box<dyn Stream>, DeviceError> {
+        let gpu = &*self.0;
+        gpu.sound()?;
+        gpu.bind()?;
+        let priority = if role == Role::Urgent { gpu.priorities.1 } else { gpu.priorities.0 };
+        let stream = gpu.context.new_stream_with_priority(priority);
+        let stream = stream.map_err(|error| gpu.check("making a stream", error.0).expect_err("it failed"))?;
+        let marks = match gpu.marks {
+            MarkKind::Counter => Marks::Counter(Counter::new(gpu)?),
+            MarkKind::Events => Marks::Events { pending: VecDeque::new(), passed: 0 },
+        };
+        Ok(Box::new(LaneStream { gpu: self.clone(), stream, marks }))
+    }
+
+    fn allocate(&self, place: Place, bytes: usize) -> Result<Block, DeviceError> {
+        let gpu = &*self.0;
+        gpu.sound()?;
+        let release = |address, _| {
+            let _ = gpu.bound(|| {
+                gpu.release(address);
+                Ok(())
+            });
+        };
+        gpu.pool.allocate(place, bytes, |bytes| gpu.ask(place, bytes), release)
+    }
+
+    fn give_back(&self, block: Block) {
+        self.0.pool.give_back(block);
+    }
+}
+
+/// A word that the device writes marks to.
+struct Counter {
+    /// Its memory.
+    block: Option<Block>,
+    /// Where the device finds it.
+    device: sys::CUdeviceptr,
+    /// The last mark made.
+    made: u64,
+}
+
+impl Counter {
+    fn new(gpu: &Shared) -> Result<Self, DeviceError> {
+        let block = gpu.pool.allocate(
+            Place::Pinned,
+            size_of::<AtomicU64>(),
+            |bytes| gpu.ask(Place::Pinned, bytes),
+            |address, _| gpu.release(address),
+        )?;
+        let mut counter = Self { block: Some(block), device: 0, made: 0 };
+        // Relaxed: no device knows of it yet. It may have been another one's memory before.
+        counter.word().store(0, Relaxed);
+        let host = (&raw const *counter.word()).cast_mut().cast();
+        // SAFETY: the address is of memory that is pinned and mapped; the context is current.
+        let result = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut counter.device, host, 0) };
+        if let Err(error) = gpu.check("cuMemHostGetDevicePointer", result) {
+            if let Some(block) = counter.block.take() {
+                gpu.pool.give_back(block);
+            }
+            return Err(error);
+        }
+        Ok(counter)
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        let address = self.block.as_ref().expect("it is there until the drop").address;
+        // SAFETY: the block is pinned memory of the host, aligned, initialised, and the counter's alone; the device writes
+        // it as a whole.
+        unsafe { AtomicU64::from_ptr(address.ptr().cast()) }
+    }
+}
+
+enum Marks {
+    Counter(Counter),
+    Events { pending: VecDeque<(u64, RawEvent)>, passed: u64 },
+}
+
+/// One stream of a device.
+struct LaneStream {
+    gpu: CudaGpu,
+    stream: Arc<CudaStream>,
+    marks: Marks,
+}
+
+/// cudarc's handle of the stream of a lane, if it is one of a CUDA device.
+pub(crate) fn stream_of(stream: &mut dyn Stream) -> Option<&Arc<CudaStream>> {
+    stream.as_any().downcast_ref::<LaneStream>().map(|lane| &lane.stream)
+}
+
+impl LaneStream {
+    /// The device, if it is sound, with its context as the thread's current one. The program may have changed that.
+    fn ready(&self) -> Result<&Shared, DeviceError> {
+        let gpu = &*self.gpu.0;
+        gpu.sound()?;
+        gpu.bind()?;
+        Ok(gpu)
+    }
+
+    /// Records an event that nobody else uses.
+    fn record_raw(&self, gpu: &Shared) -> Result<RawEvent, DeviceError> {
+        let event = gpu.event()?;
+        // SAFETY: both are of this context, and alive.
+        let recorded = gpu.check("cuEventRecord", unsafe { sys::cuEventRecord(event.0, self.stream.cu_stream()) });
+        if recorded.is_err() {
+            lock(&gpu.events).push(event);
+        }
+        recorded.map(|()| event)
+    }
+}
+
+impl Drop for LaneStream {
+    fn drop(&mut self) {
+        match &mut self.marks {
+            Marks::Counter(counter) => {
+                // Acquire: the device writes the word no more after its last mark.
+                if counter.word().load(Acquire) == counter.made
+                    && let Some(block) = counter.block.take()
+                {
+                    self.gpu.0.pool.give_back(block);
+                }
+                // Otherwise the word stays the device's, for good.
+            }
+            Marks::Events { pending, .. } => {
+                lock(&self.gpu.0.events).extend(pending.drain(..).map(|(_, event)| event));
+            }
+        }
+    }
+}
+
+impl Stream for LaneStream {
+    fn record(&mut self) -> Result<Event, DeviceError> {
+        let raw = self.record_raw(self.ready()?)?;
+        Ok(Event(Recorded::Cuda(Arc::new(CudaEvent { gpu: self.gpu.clone(), raw }))))
+    }
+
+    fn wait(&mut self, event: &Event) -> Result<(), DeviceError> {
+        let gpu = self.ready()?;
+        let Recorded::Cuda(event) = &event.0 else {
+            return Err(DeviceError::refused(-1, "a CUDA device cannot wait for an event of a simulated one"));
+        };
+        // SAFETY: both are alive. The event may be of another context.
+        gpu.check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.stream.cu_stream(), event.raw.0, 0) })
+    }
+
+    fn mark(&mut self, seq: u64) -> Result<(), DeviceError> {
+        let gpu = self.ready()?;
+        let event = match &self.marks {
+            Marks::Counter(counter) => {
+                let (stream, flags) =
+                    (self.stream.cu_stream(), sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT);
+                // SAFETY: the word is the counter's and stays until the device has written its last mark.
+                let result = unsafe { sys::cuStreamWriteValue64_v2(stream, counter.device, seq, flags as u32) };
+                gpu.check("cuStreamWriteValue64", result)?;
+                None
+            }
+            Marks::Events { .. } => Some(self.record_raw(gpu)?),
+        };
+        match &mut self.marks {
+            Marks::Counter(counter) => counter.made = seq,
+            Marks::Events { pending, .. } => pending.extend(event.map(|event| (seq, event))),
+        }
+        Ok(())
+    }
+
+    fn passed(&mut self) -> Result<u64, DeviceError> {
+        let gpu = &*self.gpu.0;
+        gpu.sound()?;
+        match &mut self.marks {
+            // Acquire (edge `mark`): the device has made what came before visible before it wrote.
+            Marks::Counter(counter) => Ok(counter.word().load(Acquire)),
+            Marks::Events { pending, passed } => {
+                while let Some(&(seq, event)) = pending.front() {
+                    // SAFETY: it is alive, and queries need no current context.
+                    match unsafe { sys::cuEventQuery(event.0) } {
+                        CUresult::CUDA_ERROR_NOT_READY => break,
+                        result => gpu.check("cuEventQuery", result)?,
+                    }
+                    pending.pop_front();
+                    lock(&gpu.events).push(event);
+                    *passed = seq;
+                }
+                Ok(*passed)
+            }
+        }
+    }
+
+    fn probe(&mut self) -> Result<(), DeviceError> {
+        let gpu = self.ready()?;
+        // SAFETY: it is alive.
+        match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(()),
+            result => gpu.check("cuStreamQuery", result),
+        }
+    }
+
+    unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
+        let gpu = self.ready()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let stream = self.stream.cu_stream();
+        let (source, target) = (from.ptr().addr() as sys::CUdeviceptr, to.ptr().addr() as sys::CUdeviceptr);
+        match (from.home, to.home) {
+            (Home::Host, Home::Cuda(_)) => {
+                // SAFETY: the caller's promises (1) and (2), which are the driver's conditions.
+                let result = unsafe { sys::cuMemcpyHtoDAsync_v2(target, from.ptr().cast(), bytes, stream) };
+                gpu.check("cuMemcpyHtoDAsync", result)
+            }
+            (Home::Cuda(_), Home::Host) => {
+                // SAFETY: as above.
+                let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.ptr().cast(), source, bytes, stream) };
+                gpu.check("cuMemcpyDtoHAsync", result)
+            }
+            (Home::Cuda(source_context), Home::Cuda(target_context)) if source_context != target_context => {
+                let [target_context, source_context] =
+                    [target_context, source_context].map(ptr::with_exposed_provenance_mut);
+                // SAFETY: as above; whoever has memory of a context holds its device.
+                let result =
+                    unsafe { sys::cuMemcpyPeerAsync(target, target_context, source, source_context, bytes, stream) };
+                gpu.check("cuMemcpyPeerAsync", result)
+            }
+            (Home::Cuda(_), Home::Cuda(_)) => {
+                // SAFETY: as above.
+                let result = unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes, stream) };
+                gpu.check("cuMemcpyDtoDAsync", result)
+            }
+            (Home::Host, Home::Host) => {
+                // SAFETY: as above; the driver knows by the addresses whose they are.
+                let result = unsafe { sys::cuMemcpyAsync(target, source, bytes, stream) };
+                gpu.check("cuMemcpyAsync", result)
+            }
+            (Home::Simulated(_), _) | (_, Home::Simulated(_)) => {
+                Err(DeviceError::refused(-1, "a CUDA device cannot copy memory of a simulated one"))
+            }
+        }
+    }
+
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+#[cfg(all(test, target_os = "linux", not(any(raddle_loom, raddle_shuttle))))]
+mod tests;

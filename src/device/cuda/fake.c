@@ -1,0 +1,168 @@
+/* A library in the place of the CUDA driver's, for tests: the functions that raddle calls, done at once on the processor.
+ *
+ * Marks written to memory and events are the exceptions: the first question after them finds them not ready. Every
+ * asynchronous call can be made to fail, once or for good. Nothing here is for several threads at a time.
+ *
+ * FAKE_INIT: what cuInit returns.  FAKE_DEVICES: how many GPUs there are, 2 if it is not set.  FAKE_NARROW: the devices
+ * cannot write 64 bits from a stream. */
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, NOT_READY = 600 };
+
+typedef unsigned long long address;
+typedef struct { int retained; } context;
+typedef struct { context *of; int priority; int busy; address word; unsigned long long value; } stream;
+typedef struct { context *of; int asked; int recorded; } event;
+
+static context contexts[8];
+static __thread context *current;
+static int live, lost, fail_in, fail_code, fail_stays;
+static size_t device_bytes;
+
+/* What is alive: contexts, streams, events and pieces of memory. */
+int fakeLive(void) { return live; }
+
+/* Makes the asynchronous call after `skip` others fail with `code`; and all calls after it, if it `stays`. */
+void fakeFail(int skip, int code, int stays) { fail_in = skip + 1; fail_code = code; fail_stays = stays; }
+
+/* The current context's number, or -1. */
+int fakeCurrent(void) { return current ? (int)(current - contexts) : -1; }
+
+/* A stream's priority. */
+int fakePriority(stream *of) { return of->priority; }
+
+static int number_in(const char *name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
+
+static int call(void) {
+    if (lost) return lost;
+    if (fail_in && --fail_in == 0) {
+        if (fail_stays) lost = fail_code;
+        return fail_code;
+    }
+    return OK;
+}
+
+int cuInit(unsigned flags) { return flags ? INVALID_VALUE : number_in("FAKE_INIT", OK); }
+
+int cuDeviceGetCount(int *count) { *count = number_in("FAKE_DEVICES", 2); return OK; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal < number_in("FAKE_DEVICES", 2) ? OK : INVALID_DEVICE; }
+int cuDeviceGetName(char *name, int size, int device) { strncpy(name, device ? "other fake" : "fake", size); return OK; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    (void)device;
+    *value = attribute == 122 && !getenv("FAKE_NARROW");
+    return OK;
+}
+int cuDevicePrimaryCtxRetain(context **it, int device) { *it = &contexts[device]; (*it)->retained++; live++; return OK; }
+int cuDevicePrimaryCtxRelease_v2(int device) { contexts[device].retained--; live--; return OK; }
+
+int cuCtxGetCurrent(context **it) { *it = current; return OK; }
+int cuCtxSetCurrent(context *it) { current = it; return OK; }
+int cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return current ? OK : INVALID_CONTEXT; }
+
+int cuStreamCreateWithPriority(stream **it, unsigned flags, int priority) {
+    if (!current) return INVALID_CONTEXT;
+    if (flags != 1) return INVALID_VALUE;
+    *it = calloc(1, sizeof **it);
+    (*it)->of = current;
+    (*it)->priority = priority;
+    live++;
+    return OK;
+}
+int cuStreamDestroy_v2(stream *it) { free(it); live--; return lost; }
+int cuStreamQuery(stream *it) {
+    if (call()) return lost ? lost : fail_code;
+    if (it->busy) { it->busy = 0; return NOT_READY; }
+    if (it->word) { *(unsigned long long *)it->word = it->value; it->word = 0; }
+    return OK;
+}
+int cuStreamWaitEvent(stream *it, event *on, unsigned flags) { (void)it; return flags || !on->recorded ? INVALID_VALUE : call(); }
+
+#ifndef WITHOUT_WRITE_VALUE
+int cuStreamWriteValue64_v2(stream *it, address at, unsigned long long value, unsigned flags) {
+    int result = call();
+    if (result) return result;
+    if (flags) return INVALID_VALUE;
+    it->word = at;
+    it->value = value;
+    it->busy = 1;
+    return OK;
+}
+#endif
+
+int cuEventCreate(event **it, unsigned flags) {
+    if (!current) return INVALID_CONTEXT;
+    if (flags != 2) return INVALID_VALUE;
+    *it = calloc(1, sizeof **it);
+    (*it)->of = current;
+    live++;
+    return OK;
+}
+int cuEventDestroy_v2(event *it) { free(it); live--; return lost; }
+#ifndef WITHOUT_EVENT_QUERY
+int cuEventQuery(event *it) { return lost ? lost : it->asked++ ? OK : NOT_READY; }
+#endif
+int cuEventRecord(event *it, stream *in) {
+    int result = call();
+    if (result) return result;
+    if (it->of != in->of) return INVALID_CONTEXT;
+    it->asked = 0;
+    it->recorded = 1;
+    return OK;
+}
+
+/* Device memory is limited to 1 MiB, and each piece is behind its size. */
+int cuMemAlloc_v2(address *it, size_t bytes) {
+    char *all;
+    if (!current) return INVALID_CONTEXT;
+    if (lost) return lost;
+    if (device_bytes + bytes > 1 << 20) return OUT_OF_MEMORY;
+    if (!(all = aligned_alloc(256, 256 + (bytes + 255) / 256 * 256))) return OUT_OF_MEMORY;
+    *(size_t *)all = bytes;
+    device_bytes += bytes;
+    live++;
+    *it = (address)(all + 256);
+    return OK;
+}
+int cuMemFree_v2(address it) {
+    char *all = (char *)it - 256;
+    if (!current) return INVALID_CONTEXT;
+    if (lost) return lost;
+    device_bytes -= *(size_t *)all;
+    free(all);
+    live--;
+    return OK;
+}
+int cuMemHostAlloc(void **it, size_t bytes, unsigned flags) {
+    if (!current) return INVALID_CONTEXT;
+    if (lost) return lost;
+    if (flags != 3) return INVALID_VALUE;
+    if (!(*it = aligned_alloc(256, (bytes + 255) / 256 * 256))) return OUT_OF_MEMORY;
+    memset(*it, 0x77, bytes);
+    live++;
+    return OK;
+}
+int cuMemFreeHost(void *it) {
+    if (lost) return lost;
+    free(it);
+    live--;
+    return OK;
+}
+int cuMemHostGetDevicePointer_v2(address *it, void *host, unsigned flags) { *it = (address)host; return flags ? INVALID_VALUE : OK; }
+
+static int copy(address to, address from, size_t bytes, stream *in) {
+    int result = call();
+    if (result) return result;
+    if (current != in->of) return INVALID_CONTEXT;
+    memmove((void *)to, (void *)from, bytes);
+    return OK;
+}
+int cuMemcpyAsync(address to, address from, size_t bytes, stream *in) { return copy(to, from, bytes, in); }
+int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, stream *in) { return copy(to, (address)from, bytes, in); }
+int cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, stream *in) { return copy((address)to, from, bytes, in); }
+int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, stream *in) { return copy(to, from, bytes, in); }
+int cuMemcpyPeerAsync(address to, context *of_to, address from, context *of_from, size_t bytes, stream *in) {
+    if (of_to == of_from || !of_to->retained || !of_from->retained) return INVALID_CONTEXT;
+    return copy(to, from, bytes, in);
+}

@@ -1,0 +1,371 @@
+//! The CUDA device on a library that stands in for the driver's. `fake.c` is that library; each test builds it, and runs
+//! itself again in a process that finds it.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use super::*;
+use crate::device::{DeviceVec, PinnedVec, simulated::SimulatedGpu};
+
+/// Set in the process that finds the library.
+const INSIDE: &str = "RADDLE_FAKE_CUDA";
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A folder of this process's, without anything in it; removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = env::temp_dir().join(format!("raddle-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).expect("a folder can be made");
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Ends a process that takes too long; gives whether it ended well, and what it wrote.
+fn run(command: &mut Command) -> (bool, String) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let (done, is_done) = mpsc::channel();
+    let (mut out, mut err) = (child.stdout.take().expect("it is piped"), child.stderr.take().expect("it is piped"));
+    let reader = thread::spawn(move || {
+        let mut text = Vec::new();
+        let mut errors = Vec::new();
+        // Both are short: neither pipe fills up while the other one is read.
+        let _ = std::io::Read::read_to_end(&mut out, &mut text);
+        let _ = std::io::Read::read_to_end(&mut err, &mut errors);
+        text.extend(errors);
+        let _ = done.send(());
+        String::from_utf8_lossy(&text).into_owned()
+    });
+    if is_done.recv_timeout(PATIENCE).is_err() {
+        let _ = child.kill();
+    }
+    let well = child.wait().expect("it ends").success();
+    (well, reader.join().expect("it reads"))
+}
+
+/// Puts the library into a folder, built with `defines`; false if there is no compiler.
+fn build(folder: &Path, defines: &[&str]) -> bool {
+    let source = folder.join("fake.c");
+    fs::write(&source, include_str!("fake.c")).expect("there is room");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"]).arg(folder.join("libcuda.so")).arg(&source);
+    compiler.args(defines.iter().map(|define| format!("-D{define}")));
+    if Command::new("cc").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        eprintln!("skipped: there is no C compiler (cc) to build the library with that stands in for the driver's");
+        return false;
+    }
+    let (well, text) = run(&mut compiler);
+    assert!(well, "the library cannot be built:\n{text}");
+    true
+}
+
+/// Runs the ignored test `name` where `folder` comes first for the driver's library.
+fn inside(folder: &Path, name: &str, variables: &[(&str, &str)]) {
+    let mut command = Command::new(env::current_exe().expect("it is known"));
+    command.args(["--exact", "--ignored", "--nocapture", "--test-threads=1", &format!("device::cuda::tests::{name}")]);
+    for unset in ["FAKE_INIT", "FAKE_DEVICES", "FAKE_NARROW", "RADDLE_CUDA_MARKS"] {
+        command.env_remove(unset);
+    }
+    command.env("LD_LIBRARY_PATH", folder).env(INSIDE, "1").envs(variables.iter().copied());
+    let (well, text) = run(&mut command);
+    assert!(well && text.contains("1 passed"), "{name} with {variables:?}:\n{text}");
+    assert!(!text.contains("panicked"), "{name} with {variables:?}:\n{text}");
+}
+
+/// Whether this process is to do the test. Without it, somebody has asked for all ignored tests.
+fn is_inside() -> bool {
+    env::var_os(INSIDE).is_some()
+}
+
+// ---------------------------------------------------------------------------------------- what cannot be opened ----
+
+#[test]
+#[cfg_attr(miri, ignore = "starts processes")]
+fn a_driver_that_is_missing_old_or_without_a_device_is_an_error_that_says_what_to_do() {
+    let folder = Folder::new("bad");
+    // No library for the loader, and in front of one that the machine may have.
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        fs::write(folder.0.join(name), "not a library").expect("there is room");
+    }
+    inside(&folder.0, "inside_opening_fails", &[("WANTED", "was not found: install"), ("CODE", "-1")]);
+    fs::remove_file(folder.0.join("libcuda.so.1")).expect("it is there");
+    if !build(&folder.0, &["WITHOUT_EVENT_QUERY"]) {
+        return;
+    }
+    let wanted = "has no cuEventQuery: install a newer driver";
+    inside(&folder.0, "inside_opening_fails", &[("WANTED", wanted), ("CODE", "-1")]);
+    assert!(build(&folder.0, &[]));
+    for (variables, wanted, code) in [
+        (&[("FAKE_INIT", "100")][..], "CUDA_ERROR_NO_DEVICE: no GPU is visible", "100"),
+        (&[("FAKE_INIT", "803")], "SYSTEM_DRIVER_MISMATCH: the driver in the kernel", "803"),
+        (&[("FAKE_INIT", "999")], "cuInit returned CUDA_ERROR_UNKNOWN", "999"),
+        (&[("FAKE_DEVICES", "0")], "there is no GPU 0: the CUDA driver sees 0", "101"),
+        (&[("RADDLE_CUDA_MARKS", "tally")], "neither `events` nor `counter`", "-1"),
+        (&[("RADDLE_CUDA_MARKS", "counter"), ("FAKE_NARROW", "")], "cannot write 64 bits", "-1"),
+    ] {
+        inside(&folder.0, "inside_opening_fails", &[variables, &[("WANTED", wanted), ("CODE", code)]].concat());
+    }
+}
+
+#[test]
+#[ignore = "run by the test above, with a library that stands in for the driver's"]
+fn inside_opening_fails() {
+    if !is_inside() {
+        return;
+    }
+    let error = CudaGpu::open(0).expect_err("something is wrong");
+    assert!(error.message().contains(&env::var("WANTED").unwrap()), "{error}");
+    assert_eq!(error.code().to_string(), env::var("CODE").unwrap());
+    assert_eq!(error.is_lost(), error.code() == 999);
+    match CudaGpu::count() {
+        Ok(count) if error.code() == 100 || env::var_os("FAKE_DEVICES").is_some() => assert_eq!(count, 0),
+        Ok(count) => assert_eq!(count, 2, "it is the device's own trouble"),
+        Err(again) => assert_eq!(again.to_string(), error.to_string()),
+    }
+    // It does not get better, or worse.
+    assert_eq!(CudaGpu::open(0).expect_err("still").to_string(), error.to_string());
+}
+
+// ------------------------------------------------------------------------------------------- what can be opened ----
+
+#[test]
+#[cfg_attr(miri, ignore = "starts processes")]
+fn streams_copy_wait_mark_and_fail_as_the_driver_says() {
+    let folder = Folder::new("good");
+    if !build(&folder.0, &[]) {
+        return;
+    }
+    for name in ["inside_work_gets_done", "inside_memory_is_pooled", "inside_refusals_pass", "inside_losses_stay"] {
+        for (marks, wanted) in [("events", "Events"), ("counter", "Counter"), ("", "Counter")] {
+            inside(&folder.0, name, &[("RADDLE_CUDA_MARKS", marks), ("WANTED", wanted)]);
+        }
+    }
+    inside(&folder.0, "inside_work_gets_done", &[("FAKE_NARROW", ""), ("WANTED", "Events")]);
+    let old = Folder::new("old");
+    assert!(build(&old.0, &["WITHOUT_WRITE_VALUE"]));
+    inside(&old.0, "inside_work_gets_done", &[("WANTED", "Events")]);
+}
+
+/// A function of the library that the driver's has not.
+fn fake<F: Copy>(name: &str) -> F {
+    // SAFETY: it is loaded, and its start-up code does nothing.
+    let library = unsafe { sys::culib() };
+    // SAFETY: `F` is what `fake.c` has by this name.
+    *unsafe { library.get::<F>(name.as_bytes()) }.expect("the library is the one of the tests")
+}
+
+fn live() -> i32 {
+    fake::<extern "C" fn() -> i32>("fakeLive")()
+}
+
+fn current() -> i32 {
+    fake::<extern "C" fn() -> i32>("fakeCurrent")()
+}
+
+fn fail(skip: i32, code: i32, stays: bool) {
+    fake::<extern "C" fn(i32, i32, i32)>("fakeFail")(skip, code, stays.into());
+}
+
+fn driver(ordinal: usize) -> Arc<dyn Driver> {
+    Arc::new(CudaGpu::open(ordinal).expect("it is there"))
+}
+
+fn pinned(driver: &Arc<dyn Driver>, values: &[u64]) -> PinnedVec<u64> {
+    let mut vec = PinnedVec::new(driver, values.len()).expect("there is memory");
+    vec.copy_from_slice(values);
+    vec
+}
+
+fn copy(stream: &mut dyn Stream, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
+    // SAFETY: copies are done at once here, between vectors of the tests.
+    unsafe { stream.copy(from, to, bytes) }
+}
+
+/// Asks until the mark has passed.
+fn pass(stream: &mut dyn Stream, seq: u64) {
+    let mut passed = || {
+        stream.probe().unwrap();
+        stream.passed().unwrap()
+    };
+    assert!((0..4).any(|_| passed() == seq), "the mark {seq} does not pass");
+}
+
+#[test]
+#[ignore = "run by the test above, with a library that stands in for the driver's"]
+fn inside_work_gets_done() {
+    if !is_inside() {
+        return;
+    }
+    {
+        assert_eq!(CudaGpu::count().unwrap(), 2);
+        let (one, two) = (driver(0), driver(1));
+        assert_eq!(one.name(), "fake (CUDA device 0)");
+        assert!(format!("{one:?}").contains(&env::var("WANTED").unwrap()), "{one:?} marks in another way");
+        let from = pinned(&one, &[1, 2, 3]);
+        let to = pinned(&two, &[0; 3]);
+        let [a, b] = [(); 2].map(|()| DeviceVec::<u64>::new(&one, 3).unwrap());
+        let c = DeviceVec::<u64>::new(&two, 3).unwrap();
+        assert_eq!(a.cuda_ptr(), Some(a.address().ptr().addr() as u64));
+        assert_eq!(DeviceVec::<u64>::new(&one, 0).unwrap().cuda_ptr(), None);
+        let (mut first, mut second) = (one.open(Role::CopyIn).unwrap(), two.open(Role::Urgent).unwrap());
+        let priority = |stream: &mut dyn Stream| {
+            let stream = stream_of(stream).expect("it is one of CUDA's").cu_stream();
+            fake::<extern "C" fn(sys::CUstream) -> i32>("fakePriority")(stream)
+        };
+        assert_eq!((priority(&mut *first), priority(&mut *second)), (0, -5));
+        copy(&mut *first, from.address(), a.address(), 24).unwrap();
+        copy(&mut *first, a.address(), b.address(), 24).unwrap();
+        let event = first.record().unwrap();
+        first.mark(7).unwrap();
+        second.wait(&event.clone()).unwrap();
+        drop(event);
+        copy(&mut *second, b.address(), c.address(), 24).unwrap();
+        copy(&mut *second, c.address(), to.address(), 24).unwrap();
+        copy(&mut *second, to.address(), to.address(), 8).unwrap();
+        copy(&mut *second, Address::nowhere(Place::Device), Address::nowhere(Place::Pinned), 0).unwrap();
+        for seq in [3, 4] {
+            second.mark(seq).unwrap();
+        }
+        assert_eq!((first.passed().unwrap(), second.passed().unwrap()), (0, 0), "nobody has asked the driver yet");
+        pass(&mut *first, 7);
+        pass(&mut *second, 4);
+        assert_eq!(*to, [1, 2, 3]);
+
+        let simulated = SimulatedGpu::new();
+        let mut other = simulated.open(Role::All).unwrap();
+        let (event, theirs) = (first.record().unwrap(), other.record().unwrap());
+        assert!(!other.wait(&event).expect_err("they know nothing of each other").is_lost());
+        assert!(!first.wait(&theirs).expect_err("they know nothing of each other").is_lost());
+        assert!(stream_of(&mut *other).is_none());
+        let theirs = DeviceVec::<u64>::new(&(Arc::new(simulated) as Arc<dyn Driver>), 3).unwrap();
+        copy(&mut *first, theirs.address(), a.address(), 24).expect_err("it is not the driver's");
+        copy(&mut *other, a.address(), theirs.address(), 24).expect_err("it is not the host's");
+        assert_eq!(theirs.cuda_ptr(), None);
+    }
+    assert_eq!(live(), 0, "all is given back at the end");
+}
+
+#[test]
+#[ignore = "run by the test above, with a library that stands in for the driver's"]
+fn inside_memory_is_pooled() {
+    if !is_inside() {
+        return;
+    }
+    let (one, two) = (driver(0), driver(1));
+    assert_eq!(current(), 1);
+    let mut vec = pinned(&one, &[5; 100]);
+    assert_eq!(current(), 1, "allocation leaves the thread's context alone");
+    vec.fill(6);
+    drop(vec);
+    let before = live();
+    assert_eq!(*PinnedVec::<u64>::new(&one, 100).unwrap(), [0; 100]);
+    assert_eq!(live(), before, "it was in the pool");
+    assert_eq!(*PinnedVec::<u64>::new(&two, 100).unwrap(), [0; 100]);
+    assert_eq!(live(), before + 1, "each device has a pool of its own");
+
+    // All there is, in two parts; then as one, which needs both back at the driver.
+    let halves = [(); 2].map(|()| DeviceVec::<u8>::new(&one, 1 << 19).unwrap());
+    let error = DeviceVec::<u8>::new(&one, 1).expect_err("it is full");
+    assert!(!error.is_lost() && error.code() == 2, "{error}");
+    drop(halves);
+    let whole = DeviceVec::<u8>::new(&one, 1 << 20).unwrap();
+    thread::scope(|scope| {
+        // A thread that has never seen the driver.
+        scope.spawn(|| {
+            assert_eq!(current(), -1);
+            drop(whole);
+            DeviceVec::<u8>::new(&one, 1000).unwrap();
+            assert_eq!(current(), -1);
+        });
+    });
+    drop((one, two));
+    assert_eq!(live(), 0);
+}
+
+/// The calls of a stream that can fail, with a driver that has an event and memory.
+fn each_call(mut check: impl FnMut(&mut dyn Stream, &dyn Fn(&mut dyn Stream) -> Result<(), DeviceError>)) {
+    let gpu = driver(0);
+    let (from, to) = (pinned(&gpu, &[1]), DeviceVec::<u64>::new(&gpu, 1).unwrap());
+    let mut stream = gpu.open(Role::All).unwrap();
+    let event = stream.record().unwrap();
+    check(&mut *stream, &|stream| stream.record().map(drop));
+    check(&mut *stream, &|stream| stream.wait(&event));
+    check(&mut *stream, &|stream| stream.mark(1));
+    check(&mut *stream, &|stream| copy(stream, from.address(), to.address(), 8));
+    check(&mut *stream, &|stream| copy(stream, to.address(), from.address(), 8));
+    check(&mut *stream, &|stream| stream.probe());
+    // A word that the device may yet write would stay with the process.
+    pass(&mut *stream, 1);
+}
+
+#[test]
+#[ignore = "run by the test above, with a library that stands in for the driver's"]
+fn inside_refusals_pass() {
+    if !is_inside() {
+        return;
+    }
+    let mut calls = 0;
+    each_call(|stream, call| {
+        calls += 1;
+        fail(0, 801, false);
+        let error = call(stream).expect_err("it is refused");
+        assert!(!error.is_lost() && error.code() == 801, "{error}");
+        if calls <= 3 {
+            // The third is the mark, and has not been made yet.
+            stream.probe().unwrap();
+            stream.probe().unwrap();
+            assert_eq!(stream.passed().unwrap(), 0);
+        }
+        call(stream).expect("it is sound");
+    });
+    assert_eq!((calls, live()), (6, 0));
+}
+
+#[test]
+#[ignore = "run by the test above, with a library that stands in for the driver's"]
+fn inside_losses_stay() {
+    if !is_inside() {
+        return;
+    }
+    let gpu = driver(0);
+    let (from, to) = (pinned(&gpu, &[1]), DeviceVec::<u64>::new(&gpu, 1).unwrap());
+    let (mut stream, mut other) = (gpu.open(Role::All).unwrap(), gpu.open(Role::Compute).unwrap());
+    let event = other.record().unwrap();
+    stream.mark(1).unwrap();
+    fail(0, 700, true);
+    // Counters say nothing, and the question of events goes to the driver: in any case the probe tells.
+    stream.probe().expect_err("an illegal address");
+    for stream in [&mut *stream, &mut *other] {
+        for error in [
+            stream.passed().map(drop),
+            stream.probe(),
+            stream.record().map(drop),
+            stream.wait(&event),
+            stream.mark(2),
+            copy(stream, from.address(), to.address(), 8),
+            gpu.allocate(Place::Device, 8).map(drop),
+            gpu.open(Role::All).map(drop),
+        ] {
+            let error = error.expect_err("the device is lost");
+            assert!(error.is_lost() && error.code() == 700, "{error}");
+            assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+        }
+    }
+    // Nothing can be freed; nothing ends the process either.
+    drop((from, to, stream, other, event, gpu));
+    assert!(live() > 0, "the memory stays with the process");
+}
