@@ -1,13 +1,13 @@
 //! NVIDIA's GPUs, through the CUDA driver.
 //!
-//! The driver's library is looked for when the first [`CudaGpu`] is opened or the GPUs are counted. That it is not there,
-//! or too old, is an error and no panic: all functions that are called here are looked up before the first call.
+//! The driver's library is looked for when the first [`CudaGpu`] is opened or the GPUs are counted. That it is not
+//! there, or too old, is an error and no panic: all functions that are called here are looked up before the first call.
 //!
 //! # What was run
 //!
-//! None of this has been run on hardware. The tests run it against a library of their own that has the driver's functions
-//! and does what they say on the processor, at once. So what is checked is which calls are made, with what, and what
-//! becomes of errors; not that a real device does what the manual says, nor anything about time.
+//! None of this has been run on hardware. The tests run it against a library of their own that has the driver's
+//! functions and does what they say on the processor, at once. So what is checked is which calls are made, with what,
+//! and what becomes of errors; not that a real device does what the manual says, nor anything about time.
 //!
 //! # Marks
 //!
@@ -26,15 +26,15 @@
 //!
 //! # Progress
 //!
-//! Calls of a stream queue a command and do not wait for the device, until the driver's queue is full. New memory is asked
-//! for when the pool has none, and given back to the driver when the device is full or dropped; the driver may wait for
-//! the whole device then.
+//! Calls of a stream queue a command and do not wait for the device, until the driver's queue is full. New memory is
+//! asked for when the pool has none, and given back to the driver when the device is full or dropped; the driver may
+//! wait for the whole device then.
 //!
 //! # Limits
 //!
-//! An error number that is younger than CUDA 13.0 is outside of the enumeration that the calls return: this is cudarc's to
-//! widen. What a lost device was writing to pinned memory may be written yet; so that memory is not used again, and the
-//! driver is asked to free it only when the last handle is gone.
+//! An error number that is younger than CUDA 13.0 is outside of the enumeration that the calls return: this is cudarc's
+//! to widen. What a lost device was writing to pinned memory may be written yet; so that memory is not used again, and
+//! the driver is asked to free it only when the last handle is gone.
 
 use std::{
     any::Any,
@@ -58,8 +58,8 @@ use crate::{
     sync::{Mutex, lock},
 };
 
-/// What is called, here and where cudarc opens a context. Looked up before the first call, since cudarc panics at one that
-/// is missing.
+/// What is called, here and where cudarc opens a context. Looked up before the first call, since cudarc panics at one
+/// that is missing.
 const FUNCTIONS: [&str; 28] = [
     "cuInit",
     "cuDeviceGet",
@@ -110,8 +110,8 @@ fn load() -> Result<(), DeviceError> {
     }
     // SAFETY: loading the driver runs what it does to start, as in every program that uses it.
     if !unsafe { sys::is_culib_present() } {
-        let message = "the CUDA driver's library (libcuda.so.1, nvcuda.dll) was not found: install NVIDIA's driver, or put \
-                       the library's folder on the search path (LD_LIBRARY_PATH, PATH)";
+        let message = "the CUDA driver's library (libcuda.so.1, nvcuda.dll) was not found: install NVIDIA's driver, or \
+                       put the library's folder on the search path (LD_LIBRARY_PATH, PATH)";
         return Err(DeviceError::refused(-1, message));
     }
     if let Some(missing) = FUNCTIONS.iter().find(|function| !has(function)) {
@@ -180,7 +180,7 @@ impl MarkKind {
             Ok("counter") if counters => Ok(Self::Counter),
             Ok("counter") => Err(DeviceError::refused(
                 -1,
-                "RADDLE_CUDA_MARKS asks for `counter`, and this device or its driver cannot write 64 bits from a stream",
+                "RADDLE_CUDA_MARKS is `counter`, and this device or its driver cannot write 64 bits from a stream",
             )),
             Ok("") | Err(_) => Ok(if counters { Self::Counter } else { Self::Events }),
             Ok(other) => Err(DeviceError::refused(
@@ -306,8 +306,8 @@ impl CudaGpu {
         })))
     }
 
-    /// The device's context, for what cudarc does beside streams, such as loading kernels. cudarc does not track what is
-    /// done with memory that is allocated through it (`CudaContext::disable_event_tracking`).
+    /// The device's context, for what cudarc does beside streams, such as loading kernels. cudarc does not track what
+    /// is done with memory that is allocated through it (`CudaContext::disable_event_tracking`).
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.0.context
@@ -510,8 +510,8 @@ impl Counter {
 
     fn word(&self) -> &AtomicU64 {
         let address = self.block.as_ref().expect("it is there until the drop").address;
-        // SAFETY: the block is pinned memory of the host, aligned, initialised, and the counter's alone; the device writes
-        // it as a whole.
+        // SAFETY: the block is pinned memory of the host, aligned, initialised, and the counter's alone; the device
+        // writes it as a whole.
         unsafe { AtomicU64::from_ptr(address.ptr().cast()) }
     }
 }

@@ -45,9 +45,9 @@ impl Drop for Owned {
 
 /// A fixed number of values in a device's memory.
 ///
-/// The host cannot look at them: operations on the device use them, and copies bring them from and to a [`PinnedVec`]. It
-/// exists only as the value of a variable, so that references to it are had by operations that have declared it, and the
-/// engine knows when the device has finished with it. What a new one holds is unspecified.
+/// The host cannot look at them: operations on the device use them, and copies bring them from and to a [`PinnedVec`].
+/// It exists only as the value of a variable, so that references to it are had by operations that have declared it, and
+/// the engine knows when the device has finished with it. What a new one holds is unspecified.
 ///
 /// Dropped, its memory goes back to the device's pool.
 pub struct DeviceVec<T> {
@@ -103,8 +103,8 @@ impl<T> fmt::Debug for DeviceVec<T> {
 /// A fixed number of values in memory of the host that a device copies from and to by itself, while the host does
 /// something else ("page-locked" memory).
 ///
-/// It derefs to a slice. Like a [`DeviceVec`] it exists only as the value of a variable, so nobody looks while a copy is
-/// under way. A new one holds zeros. The processor's caches work on it as on other memory.
+/// It derefs to a slice. Like a [`DeviceVec`] it exists only as the value of a variable, so nobody looks while a copy
+/// is under way. A new one holds zeros. The processor's caches work on it as on other memory.
 ///
 /// Dropped, its memory goes back to the device's pool.
 pub struct PinnedVec<T> {
@@ -138,8 +138,8 @@ impl<T> Deref for PinnedVec<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: see the invariant of `as_mut_ptr`. Drivers zero new pinned memory, any bytes are a `T`, and the engine
-        // gives no reference out while the device writes.
+        // SAFETY: see the invariant of `as_mut_ptr`. Drivers zero new pinned memory, any bytes are a `T`, and the
+        // engine gives no reference out while the device writes.
         unsafe { slice::from_raw_parts(self.as_mut_ptr(), self.len) }
     }
 }

@@ -1,8 +1,8 @@
 //! The devices that operations run on, and what the engine asks of one.
 //!
-//! A device with memory of its own is behind a [`Driver`], and each of its lanes has one [`Stream`], a queue of commands
-//! that the device works off by itself. There are two: [`simulated`], which needs no hardware, and `cuda`, in builds with
-//! that feature.
+//! A device with memory of its own is behind a [`Driver`], and each of its lanes has one [`Stream`], a queue of
+//! commands that the device works off by itself. There are two: [`simulated`], which needs no hardware, and `cuda`, in
+//! builds with that feature.
 //!
 //! # Who may touch what
 //!
@@ -14,8 +14,8 @@
 //!
 //! # Order
 //!
-//! Commands of one stream take effect in the order in which they were issued. Commands of two streams have an order only
-//! where one waits for an event that the other has recorded. The host sees what commands have done once
+//! Commands of one stream take effect in the order in which they were issued. Commands of two streams have an order
+//! only where one waits for an event that the other has recorded. The host sees what commands have done once
 //! [`Stream::passed`] has given the number of a mark made after them.
 //!
 //! # Edges
@@ -27,8 +27,9 @@
 //!
 //! # After a loss
 //!
-//! An error that [is one](DeviceError::is_lost) is given for good: from then on every call of every stream of the device
-//! gives it, allocations are refused, and the device touches no memory any more. Blocks can still be given back.
+//! An error that [is one](DeviceError::is_lost) is given for good: from then on every call of every stream of the
+//! device gives it, and allocations are refused. Once a stream has given it, the device touches no memory any more (see
+//! `cuda` for what is not known of hardware). Blocks can still be given back.
 
 // What the engine does not use yet.
 #![allow(dead_code)]
@@ -103,8 +104,8 @@ impl DeviceError {
         &self.0.message
     }
 
-    /// Whether the whole device is lost to this process, and not only this call: a command has touched memory that is not
-    /// its own, a kernel failed, the hardware is gone. Every later call gives the same error.
+    /// Whether the whole device is lost to this process, and not only this call: a command has touched memory that is
+    /// not its own, a kernel failed, the hardware is gone. Every later call gives the same error.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.0.lost
@@ -205,7 +206,8 @@ pub(crate) struct Block {
     pub(crate) bytes: usize,
 }
 
-/// A point in a stream that other streams can wait for. Cheap to clone; what it takes is given back with the last clone.
+/// A point in a stream that other streams can wait for. Cheap to clone; what it takes is given back with the last
+/// clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Event(Recorded);
 
@@ -263,10 +265,10 @@ pub(crate) trait Stream: Send {
     ///
     /// # Safety
     ///
-    /// 1. Both places hold `bytes`, and stay allocated until a mark that is made after this has passed, or the device is
-    ///    lost.
-    /// 2. Until then nobody else writes either place, or reads the target, but commands that are ordered with this one by
-    ///    streams and events.
+    /// 1. Both places hold `bytes`, and stay allocated until a mark that is made after this has passed, or the device
+    ///    is lost.
+    /// 2. Until then nobody else writes either place, or reads the target, but commands that are ordered with this one
+    ///    by streams and events.
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError>;
 
     /// For the handles that give a program the driver's own stream.

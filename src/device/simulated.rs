@@ -1,17 +1,18 @@
 //! A GPU that is not there: its memory is the host's, its streams are lists of commands, its kernels are closures.
 //!
-//! Results are real, times are made up. A command takes as long as [`Builder`] says, on one of the device's engines: one
-//! that copies in, one that copies out, and one or more that compute. What it does is done at the end of that time. As on
-//! hardware, commands of one stream come one after the other, streams wait for each other's events, and everything else
-//! has no order; with a [seed](Builder::seed), what is ready is picked at random, so that a wait that is missing shows.
+//! Results are real, times are made up. A command takes as long as [`Builder`] says, on one of the device's engines:
+//! one that copies in, one that copies out, and one or more that compute. What it does is done at the end of that time.
+//! As on hardware, commands of one stream come one after the other, streams wait for each other's events, and
+//! everything else has no order; with a [seed](Builder::seed), what is ready is picked at random, so that a wait that
+//! is missing shows.
 //!
 //! The device has no thread. It gets on when one of its streams is polled, and works off the commands of all streams
 //! then. A kernel may therefore run on any thread that polls, at the time of a poll, and must not wait for the device
 //! itself.
 //!
 //! Errors have the numbers of CUDA: 2 for memory that is not there, 46 for a device that was lost by
-//! [`lose`](SimulatedGpu::lose), 700 for a command that [was made to fail](SimulatedGpu::fail_at), 719 for a kernel that
-//! panicked, and 801 for a call that [was refused](SimulatedGpu::refuse_at).
+//! [`lose`](SimulatedGpu::lose), 700 for a command that [was made to fail](SimulatedGpu::fail_at), 719 for a kernel
+//! that panicked, and 801 for a call that [was refused](SimulatedGpu::refuse_at).
 //!
 //! ```
 //! use std::time::Duration;
@@ -84,8 +85,8 @@ impl Builder {
         }
     }
 
-    /// Bytes per second of copies to the device, of those within it, and of those from another device. Default: 12 GB/s.
-    /// 0 counts as 1.
+    /// Bytes per second of copies to the device, of those within it, and of those from another device. Default: 12
+    /// GB/s. 0 counts as 1.
     #[must_use]
     pub fn copy_in_bandwidth(mut self, bytes_per_second: u64) -> Self {
         self.copy_in = bytes_per_second.max(1);
@@ -99,7 +100,8 @@ impl Builder {
         self
     }
 
-    /// The least time from the call that issues a copy or a kernel to its start. It keeps no engine busy. Default: 4 µs.
+    /// The least time from the call that issues a copy or a kernel to its start. It keeps no engine busy. Default: 4
+    /// µs.
     #[must_use]
     pub fn launch_latency(mut self, latency: Duration) -> Self {
         self.launch_latency = latency;
@@ -251,14 +253,14 @@ impl SimulatedGpu {
         self.0.lose(DeviceError::lost(46, "the simulated device was taken away"));
     }
 
-    /// Makes the `n`-th copy or kernel issued from now on fail when its time has come, as one that touches memory that is
-    /// not its own: the device is lost then. 1 is the next one; 0 takes it back.
+    /// Makes the `n`-th copy or kernel issued from now on fail when its time has come, as one that touches memory that
+    /// is not its own: the device is lost then. 1 is the next one; 0 takes it back.
     pub fn fail_at(&self, n: u64) {
         lock(&self.0.state).fail_in = n;
     }
 
-    /// Makes the `n`-th call from now on fail without an effect, and leave the device as it is. Copies, launches, events,
-    /// waits, marks and allocations are calls. 1 is the next one; 0 takes it back.
+    /// Makes the `n`-th call from now on fail without an effect, and leave the device as it is. Copies, launches,
+    /// events, waits, marks and allocations are calls. 1 is the next one; 0 takes it back.
     pub fn refuse_at(&self, n: u64) {
         lock(&self.0.state).refuse_in = n;
     }
@@ -405,8 +407,9 @@ impl Simulated {
     fn issue(&self, call: Call, command: Command) -> Result<(), DeviceError> {
         let mut state = lock(&self.device.state);
         if let Err(error) = state.call(call) {
+            // Whoever hears from a stream that the device is lost may end the memory.
+            drop(if error.is_lost() { timeline::quiet(state, &self.device.idle).ok() } else { Some(state) });
             // Its drop may be the program's.
-            drop(state);
             drop(command);
             return Err(error);
         }

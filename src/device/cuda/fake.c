@@ -1,4 +1,5 @@
-/* A library in the place of the CUDA driver's, for tests: the functions that raddle calls, done at once on the processor.
+/* A library in the place of the CUDA driver's, for tests: the functions that raddle calls, done at once, on the
+ * processor.
  *
  * Marks written to memory and events are the exceptions: the first question after them finds them not ready. Every
  * asynchronous call can be made to fail, once or for good. Nothing here is for several threads at a time.
@@ -47,19 +48,34 @@ static int call(void) {
 int cuInit(unsigned flags) { return flags ? INVALID_VALUE : number_in("FAKE_INIT", OK); }
 
 int cuDeviceGetCount(int *count) { *count = number_in("FAKE_DEVICES", 2); return OK; }
-int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal < number_in("FAKE_DEVICES", 2) ? OK : INVALID_DEVICE; }
-int cuDeviceGetName(char *name, int size, int device) { strncpy(name, device ? "other fake" : "fake", size); return OK; }
+int cuDeviceGet(int *device, int ordinal) {
+    *device = ordinal;
+    return ordinal < number_in("FAKE_DEVICES", 2) ? OK : INVALID_DEVICE;
+}
+int cuDeviceGetName(char *name, int size, int device) {
+    strncpy(name, device ? "other fake" : "fake", size);
+    return OK;
+}
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;
     *value = attribute == 122 && !getenv("FAKE_NARROW");
     return OK;
 }
-int cuDevicePrimaryCtxRetain(context **it, int device) { *it = &contexts[device]; (*it)->retained++; live++; return OK; }
+int cuDevicePrimaryCtxRetain(context **it, int device) {
+    *it = &contexts[device];
+    (*it)->retained++;
+    live++;
+    return OK;
+}
 int cuDevicePrimaryCtxRelease_v2(int device) { contexts[device].retained--; live--; return OK; }
 
 int cuCtxGetCurrent(context **it) { *it = current; return OK; }
 int cuCtxSetCurrent(context *it) { current = it; return OK; }
-int cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return current ? OK : INVALID_CONTEXT; }
+int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0;
+    *greatest = -5;
+    return current ? OK : INVALID_CONTEXT;
+}
 
 int cuStreamCreateWithPriority(stream **it, unsigned flags, int priority) {
     if (!current) return INVALID_CONTEXT;
@@ -77,7 +93,10 @@ int cuStreamQuery(stream *it) {
     if (it->word) { *(unsigned long long *)it->word = it->value; it->word = 0; }
     return OK;
 }
-int cuStreamWaitEvent(stream *it, event *on, unsigned flags) { (void)it; return flags || !on->recorded ? INVALID_VALUE : call(); }
+int cuStreamWaitEvent(stream *it, event *on, unsigned flags) {
+    (void)it;
+    return flags || !on->recorded ? INVALID_VALUE : call();
+}
 
 #ifndef WITHOUT_WRITE_VALUE
 int cuStreamWriteValue64_v2(stream *it, address at, unsigned long long value, unsigned flags) {
@@ -149,7 +168,10 @@ int cuMemFreeHost(void *it) {
     live--;
     return OK;
 }
-int cuMemHostGetDevicePointer_v2(address *it, void *host, unsigned flags) { *it = (address)host; return flags ? INVALID_VALUE : OK; }
+int cuMemHostGetDevicePointer_v2(address *it, void *host, unsigned flags) {
+    *it = (address)host;
+    return flags ? INVALID_VALUE : OK;
+}
 
 static int copy(address to, address from, size_t bytes, stream *in) {
     int result = call();
@@ -159,8 +181,12 @@ static int copy(address to, address from, size_t bytes, stream *in) {
     return OK;
 }
 int cuMemcpyAsync(address to, address from, size_t bytes, stream *in) { return copy(to, from, bytes, in); }
-int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, stream *in) { return copy(to, (address)from, bytes, in); }
-int cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, stream *in) { return copy((address)to, from, bytes, in); }
+int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, stream *in) {
+    return copy(to, (address)from, bytes, in);
+}
+int cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, stream *in) {
+    return copy((address)to, from, bytes, in);
+}
 int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, stream *in) { return copy(to, from, bytes, in); }
 int cuMemcpyPeerAsync(address to, context *of_to, address from, context *of_from, size_t bytes, stream *in) {
     if (of_to == of_from || !of_to->retained || !of_from->retained) return INVALID_CONTEXT;

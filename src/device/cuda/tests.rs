@@ -1,5 +1,5 @@
-//! The CUDA device on a library that stands in for the driver's. `fake.c` is that library; each test builds it, and runs
-//! itself again in a process that finds it.
+//! The CUDA device on a library that stands in for the driver's. `fake.c` is that library; each test builds it, and
+//! runs itself again in a process that finds it.
 
 use std::{
     env, fs,

@@ -17,11 +17,12 @@ impl<'s> SimulatedStream<'s> {
     }
 
     /// Launches a kernel: when the device gets to it and `duration` has passed there, it calls `f` with the contents of
-    /// `args`. A `duration` of zero stands for the device's own ([`Builder::kernel_time`](super::Builder::kernel_time)).
+    /// `args`. A `duration` of zero stands for the device's own
+    /// ([`Builder::kernel_time`](super::Builder::kernel_time)).
     ///
-    /// `args` are `&DeviceVec<T>`, which `f` gets as `&[T]`, and `&mut DeviceVec<T>`, which it gets as `&mut [T]`: one of
-    /// them, or a tuple of up to six. `f` runs on any thread that polls the device. If it panics, the device is lost. It
-    /// must not wait for an operation of the device.
+    /// `args` are `&DeviceVec<T>`, which `f` gets as `&[T]`, and `&mut DeviceVec<T>`, which it gets as `&mut [T]`: one
+    /// of them, or a tuple of up to six. `f` runs on any thread that polls the device. If it panics, the device is
+    /// lost. It must not wait for an operation of the device.
     ///
     /// # Errors
     ///
@@ -74,8 +75,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What a [simulated kernel](SimulatedStream::launch) takes: `&DeviceVec<T>`, `&mut DeviceVec<T>`, or a tuple of up to six
-/// of those or of such tuples; `()` for nothing.
+/// What a [simulated kernel](SimulatedStream::launch) takes: `&DeviceVec<T>`, `&mut DeviceVec<T>`, or a tuple of up to
+/// six of those or of such tuples; `()` for nothing.
 pub trait KernelArgs: sealed::Sealed {
     /// What the kernel gets for it: `&[T]`, `&mut [T]`, or a tuple of these.
     type Views<'a>;
@@ -102,8 +103,8 @@ impl<T: Pod + Send + Sync> KernelArgs for &DeviceVec<T> {
     }
 
     unsafe fn views<'a>(raw: &'a mut Self::Raw) -> Self::Views<'a> {
-        // SAFETY: memory of simulated devices is the host's, and filled from the start; the vector has `len` values there,
-        // which may be any bytes. The rest is (1).
+        // SAFETY: memory of simulated devices is the host's, and filled from the start; the vector has `len` values
+        // there, which may be any bytes. The rest is (1).
         unsafe { slice::from_raw_parts(raw.ptr, raw.len) }
     }
 }
@@ -119,7 +120,8 @@ impl<T: Pod + Send + Sync> KernelArgs for &mut DeviceVec<T> {
     }
 
     unsafe fn views<'a>(raw: &'a mut Self::Raw) -> Self::Views<'a> {
-        // SAFETY: as for shared vectors; and this was the only reference to its vector (1), of which (2) makes one slice.
+        // SAFETY: as for shared vectors; and this was the only reference to its vector (1), of which (2) makes one
+        // slice.
         unsafe { slice::from_raw_parts_mut(raw.ptr, raw.len) }
     }
 }

@@ -13,15 +13,15 @@
 //!
 //! # Who may touch what
 //!
-//! All of it is behind one lock, but for the effects: copying bytes, calling a kernel. Those are done without it, by the
-//! thread that has set `executing`, which nobody passes in that stream meanwhile. `running` counts such threads. What
-//! becomes of a device that is lost while one is at work: see [`work`].
+//! All of it is behind one lock, but for the effects: copying bytes, calling a kernel. Those are done without it, by
+//! the thread that has set `executing`, which nobody passes in that stream meanwhile. `running` counts such threads.
+//! What becomes of a device that is lost while one is at work: see [`work`].
 //!
 //! # Time
 //!
-//! Polls may be far apart, so that a poll finds much to do that has a time in the past. Each start and each end is given
-//! the time at which it would have happened: a command starts when it was issued, plus latency, when the one before it
-//! had ended, when the event it waits for had happened, and when an engine was free, whichever is latest.
+//! Polls may be far apart, so that a poll finds much to do that has a time in the past. Each start and each end is
+//! given the time at which it would have happened: a command starts when it was issued, plus latency, when the one
+//! before it had ended, when the event it waits for had happened, and when an engine was free, whichever is latest.
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
@@ -109,8 +109,8 @@ impl Work {
     fn execute(self) -> Result<(), DeviceError> {
         match self {
             Self::Copy { from, to, bytes, .. } => {
-                // SAFETY: who issued it promised that both hold as much until a mark after it has passed, which none does
-                // before this has returned, and that nobody else uses them meanwhile. They may be the same memory.
+                // SAFETY: who issued it promised that both hold as much until a mark after it has passed, which none
+                // does before this has returned, and that nobody else uses them meanwhile. They may be the same memory.
                 unsafe { std::ptr::copy(from.ptr(), to.ptr(), bytes) };
                 Ok(())
             }
@@ -194,6 +194,9 @@ pub(super) struct State {
     issued: u64,
     /// How many threads are executing something.
     running: usize,
+    /// How often somebody had to wait for them.
+    #[cfg(test)]
+    pub(super) waiters: usize,
     stalled: bool,
     /// Nothing starts before: the end of the last stall.
     not_before: Duration,
@@ -241,6 +244,8 @@ impl State {
             engines: vec![Engine::default(); COMPUTE + compute_engines],
             issued: 0,
             running: 0,
+            #[cfg(test)]
+            waiters: 0,
             stalled: false,
             not_before: Duration::ZERO,
             lost: None,
@@ -515,8 +520,13 @@ pub(super) fn work<'m>(
 }
 
 /// Waits until nothing is executing on a device that is lost; gives the error.
-fn quiet<'m>(mut state: MutexGuard<'m, State>, idle: &Condvar) -> Result<MutexGuard<'m, State>, DeviceError> {
+pub(super) fn quiet<'m>(
+    mut state: MutexGuard<'m, State>,
+    idle: &Condvar,
+) -> Result<MutexGuard<'m, State>, DeviceError> {
     while state.running > 0 {
+        #[cfg(test)]
+        (state.waiters += 1);
         state = wait_until(idle, state, None).unwrap_or_else(|_| unreachable!("there is no deadline"));
     }
     state.check()?;
