@@ -60,7 +60,7 @@ use crate::{
 
 /// What is called, here and where cudarc opens a context. Looked up before the first call, since cudarc panics at one
 /// that is missing.
-const FUNCTIONS: [&str; 28] = [
+const FUNCTIONS: [&str; 29] = [
     "cuInit",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -71,6 +71,7 @@ const FUNCTIONS: [&str; 28] = [
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
     "cuCtxGetStreamPriorityRange",
+    "cuCtxSynchronize",
     "cuStreamCreateWithPriority",
     "cuStreamDestroy_v2",
     "cuStreamQuery",
@@ -473,6 +474,20 @@ impl Driver for CudaGpu {
     fn give_back(&self, block: Block) {
         self.0.pool.give_back(block);
     }
+
+    fn abandon(&self, error: &DeviceError) {
+        let gpu = &*self.0;
+        // From now on the pool gives nothing out.
+        let _ = gpu.lost.set(DeviceError::lost(error.code(), error.message()));
+        if !error.is_lost() {
+            // The device is sound, and goes on with what it has. Pinned memory may be in use by the host soon.
+            let _ = gpu.bound(|| {
+                // SAFETY: the context is the current one. What this returns changes nothing any more.
+                let _ = unsafe { sys::cuCtxSynchronize() };
+                Ok(())
+            });
+        }
+    }
 }
 
 /// A word that the device writes marks to.
@@ -521,7 +536,7 @@ enum Marks {
     Events { pending: VecDeque<(u64, RawEvent)>, passed: u64 },
 }
 
-/// One stream of a device.
+/// One stream of a CUDA device.
 struct LaneStream {
     gpu: CudaGpu,
     stream: Arc<CudaStream>,
@@ -529,8 +544,8 @@ struct LaneStream {
 }
 
 /// cudarc's handle of the stream of a lane, if it is one of a CUDA device.
-pub(crate) fn stream_of(stream: &mut dyn Stream) -> Option<&Arc<CudaStream>> {
-    stream.as_any().downcast_ref::<LaneStream>().map(|lane| &lane.stream)
+pub(crate) fn stream_of(stream: &mut dyn Stream) -> Option<Arc<CudaStream>> {
+    stream.as_any().downcast_ref::<LaneStream>().map(|lane| Arc::clone(&lane.stream))
 }
 
 impl LaneStream {

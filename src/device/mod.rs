@@ -31,9 +31,6 @@
 //! device gives it, and allocations are refused. Once a stream has given it, the device touches no memory any more (see
 //! `cuda` for what is not known of hardware). Blocks can still be given back.
 
-// What the engine does not use yet.
-#![allow(dead_code)]
-
 use std::{any::Any, error::Error, fmt, sync::Arc};
 
 #[cfg(feature = "cuda")]
@@ -45,7 +42,6 @@ pub mod simulated;
 #[cfg(feature = "cuda")]
 pub use cuda::CudaGpu;
 #[cfg(feature = "cuda")]
-#[allow(unused_imports, reason = "for the handle of a lane's stream that programs get")]
 pub(crate) use cuda::stream_of as cuda_stream;
 pub use memory::{DeviceVec, PinnedVec};
 
@@ -186,11 +182,6 @@ impl Address {
     /// Where nothing is: the address of blocks without a byte, aligned for anything.
     fn nowhere(place: Place) -> Self {
         Self { place, home: Home::Host, ptr: std::ptr::without_provenance_mut(pool::ALIGNMENT) }
-    }
-
-    /// `bytes` further on. Whether that is still inside is the caller's to know.
-    pub(crate) fn offset(self, bytes: usize) -> Self {
-        Self { ptr: self.ptr.wrapping_add(bytes), ..self }
     }
 
     pub(crate) fn ptr(self) -> *mut u8 {

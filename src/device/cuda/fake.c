@@ -19,11 +19,14 @@ typedef struct { context *of; int asked; int recorded; } event;
 
 static context contexts[8];
 static __thread context *current;
-static int live, lost, fail_in, fail_code, fail_stays;
+static int live, synchronized, lost, fail_in, fail_code, fail_stays;
 static size_t device_bytes;
 
 /* What is alive: contexts, streams, events and pieces of memory. */
 int fakeLive(void) { return live; }
+
+/* How often somebody waited for all that a device does. */
+int fakeSynchronized(void) { return synchronized; }
 
 /* Makes the asynchronous call after `skip` others fail with `code`; and all calls after it, if it `stays`. */
 void fakeFail(int skip, int code, int stays) { fail_in = skip + 1; fail_code = code; fail_stays = stays; }
@@ -70,6 +73,10 @@ int cuDevicePrimaryCtxRetain(context **it, int device) {
 int cuDevicePrimaryCtxRelease_v2(int device) { contexts[device].retained--; live--; return OK; }
 
 int cuCtxGetCurrent(context **it) { *it = current; return OK; }
+int cuCtxSynchronize(void) {
+    synchronized++;
+    return current ? lost : INVALID_CONTEXT;
+}
 int cuCtxSetCurrent(context *it) { current = it; return OK; }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     *least = 0;

@@ -172,6 +172,10 @@ fn live() -> i32 {
     fake::<extern "C" fn() -> i32>("fakeLive")()
 }
 
+fn synchronized() -> i32 {
+    fake::<extern "C" fn() -> i32>("fakeSynchronized")()
+}
+
 fn current() -> i32 {
     fake::<extern "C" fn() -> i32>("fakeCurrent")()
 }
@@ -333,6 +337,18 @@ fn inside_refusals_pass() {
         call(stream).expect("it is sound");
     });
     assert_eq!((calls, live()), (6, 0));
+
+    // Given up on for a refusal, it has to end what it was given.
+    let gpu = driver(0);
+    let mut stream = gpu.open(Role::All).unwrap();
+    gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
+    assert_eq!(synchronized(), 1);
+    for error in [stream.mark(1), stream.passed().map(drop), gpu.allocate(Place::Pinned, 8).map(drop)] {
+        let error = error.expect_err("it is not used any more");
+        assert!(error.is_lost() && error.code() == 801, "{error}");
+    }
+    drop((stream, gpu));
+    assert_eq!(live(), 0, "the device still takes its memory back");
 }
 
 #[test]
@@ -365,6 +381,8 @@ fn inside_losses_stay() {
             assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
         }
     }
+    gpu.abandon(&gpu.open(Role::All).map(drop).expect_err("it is lost"));
+    assert_eq!(synchronized(), 0, "there is nothing to wait for");
     // Nothing can be freed; nothing ends the process either.
     drop((from, to, stream, other, event, gpu));
     assert!(live() > 0, "the memory stays with the process");

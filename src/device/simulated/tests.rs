@@ -528,12 +528,17 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_loss_is_told_when_no_kernel_runs_any_more() {
-    type Call = fn(&mut dyn Stream) -> Result<(), DeviceError>;
-    let calls: [Call; 4] = [
-        |stream| stream.passed().map(drop),
-        |stream| stream.probe(),
-        |stream| stream.mark(1),
-        |stream| launch(stream, ms(1), (), |()| ()),
+    type Call = fn(&SimulatedGpu, &mut dyn Stream) -> Result<(), DeviceError>;
+    let calls: [Call; 5] = [
+        |_, stream| stream.passed().map(drop),
+        |_, stream| stream.probe(),
+        |_, stream| stream.mark(1),
+        |_, stream| launch(stream, ms(1), (), |()| ()),
+        |gpu, _| {
+            let error = DeviceError::lost(46, "lost");
+            gpu.abandon(&error);
+            Err(error)
+        },
     ];
     for call in calls {
         let gpu = SimulatedGpu::builder().clock(Clock::Instantly).build();
@@ -553,9 +558,9 @@ fn a_loss_is_told_when_no_kernel_runs_any_more() {
             has_started.recv_timeout(PATIENCE).expect("the kernel runs");
             gpu.lose();
             let (told, is_told) = mpsc::channel();
-            let ended = &ended;
+            let (gpu, ended) = (&gpu, &ended);
             scope.spawn(move || {
-                loss(call(&mut *other), 46);
+                loss(call(gpu, &mut *other), 46);
                 told.send(*lock(ended)).unwrap();
             });
             let deadline = std::time::Instant::now() + PATIENCE;
