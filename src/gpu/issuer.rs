@@ -41,7 +41,7 @@ use crate::{
 const BATCH: usize = 16;
 
 /// Tries to mark a stream before it is given up.
-const MARK_TRIES: u32 = 3;
+pub(super) const MARK_TRIES: u32 = 3;
 
 /// An operation that the device has not done yet.
 struct Flight {
