@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 mod common;
+#[path = "devices/ends.rs"]
+mod ends;
 #[path = "devices/order.rs"]
 mod order;
 #[path = "devices/results.rs"]
