@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use raddle::{Engine, EngineKind, Property, Token, Var};
+use raddle::{Context, DeviceVec, Engine, EngineKind, PinnedVec, Property, SimulatedGpu, Token, Var, simulated::Clock};
 
 struct Counting;
 
@@ -110,5 +110,33 @@ fn operations_in_steady_state_allocate_nothing() {
             let operation = engine.op("").priority(i as i32 % 20 - 10).property(properties[i % 4]);
             operation.reads([&tokens[2]]).writes([&tokens[0]]).push_sync(|_| {}).expect("the engine is open");
         });
+        devices(kind);
     }
+}
+
+/// Operations of a device, with what they have behind them on the CPU. Kernels and events of the simulated device are
+/// boxes; copies are not.
+fn devices(kind: EngineKind) {
+    let gpu = Context::Gpu(0);
+    let device = SimulatedGpu::builder().clock(Clock::Instantly).build();
+    let engine = Engine::builder().kind(kind).workers(2).pin(false).gpu(device).build().expect("the engine is built");
+    let launched: Vec<Var<DeviceVec<u64>>> = (0..8).map(|_| engine.device_var(gpu, 4).expect("memory")).collect();
+    let all: Vec<&Token> = launched.iter().map(|var| &**var).collect();
+    assert_allocates_nothing::<SOME>(&format!("{kind}: device operations"), &engine, &all, |i| {
+        let launch = engine.op("launch").on(gpu).priority(i as i32 % 3);
+        let (a, b) = (launched[i % 8].read(), launched[(i + 3) % 8].write());
+        launch.launch((a, b), |_, (a, b)| assert_eq!(a.len(), b.len())).expect("the engine is open");
+    });
+    let pairs: Vec<(Var<PinnedVec<u64>>, Var<DeviceVec<u64>>)> = (0..4)
+        .map(|_| (engine.pinned_var(gpu, 4).expect("memory"), engine.device_var(gpu, 4).expect("memory")))
+        .collect();
+    let all: Vec<&Token> = pairs.iter().flat_map(|(host, device)| [&**host, &**device]).collect();
+    assert_allocates_nothing::<SOME>(&format!("{kind}: copies behind the CPU and before it"), &engine, &all, |i| {
+        let (host, device) = &pairs[i / 2 % 4];
+        if i % 2 == 0 {
+            engine.op("fill").push(host.write(), move |host| host[0] = i as u64).expect("the engine is open");
+        } else {
+            engine.op("copy").on(gpu).copy_to_device(host, device).expect("the engine is open");
+        }
+    });
 }

@@ -1,83 +1,132 @@
 //! Operations of devices, on the simulated one: order, completion, failure.
+//!
+//! What a device has done is never guessed from the time. Most tests have a clock that they move themselves, or a device
+//! that stands still until they let it go on.
+
+#![forbid(unsafe_code)]
+
+mod common;
+#[path = "devices/ends.rs"]
+mod ends;
+#[path = "devices/order.rs"]
+mod order;
+#[path = "devices/results.rs"]
+mod results;
 
 use std::time::Duration;
 
-use raddle::{Cause, Context, Engine, EngineKind, SimulatedGpu, WaitError};
+use common::{Gate, eventually};
+use raddle::{
+    Builder, Context, DeviceVec, Engine, EngineKind, GpuStream, PinnedVec, Property, SimulatedGpu, SimulatedStream,
+    Var, simulated::Clock,
+};
 
 const GPU: Context = Context::Gpu(0);
-const KINDS: [EngineKind; 3] = [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice];
+const OTHER: Context = Context::Gpu(1);
 
+fn ms(count: u64) -> Duration {
+    Duration::from_millis(count)
+}
+
+fn builder(kind: EngineKind) -> Builder {
+    Engine::builder().kind(kind).workers(2).pin(false)
+}
+
+/// An engine of `kind` with one GPU.
 fn engine(kind: EngineKind, gpu: &SimulatedGpu) -> Engine {
-    Engine::builder().kind(kind).workers(2).pin(false).gpu(gpu.clone()).build().unwrap()
+    builder(kind).gpu(gpu.clone()).build().expect("the engine is built")
 }
 
-#[test]
-fn values_go_through_a_device_and_come_back() {
-    for kind in KINDS {
-        let gpu = SimulatedGpu::default();
-        let engine = engine(kind, &gpu);
-        let host = engine.pinned_var::<u32>(GPU, 1000).unwrap();
-        let device = engine.device_var::<u32>(GPU, 1000).unwrap();
-        for round in 0..20 {
-            engine.op("fill").push(host.write(), move |host| host.fill(round)).unwrap();
-            engine.op("in").on(GPU).copy_to_device(&host, &device).unwrap();
-            for _ in 0..3 {
-                engine
-                    .op("double")
-                    .on(GPU)
-                    .launch(device.write(), |stream, device| {
-                        stream.simulated().unwrap().launch(Duration::from_micros(20), device, |values| {
-                            values.iter_mut().for_each(|value| *value = 2 * *value + 1);
-                        })
-                    })
-                    .unwrap();
-            }
-            engine.op("out").on(GPU).copy_from_device(&device, &host).unwrap();
-            let sum = engine.op("sum").submit(host.read(), |host| host.iter().sum::<u32>()).unwrap();
-            assert_eq!(sum.wait().unwrap(), 1000 * (8 * round + 7), "{kind} {round}");
-        }
-        engine.wait_for_all().unwrap();
-        assert_eq!(engine.version(&device), 80, "{kind}");
-    }
+/// A GPU without latency, whose kernels take a millisecond and whose copies take one per 1000 bytes, with a clock that the
+/// test moves.
+fn manual() -> SimulatedGpu {
+    SimulatedGpu::builder()
+        .copy_in_bandwidth(1_000_000)
+        .copy_out_bandwidth(1_000_000)
+        .launch_latency(Duration::ZERO)
+        .kernel_time(ms(1))
+        .clock(Clock::Manual)
+        .build()
 }
 
-#[test]
-fn a_chain_on_one_stream_records_nothing_and_waits_for_nothing() {
-    let gpu = SimulatedGpu::default();
-    let engine = engine(EngineKind::PerDevice, &gpu);
-    let device = engine.device_var::<u64>(GPU, 1).unwrap();
-    for _ in 0..1000 {
-        engine
-            .op("add")
-            .on(GPU)
-            .launch(device.write(), |stream, device| {
-                stream.simulated().unwrap().launch(Duration::ZERO, device, |values| values[0] += 1)
-            })
-            .unwrap();
-    }
-    engine.wait_for_all().unwrap();
-    let counts = gpu.counts();
-    assert_eq!((counts.launches, counts.records, counts.waits), (1000, 0, 0), "{counts:?}");
-    println!("{counts:?}");
+/// A GPU that picks at random what it does next, as soon as it is asked.
+fn random(seed: u64) -> SimulatedGpu {
+    SimulatedGpu::builder().clock(Clock::Instantly).seed(seed).build()
 }
 
-#[test]
-fn a_lost_device_fails_what_is_under_way_and_what_comes_and_leaves_the_rest_alone() {
-    for kind in KINDS {
-        let gpu = SimulatedGpu::default();
-        let engine = engine(kind, &gpu);
-        let device = engine.device_var::<u64>(GPU, 1).unwrap();
-        let cpu = engine.var(0);
-        gpu.lose();
-        let launched = engine.op("launch").on(GPU).launch(device.write(), |stream, device| {
-            stream.simulated().unwrap().launch(Duration::ZERO, device, |values| values[0] += 1)
-        });
-        launched.unwrap();
-        engine.op("cpu").push(cpu.write(), |cpu| *cpu += 1).unwrap();
-        let failed = engine.wait_for_var(&device).unwrap_err();
-        assert!(matches!(&failed, WaitError::Failed(error) if error.name() == "launch"), "{kind} {failed}");
-        let Err(WaitError::Failed(error)) = engine.wait_for_var(&device) else { panic!("it stays") };
-        assert!(matches!(error.cause(), Cause::Device(_) | Cause::Error(_)), "{error:?}");
-        assert_eq!(engine.get(&cpu).unwrap(), 1);
-    }
+fn simulated(stream: &mut GpuStream) -> SimulatedStream<'_> {
+    stream.simulated().expect("the device is a simulated one")
+}
+
+fn device(engine: &Engine, len: usize) -> Var<DeviceVec<u64>> {
+    engine.device_var(GPU, len).expect("there is memory")
+}
+
+fn pinned(engine: &Engine, len: usize) -> Var<PinnedVec<u64>> {
+    engine.pinned_var(GPU, len).expect("there is memory")
+}
+
+/// Pushes a kernel that mutates `var`.
+#[track_caller]
+fn kernel(engine: &Engine, name: &'static str, var: &Var<DeviceVec<u64>>, f: impl FnOnce(&mut [u64]) + Send + 'static) {
+    let pushed = engine
+        .op(name)
+        .on(GPU)
+        .launch(var.write(), move |stream, var| simulated(stream).launch(Duration::ZERO, var, f));
+    pushed.expect("the engine is open");
+}
+
+/// Pushes a kernel that reads `from` and mutates `to`.
+#[track_caller]
+fn kernel_from(
+    engine: &Engine,
+    name: &'static str,
+    property: Property,
+    from: &Var<DeviceVec<u64>>,
+    to: &Var<DeviceVec<u64>>,
+    f: impl FnOnce(&[u64], &mut [u64]) + Send + 'static,
+) {
+    let launch = move |stream: &mut GpuStream, (from, to): (&DeviceVec<u64>, &mut DeviceVec<u64>)| {
+        simulated(stream).launch(Duration::ZERO, (from, to), move |(from, to)| f(from, to))
+    };
+    let pushed = engine.op(name).on(GPU).property(property).launch((from.read(), to.write()), launch);
+    pushed.expect("the engine is open");
+}
+
+/// Writes `values` to the device, by way of a pinned variable of their own.
+fn upload(engine: &Engine, var: &Var<DeviceVec<u64>>, values: Vec<u64>) {
+    let host = pinned(engine, values.len());
+    engine.op("fill").push(host.write(), move |host| host.copy_from_slice(&values)).expect("the engine is open");
+    engine.op("upload").on(GPU).copy_to_device(&host, var).expect("the engine is open");
+}
+
+/// What is on the device.
+fn download(engine: &Engine, var: &Var<DeviceVec<u64>>, len: usize) -> Vec<u64> {
+    let host = pinned(engine, len);
+    engine.op("download").on(GPU).copy_from_device(var, &host).expect("the engine is open");
+    let read = engine.op("look").submit(host.read(), |host| host.to_vec()).expect("the engine is open");
+    read.wait().expect("everything went well")
+}
+
+/// Keeps the lane of `property` from going on until the gate that it gives is opened. When it returns the lane stands.
+fn hold_lane(engine: &Engine, property: Property) -> Gate {
+    let (gate, started) = (Gate::new(), Gate::new());
+    let (inside, at) = (gate.clone(), started.clone());
+    let token = engine.new_var();
+    let hold = engine.op("hold the lane").on(GPU).property(property).writes([&token]).push_sync(move |_| {
+        at.open();
+        inside.pass();
+    });
+    hold.expect("the engine is open");
+    started.pass();
+    gate
+}
+
+/// Waits until `launches` kernels and `copies` copies have been issued.
+fn issued(gpu: &SimulatedGpu, launches: u64, copies: u64) {
+    eventually("everything is issued", || {
+        let counts = gpu.counts();
+        assert!(counts.launches <= launches && counts.copies <= copies, "{counts:?}");
+        (counts.launches, counts.copies) == (launches, copies)
+    });
 }

@@ -115,6 +115,10 @@ impl Core {
         &self.gpus
     }
 
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
     pub(crate) fn failures(&self) -> &Failures {
         &self.failures
     }

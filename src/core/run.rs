@@ -281,9 +281,7 @@ impl Core {
         } else {
             let mut result = self.call(op, Some(&mut stream));
             if let Err(error) = stream.finish() {
-                if error.is_lost() {
-                    gpu.lose(&error);
-                }
+                gpu.lose(&error);
                 result = result.and(Err(device_failed(error)));
             }
             self.settle(op, result, ready);

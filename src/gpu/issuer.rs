@@ -31,6 +31,7 @@ use crate::{
     panics,
     scheduler::Worker,
     sync::hint,
+    tally::Ticket,
     task::{Task, flag},
     threads,
     tracker::{self, Mode, OpRef, ReadyList},
@@ -41,13 +42,18 @@ use crate::{
 const BATCH: usize = 16;
 
 /// Tries to mark a stream before it is given up.
-const MARK_TRIES: u32 = 3;
+pub(super) const MARK_TRIES: u32 = 3;
 
 /// An operation that the device has not done yet.
 struct Flight {
     seq: u64,
-    /// `None`: an asynchronous one, which its completion ends.
-    op: Option<Issued>,
+    op: Flying,
+}
+
+enum Flying {
+    Issued(Issued),
+    /// An asynchronous one, which its completion ends. It is counted once more until the stream is past it.
+    Asynchronous(Ticket),
 }
 
 struct Issued {
@@ -264,8 +270,9 @@ impl Issuer<'_> {
             VarCell::of(access).note_on_device(marks, self.number, seq, access.mode().is_write());
         }
         if op.task().has(flag::ASYNC) {
+            let ticket = self.core.tally().enter();
             self.core.start_async(op, self.stream.as_mut(), &mut self.ready);
-            self.flights.push_back(Flight { seq, op: None });
+            self.flights.push_back(Flight { seq, op: Flying::Asynchronous(ticket) });
             self.mark();
             return;
         }
@@ -279,7 +286,7 @@ impl Issuer<'_> {
             Err(failure) => self.core.fail_on_device(op, failure),
         }
         let spent = tracker::complete(op, &mut self.ready);
-        self.flights.push_back(Flight { seq, op: Some(Issued { op, spent, result }) });
+        self.flights.push_back(Flight { seq, op: Flying::Issued(Issued { op, spent, result }) });
         if host || self.marked == self.passed {
             self.mark();
         }
@@ -381,7 +388,7 @@ impl Issuer<'_> {
     fn advance(&mut self, seq: u64, fault: Option<&DeviceError>) {
         // First what others see by the timeline, then whom it is told.
         for flight in self.flights.iter_mut().take_while(|flight| flight.seq <= seq) {
-            let Some(issued) = &mut flight.op else { continue };
+            let Flying::Issued(issued) = &mut flight.op else { continue };
             match (&issued.result, fault) {
                 (Ok(()), None) => self.core.count_on_device(issued.op),
                 (Ok(()), Some(error)) => {
@@ -396,8 +403,9 @@ impl Issuer<'_> {
         self.passed = seq;
         self.lane().timeline.complete(seq);
         while let Some(flight) = self.flights.pop_front_if(|flight| flight.seq <= seq) {
-            if let Some(Issued { op, spent, result }) = flight.op {
-                self.core.conclude(op, spent, &result);
+            match flight.op {
+                Flying::Issued(Issued { op, spent, result }) => self.core.conclude(op, spent, &result),
+                Flying::Asynchronous(ticket) => self.core.tally().leave(ticket),
             }
         }
         let ready = &mut self.ready;

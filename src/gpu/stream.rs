@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::issuer::MARK_TRIES;
 use crate::device::{Address, Context, DeviceError, DeviceVec, PinnedVec, Stream, simulated::SimulatedStream};
 
 /// The stream that a device operation issues its work on; from [`OpBuilder::launch`](crate::OpBuilder::launch)
@@ -55,10 +56,17 @@ impl GpuStream {
         &mut *self.stream
     }
 
-    /// Waits, on this thread, until the device has done what was issued; for the naive engine.
+    /// Waits, on this thread, until the device has done what was issued; for the naive engine. If it fails nobody knows
+    /// what the device still does, and it has to be given up.
     pub(crate) fn finish(&mut self) -> Result<(), DeviceError> {
         let mark = self.marks + 1;
-        self.stream.mark(mark)?;
+        let mut tries = 1;
+        while let Err(error) = self.stream.mark(mark) {
+            if error.is_lost() || tries == MARK_TRIES {
+                return Err(error);
+            }
+            tries += 1;
+        }
         self.marks = mark;
         let mut looks = 0u32;
         while self.stream.passed()? < mark {

@@ -1,0 +1,477 @@
+//! How device operations end: waits, failures, losses, shutdowns.
+
+use std::{sync::Mutex, thread, time::Duration};
+
+use raddle::{
+    BoxError, Cause, DeviceError, EngineKind, GpuStream, Property, Shutdown, ShutdownError, SimulatedGpu, WaitError,
+};
+
+use super::{
+    GPU, OTHER, builder, device, download, engine, hold_lane, issued, kernel, kernel_from, manual, ms, pinned, random,
+    simulated, upload,
+};
+use crate::common::{
+    AWHILE, Gate, Journal, KINDS, MOMENT, THREADED, block_on, eventually, failure, hold, lock, watched,
+};
+
+// -------------------------------------------------------------------------------------------------------- waits ----
+
+#[test]
+fn a_handle_is_told_when_the_device_has_done_it_and_not_before() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            let launch = || {
+                let launch = engine.op("kernel").on(GPU).try_launch(var.write(), |stream, var| {
+                    simulated(stream).launch(Duration::ZERO, var, |values| values[0] = 1).map(|()| "issued")
+                });
+                launch.unwrap()
+            };
+            let (mut first, second) = (launch(), launch());
+            issued(&gpu, 2, 0);
+            gpu.advance(ms(1) - Duration::from_nanos(1));
+            assert!(matches!(first.wait_timeout(MOMENT), Err(WaitError::TimedOut)), "{kind}");
+            gpu.advance(Duration::from_nanos(1));
+            assert_eq!(first.wait().unwrap(), "issued");
+            assert!(!second.is_done());
+            gpu.advance(ms(1));
+            assert_eq!(block_on(second).unwrap(), "issued");
+        });
+    }
+}
+
+/// All waits run into their limits on a device that stands still, and end when it goes on.
+#[test]
+fn waits_for_a_device_that_stands_still_run_out_of_time_and_go_on_later() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let (var, host) = (device(&engine, 1), pinned(&engine, 1));
+            gpu.stall();
+            kernel(&engine, "kernel", &var, |values| values[0] = 3);
+            engine.op("out").on(GPU).copy_from_device(&var, &host).unwrap();
+            issued(&gpu, 1, 1);
+            let out_of_time = |result| assert!(matches!(result, Err(WaitError::TimedOut)), "{kind}: {result:?}");
+            out_of_time(engine.wait_for_var_timeout(&var, MOMENT));
+            out_of_time(engine.wait_to_read_timeout(&host, MOMENT));
+            out_of_time(engine.wait_to_write_timeout(&var, MOMENT));
+            out_of_time(engine.wait_for_all_timeout(MOMENT));
+            let mut look = engine.op("look").submit(host.read(), |host| host[0]).unwrap();
+            out_of_time(look.wait_timeout(MOMENT).map(drop));
+            let waits = [engine.wait_for_var_async(&var), engine.wait_to_read_async(&host)];
+            let all = engine.wait_for_all_async();
+            gpu.resume();
+            for wait in waits {
+                block_on(wait).unwrap();
+            }
+            block_on(all).unwrap();
+            engine.wait_for_var(&var).unwrap();
+            engine.wait_to_write(&host).unwrap();
+            engine.wait_for_all().unwrap();
+            assert_eq!(look.wait().unwrap(), 3, "{kind}");
+        });
+    }
+}
+
+#[test]
+fn a_wait_to_read_does_not_wait_for_kernels_that_read() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let (a, b) = (device(&engine, 1), device(&engine, 1));
+            kernel_from(&engine, "reads a", Property::Normal, &a, &b, |_, _| {});
+            issued(&gpu, 1, 0);
+            engine.wait_to_read(&a).unwrap();
+            assert!(engine.wait_to_write_timeout(&a, MOMENT).is_err(), "{kind}");
+            assert!(engine.wait_to_read_timeout(&b, MOMENT).is_err(), "{kind}");
+            gpu.advance(ms(1));
+            engine.wait_to_write(&a).unwrap();
+        });
+    }
+}
+
+/// The function of a device operation runs on the thread that everything else of the lane needs.
+#[test]
+fn the_function_of_a_device_operation_cannot_wait() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let (token, own) = (engine.new_var(), device(&engine, 1));
+            let gate = hold(&engine, &token);
+            let behind = engine.op("behind").reads([&token]).submit((), |()| ()).unwrap();
+            let (inside, other, behind) = (engine.clone(), token.clone(), Mutex::new(Some(behind)));
+            let launch = engine.op("waits").on(GPU).try_launch(own.write(), move |_, _| {
+                let handle = lock(&behind).take().expect("it runs once");
+                let waits = [
+                    inside.wait_for_var(&other),
+                    inside.wait_for_var_timeout(&other, MOMENT),
+                    handle.wait(),
+                    inside.wait_for_all(),
+                ];
+                Ok::<_, BoxError>(waits)
+            });
+            let [var, limited, handle, all] = launch.unwrap().wait().unwrap();
+            for refused in [var, limited, handle] {
+                assert!(matches!(refused, Err(WaitError::OnDevice)), "{kind}: {refused:?}");
+            }
+            assert!(matches!(all, Err(WaitError::WouldDeadlock)), "{kind}: {all:?}");
+            gate.open();
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------- failures ----
+
+#[test]
+fn copies_of_different_lengths_fail_and_copy_nothing() {
+    for kind in KINDS {
+        watched(move || {
+            let engine = engine(kind, &SimulatedGpu::default());
+            let (short, long) = (device(&engine, 2), device(&engine, 3));
+            let host = pinned(&engine, 3);
+            engine.op("in").on(GPU).copy_to_device(&host, &short).unwrap();
+            let failed = failure(engine.wait_for_var(&short));
+            assert!(failed.to_string().contains("a copy from 3 elements to 2"), "{kind}: {failed}");
+            engine.op("across").on(GPU).copy_peer(&long, &short).unwrap();
+            assert!(failure(engine.wait_for_var(&short)).is_same(&failed), "{kind}: it has its failure still");
+            engine.clear_error(&short).unwrap();
+            engine.op("out").on(GPU).copy_from_device(&short, &host).unwrap();
+            assert_eq!(failure(engine.wait_for_var(&host)).name(), "out");
+            upload(&engine, &short, vec![1, 2]);
+            assert_eq!(download(&engine, &short, 2), [1, 2], "{kind}");
+        });
+    }
+}
+
+/// A function that fails after it has issued something: the variables have failed, successors are skipped, what overwrites
+/// heals.
+#[test]
+fn what_fails_in_its_function_fails_its_variables_until_they_are_overwritten() {
+    for kind in KINDS {
+        for panics in [false, true] {
+            watched(move || {
+                let gpu = random(9);
+                let engine = engine(kind, &gpu);
+                let (a, b, free) = (device(&engine, 1), device(&engine, 1), device(&engine, 1));
+                let skipped = Journal::new();
+                for var in [&a, &b, &free] {
+                    upload(&engine, var, vec![1]);
+                }
+                let launch = engine.op("fails").on(GPU).launch(a.write(), move |stream, a| {
+                    simulated(stream).launch(Duration::ZERO, a, |values| values[0] = 2)?;
+                    if panics {
+                        std::panic::resume_unwind(Box::new("on purpose"));
+                    }
+                    Err(BoxError::from("on purpose"))
+                });
+                launch.unwrap();
+                let journal = skipped.clone();
+                kernel_from(&engine, "skipped", Property::GpuPrioritized, &a, &b, move |_, _| journal.add("skipped"));
+                let cpu = engine.op("skipped too").submit(b.read(), |_| ()).unwrap();
+                kernel(&engine, "free", &free, |values| values[0] += 1);
+                let failed = failure(engine.wait_for_var(&a));
+                assert_eq!(failed.name(), "fails");
+                assert!(failed.to_string().contains("on purpose"), "{failed}");
+                assert_eq!(panics, matches!(failed.cause(), Cause::Panic(_)));
+                assert!(failure(engine.wait_for_var(&b)).is_same(&failed), "{kind}");
+                assert!(failure(cpu.wait()).is_same(&failed), "{kind}");
+                assert_eq!((engine.version(&a), engine.version(&b)), (1, 1), "{kind}");
+                upload(&engine, &a, vec![5]);
+                kernel_from(&engine, "runs", Property::Normal, &free, &a, |free, a| a[0] += free[0]);
+                assert_eq!(download(&engine, &a, 1), [7], "{kind}");
+                assert!(failure(engine.wait_for_var(&b)).is_same(&failed), "{kind}: b was not overwritten");
+                engine.clear_error(&b).unwrap();
+                engine.wait_for_all().unwrap();
+                assert_eq!(skipped.len(), 0, "{kind}");
+            });
+        }
+    }
+}
+
+/// The failure passes from the CPU to the device and back, always as the same one.
+#[test]
+fn a_failure_goes_through_device_and_cpu_operations_alike() {
+    for kind in KINDS {
+        watched(move || {
+            let gpu = random(10);
+            let engine = engine(kind, &gpu);
+            let (host, var, back) = (pinned(&engine, 1), device(&engine, 1), pinned(&engine, 1));
+            engine.op("fails").push(host.write(), |_| Err::<(), _>("on purpose")).unwrap();
+            engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+            let seen = Journal::new();
+            let (first, second) = (seen.clone(), seen.clone());
+            let keeps_on = engine.op("keeps on").on(GPU).no_skip().launch(var.read(), move |_, _| first.add(1));
+            keeps_on.unwrap();
+            let by_property = engine.op("keeps on").on(GPU).property(Property::NoSkip);
+            by_property.launch(var.read(), move |_, _| second.add(2)).unwrap();
+            engine.op("out").on(GPU).copy_from_device(&var, &back).unwrap();
+            let failed = failure(engine.op("look").submit(back.read(), |_| ()).unwrap().wait());
+            assert_eq!(failed.name(), "fails", "{kind}");
+            assert!(failure(engine.wait_for_var(&var)).is_same(&failed), "{kind}");
+            assert!(failure(engine.wait_for_all()).is_same(&failed), "{kind}");
+            let mut seen = seen.take();
+            seen.sort_unstable();
+            assert_eq!((seen, gpu.counts().copies), (vec![1, 2], 0), "{kind}");
+        });
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- losses ----
+
+#[test]
+fn a_lost_device_fails_what_comes_and_leaves_the_rest_alone() {
+    for kind in KINDS {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let (var, cpu) = (device(&engine, 1), engine.var(0));
+            gpu.lose();
+            kernel(&engine, "launch", &var, |values| values[0] += 1);
+            engine.op("cpu").push(cpu.write(), |cpu| *cpu += 1).unwrap();
+            let failed = failure(engine.wait_for_var(&var));
+            assert_eq!(failed.name(), "launch");
+            assert!(failure(engine.wait_for_var(&var)).is_same(&failed), "it stays");
+            assert!(matches!(failed.cause(), Cause::Device(_) | Cause::Error(_)), "{kind}: {failed:?}");
+            assert_eq!(engine.get(&cpu).unwrap(), 1);
+            assert!(engine.device_var::<u64>(GPU, 1).unwrap_err().is_lost());
+            // What the host writes itself is well again.
+            let token = engine.new_var();
+            let push = engine.op("token").on(GPU).writes([&token]).push_sync(|_| {});
+            push.unwrap();
+            assert!(engine.wait_for_var(&token).is_err(), "{kind}");
+            engine.op("by the cpu").overwrites([&token]).push_sync(|_| {}).unwrap();
+            engine.wait_for_var(&token).unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_is_under_way_on_a_lost_device_fails_with_the_loss_and_the_other_gpu_goes_on() {
+    for kind in THREADED {
+        watched(move || {
+            let (gpu, other) = (manual(), random(11));
+            let engine = builder(kind).gpu(gpu.clone()).gpu(other).build().unwrap();
+            let (var, back) = (device(&engine, 1), pinned(&engine, 1));
+            let elsewhere = engine.device_var::<u64>(OTHER, 1).unwrap();
+            let launch = engine.op("under way").on(GPU).try_launch(var.write(), |stream, var| {
+                simulated(stream).launch(Duration::ZERO, var, |values| values[0] = 1)
+            });
+            let handle = launch.unwrap();
+            engine.op("out").on(GPU).copy_from_device(&var, &back).unwrap();
+            let cpu = engine.op("cpu").submit(back.read(), |back| back[0]).unwrap();
+            let across = engine.op("across").on(OTHER).copy_peer(&var, &elsewhere);
+            across.unwrap();
+            issued(&gpu, 1, 1);
+            gpu.lose();
+            let failed = failure(handle.wait());
+            assert_eq!(failed.name(), "under way");
+            assert!(
+                matches!(failed.cause(), Cause::Device(error) if error.is_lost() && error.code() == 46),
+                "{failed:?}"
+            );
+            assert!(failure(engine.wait_for_var(&var)).is_same(&failed));
+            assert_eq!(failure(cpu.wait()).name(), "out");
+            assert!(failure(engine.wait_for_var(&elsewhere)).is_same(&failed), "it came after the kernel");
+            let fill = engine.op("goes on").on(OTHER).overwrites([&*elsewhere]).push_sync(|_| {});
+            fill.unwrap();
+            engine.wait_for_var(&elsewhere).unwrap();
+            assert_eq!(engine.version(&var), 0);
+            drop((var, back));
+            engine.shutdown(Shutdown::Drain, None).unwrap();
+        });
+    }
+}
+
+/// The host gets memory back only when no command touches it any more: a kernel that runs while the device is lost ends
+/// first, whichever thread runs it, and whichever lane notices the loss.
+#[test]
+fn a_loss_is_told_when_the_kernel_that_runs_has_ended() {
+    watched(|| {
+        let gpu = manual();
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        let (slow, busy, third) = (device(&engine, 1), device(&engine, 1), device(&engine, 1));
+        let (running, go_on) = (Gate::new(), Gate::new());
+        let (inside, leave) = (running.clone(), go_on.clone());
+        let launch = engine.op("slow").on(GPU).try_launch(slow.write(), move |stream, slow| {
+            simulated(stream).launch(Duration::ZERO, slow, move |_| {
+                inside.open();
+                leave.pass();
+            })
+        });
+        let mut handle = launch.unwrap();
+        issued(&gpu, 1, 0);
+        // The lane of the kernel has its hands full, so that another one's thread runs the kernel.
+        let lane = hold_lane(&engine, Property::Normal);
+        kernel_from(&engine, "polls", Property::GpuPrioritized, &third, &busy, |_, _| {});
+        issued(&gpu, 2, 0);
+        gpu.advance(ms(1));
+        running.pass();
+        gpu.lose();
+        // A third lane is told of the loss by a call: it has to mark what its function has issued, which is nothing.
+        let token = engine.new_var();
+        let told = engine.op("told").on(GPU).property(Property::CopyToGpu).writes([&token]);
+        let mut told = told.try_launch((), |_: &mut GpuStream, ()| Ok::<_, DeviceError>(())).unwrap();
+        let third_is_told = told.wait_timeout(MOMENT);
+        lane.open();
+        let slow_is_over = handle.wait_timeout(MOMENT);
+        go_on.open();
+        assert!(matches!(third_is_told, Err(WaitError::TimedOut)), "a kernel runs: {third_is_told:?}");
+        assert!(matches!(slow_is_over, Err(WaitError::TimedOut)), "the kernel still runs: {slow_is_over:?}");
+        assert_eq!(failure(handle.wait()).name(), "slow");
+        assert!(told.wait().is_err());
+    });
+}
+
+/// In the naive engine an operation is over when the device is: also if it could not be asked when that is.
+#[test]
+fn in_the_naive_engine_nothing_is_under_way_when_a_push_returns() {
+    // The call that is refused: the launch, or what comes after it.
+    for n in 1..=2 {
+        watched(move || {
+            let gpu = SimulatedGpu::builder().kernel_time(ms(20)).build();
+            let engine = engine(EngineKind::Naive, &gpu);
+            let (var, ended) = (device(&engine, 1), Gate::new());
+            gpu.refuse_at(n);
+            let at_end = ended.clone();
+            let launch = engine.op("kernel").on(GPU).try_launch(var.write(), move |stream, var| {
+                simulated(stream).launch(Duration::ZERO, var, move |_| at_end.open())
+            });
+            let (handle, ran) = (launch.unwrap(), ended.is_open());
+            let result = handle.wait();
+            assert_eq!(result.is_ok(), ran, "call {n}: {result:?}");
+            gpu.refuse_at(0);
+            // Whatever the device has left to do, it does before this one: it computes one thing at a time.
+            let other = device(&engine, 1);
+            kernel(&engine, "another", &other, |_| {});
+            let _ = engine.wait_for_all();
+            assert_eq!(ended.is_open(), ran, "call {n}: the kernel ran after its operation");
+        });
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- shutdowns ----
+
+#[test]
+fn a_draining_shutdown_waits_for_the_device() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let (var, journal) = (device(&engine, 1), Journal::new());
+            gpu.stall();
+            for number in 0..10 {
+                let journal = journal.clone();
+                kernel(&engine, "kernel", &var, move |_| journal.add(number));
+            }
+            issued(&gpu, 10, 0);
+            assert_eq!(engine.shutdown(Shutdown::Drain, Some(MOMENT)), Err(ShutdownError::TimedOut));
+            let late = engine.op("late").on(GPU).launch(var.write(), |_, _| {});
+            assert_eq!(late, Err(raddle::PushError::ShutDown));
+            gpu.resume();
+            engine.shutdown(Shutdown::Drain, None).unwrap();
+            assert_eq!(journal.take(), (0..10).collect::<Vec<_>>(), "{kind}");
+            assert_eq!(engine.version(&var), 10);
+        });
+    }
+}
+
+#[test]
+fn a_cancelling_shutdown_lets_the_device_end_and_cancels_what_was_not_issued() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let (var, token, journal) = (device(&engine, 1), engine.new_var(), Journal::new());
+            let gate = hold(&engine, &token);
+            let first = journal.clone();
+            kernel(&engine, "under way", &var, move |_| first.add("under way"));
+            let launch = engine
+                .op("behind the cpu")
+                .on(GPU)
+                .reads([&token])
+                .try_launch(var.write(), |_, _| Ok::<_, BoxError>(()));
+            let cancelled = launch.unwrap();
+            issued(&gpu, 1, 0);
+            assert_eq!(engine.shutdown(Shutdown::Cancel, Some(MOMENT)), Err(ShutdownError::TimedOut));
+            gate.open();
+            gpu.advance(ms(1));
+            engine.shutdown(Shutdown::Cancel, None).unwrap();
+            let failed = failure(cancelled.wait());
+            assert!(matches!(failed.cause(), Cause::Cancelled), "{kind}: {failed:?}");
+            assert_eq!(journal.take(), ["under way"], "{kind}");
+            assert_eq!(engine.version(&var), 1);
+        });
+    }
+}
+
+#[test]
+fn an_engine_dropped_with_work_under_way_has_done_it_all() {
+    for kind in KINDS {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let (engine, journal) = (engine(kind, &gpu), Journal::new());
+            let (host, var) = (pinned(&engine, 8), device(&engine, 8));
+            for number in 0..50 {
+                let journal = journal.clone();
+                engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+                kernel(&engine, "kernel", &var, move |_| journal.add(number));
+            }
+            drop(engine);
+            assert_eq!(journal.take(), (0..50).collect::<Vec<_>>(), "{kind}");
+            // The variables may go later.
+            drop((host, var));
+        });
+    }
+}
+
+/// Nobody keeps the engine but an operation of the device.
+#[test]
+fn the_last_handle_of_an_engine_may_go_down_on_a_device_thread() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = random(12);
+            let (engine, ended) = (engine(kind, &gpu), Gate::new());
+            let (var, own, at_end) = (device(&engine, 1), engine.clone(), ended.clone());
+            let launch = engine.op("keeps the engine").on(GPU).launch(var.write(), move |_, _| {
+                drop(own);
+                at_end.open();
+            });
+            launch.unwrap();
+            drop((engine, var));
+            ended.pass();
+        });
+    }
+}
+
+/// An asynchronous operation is over when its stream, too, is past it: a shutdown with a limit says that it is not.
+#[test]
+fn a_shutdown_with_a_limit_ends_although_an_asynchronous_operation_is_on_a_device_that_stands_still() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let token = engine.new_var();
+            gpu.stall();
+            engine.op("asynchronous").on(GPU).writes([&token]).push_async(|_, done| done.complete()).unwrap();
+            eventually("it is over", || engine.version(&token) == 1);
+            let (inside, over) = (engine.clone(), Gate::new());
+            let at_end = over.clone();
+            let thread = thread::spawn(move || {
+                let result = inside.shutdown(Shutdown::Drain, Some(MOMENT));
+                at_end.open();
+                result
+            });
+            let in_time = over.pass_within(AWHILE);
+            gpu.resume();
+            assert!(in_time, "{kind}: a shutdown of {MOMENT:?} waited for the device");
+            assert_eq!(thread.join().unwrap(), Err(ShutdownError::TimedOut), "{kind}");
+            engine.shutdown(Shutdown::Drain, None).unwrap();
+        });
+    }
+}

@@ -1,0 +1,376 @@
+//! What the engine asks of a device to keep the order: events, waits and marks, as few as there can be.
+//!
+//! Mostly the device stands still, so that nothing is complete and all order has to come from the streams.
+
+use std::{thread, time::Duration};
+
+use raddle::{DeviceVec, EngineKind, GpuStream, Property, SimulatedGpu, Var};
+
+use super::{
+    GPU, device, download, engine, hold_lane, issued, kernel, kernel_from, manual, ms, pinned, random, simulated,
+    upload,
+};
+use crate::common::{Journal, THREADED, watched};
+
+/// Records and waits so far.
+fn edges(gpu: &SimulatedGpu) -> (u64, u64) {
+    let counts = gpu.counts();
+    (counts.records, counts.waits)
+}
+
+#[test]
+fn a_chain_on_one_stream_records_nothing_waits_for_nothing_and_marks_twice() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            gpu.stall();
+            (0..1000).for_each(|_| kernel(&engine, "add", &var, |_| {}));
+            issued(&gpu, 1000, 0);
+            gpu.resume();
+            engine.wait_for_all().unwrap();
+            assert_eq!(edges(&gpu), (0, 0), "{kind}");
+            // One behind the first operation, and one behind the rest when that has passed.
+            assert_eq!(gpu.counts().marks, 2, "{kind}");
+            assert_eq!(engine.version(&var), 1000);
+        });
+    }
+}
+
+#[test]
+fn a_chain_that_runs_while_it_is_pushed_records_nothing_and_waits_for_nothing() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            (0..1000).for_each(|_| kernel(&engine, "add", &var, |_| {}));
+            engine.wait_for_all().unwrap();
+            assert_eq!(edges(&gpu), (0, 0), "{kind}");
+            assert!(gpu.counts().marks <= 1000, "{kind}: {:?}", gpu.counts());
+        });
+    }
+}
+
+/// Independent kernels of one lane are no different: the stream has them in order anyway.
+#[test]
+fn an_engine_with_one_stream_never_records() {
+    watched(|| {
+        let gpu = SimulatedGpu::default();
+        let engine = engine(EngineKind::Pooled, &gpu);
+        let var = device(&engine, 4);
+        for round in 0..20 {
+            upload(&engine, &var, vec![round; 4]);
+            kernel(&engine, "add", &var, |values| values[3] += 1);
+            assert_eq!(download(&engine, &var, 4), [round, round, round, round + 1]);
+        }
+        assert_eq!(edges(&gpu), (0, 0));
+    });
+}
+
+/// In and out on two lanes of their own, and computing between them: one event and one wait for each step.
+#[test]
+fn a_line_over_three_streams_has_an_event_and_a_wait_at_each_step() {
+    watched(|| {
+        let gpu = SimulatedGpu::default();
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        let (host, back) = (pinned(&engine, 4), pinned(&engine, 4));
+        let (from, to) = (device(&engine, 4), device(&engine, 4));
+        engine.op("fill").push(host.write(), |host| host.fill(3)).unwrap();
+        engine.wait_for_all().unwrap();
+        gpu.stall();
+        let gate = hold_lane(&engine, Property::CopyToGpu);
+        engine.op("in").on(GPU).copy_to_device(&host, &from).unwrap();
+        kernel_from(&engine, "square", Property::Normal, &from, &to, |from, to| {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = from * from);
+        });
+        engine.op("out").on(GPU).copy_from_device(&to, &back).unwrap();
+        let look = engine.op("look").submit(back.read(), |back| back.to_vec()).unwrap();
+        gate.open();
+        issued(&gpu, 1, 2);
+        assert_eq!(edges(&gpu), (2, 2));
+        gpu.resume();
+        assert_eq!(look.wait().unwrap(), [9; 4]);
+        assert_eq!(edges(&gpu), (2, 2), "nothing was asked for later");
+    });
+}
+
+/// The diamond in → {compute, urgent} → compute → out. One event serves both sides; the compute stream joins only what
+/// comes from the other one.
+#[test]
+fn a_diamond_over_streams_has_no_more_events_and_waits_than_it_needs() {
+    watched(|| {
+        let gpu = SimulatedGpu::default();
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        let (host, back) = (pinned(&engine, 1), pinned(&engine, 1));
+        let [a, b, c, d] = std::array::from_fn(|_| device(&engine, 1));
+        engine.op("fill").push(host.write(), |host| host[0] = 10).unwrap();
+        engine.wait_for_all().unwrap();
+        gpu.stall();
+        let gates = [Property::CopyToGpu, Property::Normal, Property::GpuPrioritized]
+            .map(|property| hold_lane(&engine, property));
+        engine.op("in").on(GPU).copy_to_device(&host, &a).unwrap();
+        kernel_from(&engine, "left", Property::Normal, &a, &b, |a, b| b[0] = a[0] + 1);
+        kernel_from(&engine, "right", Property::GpuPrioritized, &a, &c, |a, c| c[0] = a[0] + 2);
+        let join = |stream: &mut GpuStream, (b, c, d): (&DeviceVec<u64>, &DeviceVec<u64>, &mut DeviceVec<u64>)| {
+            simulated(stream).launch(Duration::ZERO, (b, c, d), |(b, c, d)| d[0] = b[0] * c[0])
+        };
+        engine.op("join").on(GPU).launch((b.read(), c.read(), d.write()), join).unwrap();
+        engine.op("out").on(GPU).copy_from_device(&d, &back).unwrap();
+        let look = engine.op("look").submit(back.read(), |back| back[0]).unwrap();
+        for gate in gates {
+            gate.open();
+        }
+        issued(&gpu, 3, 2);
+        // in → left, in → right by one event; right → join; join → out.
+        assert_eq!(edges(&gpu), (3, 4));
+
+        // What a stream has waited for it need not wait for again, also where another stream has waited for it before.
+        kernel_from(&engine, "again", Property::Normal, &a, &b, |a, b| b[0] = a[0]);
+        kernel_from(&engine, "again", Property::Normal, &c, &b, |c, b| b[0] += c[0]);
+        issued(&gpu, 5, 2);
+        assert_eq!(edges(&gpu), (3, 4), "the compute stream is behind both");
+        let backs = [pinned(&engine, 1), pinned(&engine, 1)];
+        engine.op("out a").on(GPU).copy_from_device(&a, &backs[0]).unwrap();
+        engine.op("out c").on(GPU).copy_from_device(&c, &backs[1]).unwrap();
+        issued(&gpu, 5, 4);
+        assert_eq!(
+            edges(&gpu),
+            (3, 4),
+            "the stream out is behind the compute stream, and so behind what that waited for"
+        );
+        gpu.resume();
+        assert_eq!(look.wait().unwrap(), 11 * 12);
+        let [a, c] = backs.map(|back| engine.op("look").submit(back.read(), |back| back[0]).unwrap().wait().unwrap());
+        assert_eq!((a, c), (10, 12));
+        assert_eq!(download(&engine, &b, 1), [22]);
+    });
+}
+
+/// From the device and back to it: the copy in must not overwrite what the copy out still reads.
+#[test]
+fn a_copy_in_waits_on_the_device_for_the_reader_of_what_it_overwrites() {
+    watched(|| {
+        let gpu = SimulatedGpu::default();
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        let (var, host, back) = (device(&engine, 1), pinned(&engine, 1), pinned(&engine, 1));
+        upload(&engine, &var, vec![1]);
+        engine.op("fill").push(host.write(), |host| host[0] = 2).unwrap();
+        engine.wait_for_all().unwrap();
+        let before = edges(&gpu);
+        gpu.stall();
+        let gate = hold_lane(&engine, Property::CopyFromGpu);
+        engine.op("out").on(GPU).copy_from_device(&var, &back).unwrap();
+        engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+        gate.open();
+        issued(&gpu, 0, 3);
+        assert_eq!(edges(&gpu), (before.0 + 1, before.1 + 1));
+        gpu.resume();
+        let look = engine.op("look").submit(back.read(), |back| back[0]).unwrap();
+        assert_eq!(look.wait().unwrap(), 1);
+        assert_eq!(download(&engine, &var, 1), [2]);
+    });
+}
+
+/// A follower that comes later asks for the event, and gets one; a second one uses the same.
+#[test]
+fn an_event_is_recorded_when_a_follower_asks_for_it_and_once() {
+    watched(|| {
+        let gpu = SimulatedGpu::default();
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        let (var, outs) = (device(&engine, 1), [device(&engine, 1), device(&engine, 1)]);
+        gpu.stall();
+        kernel(&engine, "write", &var, |values| values[0] = 4);
+        issued(&gpu, 1, 0);
+        assert_eq!(edges(&gpu), (0, 0), "nobody is behind it");
+        kernel_from(&engine, "urgent", Property::GpuPrioritized, &var, &outs[0], |var, out| out[0] = var[0]);
+        issued(&gpu, 2, 0);
+        assert_eq!(edges(&gpu), (1, 1));
+        kernel_from(&engine, "on the copy stream", Property::CopyToGpu, &var, &outs[1], |var, out| out[0] = var[0]);
+        issued(&gpu, 3, 0);
+        assert_eq!(edges(&gpu), (1, 2), "the event is there already");
+        gpu.resume();
+        for out in &outs {
+            assert_eq!(download(&engine, out, 1), [4]);
+        }
+    });
+}
+
+/// What is complete needs no event.
+#[test]
+fn nothing_is_recorded_for_what_is_complete() {
+    watched(|| {
+        let gpu = SimulatedGpu::default();
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        let (var, out) = (device(&engine, 1), device(&engine, 1));
+        kernel(&engine, "write", &var, |values| values[0] = 4);
+        engine.wait_for_all().unwrap();
+        kernel_from(&engine, "urgent", Property::GpuPrioritized, &var, &out, |var, out| out[0] = var[0]);
+        engine.wait_for_all().unwrap();
+        assert_eq!(edges(&gpu), (0, 0));
+        assert_eq!(download(&engine, &out, 1), [4]);
+    });
+}
+
+/// Readers on several streams, then a writer: it waits for each of them and nobody else.
+#[test]
+fn a_writer_waits_for_the_readers_of_all_streams() {
+    watched(|| {
+        let gpu = SimulatedGpu::default();
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        let var = device(&engine, 1);
+        let outs: [Var<DeviceVec<u64>>; 3] = std::array::from_fn(|_| device(&engine, 1));
+        upload(&engine, &var, vec![5]);
+        engine.wait_for_all().unwrap();
+        let before = edges(&gpu);
+        gpu.stall();
+        let properties = [Property::CopyToGpu, Property::CopyFromGpu, Property::GpuPrioritized];
+        let gates = properties.map(|property| hold_lane(&engine, property));
+        for (out, property) in outs.iter().zip(properties) {
+            kernel_from(&engine, "reader", property, &var, out, |var, out| out[0] = var[0]);
+        }
+        kernel(&engine, "writer", &var, |values| values[0] = 6);
+        for gate in gates {
+            gate.open();
+        }
+        issued(&gpu, 4, 1);
+        assert_eq!(edges(&gpu), (before.0 + 3, before.1 + 3));
+        gpu.resume();
+        for out in &outs {
+            assert_eq!(download(&engine, out, 1), [5]);
+        }
+        assert_eq!(download(&engine, &var, 1), [6]);
+    });
+}
+
+/// All of ten pieces go in, are worked on and come out; each stage takes a millisecond. What overlaps is what the device's
+/// own times say: twelve milliseconds instead of thirty.
+#[test]
+fn copies_in_computing_and_copies_out_overlap() {
+    const PIECES: u64 = 10;
+    watched(|| {
+        let gpu = manual();
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        let hosts: Vec<_> = (0..PIECES).map(|_| (pinned(&engine, 125), pinned(&engine, 125))).collect();
+        for (piece, (host, _)) in hosts.iter().enumerate() {
+            engine.op("fill").push(host.write(), move |host| host.fill(piece as u64)).unwrap();
+        }
+        engine.wait_for_all().unwrap();
+        for (host, back) in &hosts {
+            let var = device(&engine, 125);
+            engine.op("in").on(GPU).copy_to_device(host, &var).unwrap();
+            kernel(&engine, "compute", &var, |values| values.iter_mut().for_each(|value| *value += 100));
+            engine.op("out").on(GPU).copy_from_device(&var, back).unwrap();
+        }
+        // Nothing has ended by then, so that no operation can have waited for the host.
+        issued(&gpu, PIECES, 2 * PIECES);
+        gpu.advance(ms(100));
+        engine.wait_for_all().unwrap();
+        let usage = gpu.usage();
+        for engine in [usage.copy_in, usage.copy_out, usage.compute[0]] {
+            assert_eq!((engine.commands, engine.busy), (PIECES, ms(PIECES)), "{usage:?}");
+        }
+        assert_eq!(usage.copy_in.first_start, Some(ms(0)));
+        assert_eq!(usage.copy_out.last_end, Some(ms(PIECES + 2)), "{usage:?}");
+        for (piece, (_, back)) in hosts.iter().enumerate() {
+            let sum = engine.op("sum").submit(back.read(), |back| back.iter().sum::<u64>()).unwrap();
+            assert_eq!(sum.wait().unwrap(), 125 * (100 + piece as u64));
+        }
+    });
+}
+
+#[test]
+fn urgent_kernels_start_before_others() {
+    watched(|| {
+        let gpu = manual();
+        let (engine, journal) = (engine(EngineKind::PerDevice, &gpu), Journal::new());
+        let vars: Vec<_> = (0..6).map(|_| device(&engine, 1)).collect();
+        gpu.stall();
+        for (number, var) in vars.iter().enumerate() {
+            let (journal, property) =
+                (journal.clone(), if number == 5 { Property::GpuPrioritized } else { Property::Normal });
+            let launch = engine.op("kernel").on(GPU).property(property).launch(var.write(), move |stream, var| {
+                simulated(stream).launch(Duration::ZERO, var, move |_| journal.add(number))
+            });
+            launch.unwrap();
+        }
+        issued(&gpu, 6, 0);
+        gpu.resume();
+        gpu.advance(ms(10));
+        engine.wait_for_all().unwrap();
+        assert_eq!(journal.take(), [5, 0, 1, 2, 3, 4]);
+    });
+}
+
+#[test]
+fn what_is_ready_is_issued_by_priority() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = random(1);
+            let (engine, journal) = (engine(kind, &gpu), Journal::new());
+            let gate = hold_lane(&engine, Property::Normal);
+            for priority in [0, 5, -3, 7, 1] {
+                let (var, journal) = (device(&engine, 1), journal.clone());
+                let launch = engine.op("kernel").on(GPU).priority(priority).launch(var.write(), move |_, _| {
+                    journal.add(priority);
+                });
+                launch.unwrap();
+            }
+            gate.open();
+            engine.wait_for_all().unwrap();
+            assert_eq!(journal.take(), [7, 5, 1, 0, -3], "{kind}");
+        });
+    }
+}
+
+/// Lanes are threads of their own: a lane whose function takes its time keeps no other.
+#[test]
+fn lanes_of_a_device_do_not_wait_for_each_other() {
+    watched(|| {
+        let gpu = random(2);
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        let properties = [Property::CopyToGpu, Property::CopyFromGpu, Property::Normal, Property::GpuPrioritized];
+        let gates = properties.map(|property| hold_lane(&engine, property));
+        let names = Journal::new();
+        for (property, gate) in properties.into_iter().zip(gates) {
+            let (names, token) = (names.clone(), engine.new_var());
+            let note = engine.op("name").on(GPU).property(property).writes([&token]).push_sync(move |_| {
+                names.add(thread::current().name().unwrap_or_default().to_owned());
+            });
+            note.unwrap();
+            gate.open();
+            engine.wait_for_var(&token).unwrap();
+        }
+        let expected = ["copy-in", "copy-out", "compute", "urgent"].map(|lane| format!("raddle-gpu0-{lane}"));
+        assert_eq!(names.take(), expected);
+    });
+}
+
+/// Values are right whatever the device picks first, with events known early and late.
+#[test]
+fn pieces_go_through_all_streams_in_any_order_that_the_device_takes() {
+    for kind in THREADED {
+        watched(move || {
+            for seed in 0..30 {
+                let gpu = random(seed);
+                let engine = engine(kind, &gpu);
+                let (host, back) = (pinned(&engine, 2), pinned(&engine, 2));
+                let (a, b) = (device(&engine, 2), device(&engine, 2));
+                upload(&engine, &b, vec![0, 0]);
+                let mut expected = 0;
+                for round in 0..20 {
+                    engine.op("fill").push(host.write(), move |host| host.fill(round)).unwrap();
+                    engine.op("in").on(GPU).copy_to_device(&host, &a).unwrap();
+                    kernel_from(&engine, "fold", Property::Normal, &a, &b, |a, b| b[0] = b[0] * 3 + a[0]);
+                    kernel_from(&engine, "fold", Property::GpuPrioritized, &a, &b, |a, b| b[0] = b[0] * 5 + a[1]);
+                    engine.op("out").on(GPU).copy_from_device(&b, &back).unwrap();
+                    expected = (expected * 3 + round) * 5 + round;
+                    expected %= 1 << 30;
+                    kernel(&engine, "small", &b, |b| b[0] %= 1 << 30);
+                }
+                assert_eq!(download(&engine, &b, 2), [expected, 0], "{kind}, seed {seed}");
+            }
+        });
+    }
+}

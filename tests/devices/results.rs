@@ -1,0 +1,524 @@
+//! What comes out: values, versions, memory.
+
+use std::{sync::Arc, thread, time::Duration};
+
+use raddle::{Context, DeviceVec, Engine, EngineKind, GpuStream, PinnedVec, Property, SimulatedGpu, Var};
+
+use super::{
+    GPU, OTHER, builder, device, download, engine, issued, kernel, kernel_from, manual, ms, pinned, random, simulated,
+    upload,
+};
+use crate::common::{Drops, Journal, KINDS, MOMENT, THREADED, eventually, hold, watched};
+
+#[test]
+fn values_go_through_a_device_and_come_back() {
+    for kind in KINDS {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let (host, device) = (pinned(&engine, 1000), device(&engine, 1000));
+            for round in 0..20 {
+                engine.op("fill").push(host.write(), move |host| host.fill(round)).unwrap();
+                engine.op("in").on(GPU).copy_to_device(&host, &device).unwrap();
+                for _ in 0..3 {
+                    kernel(&engine, "double", &device, |values| {
+                        values.iter_mut().for_each(|value| *value = 2 * *value + 1);
+                    });
+                }
+                engine.op("out").on(GPU).copy_from_device(&device, &host).unwrap();
+                let sum = engine.op("sum").submit(host.read(), |host| host.iter().sum::<u64>()).unwrap();
+                assert_eq!(sum.wait().unwrap(), 1000 * (8 * round + 7), "{kind} {round}");
+            }
+            engine.wait_for_all().unwrap();
+            assert_eq!(engine.version(&device), 80, "{kind}");
+            assert_eq!(engine.version(&host), 40, "{kind}");
+        });
+    }
+}
+
+/// A version counts what the device has done, not what was issued.
+#[test]
+fn a_version_rises_when_the_device_has_done_the_mutation() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            (0..3).for_each(|_| kernel(&engine, "write", &var, |_| {}));
+            issued(&gpu, 3, 0);
+            assert_eq!(engine.version(&var), 0);
+            gpu.advance(ms(3));
+            engine.wait_for_var(&var).unwrap();
+            assert_eq!(engine.version(&var), 3);
+            let read = engine
+                .op("read")
+                .on(GPU)
+                .launch(var.read(), |stream, var| simulated(stream).launch(Duration::ZERO, var, |_| {}));
+            read.unwrap();
+            issued(&gpu, 4, 0);
+            gpu.advance(ms(1));
+            engine.wait_for_all().unwrap();
+            assert_eq!(engine.version(&var), 3, "a read counts nothing");
+        });
+    }
+}
+
+/// The device's own state needs no value of an operation: tokens order kernels as well.
+#[test]
+fn tokens_and_values_of_the_host_are_in_order_with_device_operations() {
+    for kind in KINDS {
+        watched(move || {
+            for seed in 0..10 {
+                let gpu = random(seed);
+                let engine = engine(kind, &gpu);
+                let (journal, token, log) = (Journal::new(), engine.new_var(), engine.var(Vec::new()));
+                let var = device(&engine, 1);
+                for round in 0..30 {
+                    let (by_cpu, by_kernel) = (journal.clone(), journal.clone());
+                    let cpu = engine.op("cpu").writes([&token]);
+                    cpu.push(log.write(), move |log| {
+                        by_cpu.add(2 * round);
+                        log.push(2 * round);
+                    })
+                    .unwrap();
+                    // The function may use values of the host; the kernel comes later.
+                    let on_gpu = engine.op("gpu").on(GPU).writes([&token]);
+                    on_gpu
+                        .launch((log.write(), var.read()), move |stream, (log, var)| {
+                            log.push(2 * round + 1);
+                            simulated(stream).launch(Duration::ZERO, var, move |_| by_kernel.add(2 * round + 1))
+                        })
+                        .unwrap();
+                }
+                engine.wait_for_all().unwrap();
+                assert_eq!(journal.take(), (0..60).collect::<Vec<_>>(), "{kind}, seed {seed}");
+                assert_eq!(engine.get(&log).unwrap(), (0..60).collect::<Vec<_>>(), "{kind}, seed {seed}");
+            }
+        });
+    }
+}
+
+#[test]
+fn values_go_from_one_gpu_to_another_and_back() {
+    for kind in KINDS {
+        watched(move || {
+            for seed in 0..10 {
+                let engine = builder(kind).gpu(random(seed)).gpu(random(seed + 100)).build().unwrap();
+                let one = device(&engine, 8);
+                let other: Var<DeviceVec<u64>> = engine.device_var(OTHER, 8).unwrap();
+                upload(&engine, &one, (0..8).collect());
+                for _ in 0..10 {
+                    engine.op("across").on(OTHER).copy_peer(&one, &other).unwrap();
+                    // It must not be seen by the copy before.
+                    kernel(&engine, "overwrite", &one, |values| values.fill(u64::MAX));
+                    let add = engine.op("add").on(OTHER).launch(other.write(), |stream, other| {
+                        simulated(stream).launch(Duration::ZERO, other, |values| {
+                            values.iter_mut().for_each(|value| *value += 1);
+                        })
+                    });
+                    add.unwrap();
+                    engine.op("back").on(GPU).copy_peer(&other, &one).unwrap();
+                    kernel(&engine, "add", &one, |values| values.iter_mut().for_each(|value| *value += 1));
+                }
+                assert_eq!(download(&engine, &one, 8), (20..28).collect::<Vec<_>>(), "{kind}, seed {seed}");
+                engine.wait_for_all().unwrap();
+                assert_eq!(engine.version(&other), 20, "{kind}");
+            }
+        });
+    }
+}
+
+/// A kernel that uses memory of another device is refused by the device, and fails as an operation.
+#[test]
+fn a_kernel_cannot_use_memory_of_another_gpu() {
+    for kind in KINDS {
+        watched(move || {
+            let engine = builder(kind).gpu(SimulatedGpu::default()).gpu(SimulatedGpu::default()).build().unwrap();
+            let other: Var<DeviceVec<u64>> = engine.device_var(OTHER, 8).unwrap();
+            kernel(&engine, "abroad", &other, |values| values.fill(1));
+            let failed = crate::common::failure(engine.wait_for_var(&other));
+            assert!(failed.to_string().contains("another device's memory"), "{kind}: {failed}");
+        });
+    }
+}
+
+#[test]
+fn copies_work_in_both_directions_on_any_lane() {
+    for kind in KINDS {
+        watched(move || {
+            let gpu = random(1);
+            let engine = engine(kind, &gpu);
+            let properties = [
+                Property::Normal,
+                Property::CopyToGpu,
+                Property::CopyFromGpu,
+                Property::GpuPrioritized,
+                Property::Async,
+            ];
+            for (round, &property) in properties.iter().cycle().take(20).enumerate() {
+                let (host, var, back) = (pinned(&engine, 4), device(&engine, 4), pinned(&engine, 4));
+                engine.op("fill").push(host.write(), move |host| host.fill(round as u64)).unwrap();
+                engine.op("in").on(GPU).property(property).copy_to_device(&host, &var).unwrap();
+                engine.op("out").on(GPU).property(property).copy_from_device(&var, &back).unwrap();
+                let look = engine.op("look").submit(back.read(), |back| back.to_vec()).unwrap();
+                assert_eq!(look.wait().unwrap(), [round as u64; 4], "{kind} {property:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn an_operator_of_a_device_may_be_pushed_again_while_it_is_pending() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            upload(&engine, &var, vec![0]);
+            engine.wait_for_all().unwrap();
+            gpu.stall();
+            let add = engine.op("add").on(GPU).launch_operator(var.write(), |stream, var| {
+                simulated(stream).launch(Duration::ZERO, var, |values| values[0] += 1)
+            });
+            let add = add.unwrap();
+            (0..100).for_each(|number| add.push_with_priority(number % 3).unwrap());
+            engine.delete_operator(add);
+            issued(&gpu, 100, 1);
+            gpu.resume();
+            assert_eq!(download(&engine, &var, 1), [100], "{kind}");
+        });
+    }
+}
+
+#[test]
+fn sixteen_threads_push_on_one_device() {
+    const THREADS: u64 = 16;
+    const EACH: u64 = 40;
+    for kind in KINDS {
+        watched(move || {
+            let gpu = random(16);
+            let engine = engine(kind, &gpu);
+            let shared = device(&engine, 1);
+            upload(&engine, &shared, vec![0]);
+            let own: Vec<_> = (0..THREADS)
+                .map(|_| {
+                    let own = device(&engine, 1);
+                    upload(&engine, &own, vec![0]);
+                    own
+                })
+                .collect();
+            thread::scope(|scope| {
+                for own in &own {
+                    let (engine, shared) = (&engine, &shared);
+                    scope.spawn(move || {
+                        for number in 0..EACH {
+                            let property = if number % 3 == 0 { Property::GpuPrioritized } else { Property::Normal };
+                            kernel_from(engine, "own to shared", property, own, shared, |own, shared| {
+                                shared[0] += own[0];
+                            });
+                            kernel(engine, "own", own, |own| own[0] += 1);
+                        }
+                    });
+                }
+            });
+            for own in &own {
+                assert_eq!(download(&engine, own, 1), [EACH], "{kind}");
+            }
+            assert_eq!(download(&engine, &shared, 1), [THREADS * EACH * (EACH - 1) / 2], "{kind}");
+            engine.wait_for_all().unwrap();
+            assert_eq!(engine.version(&shared), THREADS * EACH + 1, "{kind}");
+            assert_eq!(gpu.counts().launches, 2 * THREADS * EACH);
+        });
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- memory ----
+
+/// The memory of a variable that was dropped in flight is given back when the device has finished with it, not before.
+#[test]
+fn a_variable_dropped_in_flight_is_freed_when_the_device_is_done() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1000);
+            gpu.stall();
+            kernel(&engine, "last", &var, |values| values.fill(7));
+            issued(&gpu, 1, 0);
+            drop(var);
+            // The engine's own deletion cannot be over: it comes after the kernel.
+            assert!(engine.wait_for_all_timeout(MOMENT).is_err());
+            let before = gpu.counts();
+            let second = device(&engine, 1000);
+            assert_eq!(gpu.counts().allocations, before.allocations + 1, "{kind}: the memory was still in use");
+            gpu.resume();
+            engine.wait_for_all().unwrap();
+            let third = device(&engine, 1000);
+            assert_eq!(gpu.counts().allocations, before.allocations + 1, "{kind}: the memory was free");
+            drop((second, third));
+        });
+    }
+}
+
+#[test]
+fn a_variable_deleted_in_flight_ends_after_the_kernel() {
+    for kind in KINDS {
+        watched(move || {
+            for seed in 0..20 {
+                let gpu = random(seed);
+                let (engine, journal) = (engine(kind, &gpu), Journal::new());
+                let var = device(&engine, 4);
+                let (first, second) = (journal.clone(), journal.clone());
+                kernel(&engine, "kernel", &var, move |_| first.add("kernel"));
+                engine.delete_variable(&var, move |_| second.add("deleted")).unwrap();
+                let late = engine.op("late").on(GPU).launch(var.write(), |_, _| {});
+                assert_eq!(late, Err(raddle::PushError::DeletedVariable));
+                engine.wait_for_all().unwrap();
+                assert_eq!(journal.take(), ["kernel", "deleted"], "{kind}, seed {seed}");
+            }
+        });
+    }
+}
+
+#[test]
+fn after_warming_up_memory_comes_from_the_pool() {
+    for kind in KINDS {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let mut after_first = 0;
+            for round in 0..50 {
+                let (host, var) = (pinned(&engine, 500), device(&engine, 500));
+                engine.op("fill").push(host.write(), |host| host.fill(3)).unwrap();
+                engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+                drop((host, var));
+                engine.wait_for_all().unwrap();
+                let counts = gpu.counts();
+                if round == 0 {
+                    after_first = counts.allocations;
+                }
+                assert_eq!((counts.allocations, counts.reuses), (after_first, 2 * round), "{kind}, round {round}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_device_without_memory_refuses_a_variable_and_goes_on() {
+    let gpu = SimulatedGpu::builder().memory(1 << 12).build();
+    let engine = engine(EngineKind::PerDevice, &gpu);
+    let small = device(&engine, 1);
+    let refused = engine.device_var::<u64>(GPU, 1 << 12).unwrap_err();
+    assert_eq!((refused.code(), refused.is_lost()), (2, false));
+    upload(&engine, &small, vec![5]);
+    assert_eq!(download(&engine, &small, 1), [5]);
+    let nothing: Var<PinnedVec<u64>> = engine.pinned_var(GPU, 0).unwrap();
+    let none = engine.device_var::<u64>(GPU, 0).unwrap();
+    engine.op("nothing").on(GPU).copy_to_device(&nothing, &none).unwrap();
+    engine.wait_for_all().unwrap();
+}
+
+/// Functions, what kernels capture, and results are dropped once, whatever becomes of them.
+#[test]
+fn everything_captured_by_device_operations_is_dropped_once() {
+    for kind in KINDS {
+        watched(move || {
+            let drops = Drops::new();
+            for lose in [false, true] {
+                let gpu = random(3);
+                let engine = engine(kind, &gpu);
+                let var = device(&engine, 2);
+                for number in 0..40 {
+                    if lose && number == 20 {
+                        gpu.lose();
+                    }
+                    let (captured, inner) = (drops.make(), drops.make());
+                    let handle =
+                        engine.op("drops").on(GPU).try_launch(var.write(), move |stream: &mut GpuStream, var| {
+                            captured.touch();
+                            simulated(stream).launch(Duration::ZERO, var, move |_| inner.touch())?;
+                            Ok::<_, raddle::DeviceError>(captured)
+                        });
+                    let handle = handle.unwrap();
+                    match number % 3 {
+                        0 => drop(handle.wait()),
+                        1 => drop(handle),
+                        _ => kernel(&engine, "another", &var, |_| {}),
+                    }
+                }
+                drop(var);
+                let _ = engine.wait_for_all();
+                drop(engine);
+            }
+            eventually("everything is dropped", || drops.check().is_ok());
+            drops.assert_all_gone();
+        });
+    }
+}
+
+/// What an asynchronous operation of a device holds, it holds until its completion is used.
+#[test]
+fn an_asynchronous_operation_of_a_device_ends_with_its_completion() {
+    for kind in KINDS {
+        watched(move || {
+            let gpu = random(4);
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            upload(&engine, &var, vec![1]);
+            let journal = Journal::new();
+            let (first, second, third) = (journal.clone(), journal.clone(), journal.clone());
+            let begin = engine.op("asynchronous").on(GPU).writes([&*var]).push_async(move |cx, done| {
+                assert_eq!(cx.context(), GPU);
+                first.add("begun");
+                thread::spawn(move || {
+                    second.add("done");
+                    done.complete();
+                });
+            });
+            begin.unwrap();
+            kernel(&engine, "behind", &var, move |_| third.add("kernel"));
+            engine.wait_for_var(&var).unwrap();
+            assert_eq!(journal.take(), ["begun", "done", "kernel"], "{kind}");
+            assert_eq!(engine.version(&var), 3, "{kind}");
+            let lost = engine.op("lost").on(GPU).writes([&*var]).push_async(|_, done| drop(done));
+            lost.unwrap();
+            kernel(&engine, "skipped", &var, |_| {});
+            let failed = crate::common::failure(engine.wait_for_var(&var));
+            assert_eq!(failed.name(), "lost", "{kind}");
+            assert!(matches!(failed.cause(), raddle::Cause::LostCompletion), "{kind}");
+        });
+    }
+}
+
+/// Another engine's work on the same device has no order with this one's, and neither disturbs the other.
+#[test]
+fn two_engines_share_a_device() {
+    watched(|| {
+        let gpu = random(5);
+        let engines: Vec<Engine> = KINDS.into_iter().map(|kind| engine(kind, &gpu)).collect();
+        let vars: Vec<_> = engines.iter().map(|engine| device(engine, 1)).collect();
+        for (engine, var) in engines.iter().zip(&vars) {
+            upload(engine, var, vec![0]);
+            (0..50).for_each(|_| kernel(engine, "add", var, |values| values[0] += 1));
+        }
+        for (engine, var) in engines.iter().zip(&vars) {
+            assert_eq!(download(engine, var, 1), [50]);
+        }
+    });
+}
+
+/// A CPU operation that names what a kernel works on comes after the kernel, and one that does not need not wait.
+#[test]
+fn a_cpu_operation_comes_after_the_kernels_on_its_variables_and_no_other() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let (var, free) = (device(&engine, 1), engine.var(0));
+            let journal = Journal::new();
+            let (first, second) = (journal.clone(), journal.clone());
+            kernel(&engine, "kernel", &var, move |_| first.add("kernel"));
+            let mut after = engine.op("after").submit(var.read(), move |_| second.add("cpu")).unwrap();
+            engine.op("free").push(free.write(), |free| *free = 1).unwrap();
+            issued(&gpu, 1, 0);
+            assert_eq!(engine.get(&free).unwrap(), 1);
+            assert!(after.wait_timeout(MOMENT).is_err(), "{kind}: the kernel has not run");
+            gpu.advance(ms(1));
+            after.wait().unwrap();
+            assert_eq!(journal.take(), ["kernel", "cpu"], "{kind}");
+        });
+    }
+}
+
+/// Readers on the host and on the device share, and a copy from pinned memory does not keep readers of it waiting.
+#[test]
+fn readers_of_the_host_do_not_wait_for_readers_of_the_device() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let (host, var) = (pinned(&engine, 10), device(&engine, 10));
+            engine.op("fill").push(host.write(), |host| host.fill(2)).unwrap();
+            engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+            issued(&gpu, 0, 1);
+            let sum = engine.op("sum").submit(host.read(), |host| host.iter().sum::<u64>()).unwrap();
+            assert_eq!(sum.wait().unwrap(), 20, "{kind}");
+            engine.wait_to_read(&host).unwrap();
+            // A writer has to wait for the copy.
+            let mut write = engine.op("write").submit(host.write(), |host| host.fill(9)).unwrap();
+            assert!(write.wait_timeout(MOMENT).is_err(), "{kind}");
+            gpu.advance(ms(1));
+            write.wait().unwrap();
+            let back = pinned(&engine, 10);
+            engine.op("out").on(GPU).copy_from_device(&var, &back).unwrap();
+            issued(&gpu, 0, 2);
+            gpu.advance(ms(1));
+            let back = engine.op("look").submit(back.read(), |back| back.to_vec()).unwrap();
+            assert_eq!(back.wait().unwrap(), [2; 10], "{kind}");
+        });
+    }
+}
+
+/// A device operation starts when what it needs of the CPU is there.
+#[test]
+fn a_kernel_comes_after_the_cpu_operation_before_it() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = random(6);
+            let engine = engine(kind, &gpu);
+            let (var, token) = (device(&engine, 1), engine.new_var());
+            let gate = hold(&engine, &token);
+            let launch = engine.op("behind").on(GPU).reads([&token]).try_launch(var.write(), |stream, var| {
+                simulated(stream).launch(Duration::ZERO, var, |values| values[0] = 1)
+            });
+            let mut handle = launch.unwrap();
+            assert!(handle.wait_timeout(MOMENT).is_err());
+            assert_eq!(gpu.counts().launches, 0, "{kind}: it was launched too early");
+            gate.open();
+            handle.wait().unwrap();
+            assert_eq!(download(&engine, &var, 1), [1], "{kind}");
+        });
+    }
+}
+
+#[test]
+fn names_of_devices_are_checked() {
+    for kind in KINDS {
+        let engine = engine(kind, &SimulatedGpu::default());
+        let (var, host) = (device(&engine, 1), pinned(&engine, 1));
+        let nowhere = Context::Gpu(1);
+        let refused = Err(raddle::PushError::NoSuchDevice(nowhere));
+        assert_eq!(engine.op("").on(nowhere).launch(var.write(), |_, _| {}), refused, "{kind}");
+        assert_eq!(engine.op("").on(nowhere).copy_to_device(&host, &var), refused, "{kind}");
+        assert_eq!(engine.op("").on(nowhere).push_sync(|_| {}), refused, "{kind}");
+        assert!(engine.op("").on(nowhere).launch_operator(var.write(), |_, _| {}).is_err(), "{kind}");
+        assert!(engine.device_var::<u64>(nowhere, 1).is_err() && engine.pinned_var::<u64>(nowhere, 1).is_err());
+        let not_on_one = raddle::PushError::NotOnDevice;
+        assert_eq!(engine.op("").launch(var.write(), |_, _| {}), Err(not_on_one.clone()), "{kind}");
+        assert_eq!(engine.op("").copy_from_device(&var, &host), Err(not_on_one.clone()), "{kind}");
+        assert_eq!(engine.op("").copy_peer(&var, &var), Err(not_on_one), "{kind}");
+        let aliased = engine.op("").on(GPU).copy_peer(&var, &var);
+        assert_eq!(aliased, Err(raddle::PushError::AliasedVariable), "{kind}");
+        engine.wait_for_all().unwrap();
+        assert_eq!(engine.version(&var) + engine.version(&host), 0);
+    }
+}
+
+/// A kernel may push, as any code may.
+#[test]
+fn what_a_kernel_pushes_is_run() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = random(8);
+            let engine = Arc::new(engine(kind, &gpu));
+            let (var, count) = (device(&engine, 1), engine.var(0));
+            let (inside, pushed) = (Arc::clone(&engine), count.clone());
+            kernel(&engine, "pushes", &var, move |_| {
+                inside.op("pushed").push(pushed.write(), |count| *count += 1).expect("the engine is open");
+            });
+            engine.wait_for_var(&var).unwrap();
+            engine.wait_for_all().unwrap();
+            assert_eq!(engine.get(&count).unwrap(), 1, "{kind}");
+        });
+    }
+}
