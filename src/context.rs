@@ -12,7 +12,7 @@ use crate::{
     device::Context,
     gpu::GpuStream,
     sync::thread_static,
-    task::Task,
+    task::{Task, flag},
     threads,
     tracker::{OpRef, ReadyList},
     variable::VarCell,
@@ -184,6 +184,16 @@ pub(crate) fn take_lost(core: &Core) -> Option<OpRef<Task>> {
         found
     });
     lost
+}
+
+/// Whether the function of a device operation, of any engine, runs on this thread.
+pub(crate) fn in_device_function() -> bool {
+    any_frame(|frame| frame.holding && frame.op.task().has(flag::DEVICE))
+}
+
+/// Whether something on this thread will run what is ready in `core`.
+pub(crate) fn has_drain(core: &Core) -> bool {
+    drain_of(core).is_some()
 }
 
 /// Whether this thread is inside an operation of `core`.

@@ -197,6 +197,9 @@ pub enum PushError {
     NoSuchDevice(Context),
     /// The thread that serves the device could not be started.
     DeviceUnavailable(Context),
+    /// The function of a device operation pushes on a naive engine that is not its own: that would have to run the operation
+    /// at once, and nothing may run inside such a function. Push it elsewhere, or on another kind of engine.
+    InDeviceFunction,
     /// The call is for operations of a device, and [`OpBuilder::on`](crate::OpBuilder::on) was not given one.
     NotOnDevice,
 }
@@ -217,6 +220,9 @@ impl fmt::Display for PushError {
             }
             Self::DeviceUnavailable(context) => {
                 write!(f, "the thread that serves {context} could not be started; see the log")
+            }
+            Self::InDeviceFunction => {
+                f.write_str("the function of a device operation cannot push on another engine that is naive")
             }
             Self::NotOnDevice => f.write_str("the operation is for a device; name one with `on`"),
         }

@@ -11,7 +11,7 @@ pub enum EngineKind {
     /// No threads: an operation runs inside its push, on the pushing thread, in order. For debugging, and as the measure
     /// of the others. An operation that cannot run yet, because it conflicts with one that is running (an asynchronous
     /// one, one of another pushing thread, or the one that pushes it), runs as soon as that one ends, on the thread that
-    /// ends it.
+    /// ends it; so does one that is pushed by the function of a device operation.
     Naive,
     /// All contexts share one set of workers, plus one thread for copies.
     Pooled,

@@ -146,8 +146,8 @@ impl<'e> OpBuilder<'e> {
     /// The function of a device's operation is called on the thread of the device's lane for its
     /// [property](Self::property): one for copies each way, one for urgent work
     /// ([`GpuPrioritized`](Property::GpuPrioritized)), one for all other. [`launch`](Self::launch) and
-    /// its siblings give it the lane's stream. Whichever call pushes it, the operation is complete when the device has done
-    /// what was issued.
+    /// its siblings give it the lane's stream; operations pushed by other calls have none, and run when all that they come
+    /// after is complete, like those of the CPU.
     pub fn on(mut self, context: Context) -> Self {
         self.context = context;
         self
@@ -214,7 +214,7 @@ impl<'e> OpBuilder<'e> {
         let kept = accesses.keep();
         // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
         let f = move |_: &RunContext<'_>| Ok(f(unsafe { A::refs(&kept) }));
-        self.enqueue_returning(location, &accesses, f)
+        self.enqueue_returning(location, &accesses, 0, f)
     }
 
     /// As [`submit`](Self::submit), with a function whose error fails the operation.
@@ -235,7 +235,7 @@ impl<'e> OpBuilder<'e> {
             // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
             f(unsafe { A::refs(&kept) }).map_err(|error| Cause::Error(error.into()))
         };
-        self.enqueue_returning(location, &accesses, f)
+        self.enqueue_returning(location, &accesses, 0, f)
     }
 
     /// Pushes an operation of a device over typed variables. Its function gets the stream to issue work on, and references
@@ -283,7 +283,7 @@ impl<'e> OpBuilder<'e> {
             with_stream(cx, |stream| outcome_of(f(stream, unsafe { A::refs(&kept) })))
         };
         self.check_device()?;
-        self.enqueue(location, &accesses, 0, Plain::new(f))
+        self.enqueue(location, &accesses, flag::DEVICE, Plain::new(f))
     }
 
     /// As [`launch`](Self::launch), for a function whose value is had from the handle, once the device has done what it
@@ -308,7 +308,7 @@ impl<'e> OpBuilder<'e> {
             })
         };
         self.check_device()?;
-        self.enqueue_returning(location, &accesses, f)
+        self.enqueue_returning(location, &accesses, flag::DEVICE, f)
     }
 
     /// Makes an operator of a device over typed variables, to be pushed often.
@@ -329,7 +329,7 @@ impl<'e> OpBuilder<'e> {
             with_stream(cx, |stream| outcome_of(f(stream, unsafe { A::refs(&kept) })))
         };
         self.check_device()?;
-        self.into_operator(location, &accesses, 0, Function::Sync(Box::new(f)))
+        self.into_operator(location, &accesses, flag::DEVICE, Function::Sync(Box::new(f)))
     }
 
     /// Pushes a copy to a device's memory, of all of it. Unless a [property](Self::property) was set, it goes to the lane for
@@ -488,6 +488,7 @@ impl<'e> OpBuilder<'e> {
         &mut self,
         location: &'static Location<'static>,
         accesses: &impl Accesses,
+        flags: u16,
         f: F,
     ) -> Result<OpHandle<R>, PushError>
     where
@@ -496,7 +497,7 @@ impl<'e> OpBuilder<'e> {
     {
         let outcome = Outcome::new();
         let core = Arc::clone(self.engine.core());
-        self.enqueue(location, accesses, 0, Returning::new(f, Arc::clone(&outcome)))?;
+        self.enqueue(location, accesses, flags, Returning::new(f, Arc::clone(&outcome)))?;
         Ok(OpHandle::new(outcome, core))
     }
 
@@ -518,7 +519,7 @@ impl<'e> OpBuilder<'e> {
         let core = self.engine.core();
         let lane = core.gpus().route(core, self.context, self.property)?;
         // On its lane's thread, whoever pushes.
-        Ok((lane, flags & !flag::EAGER | flag::DEVICE))
+        Ok((lane, flags & !flag::EAGER))
     }
 
     /// Ends the list of entries, and gives the rest of the description.

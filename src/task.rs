@@ -13,7 +13,7 @@ use crate::{
     name::Name,
     outcome::Outcome,
     progress::Progress,
-    sync::cell::UnsafeCell,
+    sync::{atomic::AtomicU8, cell::UnsafeCell},
     tally::Ticket,
     tracker::{Mode, OpRef},
     variable::VarCell,
@@ -39,7 +39,7 @@ pub(crate) mod flag {
     pub(crate) const COLD: u16 = 128;
     /// Shutdown does not cancel it.
     pub(crate) const KEPT: u16 = 256;
-    /// Is a device's.
+    /// Issues work on a device's stream.
     pub(crate) const DEVICE: u16 = 512;
 }
 
@@ -48,6 +48,9 @@ pub(crate) mod flag {
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
     pub(crate) lane: u8,
+    /// Lanes of devices that the operation has waited for: those with a lower number. Used by whoever has the operation
+    /// while it is ready.
+    pub(crate) waited: AtomicU8,
     pub(crate) flags: u16,
     body: UnsafeCell<MaybeUninit<Body>>,
     /// Dropped only with [`flag::COLD`], so that most operations need not look.
@@ -87,6 +90,7 @@ impl Task {
             ticket: ticket,
             lane: lane,
             flags: flags | cold | reports,
+            waited: AtomicU8::new(0),
             name: ManuallyDrop::new(name),
             location: location,
             progress: ManuallyDrop::new(Progress::default()),
@@ -94,17 +98,6 @@ impl Task {
         }
         // SAFETY: (1).
         unsafe { &(*task).body }.with_mut(|body| unsafe { Body::init(body.cast(), work) });
-    }
-
-    /// The lane of a task, which may have been dropped.
-    ///
-    /// # Safety
-    /// 1. `tracker::followers` shows it.
-    pub(crate) unsafe fn lane_of(task: *const Self) -> u8 {
-        // SAFETY: (1): the record lives, and the field is not dropped with the task.
-        let lane = unsafe { &raw const (*task).lane };
-        // SAFETY: as above; it never changes.
-        unsafe { lane.read() }
     }
 
     pub(crate) fn has(&self, flags: u16) -> bool {

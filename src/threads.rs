@@ -153,9 +153,14 @@ pub(crate) fn begin_device_thread(core: &Arc<Core>) {
     SERVES_DEVICE.with(|cell| cell.set(true));
 }
 
+/// Whether the calling thread serves a lane of a device.
+pub(crate) fn serves_device() -> bool {
+    SERVES_DEVICE.with(Cell::get)
+}
+
 /// Gives this thread's worker to a spare thread, if it has one: the calling operation is about to wait.
 pub(crate) fn yield_worker() -> Result<(), WaitError> {
-    if SERVES_DEVICE.with(Cell::get) {
+    if serves_device() {
         return Err(WaitError::OnDevice);
     }
     with_carrier(|carrier| {
@@ -273,6 +278,11 @@ impl Crew {
             }
             Err(error) => Err((error, lock(&slot).take())),
         }
+    }
+
+    /// Whether the threads have been ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        lock(&self.spares).ended
     }
 
     /// Starts a thread that carries no worker; it is joined with the others.

@@ -115,10 +115,6 @@ impl Core {
         &self.gpus
     }
 
-    pub(crate) fn tally(&self) -> &Tally {
-        &self.tally
-    }
-
     pub(crate) fn failures(&self) -> &Failures {
         &self.failures
     }

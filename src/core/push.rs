@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{Core, Entries, Spec, phase};
 use crate::{
     context,
+    device::Context,
     error::PushError,
     gpu::FIRST_LANE,
     kind::EngineKind,
@@ -73,6 +74,10 @@ impl Core {
                 return Err(PushError::ShutDown);
             }
         }
+        if self.kind == EngineKind::Naive && !self.admits_naively(&spec) {
+            self.tally.leave(ticket);
+            return Err(PushError::InDeviceFunction);
+        }
         let band = if spec.priority == 0 { DEFAULT_BAND } else { band_of(spec.priority) };
         let flags = spec.flags;
         let accesses = entries.iter().map(|entry| (VarCell::queue_ptr(entry.cell), entry.mode));
@@ -89,7 +94,7 @@ impl Core {
             // small, and runs here.
             let closed = phase != phase::OPEN && flags & flag::INTERNAL != 0;
             if flags & at_once != 0 || closed || self.kind == EngineKind::Naive {
-                self.run_at_once(op);
+                self.run_at_once(op, flags);
             } else {
                 self.schedule(op);
             }
@@ -103,11 +108,19 @@ impl Core {
     /// Puts a ready operation where a worker of its lane takes it.
     #[inline]
     fn schedule(&self, op: OpRef<Task>) {
-        let lane = op.task().lane;
-        if lane < FIRST_LANE {
-            self.crew.schedule(op);
+        if self.gpus.is_empty() { self.crew.schedule(op) } else { self.schedule_beside_devices(op) }
+    }
+
+    /// As [`schedule`](Self::schedule), where operations of the CPU may have to wait for devices first. They must not come
+    /// to a lane of the CPU before, since they would come a second time: its injector relies on that they do not.
+    #[cold]
+    fn schedule_beside_devices(&self, op: OpRef<Task>) {
+        if op.task().lane >= FIRST_LANE {
+            self.gpus.schedule(op);
+        } else if let Some(lane) = self.pending_on_device(op, Context::Cpu) {
+            self.gpus.send(lane, op);
         } else {
-            self.gpus.send(usize::from(lane - FIRST_LANE), op);
+            self.crew.schedule(op);
         }
     }
 
@@ -128,9 +141,27 @@ impl Core {
         }
     }
 
+    /// Whether the naive engine may take an operation now: it would have to run it inside the push, or where the running
+    /// operation of its own ends.
+    #[cold]
+    fn admits_naively(&self, spec: &Spec) -> bool {
+        spec.flags & flag::INTERNAL != 0 || !context::in_device_function() || context::has_drain(self)
+    }
+
     /// Runs a ready operation on this thread, or has it placed if too much runs inside each other here.
-    fn run_at_once(self: &Arc<Self>, op: OpRef<Task>) {
+    fn run_at_once(self: &Arc<Self>, op: OpRef<Task>, flags: u16) {
         let mut ready = ReadyList::default();
+        // What the function of a device operation has in hand is not complete when it returns, so nothing of the program's
+        // may run inside it.
+        if flags & flag::INLINE == 0 && context::in_device_function() {
+            if self.kind != EngineKind::Naive {
+                return self.schedule(op);
+            }
+            if context::has_drain(self) {
+                ready.push(op);
+                return context::leave_to_drain(self, &mut ready);
+            }
+        }
         ready.push(op);
         if !self.defer(&mut ready) {
             self.run_all(&mut ready, true);
@@ -179,7 +210,13 @@ impl Core {
     fn place(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>, at_once: bool) {
         // After a shutdown nobody is left in the lanes. What can still become ready then is the engine's own, on a thread
         // of the program or in the rest of an asynchronous function.
-        let deserted = || op.task().has(flag::INTERNAL) && !self.is_open() && !self.crew.is_served_here(op.task().lane);
+        let deserted = || {
+            let task = op.task();
+            task.has(flag::INTERNAL)
+                && !self.is_open()
+                && !threads::serves_device()
+                && !self.crew.is_served_here(task.lane)
+        };
         if at_once || self.kind == EngineKind::Naive || op.task().has(flag::INLINE) || deserted() {
             self.execute(op, ready);
         } else {

@@ -27,7 +27,7 @@ impl Core {
                 if op.task().has(flag::DEVICE) {
                     self.run_on_device(op, ready);
                 } else {
-                    self.start_async(op, None, ready);
+                    self.start_async(op, ready);
                 }
             }
             Verdict::Run => {
@@ -92,11 +92,18 @@ impl Core {
         if self.phase.load(Relaxed) == phase::CANCELLING && !task.has(flag::INTERNAL | flag::KEPT) {
             return Verdict::Skip(OpError::new(&task.name, task.location, Cause::Cancelled));
         }
-        let gpu = self.gpus.context_of(task.lane);
-        if let Some(error) = self.gpus.lost(gpu) {
-            return Verdict::Skip(OpError::new(&task.name, task.location, Cause::Device(error.clone())));
+        let verdict = if at == Context::Cpu {
+            self.failure_verdict(op)
+        } else {
+            self.gpus.exclusively(|| self.failure_verdict(op))
+        };
+        match (verdict, self.gpus.lost(at)) {
+            // What has to run anyway finds a stream that refuses everything.
+            (Verdict::Run, Some(error)) if !task.has(flag::NO_SKIP | flag::KEPT) => {
+                Verdict::Skip(OpError::new(&task.name, task.location, Cause::Device(error.clone())))
+            }
+            (verdict, _) => verdict,
         }
-        if at == Context::Cpu { self.failure_verdict(op) } else { self.gpus.exclusively(|| self.failure_verdict(op)) }
     }
 
     /// Whether an operation is skipped because a variable that it names has failed.
@@ -116,31 +123,55 @@ impl Core {
     }
 
     /// The lane of a device that still has to complete what `op` comes after, before it may run `at` another device's lane
-    /// or on the CPU.
-    fn pending_on_device(&self, op: OpRef<Task>, at: Context) -> Option<usize> {
+    /// or on the CPU. The caller sends it there. Each lane is named once at most: what is issued there later, as readers
+    /// beside a wait are, does not come before.
+    pub(crate) fn pending_on_device(&self, op: OpRef<Task>, at: Context) -> Option<usize> {
+        let waited = &op.task().waited;
+        // Relaxed: the caller's, like the operation.
+        let from = usize::from(waited.load(Relaxed));
+        let mut pending = None;
         for access in op.op().accesses() {
             let cell = VarCell::of(access);
             if !cell.is_troubled() {
                 continue;
             }
-            for (number, lane) in self.gpus.lanes().iter().enumerate() {
-                let last = cell.last_on_device(number, access.mode() == Mode::Read);
-                let here = || self.gpus.context_of(FIRST_LANE + number as u8) == at && !cell.is_host_value();
-                if last != 0 && !here() && !lane.timeline.is_complete(last) {
-                    return Some(number);
+            // On its own device the order of streams is enough, but for what the host looks at.
+            if at != Context::Cpu && !cell.is_host_value() {
+                let elsewhere = |lane: usize| self.gpus.context_of(FIRST_LANE + lane as u8) != at;
+                let mut lane = self.lane_before(cell, access.mode() == Mode::Read, from);
+                while let Some(number) = lane.filter(|&number| !elsewhere(number)) {
+                    lane = self.lane_before(cell, access.mode() == Mode::Read, number + 1);
                 }
+                pending = earlier(pending, lane);
+                continue;
             }
-            if at == Context::Cpu && access.mode().is_write() {
-                // SAFETY: the operation is ready, so it holds the variable, and every lane was asked.
-                unsafe { cell.leave_device() };
+            match self.lane_before(cell, access.mode() == Mode::Read, from) {
+                Some(lane) => pending = earlier(pending, Some(lane)),
+                // SAFETY: the operation is ready, so it holds the variable, and every lane was asked, here or before.
+                None if access.mode().is_write() => unsafe { cell.leave_device() },
+                None => {}
             }
         }
-        None
+        if let Some(lane) = pending {
+            // Relaxed: as above. It fits: an engine has fewer lanes than a byte has values.
+            waited.store(lane as u8 + 1, Relaxed);
+        }
+        pending
+    }
+
+    /// The first lane of a device, from number `from` on, that has not completed what comes before the next operation on
+    /// `cell`, or before the next reader.
+    pub(super) fn lane_before(&self, cell: &VarCell, for_reading: bool, from: usize) -> Option<usize> {
+        let lanes = self.gpus.lanes().iter().enumerate().skip(from);
+        lanes
+            .map(|(number, lane)| (number, lane, cell.last_on_device(number, for_reading)))
+            .find(|&(_, lane, last)| last != 0 && !lane.timeline.is_complete(last))
+            .map(|(number, ..)| number)
     }
 
     /// Whether `op` comes after what lanes `at` a device do with `cell` by the order of their streams.
     pub(crate) fn follows_on_device(&self, op: OpRef<Task>, cell: &VarCell, at: Context) -> bool {
-        self.gpus.context_of(op.task().lane) == at && !cell.is_host_value()
+        op.task().has(flag::DEVICE) && self.gpus.context_of(op.task().lane) == at && !cell.is_host_value()
     }
 
     /// Calls the function of `op`.
@@ -158,12 +189,7 @@ impl Core {
     }
 
     /// Calls the function of an asynchronous operation, which ends when its completion is used.
-    pub(crate) fn start_async(
-        self: &Arc<Self>,
-        op: OpRef<Task>,
-        stream: Option<&mut GpuStream>,
-        ready: &mut ReadyList<Task>,
-    ) {
+    fn start_async(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
         // The completion may end the operation while its function goes on.
         op.hold();
         let mut lost = false;
@@ -177,7 +203,7 @@ impl Core {
                 }
                 let _note = Note(&frame.lost, &mut lost);
                 // SAFETY: the operation is ready, was handed to this thread alone, and is started here only.
-                unsafe { op.start(&RunContext::new(frame, self, stream)) }
+                unsafe { op.start(&RunContext::new(frame, self, None)) }
             })
         });
         let cause = match result {
@@ -263,29 +289,23 @@ impl Core {
     #[cold]
     fn run_on_device(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
         let context = self.gpus.context_of(op.task().lane);
-        let device_failed =
-            |error: DeviceError| OpError::new(&op.task().name, op.task().location, Cause::Device(error));
-        let opened = match self.gpus.gpu(context) {
-            Some(gpu) => gpu.take_stream(context).map(|stream| (gpu, stream)),
-            None => Err(DeviceError::lost(-1, "the engine has no such device")),
+        let Some(gpu) = self.gpus.gpu(context) else { unreachable!("routes are to devices of the engine") };
+        let failure = match self.device_verdict(op, context) {
+            Verdict::Run => None,
+            Verdict::Skip(failure) => Some(failure),
+            Verdict::Elsewhere(_) | Verdict::Nothing => unreachable!("`verdict` has said that it runs"),
         };
-        let (gpu, mut stream) = match opened {
-            Ok(opened) => opened,
-            Err(error) => return self.skip(op, device_failed(error), ready),
-        };
-        if op.task().has(flag::ASYNC) {
-            self.start_async(op, Some(&mut stream), ready);
-            if let Err(error) = stream.finish() {
-                gpu.lose(&error);
-            }
-        } else {
-            let mut result = self.call(op, Some(&mut stream));
-            if let Err(error) = stream.finish() {
-                gpu.lose(&error);
-                result = result.and(Err(device_failed(error)));
-            }
-            self.settle(op, result, ready);
+        if let Some(failure) = failure {
+            return self.skip(op, failure, ready);
         }
+        let mut stream = gpu.take_stream(context);
+        let mut result = self.call(op, Some(&mut stream));
+        if let Err(error) = stream.finish() {
+            gpu.lose(&error);
+            let failure = OpError::new(&op.task().name, op.task().location, Cause::Device(error));
+            result = result.and(Err(failure));
+        }
+        self.settle(op, result, ready);
         gpu.put_back(stream);
     }
 
@@ -328,8 +348,13 @@ impl Core {
             let cell = VarCell::of(access);
             if access.mode() == Mode::Overwrite && cell.has_failed() {
                 // SAFETY: the operation is not passed on yet, so it holds its variables; lanes take turns.
-                let cleared = self.gpus.exclusively(|| unsafe { cell.set_failure(None) });
-                self.failures.clear_variable(cell.queue().id());
+                let clear = || unsafe { cell.set_failure(None) };
+                // Dropped after the turn: it may hold the user's error.
+                let cleared = self.gpus.exclusively(|| {
+                    let cleared = clear();
+                    self.failures.clear_variable(cell.queue().id());
+                    cleared
+                });
                 drop(cleared);
             }
         }
@@ -345,6 +370,20 @@ impl Core {
     /// As [`fail_variables`](Self::fail_variables), for a device's operation, which may have passed its variables on.
     pub(crate) fn fail_on_device(&self, op: OpRef<Task>, failure: &OpError) {
         self.gpus.exclusively(|| self.fail_variables(op, failure));
+    }
+
+    /// Fails a device's operation that was under way when the device failed; gives the failure, which is the one that it
+    /// comes after where there is one.
+    pub(crate) fn fault_on_device(&self, op: OpRef<Task>, error: &DeviceError) -> OpError {
+        self.gpus.exclusively(|| {
+            // SAFETY: lanes take turns, and nobody else changes it before the operation is complete.
+            let known = op.op().accesses().iter().find_map(|access| unsafe { VarCell::of(access).failure() });
+            let task = op.task();
+            let failure =
+                known.unwrap_or_else(|| OpError::new(&task.name, task.location, Cause::Device(error.clone())));
+            self.fail_variables(op, &failure);
+            failure
+        })
     }
 
     fn fail_variables(&self, op: OpRef<Task>, failure: &OpError) {
@@ -381,6 +420,11 @@ impl Core {
         self.settle(op, result, &mut ready);
         self.place_all(&mut ready);
     }
+}
+
+/// The lane with the lower number.
+fn earlier(one: Option<usize>, other: Option<usize>) -> Option<usize> {
+    one.into_iter().chain(other).min()
 }
 
 pub(crate) enum Verdict {

@@ -16,7 +16,7 @@ use crate::{
     task::{Await, Entry, Refs, flag},
     threads,
     tracker::Mode,
-    variable::Token,
+    variable::{Token, VarCell},
 };
 
 impl Core {
@@ -48,7 +48,7 @@ impl Core {
         if context::holds(token.ptr()) {
             return Err(WaitError::WouldDeadlock);
         }
-        if cell.queue().is_idle(for_reading) && !cell.is_troubled() {
+        if cell.queue().is_idle(for_reading) && !self.is_troubled(cell, for_reading) {
             return Ok(None);
         }
         let outcome = Outcome::new();
@@ -60,6 +60,11 @@ impl Core {
         Ok(Some(outcome))
     }
 
+    /// Whether `cell` has failed, or devices have something left to do with it.
+    fn is_troubled(&self, cell: &VarCell, for_reading: bool) -> bool {
+        cell.is_troubled() && (cell.has_failed() || self.lane_before(cell, for_reading, 0).is_some())
+    }
+
     /// Waits for an outcome. An operation that waits gives its worker to another thread meanwhile.
     pub(crate) fn wait_outcome<R>(
         self: &Arc<Self>,
@@ -69,6 +74,9 @@ impl Core {
         if !outcome.is_done() {
             if context::sets(Arc::as_ptr(outcome).cast()) {
                 return Err(WaitError::WouldDeadlock);
+            }
+            if context::in_device_function() {
+                return Err(WaitError::OnDevice);
             }
             // It may be what is to be waited for.
             while let Some(lost) = context::take_lost(self) {

@@ -31,7 +31,6 @@ use crate::{
     panics,
     scheduler::Worker,
     sync::hint,
-    tally::Ticket,
     task::{Task, flag},
     threads,
     tracker::{self, Mode, OpRef, ReadyList},
@@ -47,16 +46,6 @@ pub(super) const MARK_TRIES: u32 = 3;
 /// An operation that the device has not done yet.
 struct Flight {
     seq: u64,
-    op: Flying,
-}
-
-enum Flying {
-    Issued(Issued),
-    /// An asynchronous one, which its completion ends. It is counted once more until the stream is past it.
-    Asynchronous(Ticket),
-}
-
-struct Issued {
     op: OpRef<Task>,
     /// Shares of the record to give up with the lane's own.
     spent: u32,
@@ -70,8 +59,7 @@ struct Issuer<'c> {
     local: usize,
     context: Context,
     worker: Worker<Task>,
-    /// `None` if it could not be opened; the GPU is lost then.
-    stream: Option<GpuStream>,
+    stream: GpuStream,
     /// The last operation issued, the last one with a mark behind it, and the last one that is complete.
     issued: u64,
     marked: u64,
@@ -98,10 +86,10 @@ pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
         Err(DeviceError::lost(-1, "the driver panicked when a stream was opened"))
     });
     let stream = match opened {
-        Ok(stream) => Some(GpuStream::new(stream, context)),
+        Ok(stream) => GpuStream::new(stream, context),
         Err(error) => {
             core.gpus().gpus[lane.gpu].lose(&error);
-            None
+            GpuStream::dead(error, context)
         }
     };
     let mut issuer = Issuer {
@@ -160,10 +148,17 @@ impl Issuer<'_> {
 
     fn take(&mut self, op: OpRef<Task>) {
         self.patience.renew();
-        if usize::from(op.task().lane) == usize::from(FIRST_LANE) + self.number {
+        let own = usize::from(op.task().lane) == usize::from(FIRST_LANE) + self.number;
+        if !own {
+            self.receive(op);
+        } else if op.task().has(flag::DEVICE) {
             self.begin(op);
         } else {
-            self.receive(op);
+            // It has no stream, and comes after what is complete, like those of the CPU.
+            match self.core.pending_on_device(op, Context::Cpu) {
+                Some(number) => self.send(number, op),
+                None => self.core.execute(op, &mut self.ready),
+            }
         }
         self.place_ready();
     }
@@ -194,6 +189,15 @@ impl Issuer<'_> {
         self.watch(op, watch);
     }
 
+    /// Sends an operation of this lane to the one that it waits for.
+    fn send(&mut self, number: usize, op: OpRef<Task>) {
+        if number == self.number {
+            self.receive(op);
+        } else {
+            self.core.gpus().send(number, op);
+        }
+    }
+
     /// Sends `op` on once `seq` is complete.
     fn watch(&mut self, op: OpRef<Task>, seq: u64) {
         if seq <= self.passed {
@@ -219,11 +223,7 @@ impl Issuer<'_> {
                     self.core.skip(op, failure, &mut self.ready);
                 }
             },
-            Verdict::Elsewhere(number) if number == self.number => {
-                // Its own stream must be so far: it uses a value in the host's memory.
-                self.receive(op);
-            }
-            Verdict::Elsewhere(number) => self.core.gpus().send(number, op),
+            Verdict::Elsewhere(number) => self.send(number, op),
             Verdict::Skip(failure) => self.core.skip(op, failure, &mut self.ready),
             Verdict::Nothing => self.core.drop_rejected(op, &mut self.ready),
         }
@@ -269,14 +269,7 @@ impl Issuer<'_> {
         for access in op.op().accesses() {
             VarCell::of(access).note_on_device(marks, self.number, seq, access.mode().is_write());
         }
-        if op.task().has(flag::ASYNC) {
-            let ticket = self.core.tally().enter();
-            self.core.start_async(op, self.stream.as_mut(), &mut self.ready);
-            self.flights.push_back(Flight { seq, op: Flying::Asynchronous(ticket) });
-            self.mark();
-            return;
-        }
-        let result = self.core.call(op, self.stream.as_mut());
+        let result = self.core.call(op, Some(&mut self.stream));
         let (streams, host) = self.followers(op);
         if streams {
             self.record();
@@ -286,7 +279,7 @@ impl Issuer<'_> {
             Err(failure) => self.core.fail_on_device(op, failure),
         }
         let spent = tracker::complete(op, &mut self.ready);
-        self.flights.push_back(Flight { seq, op: Flying::Issued(Issued { op, spent, result }) });
+        self.flights.push_back(Flight { seq, op, spent, result });
         if host || self.marked == self.passed {
             self.mark();
         }
@@ -297,15 +290,11 @@ impl Issuer<'_> {
         let own = op.task().lane;
         // Whoever has its handle is told by the host.
         let (mut streams, mut host) = (false, op.task().has(flag::REPORTS));
-        tracker::followers(op, |task, access| {
-            // SAFETY: it is what `followers` shows.
-            let lane = unsafe { Task::lane_of(task) };
-            if lane == own {
-                host |= VarCell::of(access).is_host_value();
-            } else if self.core.gpus().context_of(lane) == self.context && !VarCell::of(access).is_host_value() {
-                streams = true;
-            } else {
+        tracker::followers(op, |next, access| {
+            if !self.core.follows_on_device(next, VarCell::of(access), self.context) {
                 host = true;
+            } else if next.task().lane != own {
+                streams = true;
             }
         });
         (streams, host)
@@ -317,10 +306,7 @@ impl Issuer<'_> {
         &mut self,
         f: impl FnOnce(&mut dyn crate::device::Stream) -> Result<R, DeviceError>,
     ) -> Result<R, DeviceError> {
-        match &mut self.stream {
-            Some(stream) => f(stream.inner()),
-            None => Err(DeviceError::lost(-1, "the stream could not be opened")),
-        }
+        f(self.stream.inner())
     }
 
     /// Lets other streams wait for what has been issued so far.
@@ -388,25 +374,16 @@ impl Issuer<'_> {
     fn advance(&mut self, seq: u64, fault: Option<&DeviceError>) {
         // First what others see by the timeline, then whom it is told.
         for flight in self.flights.iter_mut().take_while(|flight| flight.seq <= seq) {
-            let Flying::Issued(issued) = &mut flight.op else { continue };
-            match (&issued.result, fault) {
-                (Ok(()), None) => self.core.count_on_device(issued.op),
-                (Ok(()), Some(error)) => {
-                    let task = issued.op.task();
-                    let failure = OpError::new(&task.name, task.location, Cause::Device(error.clone()));
-                    self.core.fail_on_device(issued.op, &failure);
-                    issued.result = Err(failure);
-                }
+            match (&flight.result, fault) {
+                (Ok(()), None) => self.core.count_on_device(flight.op),
+                (Ok(()), Some(error)) => flight.result = Err(self.core.fault_on_device(flight.op, error)),
                 (Err(_), _) => {}
             }
         }
         self.passed = seq;
         self.lane().timeline.complete(seq);
-        while let Some(flight) = self.flights.pop_front_if(|flight| flight.seq <= seq) {
-            match flight.op {
-                Flying::Issued(Issued { op, spent, result }) => self.core.conclude(op, spent, &result),
-                Flying::Asynchronous(ticket) => self.core.tally().leave(ticket),
-            }
+        while let Some(Flight { op, spent, result, .. }) = self.flights.pop_front_if(|flight| flight.seq <= seq) {
+            self.core.conclude(op, spent, &result);
         }
         let ready = &mut self.ready;
         self.watched.retain(|&(wanted, op)| {

@@ -138,9 +138,21 @@ impl Gpus {
         }
     }
 
-    /// Gives `op` to a lane of a device.
+    /// Whether the engine has none.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.gpus.is_empty()
+    }
+
+    /// Gives `op` to its own lane.
+    pub(crate) fn schedule(&self, op: OpRef<Task>) {
+        self.lanes[usize::from(op.task().lane - FIRST_LANE)].lane.inject(op);
+    }
+
+    /// Sends `op` to a lane of a device that it waits for. There it is looked at before what is to be issued, since it has
+    /// nothing to do with that.
     pub(crate) fn send(&self, number: usize, op: OpRef<Task>) {
-        self.lanes[number].lane.inject(op);
+        self.lanes[number].lane.inject_first(op);
     }
 
     /// What has made an end of `gpu`.
@@ -174,12 +186,12 @@ impl Gpu {
     }
 
     /// A stream for the naive engine, to be given to [`put_back`](Self::put_back).
-    pub(crate) fn take_stream(&self, context: Context) -> Result<GpuStream, DeviceError> {
+    pub(crate) fn take_stream(&self, context: Context) -> GpuStream {
         let idle = lock(&self.idle).pop();
-        match idle {
-            Some(stream) => Ok(stream),
-            None => Ok(GpuStream::new(self.driver.open(Role::All)?, context)),
-        }
+        idle.unwrap_or_else(|| match self.driver.open(Role::All) {
+            Ok(stream) => GpuStream::new(stream, context),
+            Err(error) => GpuStream::dead(error, context),
+        })
     }
 
     pub(crate) fn put_back(&self, stream: GpuStream) {
@@ -191,7 +203,7 @@ impl GpuLane {
     /// Starts the lane's thread unless that was done.
     fn start(&self, core: &Arc<Core>, number: usize) -> std::io::Result<()> {
         // Relaxed: the lane takes what is sent before its thread runs as well.
-        if self.started.load(Relaxed) {
+        if self.started.load(Relaxed) || core.crew().has_ended() {
             return Ok(());
         }
         let mut place = lock(&self.worker);

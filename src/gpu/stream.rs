@@ -1,9 +1,9 @@
 //! What the function of a device operation gets.
 
-use std::fmt;
+use std::{any::Any, fmt};
 
 use super::issuer::MARK_TRIES;
-use crate::device::{Address, Context, DeviceError, DeviceVec, PinnedVec, Stream, simulated::SimulatedStream};
+use crate::device::{Address, Context, DeviceError, DeviceVec, Event, PinnedVec, Stream, simulated::SimulatedStream};
 
 /// The stream that a device operation issues its work on; from [`OpBuilder::launch`](crate::OpBuilder::launch)
 /// its siblings.
@@ -26,6 +26,11 @@ impl fmt::Debug for GpuStream {
 impl GpuStream {
     pub(crate) fn new(stream: Box<dyn Stream>, context: Context) -> Self {
         Self { stream, context, marks: 0 }
+    }
+
+    /// Instead of one that could not be opened.
+    pub(crate) fn dead(error: DeviceError, context: Context) -> Self {
+        Self::new(Box::new(Dead(error)), context)
     }
 
     /// The device.
@@ -116,6 +121,39 @@ impl GpuStream {
         same_length(from.len(), to.len())?;
         // SAFETY: as above.
         unsafe { self.copy(from.address(), to.address(), from.len() * size_of::<T>()) }
+    }
+}
+
+/// A stream that could not be opened: every call gives the reason.
+struct Dead(DeviceError);
+
+impl Stream for Dead {
+    fn record(&mut self) -> Result<Event, DeviceError> {
+        Err(self.0.clone())
+    }
+
+    fn wait(&mut self, _: &Event) -> Result<(), DeviceError> {
+        Err(self.0.clone())
+    }
+
+    fn mark(&mut self, _: u64) -> Result<(), DeviceError> {
+        Err(self.0.clone())
+    }
+
+    fn passed(&mut self) -> Result<u64, DeviceError> {
+        Err(self.0.clone())
+    }
+
+    fn probe(&mut self) -> Result<(), DeviceError> {
+        Err(self.0.clone())
+    }
+
+    unsafe fn copy(&mut self, _: Address, _: Address, _: usize) -> Result<(), DeviceError> {
+        Err(self.0.clone())
+    }
+
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
     }
 }
 

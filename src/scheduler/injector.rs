@@ -24,8 +24,8 @@
 //!
 //! # Why the stacks have no ABA problem
 //!
-//! An operation is never put into `ready` again after it was popped from there, and its record is not reused while the
-//! popper is pinned. On `inbox` only whole-stack swaps remove, which do not care.
+//! An operation is never put into `ready` again after it was popped from there, or there is only one popper, as in the
+//! lanes of devices; and its record is not reused while the popper is pinned. On `inbox` only whole-stack swaps remove, which do not care.
 
 use crossbeam_utils::CachePadded;
 
@@ -207,7 +207,16 @@ impl<T> Injector<T> {
     /// Puts a ready operation in, by its band.
     #[inline]
     pub fn push(&self, op: OpRef<T>) {
-        let band = op.op().band;
+        self.push_to(op, op.op().band);
+    }
+
+    /// Puts a ready operation into the highest band.
+    pub fn push_first(&self, op: OpRef<T>) {
+        self.push_to(op, BANDS as u8 - 1);
+    }
+
+    #[inline]
+    fn push_to(&self, op: OpRef<T>, band: u8) {
         pause::at(Point::InjectBeforeLink);
         self.band(band).push_chain(op, op);
         pause::at(Point::InjectBeforeMark);

@@ -94,6 +94,14 @@ impl<T> Lane<T> {
         self.sleep.notify();
     }
 
+    /// As [`inject`](Self::inject), before all that is there. For lanes of one worker, since the operation may come again.
+    pub fn inject_first(&self, op: OpRef<T>) {
+        debug_assert_eq!(self.options.workers, 1);
+        self.injector.push_first(op);
+        pause::at(Point::InjectBeforeNotify);
+        self.sleep.notify();
+    }
+
     /// Whether there seems to be something to take.
     pub(super) fn has_work(&self) -> bool {
         !self.injector.is_empty() || self.stealers.iter().any(|stealer| !stealer.is_empty())

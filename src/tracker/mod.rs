@@ -29,8 +29,7 @@
 //! completed that hands it on. That is why a completion may walk down a queue without a guard: what it is about to give
 //! its `WRITE_OK` cannot have it yet.
 //!
-//! A second level of readiness (issued before completed, for devices) has room in the access: one tag bit and a third of
-//! its cache line are free.
+//! Operations of devices are done here when they are issued; what the device still has to do is noted elsewhere.
 //!
 //! # Who may touch what
 //!
@@ -449,8 +448,8 @@ const MAX_FOLLOWERS: usize = 16;
 /// queue the readers behind it and the next writer, or only that writer behind a reader. A few at most, and only those
 /// that are linked now.
 ///
-/// The tasks may have been dropped: of readers that stand beside `op`. What does not change by the drop may be read.
-pub fn followers<T>(op: OpRef<T>, mut look: impl FnMut(*const T, &Access<T>)) {
+/// None of them can run before `op` is complete, so their tasks are as they were pushed.
+pub fn followers<T>(op: OpRef<T>, mut look: impl FnMut(OpRef<T>, &Access<T>)) {
     for own in op.op().accesses() {
         let mut at = own;
         for _ in 0..MAX_FOLLOWERS {
@@ -465,7 +464,7 @@ pub fn followers<T>(op: OpRef<T>, mut look: impl FnMut(*const T, &Access<T>)) {
             if (own.mode().is_write() || at.mode() != Mode::Read)
                 && let Some(op) = at.op_ref()
             {
-                look(op.task_ptr(), at);
+                look(op, at);
             }
             if at.mode().is_write() {
                 break;

@@ -474,7 +474,7 @@ fn followers_are_what_conflicts_up_to_the_next_writer_of_each_variable() {
     let (a, b) = (Var::new(1), Var::new(2));
     let seen = |op: OpRef<Task>| {
         let mut seen = Vec::new();
-        followers(op, |task, access| seen.push((task, access.queue().id(), access.mode())));
+        followers(op, |op, access| seen.push((op.as_ptr(), access.queue().id(), access.mode())));
         seen
     };
     let (first, _) = pushed(&[(&a, Write), (&b, Read)]);
@@ -483,18 +483,17 @@ fn followers_are_what_conflicts_up_to_the_next_writer_of_each_variable() {
     let (wait, _) = pushed(&[(&a, Await)]);
     let (writer, _) = pushed(&[(&a, Write), (&b, Overwrite)]);
     let (late, _) = pushed(&[(&a, Read)]);
-    let task = |op: OpRef<Task>| op.task_ptr().cast_const();
     assert_eq!(
         seen(first),
         [
-            (task(reader), 1, Read),
-            (task(wait), 1, Await),
-            (task(writer), 1, Write),
+            (reader.as_ptr(), 1, Read),
+            (wait.as_ptr(), 1, Await),
+            (writer.as_ptr(), 1, Write),
             // Of the other variable both are readers, so that only the writer counts.
-            (task(writer), 2, Overwrite),
+            (writer.as_ptr(), 2, Overwrite),
         ],
     );
-    assert_eq!(seen(writer), [(task(late), 1, Read)]);
+    assert_eq!(seen(writer), [(late.as_ptr(), 1, Read)]);
     for op in [first, reader, wait, writer, late] {
         end(op);
     }
@@ -510,8 +509,8 @@ fn followers_end_after_a_few_and_may_have_ended_themselves() {
     end(beside);
     let (writer, _) = pushed(&[(&var, Write)]);
     let mut seen = Vec::new();
-    followers(first, |task, access| seen.push((task, access.mode())));
-    assert_eq!(seen, [(writer.task_ptr().cast_const(), Write)]);
+    followers(first, |op, access| seen.push((op.as_ptr(), access.mode())));
+    assert_eq!(seen, [(writer.as_ptr(), Write)]);
     let mut readers: Vec<_> = (0..2 * MAX_FOLLOWERS).map(|_| pushed(&[(&var, Read)]).0).collect();
     let mut count = 0;
     followers(writer, |_, access| {
