@@ -280,6 +280,16 @@ fn inside_memory_is_pooled() {
     assert_eq!(live(), before, "it was in the pool");
     assert_eq!(*PinnedVec::<u64>::new(&two, 100).unwrap(), [0; 100]);
     assert_eq!(live(), before + 1, "each device has a pool of its own");
+    let block = one.allocate(Place::Pinned, 5000).unwrap();
+    // SAFETY: the block has as many bytes, and nobody else has it.
+    let bytes = unsafe { std::slice::from_raw_parts(block.address.ptr(), block.bytes) };
+    assert!(bytes.iter().all(|&byte| byte == 0), "new pinned memory is zeroed");
+    one.give_back(block);
+
+    drop(pinned(&one, &[9]));
+    let mut stream = one.open(Role::All).unwrap();
+    assert_eq!(stream.passed().unwrap(), 0, "the word was something else's");
+    drop(stream);
 
     // All there is, in two parts; then as one, which needs both back at the driver.
     let halves = [(); 2].map(|()| DeviceVec::<u8>::new(&one, 1 << 19).unwrap());
