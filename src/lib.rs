@@ -101,6 +101,8 @@ struct Readme;
 pub mod internals {
     #[cfg(raddle_pause)]
     pub use crate::sync::pause::{Point, Stop, passings};
+    #[cfg(raddle_loom)]
+    pub use crate::gpu::marks::{Marks, Recorded, Timeline};
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
         outcome::Outcome,
