@@ -99,10 +99,10 @@ struct Readme;
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub mod internals {
-    #[cfg(raddle_pause)]
-    pub use crate::sync::pause::{Point, Stop, passings};
     #[cfg(raddle_loom)]
     pub use crate::gpu::marks::{Marks, Recorded, Timeline};
+    #[cfg(raddle_pause)]
+    pub use crate::sync::pause::{Point, Stop, passings};
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
         outcome::Outcome,
