@@ -104,6 +104,8 @@ struct Readme;
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub mod internals {
+    #[cfg(raddle_loom)]
+    pub use crate::gpu::marks::{Marks, Recorded, Timeline};
     #[cfg(raddle_pause)]
     pub use crate::sync::pause::{Point, Stop, passings};
     #[cfg(any(raddle_loom, raddle_shuttle))]

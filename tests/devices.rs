@@ -8,6 +8,8 @@
 mod common;
 #[path = "devices/ends.rs"]
 mod ends;
+#[path = "devices/mixed.rs"]
+mod mixed;
 #[path = "devices/order.rs"]
 mod order;
 #[path = "devices/results.rs"]

@@ -200,7 +200,7 @@ pub(crate) struct Block {
 /// A point in a stream that other streams can wait for. Cheap to clone; what it takes is given back with the last
 /// clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Event(Recorded);
+pub struct Event(Recorded);
 
 #[derive(Clone, Debug)]
 enum Recorded {

@@ -397,6 +397,12 @@ impl Driver for SimulatedGpu {
     }
 }
 
+/// An event that no stream has recorded, for models.
+#[cfg(raddle_loom)]
+pub(crate) fn unrecorded() -> Event {
+    Event(Recorded::Simulated(Arc::new(Moment::new())))
+}
+
 /// One stream of a simulated device.
 struct Simulated {
     device: Arc<Device>,

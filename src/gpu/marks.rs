@@ -85,6 +85,14 @@ pub struct Recorded {
     pub clock: Clock,
 }
 
+#[cfg(raddle_loom)]
+impl Recorded {
+    /// A point for models, where nobody waits for the event.
+    pub fn point(seq: u64) -> Self {
+        Self { seq, event: crate::device::simulated::unrecorded(), clock: Clock::default() }
+    }
+}
+
 /// How far a lane's stream is.
 #[derive(Debug, Default)]
 pub struct Timeline {

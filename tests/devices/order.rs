@@ -4,13 +4,13 @@
 
 use std::{thread, time::Duration};
 
-use raddle::{DeviceVec, EngineKind, GpuStream, Property, SimulatedGpu, Var};
+use raddle::{DeviceVec, EngineKind, GpuStream, Property, SimulatedGpu, Var, simulated::Clock};
 
 use super::{
     GPU, device, download, engine, hold_lane, issued, kernel, kernel_from, manual, ms, pinned, random, simulated,
     upload,
 };
-use crate::common::{Journal, THREADED, watched};
+use crate::common::{Journal, THREADED, eventually, watched};
 
 /// Records and waits so far.
 fn edges(gpu: &SimulatedGpu) -> (u64, u64) {
@@ -197,6 +197,49 @@ fn an_event_is_recorded_when_a_follower_asks_for_it_and_once() {
     });
 }
 
+/// An event for a follower that is known is recorded behind its own operation, not behind what comes next in the stream;
+/// and so is the mark for a follower of the CPU.
+#[test]
+fn a_known_follower_waits_for_nothing_that_was_issued_later() {
+    watched(|| {
+        for _ in 0..10 {
+            let gpu = SimulatedGpu::builder()
+                .launch_latency(Duration::ZERO)
+                .kernel_time(ms(1))
+                .compute_engines(2)
+                .clock(Clock::Manual)
+                .build();
+            let (engine, journal) = (engine(EngineKind::PerDevice, &gpu), Journal::new());
+            let [first, var, out, free] = std::array::from_fn(|_| device(&engine, 1));
+            let gate = hold_lane(&engine, Property::Normal);
+            let urgent_gate = hold_lane(&engine, Property::GpuPrioritized);
+            let (on_stream, on_cpu) = (journal.clone(), journal.clone());
+            // It has the mark that is under way, so that none is made behind the next for nobody in particular.
+            kernel(&engine, "first", &first, |_| {});
+            kernel(&engine, "second", &var, |_| {});
+            kernel_from(&engine, "urgent", Property::GpuPrioritized, &var, &out, move |_, _| on_stream.add("urgent"));
+            let look = engine.op("look").submit(var.read(), move |_| on_cpu.add("cpu")).unwrap();
+            let long = engine
+                .op("long")
+                .on(GPU)
+                .launch(free.write(), |stream, free| simulated(stream).launch(Duration::from_secs(3600), free, |_| {}));
+            long.unwrap();
+            gate.open();
+            eventually("the long one is issued", || gpu.counts().launches == 3);
+            urgent_gate.open();
+            issued(&gpu, 4, 0);
+            gpu.advance(ms(3));
+            look.wait().unwrap();
+            engine.wait_for_var(&out).unwrap();
+            let mut journal = journal.take();
+            journal.sort_unstable();
+            assert_eq!(journal, ["cpu", "urgent"]);
+            gpu.advance(Duration::from_secs(3600));
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
 /// What is complete needs no event.
 #[test]
 fn nothing_is_recorded_for_what_is_complete() {
@@ -257,12 +300,15 @@ fn copies_in_computing_and_copies_out_overlap() {
             engine.op("fill").push(host.write(), move |host| host.fill(piece as u64)).unwrap();
         }
         engine.wait_for_all().unwrap();
+        // With the first lane held everything is pushed before anything is issued, so that each stage knows the next.
+        let gate = hold_lane(&engine, Property::CopyToGpu);
         for (host, back) in &hosts {
             let var = device(&engine, 125);
             engine.op("in").on(GPU).copy_to_device(host, &var).unwrap();
             kernel(&engine, "compute", &var, |values| values.iter_mut().for_each(|value| *value += 100));
             engine.op("out").on(GPU).copy_from_device(&var, back).unwrap();
         }
+        gate.open();
         // Nothing has ended by then, so that no operation can have waited for the host.
         issued(&gpu, PIECES, 2 * PIECES);
         gpu.advance(ms(100));
