@@ -59,7 +59,7 @@ impl Core {
     /// Whether a ready operation may run.
     #[inline]
     fn verdict(&self, op: OpRef<Task>) -> Verdict {
-        let mut troubled = false;
+        let mut troubled = op.task().lane >= FIRST_LANE;
         for access in op.op().accesses() {
             access.prefetch_next();
             troubled |= VarCell::of(access).is_troubled();
@@ -97,7 +97,7 @@ impl Core {
         } else {
             self.gpus.exclusively(|| self.failure_verdict(op))
         };
-        match (verdict, self.gpus.lost(at)) {
+        match (verdict, self.gpus.lost(self.gpus.context_of(task.lane))) {
             // What has to run anyway finds a stream that refuses everything.
             (Verdict::Run, Some(error)) if !task.has(flag::NO_SKIP | flag::KEPT) => {
                 Verdict::Skip(OpError::new(&task.name, task.location, Cause::Device(error.clone())))
@@ -290,6 +290,7 @@ impl Core {
     fn run_on_device(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
         let context = self.gpus.context_of(op.task().lane);
         let Some(gpu) = self.gpus.gpu(context) else { unreachable!("routes are to devices of the engine") };
+        let mut stream = gpu.take_stream(context);
         let failure = match self.device_verdict(op, context) {
             Verdict::Run => None,
             Verdict::Skip(failure) => Some(failure),
@@ -298,7 +299,6 @@ impl Core {
         if let Some(failure) = failure {
             return self.skip(op, failure, ready);
         }
-        let mut stream = gpu.take_stream(context);
         let mut result = self.call(op, Some(&mut stream));
         if let Err(error) = stream.finish() {
             gpu.lose(&error);

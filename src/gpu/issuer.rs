@@ -241,8 +241,8 @@ impl Issuer<'_> {
                 wanted[local] = last.max(wanted[local]);
             }
         }
-        for local in 0..gpus.lanes_each {
-            let (seq, timeline) = (wanted[local], &gpus.lanes()[first + local].timeline);
+        for (local, &seq) in wanted.iter().enumerate().take(gpus.lanes_each) {
+            let timeline = &gpus.lanes()[first + local].timeline;
             if seq <= self.seen[local] || timeline.is_complete(seq) {
                 continue;
             }

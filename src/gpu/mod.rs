@@ -190,7 +190,10 @@ impl Gpu {
         let idle = lock(&self.idle).pop();
         idle.unwrap_or_else(|| match self.driver.open(Role::All) {
             Ok(stream) => GpuStream::new(stream, context),
-            Err(error) => GpuStream::dead(error, context),
+            Err(error) => {
+                self.lose(&error);
+                GpuStream::dead(error, context)
+            }
         })
     }
 

@@ -276,7 +276,9 @@ fn what_is_under_way_on_a_lost_device_fails_with_the_loss_and_the_other_gpu_goes
                 "{failed:?}"
             );
             assert!(failure(engine.wait_for_var(&var)).is_same(&failed));
-            assert_eq!(failure(cpu.wait()).name(), "out");
+            // Whichever of them its lane was told of first.
+            let told = failure(cpu.wait());
+            assert!(["under way", "out"].contains(&told.name()), "{told}");
             assert!(failure(engine.wait_for_var(&elsewhere)).is_same(&failed), "it came after the kernel");
             let fill = engine.op("goes on").on(OTHER).overwrites([&*elsewhere]).push_sync(|_| {});
             fill.unwrap();
@@ -449,9 +451,9 @@ fn the_last_handle_of_an_engine_may_go_down_on_a_device_thread() {
     }
 }
 
-/// An asynchronous operation is over when its stream, too, is past it: a shutdown with a limit says that it is not.
+/// It has no stream, so that its completion is the end of it.
 #[test]
-fn a_shutdown_with_a_limit_ends_although_an_asynchronous_operation_is_on_a_device_that_stands_still() {
+fn a_shutdown_does_not_wait_for_a_device_that_stands_still_when_an_asynchronous_operation_was_pushed_on_it() {
     for kind in THREADED {
         watched(move || {
             let gpu = SimulatedGpu::default();
@@ -470,8 +472,7 @@ fn a_shutdown_with_a_limit_ends_although_an_asynchronous_operation_is_on_a_devic
             let in_time = over.pass_within(AWHILE);
             gpu.resume();
             assert!(in_time, "{kind}: a shutdown of {MOMENT:?} waited for the device");
-            assert_eq!(thread.join().unwrap(), Err(ShutdownError::TimedOut), "{kind}");
-            engine.shutdown(Shutdown::Drain, None).unwrap();
+            assert_eq!(thread.join().unwrap(), Ok(()), "{kind}");
         });
     }
 }
