@@ -24,6 +24,10 @@ pub enum Step {
     LookAgainBeforePark,
     /// `Sleep::notify` orders the push before the look at the sleepers by a fence.
     NotifyFence,
+    /// A nap ends by itself.
+    NapEnds,
+    /// `Sleep::retract` says that the worker does not nap any more.
+    RetractNap,
     /// A dropped `Completion` completes its operation.
     DropCompletes,
     /// `Tally::leave` tells those who wait for the count.
