@@ -97,7 +97,10 @@ impl<T> Lane<T> {
     /// As [`inject`](Self::inject), by a thread that carries none of the lane's workers.
     #[inline]
     pub fn inject_from_outside(&self, op: OpRef<T>) {
-        self.sleep.crowd_here();
+        // Only now and then, and always if the workers are quick.
+        if self.injector.is_inbox_empty() {
+            self.sleep.crowd_here();
+        }
         self.inject(op);
     }
 

@@ -69,7 +69,8 @@ pub struct Sleep {
     carriers: Box<[AtomicUsize]>,
     /// The core that each worker stays on; `NOWHERE` if on none.
     cores: Box<[AtomicUsize]>,
-    /// The worker that was placed last on a core, by the core's number modulo the length; `NOBODY` if none was.
+    /// The worker that was placed last on a core, by the core's number modulo the length, a power of two; `NOBODY` if none
+    /// was.
     placed: Box<[AtomicUsize]>,
     /// How often each worker has looked for an operation.
     looks: Box<[CachePadded<AtomicUsize>]>,
@@ -107,7 +108,7 @@ impl Sleep {
         self.cores[worker].store(core.unwrap_or(NOWHERE), Relaxed);
         if let Some(core) = core {
             // Relaxed: as above.
-            self.placed[core % self.placed.len()].store(worker, Relaxed);
+            self.placed[core & (self.placed.len() - 1)].store(worker, Relaxed);
         }
     }
 
@@ -136,7 +137,7 @@ impl Sleep {
     pub fn crowd_here(&self) {
         let Some(core) = thread::core() else { return };
         // Relaxed: a hint.
-        let worker = self.placed[core % self.placed.len()].load(Relaxed);
+        let worker = self.placed[core & (self.placed.len() - 1)].load(Relaxed);
         // Relaxed: as above.
         if self.cores.get(worker).is_some_and(|at| at.load(Relaxed) == core) {
             self.crowd(worker);
@@ -276,12 +277,16 @@ impl Sleep {
         if self.searchers.load(Relaxed) > 0 {
             return;
         }
-        self.wake_one();
+        // Relaxed: ordered by the fence.
+        if self.words.iter().any(|word| word.sleepers.load(Relaxed) != 0) {
+            self.wake_one();
+        }
     }
 
     /// Wakes the sleeper with the lowest number that stays on another core than the caller's, or else the one that does
     /// not; one that naps only if no worker is awake. Its bit stays until it is awake, so a caller that stops before the
     /// wake-up hides nobody from the next one.
+    #[inline(never)]
     fn wake_one(&self) {
         let (mut here, mut beside, mut napper, mut asleep) = (None, None, None, 0);
         for (index, word) in self.words.iter().enumerate() {
