@@ -347,7 +347,7 @@ impl Crew {
             _ => false,
         });
         if kept != Some(true) {
-            lane.inject(op);
+            lane.inject_from_outside(op);
         }
     }
 
@@ -356,6 +356,11 @@ impl Crew {
         let lane = &self.lanes[usize::from(lane)];
         with_carrier(|carrier| carrier.free_worker().is_some_and(|worker| Arc::ptr_eq(worker.lane(), lane)))
             .unwrap_or(false)
+    }
+
+    /// The calling thread is about to wait: the workers that have made way for it take over.
+    pub(crate) fn rouse(&self) {
+        self.lanes.iter().for_each(|lane| lane.rouse());
     }
 
     /// Ends all threads and waits for them. To be called when nothing is pending, not by one of them.
@@ -420,6 +425,8 @@ fn carry(
     while let Some(worker) = next {
         worker.lane().sleep().carry(worker.index(), number);
         let (lane, placement) = crew.pin(&worker);
+        let core = if let Placement::Pinned(core) = placement { Some(core) } else { None };
+        worker.lane().sleep().place(worker.index(), core);
         if let Some(started) = started.take() {
             // Nobody listens if the build has failed meanwhile.
             let _ = started.send((lane, worker.index(), placement));

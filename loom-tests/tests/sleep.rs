@@ -18,8 +18,17 @@ use raddle_loom_tests::{model, must_fail, without};
 
 type Number = usize;
 
-fn lane(workers: usize) -> (Arc<Lane<Number>>, Vec<Worker<Number>>) {
+type Made = (Arc<Lane<Number>>, Vec<Worker<Number>>);
+
+fn lane(workers: usize) -> Made {
     Lane::new(LaneOptions { name: "model", workers, threads: workers, idle: IdlePolicy::Park })
+}
+
+/// Of workers that nap once before they sleep.
+fn crowded_lane(workers: usize) -> Made {
+    let made = lane(workers);
+    (0..workers).for_each(|worker| made.0.sleep().crowd(worker));
+    made
 }
 
 fn op(number: Number, band: u8) -> OpRef<Number> {
@@ -60,6 +69,10 @@ fn assert_taken_once(threads: Vec<thread::JoinHandle<(Number, Worker<Number>)>>,
 
 /// One worker that waits for `expected` operations, one pusher that injects as many.
 fn one_worker(bands: &'static [u8]) -> impl Fn() + Send + Sync + 'static {
+    one_worker_of(lane, bands)
+}
+
+fn one_worker_of(lane: fn(usize) -> Made, bands: &'static [u8]) -> impl Fn() + Send + Sync + 'static {
     move || {
         let (lane, mut workers) = lane(1);
         let worker = workers.pop().unwrap();
@@ -84,6 +97,11 @@ fn a_push_and_a_worker_that_falls_asleep_cannot_miss_each_other() {
 #[test]
 fn a_push_with_a_priority_and_a_worker_that_falls_asleep_cannot_miss_each_other() {
     model(3, Flavour::Contract, one_worker(&[DEFAULT_BAND + 1]));
+}
+
+#[test]
+fn a_push_and_a_worker_that_naps_and_falls_asleep_cannot_miss_each_other() {
+    model(3, Flavour::Contract, one_worker_of(crowded_lane, &[DEFAULT_BAND]));
 }
 
 #[test]
@@ -117,12 +135,22 @@ fn what_is_pushed_while_one_worker_searches_is_taken_and_the_end_reaches_all() {
 /// sleeps or has both in hand.
 #[test]
 fn two_pushes_reach_two_workers_that_take_one_operation_each() {
-    model(2, Flavour::Contract, || {
+    model(2, Flavour::Contract, two_workers(lane));
+}
+
+/// One of them may be left alone because it naps, and then sleep.
+#[test]
+fn two_pushes_reach_two_workers_that_nap_and_take_one_operation_each() {
+    model(2, Flavour::Contract, two_workers(crowded_lane));
+}
+
+fn two_workers(lane: fn(usize) -> Made) -> impl Fn() + Send + Sync + 'static {
+    move || {
         let (lane, workers) = lane(2);
         let threads = carried(workers, take_one);
         (0..2).for_each(|number| lane.inject(op(number, DEFAULT_BAND)));
         assert_taken_once(threads, 2);
-    });
+    }
 }
 
 /// Worker 0 was announced, and finds something; so does a searcher. Then there is work, made by the searcher or by
@@ -142,7 +170,7 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
         // The sleeper starts the others when it is announced.
         let sleeper = thread::spawn(move || {
             lane.sleep().carry(1, 1);
-            (0..2).for_each(|worker| lane.sleep().announce(worker, false));
+            (0..2).for_each(|worker| lane.sleep().announce(worker, false, false));
             lane.sleep().start_search();
             let (its_lane, its_work) = (Arc::clone(&lane), Arc::clone(&work));
             let sleeper = thread::spawn(move || {
@@ -261,4 +289,32 @@ fn without_the_second_look() {
 #[test]
 fn without_the_second_look_a_wake_up_is_lost() {
     must_fail("without_the_second_look", "deadlock");
+}
+
+/// The notifier must not leave its work to a worker that does not come back. With two workers: it does so only while
+/// another one is awake.
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_an_end_of_a_nap() {
+    without(Step::NapEnds, || {
+        model(2, Flavour::Contract, two_workers(crowded_lane));
+    });
+}
+
+#[test]
+fn without_an_end_of_a_nap_work_is_left_to_a_worker_that_sleeps() {
+    must_fail("without_an_end_of_a_nap", "deadlock");
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_the_retreat_of_a_nap() {
+    without(Step::RetractNap, || {
+        model(2, Flavour::Contract, two_workers(crowded_lane));
+    });
+}
+
+#[test]
+fn without_the_retreat_of_a_nap_a_worker_that_sleeps_is_taken_for_one_that_naps() {
+    must_fail("without_the_retreat_of_a_nap", "deadlock");
 }

@@ -84,6 +84,7 @@ impl Core {
             }
             self.run_all(&mut context::take_deferred(self), false);
             threads::yield_worker()?;
+            self.crew.rouse();
         }
         outcome.wait(deadline)
     }
@@ -94,6 +95,7 @@ impl Core {
             return Err(WaitError::WouldDeadlock);
         }
         threads::yield_worker()?;
+        self.crew.rouse();
         match self.tally.wait(deadline) {
             Some(_) => self.all_well(),
             None => Err(WaitError::TimedOut),

@@ -238,6 +238,13 @@ impl<T> Injector<T> {
         self.mask.load(Relaxed).checked_ilog2().map(|band| band as u8)
     }
 
+    /// Whether a worker has taken what was pushed into the default band, at a glance.
+    #[inline]
+    pub fn is_inbox_empty(&self) -> bool {
+        // Relaxed: at a glance.
+        self.band(DEFAULT_BAND).inbox.load(Relaxed).is_null()
+    }
+
     /// Takes operations of `band`, at most `max` and one at least; the flag says that more have become visible by it, so that
     /// somebody should be woken.
     pub fn pop(&self, band: u8, max: usize) -> Option<(Chain<T>, bool)> {

@@ -102,6 +102,23 @@ impl<T> Lane<T> {
         self.sleep.notify();
     }
 
+    /// As [`inject`](Self::inject), by a thread that carries none of the lane's workers.
+    #[inline]
+    pub fn inject_from_outside(&self, op: OpRef<T>) {
+        // Only now and then, and always if the workers are quick.
+        if self.injector.is_inbox_empty() {
+            self.sleep.crowd_here();
+        }
+        self.inject(op);
+    }
+
+    /// The caller, which makes work, is about to sleep: who has made way for it is to look for work.
+    pub fn rouse(&self) {
+        if self.has_work() {
+            self.sleep.rouse();
+        }
+    }
+
     /// Whether there seems to be something to take.
     pub(super) fn has_work(&self) -> bool {
         !self.injector.is_empty() || self.stealers.iter().any(|stealer| !stealer.is_empty())

@@ -34,15 +34,46 @@ impl Default for IdlePolicy {
 /// In place of a thread's number.
 const NOBODY: usize = usize::MAX;
 
+/// In place of a core's number.
+const NOWHERE: usize = usize::MAX;
+
+/// How long a worker naps, at first and at most. Measured on two cores: an end of a nap costs whoever shares the core some
+/// 15 µs. What is made while all others are in long operations may have to wait for it.
+const NAP: [Duration; 2] = [Duration::from_micros(100), Duration::from_micros(400)];
+
+/// Looks of the other workers during a nap from which on their operations are short, and they do without one more. Picked.
+const BUSY: usize = 32;
+
+/// Naps in a row without a word of a thread on the same core. Picked: who pushes behind what is pending seldom pushes what
+/// is ready, and so seldom speaks.
+const UNFOUNDED: u32 = 3;
+
+/// What is known of 64 workers, a bit for each.
+#[derive(Debug, Default)]
+struct Word {
+    /// It sleeps or is about to.
+    sleepers: AtomicU64,
+    /// If it sleeps, it naps: it looks again by itself before long.
+    nappers: AtomicU64,
+    /// A thread that makes work runs on its core.
+    crowded: AtomicU64,
+}
+
 /// The event count of one lane.
 #[derive(Debug)]
 pub struct Sleep {
     /// Workers that look for work and have not found any.
     searchers: CachePadded<AtomicUsize>,
-    /// A bit per worker that sleeps or is about to.
-    sleepers: Box<[AtomicU64]>,
+    words: Box<[CachePadded<Word>]>,
     /// Which of `threads` carries each worker; `NOBODY` if none has yet.
     carriers: Box<[AtomicUsize]>,
+    /// The core that each worker stays on; `NOWHERE` if on none.
+    cores: Box<[AtomicUsize]>,
+    /// The worker that was placed last on a core, by the core's number modulo the length, a power of two; `NOBODY` if none
+    /// was.
+    placed: Box<[AtomicUsize]>,
+    /// How often each worker has looked for an operation.
+    looks: Box<[CachePadded<AtomicUsize>]>,
     threads: Box<[OnceLock<Thread>]>,
     max_searchers: usize,
 }
@@ -53,8 +84,11 @@ impl Sleep {
     pub fn new(workers: usize, threads: usize, unbounded: bool) -> Self {
         Self {
             searchers: CachePadded::new(AtomicUsize::new(0)),
-            sleepers: (0..workers.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            words: (0..workers.div_ceil(64)).map(|_| CachePadded::default()).collect(),
             carriers: (0..workers).map(|_| AtomicUsize::new(NOBODY)).collect(),
+            cores: (0..workers).map(|_| AtomicUsize::new(NOWHERE)).collect(),
+            looks: (0..workers).map(|_| CachePadded::new(AtomicUsize::new(0))).collect(),
+            placed: (0..workers.max(64).next_power_of_two()).map(|_| AtomicUsize::new(NOBODY)).collect(),
             threads: (0..threads).map(|_| OnceLock::new()).collect(),
             max_searchers: if unbounded { workers } else { (workers / 2).max(1) },
         }
@@ -66,6 +100,76 @@ impl Sleep {
         let _ = self.threads[thread].set(thread::current());
         // Release: the thread's handle; pairs with the load in `wake`.
         self.carriers[worker].store(thread, Release);
+    }
+
+    /// `worker` stays on `core` from now on.
+    pub fn place(&self, worker: usize, core: Option<usize>) {
+        // Relaxed: a hint.
+        self.cores[worker].store(core.unwrap_or(NOWHERE), Relaxed);
+        if let Some(core) = core {
+            // Relaxed: as above.
+            self.placed[core & (self.placed.len() - 1)].store(worker, Relaxed);
+        }
+    }
+
+    /// Counts a look of `worker` for an operation, by its thread.
+    #[inline]
+    pub fn count_look(&self, worker: usize) {
+        if cfg!(any(raddle_loom, raddle_shuttle)) {
+            // In models a nap ends at once.
+            return;
+        }
+        let looks = &self.looks[worker];
+        // Relaxed: only this thread stores it, and others want to know whether it moves.
+        let count = looks.load(Relaxed).wrapping_add(1);
+        looks.store(count, Relaxed);
+    }
+
+    /// How often all workers have looked for an operation.
+    pub fn looks(&self) -> usize {
+        // Relaxed: as above.
+        self.looks.iter().fold(0, |sum, looks| sum.wrapping_add(looks.load(Relaxed)))
+    }
+
+    /// Notes that the calling thread, which carries none of the workers, makes work: the worker that stays on its core had
+    /// better not run now.
+    #[inline]
+    pub fn crowd_here(&self) {
+        let Some(core) = thread::core() else { return };
+        // Relaxed: a hint.
+        let worker = self.placed[core & (self.placed.len() - 1)].load(Relaxed);
+        // Relaxed: as above.
+        if self.cores.get(worker).is_some_and(|at| at.load(Relaxed) == core) {
+            self.crowd(worker);
+        }
+    }
+
+    /// The word and the bit of a worker.
+    fn bit(&self, worker: usize) -> (&Word, u64) {
+        (&self.words[worker / 64], 1 << (worker % 64))
+    }
+
+    /// Notes that a thread that makes work runs on the core of `worker`, which had better not run now.
+    pub fn crowd(&self, worker: usize) {
+        let (word, bit) = self.bit(worker);
+        // Relaxed: a hint.
+        if word.crowded.load(Relaxed) & bit == 0 {
+            word.crowded.fetch_or(bit, Relaxed);
+        }
+    }
+
+    /// The worker sleeps: whoever goes on making work on its core says so again.
+    fn make_room(&self, worker: usize) {
+        let (word, bit) = self.bit(worker);
+        // Relaxed: a hint.
+        word.crowded.fetch_and(!bit, Relaxed);
+    }
+
+    /// Whether a thread that makes work has run on the core of `worker` since the worker last lay down for a nap.
+    pub fn is_crowded(&self, worker: usize) -> bool {
+        let (word, bit) = self.bit(worker);
+        // Relaxed: a hint.
+        word.crowded.load(Relaxed) & bit != 0
     }
 
     /// Becomes a searcher if not too many are.
@@ -97,10 +201,16 @@ impl Sleep {
         last
     }
 
-    /// Says that `worker` is about to sleep. It must look for work once more before it does.
-    pub fn announce(&self, worker: usize, searching: bool) {
+    /// Says that `worker` is about to sleep, or to nap. It must look for work once more before it does.
+    pub fn announce(&self, worker: usize, searching: bool, nap: bool) {
+        let (word, bit) = self.bit(worker);
+        if nap {
+            self.make_room(worker);
+            // Relaxed: ordered by the fence, as the next one.
+            word.nappers.fetch_or(bit, Relaxed);
+        }
         // Relaxed: ordered by the fence.
-        self.sleepers[worker / 64].fetch_or(1 << (worker % 64), Relaxed);
+        word.sleepers.fetch_or(bit, Relaxed);
         if searching {
             // Relaxed: a notifier that counts without this worker and takes it for announced all the same comes before
             // the fence, and so before the last look.
@@ -114,14 +224,42 @@ impl Sleep {
     pub fn retract(&self, worker: usize) {
         // First, so that few notifiers wake another worker meanwhile. Nothing hangs on it.
         self.start_search();
+        let (word, bit) = self.bit(worker);
+        // Relaxed: only the worker itself changes its bit.
+        if word.nappers.load(Relaxed) & bit != 0 && !removed(Step::RetractNap) {
+            // Relaxed: as for the next one. A notifier that still sees the bit relies on a look after that fence.
+            word.nappers.fetch_and(!bit, Relaxed);
+        }
         // Relaxed: released by the decrement that ends the search. A notifier that still sees the bit wakes this worker
         // in vain, but comes before the fence after that decrement; README.md, case 2.
-        self.sleepers[worker / 64].fetch_and(!(1 << (worker % 64)), Relaxed);
+        word.sleepers.fetch_and(!bit, Relaxed);
     }
 
     /// Sleeps until woken, or for no reason. The worker becomes a searcher and is not announced any more.
     pub fn park(&self, worker: usize) {
         thread::park();
+        pause::at(Point::SleepWoken);
+        self.retract(worker);
+    }
+
+    /// Sleeps for a short time, or until woken; for another one if the others have looked for operations often meanwhile
+    /// and a thread on the worker's core goes on making them. The worker becomes a searcher and is not announced any more.
+    pub fn nap(&self, worker: usize) {
+        let (mut time, mut unfounded) = (NAP[0], 0);
+        loop {
+            let before = self.looks();
+            if removed(Step::NapEnds) {
+                thread::park();
+            } else {
+                thread::park_timeout(time);
+            }
+            unfounded = if self.is_crowded(worker) { 0 } else { unfounded + 1 };
+            if self.looks().wrapping_sub(before) < BUSY || unfounded > UNFOUNDED {
+                break;
+            }
+            time = (2 * time).min(NAP[1]);
+            self.make_room(worker);
+        }
         pause::at(Point::SleepWoken);
         self.retract(worker);
     }
@@ -139,18 +277,59 @@ impl Sleep {
         if self.searchers.load(Relaxed) > 0 {
             return;
         }
-        self.wake_one();
+        // Relaxed: ordered by the fence.
+        if self.words.iter().any(|word| word.sleepers.load(Relaxed) != 0) {
+            self.wake_one();
+        }
     }
 
-    /// Wakes the sleeper with the lowest number. Its bit stays until it is awake, so a caller that stops before the
+    /// Wakes the sleeper with the lowest number that stays on another core than the caller's, or else the one that does
+    /// not; one that naps only if no worker is awake. Its bit stays until it is awake, so a caller that stops before the
     /// wake-up hides nobody from the next one.
+    #[inline(never)]
     fn wake_one(&self) {
-        for (index, word) in self.sleepers.iter().enumerate() {
+        let (mut here, mut beside, mut napper, mut asleep) = (None, None, None, 0);
+        for (index, word) in self.words.iter().enumerate() {
             // Relaxed: ordered by the caller's fence.
-            let bits = word.load(Relaxed);
-            if bits != 0 {
-                self.wake(index * 64 + bits.trailing_zeros() as usize);
-                return;
+            let sleepers = word.sleepers.load(Relaxed);
+            if sleepers == 0 {
+                continue;
+            }
+            asleep += sleepers.count_ones() as usize;
+            // Relaxed: as above.
+            let nappers = word.nappers.load(Relaxed) & sleepers;
+            let mut parked = sleepers & !nappers;
+            while parked != 0 {
+                let worker = index * 64 + parked.trailing_zeros() as usize;
+                // Relaxed: a hint.
+                if *here.get_or_insert_with(thread::core) != Some(self.cores[worker].load(Relaxed)) {
+                    self.wake(worker);
+                    return;
+                }
+                beside = Some(worker);
+                parked &= parked - 1;
+            }
+            if nappers != 0 {
+                napper = Some(index * 64 + nappers.trailing_zeros() as usize);
+            }
+        }
+        if let Some(worker) = beside.or(napper.filter(|_| asleep >= self.carriers.len())) {
+            self.wake(worker);
+        }
+    }
+
+    /// Wakes the workers that nap: the caller, which may be what they make way for, is about to sleep.
+    pub fn rouse(&self) {
+        for (index, word) in self.words.iter().enumerate() {
+            // Relaxed: a hint; a nap ends by itself.
+            let mut nappers = word.nappers.load(Relaxed);
+            if nappers != 0 {
+                // Relaxed: as above.
+                word.crowded.fetch_and(!nappers, Relaxed);
+            }
+            while nappers != 0 {
+                self.wake(index * 64 + nappers.trailing_zeros() as usize);
+                nappers &= nappers - 1;
             }
         }
     }

@@ -1,6 +1,10 @@
 //! One worker: its deque, its slot, and how it finds the next operation.
 
-use std::{cell::Cell, sync::Arc};
+use std::{
+    cell::Cell,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{
     band::DEFAULT_BAND,
@@ -40,7 +44,10 @@ const ROUNDS_PER_CLOCK: u32 = 8;
 /// A worker that has not looked for so long, although it does nothing else, shares its core with another thread. It does not
 /// go on: that thread may be the one that makes the work, and notifiers count on this one.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const CONTENDED: std::time::Duration = std::time::Duration::from_micros(20);
+const CONTENDED: Duration = Duration::from_micros(20);
+
+/// Time per look, of all workers of the lane, up to which one of them naps. Picked.
+const QUICK: Duration = Duration::from_micros(25);
 
 /// Pauses between two rounds of looking. Picked: some 100 ns, so that a searcher does not keep taking the lines away that a
 /// pusher and a busy worker write.
@@ -59,6 +66,8 @@ pub struct Worker<T> {
     tick: Cell<u32>,
     /// Where the next sweep of stealing begins.
     victim: Cell<usize>,
+    /// The looks of the lane's workers, and when they were so many.
+    seen: Cell<(Instant, usize)>,
 }
 
 impl<T> std::fmt::Debug for Worker<T> {
@@ -78,6 +87,7 @@ impl<T> Worker<T> {
             run: Cell::new(0),
             tick: Cell::new(0),
             victim: Cell::new(index + 1),
+            seen: Cell::new((Instant::now(), 0)),
         }
     }
 
@@ -139,6 +149,7 @@ impl<T> Worker<T> {
 
     /// The next operation, from the highest band on.
     fn find(&self) -> Option<OpRef<T>> {
+        self.lane.sleep().count_look(self.index);
         let injector = self.lane.injector();
         let mut urgent = injector.highest();
         if let Some(op) = self.slot.take() {
@@ -235,10 +246,13 @@ impl<T> Worker<T> {
         let sleep = self.lane.sleep();
         let mut searching = sleep.try_start_search();
         let look = Look { sleep, worker: self.index, stands: Cell::new(Stands::Nowhere) };
+        let mut napped = false;
         loop {
             look.stands.set(if searching { Stands::Searching } else { Stands::Nowhere });
             pause::at(Point::SleepSearching);
-            if searching && let Some(op) = self.spin() {
+            // A worker beside whoever makes the work would only keep that from making more.
+            let crowded = self.lane.idle() != IdlePolicy::Spin && sleep.is_crowded(self.index);
+            if searching && let Some(op) = if crowded || napped { self.find() } else { self.spin() } {
                 return self.found(op);
             }
             if self.lane.has_ended() {
@@ -247,7 +261,8 @@ impl<T> Worker<T> {
                 }
                 return None;
             }
-            sleep.announce(self.index, searching);
+            let nap = crowded && self.are_others_quick();
+            sleep.announce(self.index, searching, nap);
             look.stands.set(Stands::Announced);
             pause::at(Point::SleepAnnounced);
             if !removed(Step::LookAgainBeforePark) {
@@ -264,9 +279,23 @@ impl<T> Worker<T> {
                 }
             }
             pause::at(Point::SleepBeforePark);
-            sleep.park(self.index);
-            searching = true;
+            if nap {
+                sleep.nap(self.index);
+            } else {
+                sleep.park(self.index);
+            }
+            (searching, napped) = (true, nap);
         }
+    }
+
+    /// Whether the workers of the lane have looked for operations often of late, so that what is made next need not wait
+    /// for long.
+    fn are_others_quick(&self) -> bool {
+        let (now, looks) = (Instant::now(), self.lane.sleep().looks());
+        let (then, before) = self.seen.replace((now, looks));
+        let count = u32::try_from(looks.wrapping_sub(before)).unwrap_or(u32::MAX);
+        // Models have no clock.
+        cfg!(any(raddle_loom, raddle_shuttle)) || now - then <= QUICK.saturating_mul(count)
     }
 
     /// Ends a search that has found `op`. The last searcher to find something wakes another if there is more, because
@@ -285,7 +314,7 @@ impl<T> Worker<T> {
             IdlePolicy::SpinThenPark(patience) => Some(patience),
             IdlePolicy::Spin => None,
         };
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         let mut last = start;
         loop {
             for _ in 0..ROUNDS_PER_CLOCK {
@@ -296,7 +325,7 @@ impl<T> Worker<T> {
                 }
                 (0..PAUSES_PER_ROUND).for_each(|_| hint::spin_loop());
             }
-            let now = std::time::Instant::now();
+            let now = Instant::now();
             let is_over = |patience| now - start >= patience || now - last >= CONTENDED;
             if self.lane.has_ended() || patience.is_some_and(is_over) {
                 return self.find();

@@ -59,7 +59,17 @@ mod imp {
         pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence};
     }
     pub(crate) mod thread {
-        pub(crate) use std::thread::{Builder, JoinHandle, Thread, current, park};
+        pub(crate) use std::thread::{Builder, JoinHandle, Thread, current, park, park_timeout};
+
+        /// The core that the calling thread runs on, if that can be had; it may be another one as soon as this returns.
+        #[inline]
+        pub(crate) fn core() -> Option<usize> {
+            #[cfg(all(target_os = "linux", not(miri)))]
+            // SAFETY: the call has no conditions.
+            return usize::try_from(unsafe { libc::sched_getcpu() }).ok();
+            #[cfg(not(all(target_os = "linux", not(miri))))]
+            None
+        }
 
         /// A number for the calling thread.
         #[inline]
@@ -180,6 +190,14 @@ mod imp {
         pub(crate) use loom::thread::{Thread, current, park};
         pub(crate) use std::thread::{Builder, JoinHandle};
 
+        /// Models have no clock: the time is up at once. Not loom's `yield_now`, after which others run first.
+        pub(crate) fn park_timeout(_: std::time::Duration) {}
+
+        /// Models have no cores.
+        pub(crate) fn core() -> Option<usize> {
+            None
+        }
+
         /// A number for the calling thread.
         pub(crate) fn number() -> usize {
             // `ThreadId(0)`, and so on: the same in each interleaving, which a count of the threads that asked would not be.
@@ -209,6 +227,16 @@ mod imp {
     }
     pub(crate) mod thread {
         pub(crate) use shuttle::thread::{Builder, JoinHandle, Thread, current, park};
+
+        /// Models have no clock: the time is up as soon as others have had a turn.
+        pub(crate) fn park_timeout(_: std::time::Duration) {
+            shuttle::thread::yield_now();
+        }
+
+        /// Models have no cores.
+        pub(crate) fn core() -> Option<usize> {
+            None
+        }
 
         /// A number for the calling thread.
         pub(crate) fn number() -> usize {

@@ -26,6 +26,10 @@ pub enum Step {
     NotifyFence,
     /// A lane of a device releases what it knows of its complete operations with their number.
     CompletionOfMarks,
+    /// A nap ends by itself.
+    NapEnds,
+    /// `Sleep::retract` says that the worker does not nap any more.
+    RetractNap,
     /// A dropped `Completion` completes its operation.
     DropCompletes,
     /// `Tally::leave` tells those who wait for the count.

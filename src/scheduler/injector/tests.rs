@@ -71,3 +71,14 @@ fn an_injector_is_not_dropped_with_operations_in_it() {
     let injector = Injector::default();
     injector.push(ops[0]);
 }
+
+#[test]
+fn an_inbox_is_empty_again_when_somebody_has_taken_it() {
+    let (injector, ops) = (Injector::default(), Ready::new(2, DEFAULT_BAND));
+    assert!(injector.is_inbox_empty());
+    ops.iter().for_each(|&op| injector.push(op));
+    assert!(!injector.is_inbox_empty());
+    assert!(injector.pop(DEFAULT_BAND, 1).is_some());
+    assert!(injector.is_inbox_empty(), "what is left is elsewhere");
+    assert!(injector.pop(DEFAULT_BAND, 1).is_some());
+}

@@ -18,7 +18,7 @@ fn carried() -> Sleep {
 fn sleepers(sleep: &Sleep) -> Vec<usize> {
     let is_set = |&worker: &usize| {
         // Relaxed: there is one thread.
-        let bits = sleep.sleepers[worker / 64].load(Relaxed);
+        let bits = sleep.words[worker / 64].sleepers.load(Relaxed);
         bits & (1 << (worker % 64)) != 0
     };
     (0..WORKERS).filter(is_set).collect()
@@ -39,7 +39,7 @@ fn half_of_the_workers_search_at_once_and_one_in_any_case() {
 fn each_worker_has_a_bit_of_its_own() {
     let sleep = carried();
     for worker in [0, 1, 63, 64, 70, 127, 128, 129] {
-        sleep.announce(worker, false);
+        sleep.announce(worker, false, false);
         assert_eq!(sleepers(&sleep), [worker]);
         sleep.notify();
         assert_woken();
@@ -57,8 +57,8 @@ fn the_worker_with_the_lowest_number_is_woken() {
     sleep.carry(129, 0);
     // Relaxed: there is one thread.
     sleep.carriers.iter().take(129).for_each(|carrier| carrier.store(1, Relaxed));
-    sleep.announce(129, false);
-    sleep.announce(100, false);
+    sleep.announce(129, false, false);
+    sleep.announce(100, false, false);
     sleep.notify();
     assert_not_woken();
     sleep.retract(100);
@@ -70,11 +70,11 @@ fn the_worker_with_the_lowest_number_is_woken() {
 #[test]
 fn nobody_is_woken_while_somebody_searches() {
     let sleep = carried();
-    sleep.announce(1, false);
+    sleep.announce(1, false, false);
     assert!(sleep.try_start_search());
     sleep.notify();
     assert_not_woken();
-    sleep.announce(0, true);
+    sleep.announce(0, true, false);
     sleep.notify();
     assert_woken(); // An announcement ends the search.
 }
@@ -91,10 +91,107 @@ fn all_are_woken_whatever_they_do() {
 #[test]
 fn who_wakes_is_a_searcher_and_is_not_announced_any_more() {
     let sleep = carried();
-    sleep.announce(70, false);
+    sleep.announce(70, false, false);
     sleep.notify();
     sleep.park(70);
     assert_eq!(sleepers(&sleep), []);
     assert_not_woken();
     assert!(sleep.stop_search());
+}
+
+#[test]
+fn who_naps_is_left_alone_while_somebody_is_awake() {
+    let sleep = carried();
+    (1..WORKERS).for_each(|worker| sleep.announce(worker, false, true));
+    sleep.notify();
+    assert_not_woken();
+    sleep.announce(0, false, true);
+    sleep.notify();
+    assert_woken(); // There is nobody else.
+}
+
+#[test]
+fn who_sleeps_is_woken_before_who_naps() {
+    let sleep = Sleep::new(WORKERS, 2, false);
+    // The other thread is not there.
+    (0..WORKERS).for_each(|worker| sleep.carry(worker, usize::from(worker != 129)));
+    (0..WORKERS).for_each(|worker| sleep.announce(worker, false, worker != 129));
+    sleep.notify();
+    assert_woken();
+}
+
+#[test]
+fn who_has_napped_does_not_nap_any_more() {
+    let sleep = carried();
+    sleep.announce(70, false, true);
+    sleep.nap(70);
+    assert_eq!(sleepers(&sleep), []);
+    assert!(sleep.stop_search(), "it had become a searcher");
+    sleep.announce(70, false, false);
+    sleep.notify();
+    assert_woken();
+}
+
+#[test]
+fn a_nap_is_for_a_reason_that_somebody_gives_anew() {
+    let sleep = carried();
+    sleep.crowd(70);
+    assert!((0..WORKERS).all(|worker| sleep.is_crowded(worker) == (worker == 70)));
+    sleep.announce(70, false, false);
+    assert!(sleep.is_crowded(70), "it does not nap");
+    sleep.announce(70, false, true);
+    assert!(!sleep.is_crowded(70));
+}
+
+#[test]
+fn who_naps_is_roused_and_nobody_else() {
+    let sleep = carried();
+    sleep.announce(1, false, false);
+    sleep.rouse();
+    assert_not_woken();
+    sleep.announce(70, false, true);
+    sleep.crowd(70);
+    sleep.rouse();
+    assert_woken();
+    assert!(!sleep.is_crowded(70), "it would nap on");
+}
+
+#[test]
+fn looks_are_counted_over_all_workers() {
+    let sleep = carried();
+    (0..WORKERS).for_each(|worker| (0..worker).for_each(|_| sleep.count_look(worker)));
+    assert_eq!(sleep.looks(), WORKERS * (WORKERS - 1) / 2);
+}
+
+/// Keeps the calling thread on a core, where that is possible.
+#[cfg(all(target_os = "linux", not(miri)))]
+fn stay() -> Option<usize> {
+    let core = core_affinity::get_core_ids()?.pop()?;
+    core_affinity::set_for_current(core).then_some(core.id)
+}
+
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn the_worker_on_the_core_of_who_makes_the_work_is_woken_last_and_told_of_it() {
+    let Some(core) = stay() else { return };
+    let sleep = Sleep::new(WORKERS, 2, false);
+    // The other thread is not there.
+    (0..WORKERS).for_each(|worker| sleep.carry(worker, usize::from(worker != 129)));
+    sleep.place(0, Some(core));
+    sleep.place(129, Some(core + 1));
+    sleep.announce(0, false, false);
+    sleep.announce(129, false, false);
+    sleep.notify();
+    assert_woken();
+    sleep.carry(0, 0);
+    sleep.retract(129);
+    let _ = sleep.stop_search();
+    sleep.notify();
+    assert_woken(); // There is nobody else.
+    sleep.crowd_here();
+    assert!((0..WORKERS).all(|worker| sleep.is_crowded(worker) == (worker == 0)));
+    sleep.place(0, None);
+    sleep.announce(0, false, true);
+    sleep.crowd_here();
+    assert!(!sleep.is_crowded(0), "it is on no core any more");
 }

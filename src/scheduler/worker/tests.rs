@@ -21,7 +21,7 @@ fn lane(workers: usize, idle: IdlePolicy) -> (Arc<Lane<usize>>, Vec<Worker<usize
 /// A worker that sleeps, as the others see it; the calling thread carries it.
 fn asleep(worker: &Worker<usize>) {
     worker.lane.sleep().carry(worker.index, 0);
-    worker.lane.sleep().announce(worker.index, false);
+    worker.lane.sleep().announce(worker.index, false, false);
 }
 
 fn found(worker: &Worker<usize>) -> Option<*mut crate::tracker::Op<usize>> {
