@@ -13,7 +13,8 @@ use std::{
 };
 
 use raddle::{
-    BoxError, Cause, Engine, EngineKind, IdlePolicy, PushError, Shutdown, WaitError,
+    BoxError, Cause, Context, DeviceVec, Engine, EngineKind, GpuStream, IdlePolicy, Property, PushError, Shutdown,
+    SimulatedGpu, WaitError,
     internals::{
         DEFAULT_BAND, Lane, LaneOptions, Mode, OpRef, ReadyList, Step, Tally, VarQueue, Worker, complete, push,
     },
@@ -442,6 +443,130 @@ fn a_cancelled_engine() {
 #[test]
 fn a_cancelled_engine_lets_every_wait_end_and_runs_nothing_more() {
     explore(2000, a_cancelled_engine);
+}
+
+// ------------------------------------------------------------------------------------------------------ devices ----
+
+/// What kernels have done to a device's variable: the numbers of their operations. `std`'s, so that it makes no schedule.
+type Done = Arc<Mutex<Vec<usize>>>;
+
+/// Three threads push kernels, copies and operations of the CPU on an engine with a GPU that picks at random what it does
+/// next, and in some schedules is lost in the midst. Whoever is told that an operation succeeded finds what it did and what
+/// its own thread had done before; everybody is told.
+fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
+    const GPU: Context = Context::Gpu(0);
+    let gpu = SimulatedGpu::builder().seed(below(1 << 30) as u64).build();
+    let builder = Engine::builder().kind(kind).workers(1).pin(false).idle(IdlePolicy::Park);
+    let engine = builder.gpu(gpu.clone()).build().unwrap();
+    let vars: [_; 2] = std::array::from_fn(|_| engine.device_var::<u64>(GPU, 1).unwrap());
+    let host = engine.pinned_var::<u64>(GPU, 1).unwrap();
+    let done: [Done; 2] = Default::default();
+    let (made, dropped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let loses = losable && below(2) == 0;
+    let pushers: Vec<_> = (0..3)
+        .map(|pusher| {
+            let (engine, gpu, vars, host, done) =
+                (engine.clone(), gpu.clone(), vars.clone(), host.clone(), done.clone());
+            let (made, dropped) = (Arc::clone(&made), Arc::clone(&dropped));
+            thread::spawn(move || {
+                // By variable, the kernels of this thread.
+                let mut own = [Vec::new(), Vec::new()];
+                for number in 0..4 {
+                    let number = pusher * 10 + number;
+                    if loses && pusher == 0 && number == 2 {
+                        gpu.lose();
+                    }
+                    made.fetch_add(1, Relaxed);
+                    let life = Task { number, dropped: Arc::clone(&dropped) };
+                    let which = below(2);
+                    let (var, other, log) = (&vars[which], &vars[1 - which], Arc::clone(&done[which]));
+                    let properties = [Property::Normal, Property::GpuPrioritized, Property::CopyToGpu];
+                    match below(6) {
+                        0..=2 => {
+                            let kernel =
+                                move |stream: &mut GpuStream, (from, to): (&DeviceVec<u64>, &mut DeviceVec<u64>)| {
+                                    let kernel = move |_: (&[u64], &mut [u64])| log.lock().unwrap().push(life.number);
+                                    let mut stream = stream.simulated().unwrap();
+                                    stream.launch(std::time::Duration::ZERO, (from, to), kernel)
+                                };
+                            let op = engine.op("kernel").on(GPU).property(properties[below(3)]);
+                            let handle = op.try_launch((other.read(), var.write()), kernel).unwrap();
+                            own[which].push(number);
+                            if below(2) == 0 {
+                                match handle.wait() {
+                                    Ok(()) => {
+                                        assert!(done[which].lock().unwrap().contains(&number), "told too early");
+                                        let counted = engine.version(var) >= own[which].len() as u64;
+                                        assert!(counted || loses, "what is over is not counted");
+                                    }
+                                    Err(error) => assert_is_loss(&error, loses),
+                                }
+                            }
+                        }
+                        3 => {
+                            drop(life);
+                            // From the device and back, so that the value stays what it is.
+                            engine.op("out").on(GPU).copy_from_device(var, &host).unwrap();
+                            engine.op("in").on(GPU).copy_to_device(&host, other).unwrap();
+                        }
+                        4 => {
+                            let before = own[which].clone();
+                            let look = move |_: &DeviceVec<u64>| {
+                                let log = log.lock().unwrap();
+                                let own: Vec<_> = log.iter().filter(|&&at| at / 10 == pusher).copied().collect();
+                                (own.starts_with(&before), life).0
+                            };
+                            let handle = engine.op("cpu").submit(var.read(), look).unwrap();
+                            match handle.wait() {
+                                Ok(seen) => assert!(seen, "a CPU operation came before a kernel"),
+                                Err(error) => assert_is_loss(&error, loses),
+                            }
+                        }
+                        _ => {
+                            drop(life);
+                            let waited = if below(2) == 0 { engine.wait_for_all() } else { engine.wait_for_var(var) };
+                            let counted = engine.version(var) >= own[which].len() as u64;
+                            assert!(counted || loses, "what is over is not counted");
+                            waited.unwrap_or_else(|error| assert_is_loss(&error, loses));
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    pushers.into_iter().for_each(|thread| thread.join().unwrap());
+    engine.wait_for_all().unwrap_or_else(|error| assert_is_loss(&error, loses));
+    for (var, done) in vars.iter().zip(&done) {
+        let done = done.lock().unwrap();
+        assert!(engine.version(var) <= 2 * 12 && (loses || engine.version(var) >= done.len() as u64));
+        for pusher in 0..3 {
+            assert!(done.iter().filter(|&&number| number / 10 == pusher).is_sorted(), "{done:?} is not in push order");
+        }
+    }
+    assert_eq!(dropped.load(Relaxed), made.load(Relaxed), "functions that were dropped (left) and made (right)");
+    drop((vars, host));
+    engine.shutdown(Shutdown::Drain, None).unwrap();
+}
+
+fn assert_is_loss(error: &WaitError, loses: bool) {
+    let WaitError::Failed(error) = error else { panic!("{error}") };
+    let of_device = matches!(error.cause(), Cause::Device(_) | Cause::Error(_));
+    assert!(loses && of_device, "{error}");
+}
+
+#[test]
+fn a_pooled_engine_with_a_gpu_runs_what_three_threads_push_and_ends() {
+    explore(1000, || an_engine_with_a_gpu(EngineKind::Pooled, false));
+}
+
+#[test]
+fn an_engine_with_a_gpu_runs_what_three_threads_push_and_ends() {
+    explore(800, || an_engine_with_a_gpu(EngineKind::PerDevice, false));
+}
+
+#[test]
+fn an_engine_whose_gpu_is_lost_tells_everybody_and_ends() {
+    explore(800, || an_engine_with_a_gpu(EngineKind::PerDevice, true));
 }
 
 // -------------------------------------------------------------------------------------------------------- twins ----
