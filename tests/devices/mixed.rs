@@ -749,20 +749,20 @@ fn run_with(program: &Arc<Program>, kind: EngineKind, seed: u64, fault: Fault) -
             failed = true;
         }
     };
-    for id in 0..program.operations.len() {
+    for (id, &is_exposed) in is_exposed.iter().enumerate() {
         if let Some(handle) = runner.handles[id].take() {
             let saw = *model.results[id].as_ref().expect("nothing fails as planned");
             let expected = if matches!(program.operations[id].kind, Kind::Kernel(_)) { begin(id) } else { saw };
-            check(handle.wait(), expected, is_exposed[id], format!("the handle of #{id}"));
+            check(handle.wait(), expected, is_exposed, format!("the handle of #{id}"));
         }
     }
-    for variable in 0..PLACES.len() {
+    for (variable, &place) in PLACES.iter().enumerate() {
         let token = runner.variables[variable].token();
         let waited = runner.engine.wait_for_var(token).map(|()| 0);
         let is_well = waited.is_ok();
         check(waited, 0, exposed.contains(&variable), format!("a wait for variable {variable}"));
         // A device that is lost cannot be asked for what it holds.
-        let unknown = PLACES[variable] == Place::Gpu(0) && fault != Fault::None;
+        let unknown = place == Place::Gpu(0) && fault != Fault::None;
         match runner.value(variable) {
             Ok(u64::MAX) | Err(_) if unknown => {}
             result => check(result, model.values[variable], !is_well, format!("the value of variable {variable}")),
