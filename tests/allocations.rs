@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use raddle::{Context, DeviceVec, Engine, EngineKind, Property, SimulatedGpu, Token, Var, simulated::Clock};
+use raddle::{Context, DeviceVec, Engine, EngineKind, PinnedVec, Property, SimulatedGpu, Token, Var, simulated::Clock};
 
 struct Counting;
 
@@ -127,12 +127,11 @@ fn devices(kind: EngineKind) {
         let (a, b) = (launched[i % 8].read(), launched[(i + 3) % 8].write());
         launch.launch((a, b), |_, (a, b)| assert_eq!(a.len(), b.len())).expect("the engine is open");
     });
-    let pairs: Vec<_> = (0..4)
-        .map(|_| (engine.pinned_var::<u64>(gpu, 4).expect("memory"), engine.device_var::<u64>(gpu, 4).expect("memory")))
-        .collect();
-    let all: Vec<&Token> = pairs.iter().flat_map(|(host, device)| [&**host, &**device]).collect();
+    let hosts: Vec<Var<PinnedVec<u64>>> = (0..4).map(|_| engine.pinned_var(gpu, 4).expect("memory")).collect();
+    let devices: Vec<Var<DeviceVec<u64>>> = (0..4).map(|_| engine.device_var(gpu, 4).expect("memory")).collect();
+    let all: Vec<&Token> = hosts.iter().map(|var| &**var).chain(devices.iter().map(|var| &**var)).collect();
     assert_allocates_nothing::<SOME>(&format!("{kind}: copies behind the CPU and before it"), &engine, &all, |i| {
-        let (host, device) = &pairs[i / 2 % 4];
+        let (host, device) = (&hosts[i / 2 % 4], &devices[i / 2 % 4]);
         if i % 2 == 0 {
             engine.op("fill").push(host.write(), move |host| host[0] = i as u64).expect("the engine is open");
         } else {

@@ -8,6 +8,8 @@
 mod common;
 #[path = "devices/ends.rs"]
 mod ends;
+#[path = "devices/guests.rs"]
+mod guests;
 #[path = "devices/mixed.rs"]
 mod mixed;
 #[path = "devices/order.rs"]

@@ -749,14 +749,14 @@ fn run_with(program: &Arc<Program>, kind: EngineKind, seed: u64, fault: Fault) -
             failed = true;
         }
     };
-    for (id, is_exposed) in is_exposed.into_iter().enumerate() {
+    for (id, &is_exposed) in is_exposed.iter().enumerate() {
         if let Some(handle) = runner.handles[id].take() {
             let saw = *model.results[id].as_ref().expect("nothing fails as planned");
             let expected = if matches!(program.operations[id].kind, Kind::Kernel(_)) { begin(id) } else { saw };
             check(handle.wait(), expected, is_exposed, format!("the handle of #{id}"));
         }
     }
-    for (variable, place) in PLACES.into_iter().enumerate() {
+    for (variable, &place) in PLACES.iter().enumerate() {
         let token = runner.variables[variable].token();
         let waited = runner.engine.wait_for_var(token).map(|()| 0);
         let is_well = waited.is_ok();

@@ -22,8 +22,8 @@ use std::{
 };
 
 use raddle::{
-    Builder, Cause, Completion, Engine, OpHandle, Operator, Property, PushError, RunContext, Shutdown, ShutdownError,
-    Var, WaitError,
+    Builder, Cause, Completion, Context, Engine, OpHandle, Operator, Property, PushError, RunContext, Shutdown,
+    ShutdownError, SimulatedGpu, Var, WaitError, simulated::Clock,
 };
 
 use super::{Bytes, PLANNED, elsewhere, engine_plan, in_the_end, watched};
@@ -345,6 +345,8 @@ impl World {
         inside.engines.clear();
         let kept = operation.keeps_engine.then(|| hands.engines.get(operation.engine).cloned()).flatten();
         let builder = engine.op("").property(operation.property);
+        // Copies are a device's, on the thread of its lane.
+        let builder = if operation.property == Property::CopyToGpu { builder.on(Context::Gpu(0)) } else { builder };
         let result = match operation.kind {
             Kind::Submit => {
                 let body = move |drop_once: Droppable| {
@@ -660,7 +662,8 @@ fn make(world: &Arc<World>) -> Result<Hands, String> {
     let mut hands = Hands { engines: Vec::new(), variables: Vec::new(), operators: Vec::new() };
     let mut engines = Vec::new();
     for (plan, _) in &world.program.engines {
-        engines.push(plan.clone().build().map_err(|error| error.to_string())?);
+        let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(world.program.operations.len() as u64).build();
+        engines.push(plan.clone().gpu(gpu).build().map_err(|error| error.to_string())?);
     }
     for &engine in &world.program.variables {
         hands.variables.push(Some(engines[engine].var(world.drops.make())));

@@ -19,8 +19,8 @@ use std::{
 };
 
 use raddle::{
-    Builder, Completion, Context, Engine, EngineKind, OpBuilder, OpError, Operator, Property, PushError, Shutdown,
-    Token, Var, WaitError,
+    Builder, Completion, Context, DeviceVec, Engine, EngineKind, GpuStream, OpBuilder, OpError, Operator, Property,
+    PushError, Shutdown, SimulatedGpu, Token, Var, WaitError, simulated::Clock,
 };
 
 use super::{
@@ -80,7 +80,8 @@ struct Operation {
     priority: i32,
     property: Property,
     no_skip: bool,
-    on_gpu: bool,
+    /// The first GPU is the engine's only one.
+    gpu: Option<u32>,
     foreign: bool,
     yields: usize,
 }
@@ -302,7 +303,11 @@ impl Program {
             priority: bytes.pick(&PRIORITIES),
             property: bytes.pick(&PROPERTIES),
             no_skip: bytes.one_in(12),
-            on_gpu: bytes.below(64) == 63,
+            gpu: match bytes.below(64) {
+                63 => Some(1),
+                32.. => Some(0),
+                _ => None,
+            },
             foreign: bytes.below(64) == 63,
             yields: bytes.below(16).saturating_sub(11),
         });
@@ -338,6 +343,16 @@ impl Operation {
                 .iter()
                 .any(|&(other, before)| other == variable && (access != Access::Read || before != Access::Read))
         })
+    }
+
+    /// Whether the operation runs on the device, if it names one. The function of a device operation is called when what
+    /// comes before is issued. So values beside variables are for kernels, and functions have those of the host.
+    fn is_for_device(&self) -> bool {
+        match self.kind {
+            Kind::Sync => true,
+            Kind::Async(_) => false,
+            Kind::Push | Kind::Submit | Kind::TrySubmit => self.untyped.is_empty(),
+        }
     }
 
     fn is_never_skipped(&self) -> bool {
@@ -541,8 +556,8 @@ impl Model {
 
     fn refusal(&self, program: &Program, id: usize) -> Option<PushError> {
         let operation = &program.operations[id];
-        if operation.on_gpu {
-            Some(PushError::NoSuchDevice(Context::Gpu(0)))
+        if operation.gpu == Some(1) {
+            Some(PushError::NoSuchDevice(Context::Gpu(1)))
         } else if operation.foreign {
             Some(PushError::ForeignVariable)
         } else if self.names_deleted(program, id) {
@@ -742,6 +757,18 @@ impl Run {
         }
     }
 
+    /// As [`untyped`](Self::untyped), in a kernel.
+    fn on_device(self: Arc<Self>, stream: &mut GpuStream, scratch: &DeviceVec<u64>) -> Result<(), String> {
+        let in_kernel = Arc::clone(&self);
+        let Some(mut stream) = stream.simulated() else { return Err("not the simulated device".to_owned()) };
+        let kernel = move |_: &[u64]| {
+            let seen = in_kernel.enter();
+            in_kernel.leave(seen);
+        };
+        stream.launch(Duration::ZERO, scratch, kernel).map_err(|error| error.to_string())?;
+        self.end()
+    }
+
     fn untyped(&self) -> Result<(), String> {
         let seen = self.enter();
         self.leave(seen);
@@ -817,6 +844,8 @@ struct Runner {
     world: Arc<World>,
     engine: Engine,
     foreign: Token,
+    /// What kernels are given, which they need not look at.
+    scratch: Var<DeviceVec<u64>>,
     variables: Vec<Handle>,
     operators: HashMap<usize, Operator>,
     handles: HashMap<usize, Submitted>,
@@ -855,7 +884,8 @@ impl Runner {
             drops: Drops::new(),
         });
         let (operators, handles) = (HashMap::new(), HashMap::new());
-        Self { world, engine, foreign, variables: Vec::new(), operators, handles }
+        let scratch = engine.device_var(Context::Gpu(0), 1).expect("the device has memory");
+        Self { world, engine, foreign, scratch, variables: Vec::new(), operators, handles }
     }
 
     fn run_of(&self, id: usize) -> Run {
@@ -867,8 +897,10 @@ impl Runner {
         if operation.no_skip {
             builder = builder.no_skip();
         }
-        if operation.on_gpu {
-            builder = builder.on(Context::Gpu(0));
+        match operation.gpu {
+            Some(0) if !operation.is_for_device() => {}
+            Some(gpu) => builder = builder.on(Context::Gpu(gpu)),
+            None => {}
         }
         if operation.foreign {
             builder = builder.reads([&self.foreign]);
@@ -889,6 +921,10 @@ impl Runner {
         let operation = &program.operations[id];
         let (builder, run) = (self.describe(id, operation), self.run_of(id));
         let handle = match operation.kind {
+            Kind::Sync if operation.gpu == Some(0) => {
+                return builder
+                    .launch(self.scratch.read(), move |stream, scratch| Arc::new(run).on_device(stream, scratch));
+            }
             Kind::Sync => return builder.push_sync(move |_| run.untyped()),
             Kind::Async(finish) => {
                 return builder.push_async(move |_, done| Arc::new(run).asynchronous(done, finish));
@@ -905,6 +941,12 @@ impl Runner {
         let operation = &self.world.program.operations[id];
         let (builder, run) = (self.describe(id, operation), self.run_of(id));
         let operator = match operation.kind {
+            Kind::Sync if operation.gpu == Some(0) => {
+                let run = Arc::new(run);
+                builder.launch_operator(self.scratch.read(), move |stream, scratch| {
+                    Arc::clone(&run).on_device(stream, scratch)
+                })
+            }
             Kind::Sync => builder.operator_sync(move |_| run.untyped()),
             Kind::Async(finish) => {
                 let (world, drops) = (Arc::clone(&self.world), self.world.drops.clone());
@@ -1078,7 +1120,8 @@ fn equal<T: PartialEq + std::fmt::Debug>(what: &str, is: T, should: T) -> Result
 /// Runs a program on one engine.
 fn run(program: &Arc<Program>, plan: &Builder, watch: &Watch) -> Result<(), String> {
     let build = |plan: Builder| plan.build().map_err(|error: raddle::BuildError| error.to_string());
-    let engine = build(plan.clone())?;
+    let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(program.steps.len() as u64).build();
+    let engine = build(plan.clone().gpu(gpu))?;
     let abroad = build(Engine::builder().kind(EngineKind::Naive))?;
     let foreign = abroad.new_var();
     let mut runner = Runner::new(program, engine, foreign);
@@ -1108,8 +1151,8 @@ fn run(program: &Arc<Program>, plan: &Builder, watch: &Watch) -> Result<(), Stri
     // Relaxed: as above.
     runner.world.at.store(program.steps.len(), Relaxed);
     runner.check_end(&model)?;
-    let Runner { world, engine, variables, operators, handles, .. } = runner;
-    drop((variables, operators, handles));
+    let Runner { world, engine, variables, operators, handles, scratch, .. } = runner;
+    drop((variables, operators, handles, scratch));
     if !program.drops_engine {
         engine.shutdown(Shutdown::Drain, None).map_err(|error| error.to_string())?;
     }

@@ -1,0 +1,163 @@
+//! What comes to a device's lane to wait there, and what is pushed from inside a device operation's function.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
+
+use raddle::{Context, Engine, EngineKind, Property, PushError, SimulatedGpu, WaitError, simulated::Clock};
+
+use super::{GPU, builder, device, engine, issued, kernel, manual, ms, simulated};
+use crate::common::{KINDS, THREADED, watched};
+
+/// A wait is for what was pushed before it, however many readers come after it.
+#[test]
+fn a_wait_ends_although_there_is_always_a_later_reader_under_way() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            let reader = || {
+                let launch = engine
+                    .op("reader")
+                    .on(GPU)
+                    .launch(var.read(), |stream, var| simulated(stream).launch(Duration::ZERO, var, |_| {}));
+                launch.unwrap();
+            };
+            let mut pushed = 2;
+            reader();
+            reader();
+            issued(&gpu, pushed, 0);
+            let (waiting, waited) = (engine.clone(), var.clone());
+            let waiter = thread::spawn(move || waiting.wait_for_var(&waited));
+            // One kernel ends with each round, and another one is under way at its end.
+            for _ in 0..2_000 {
+                reader();
+                pushed += 1;
+                issued(&gpu, pushed, 0);
+                gpu.advance(ms(1));
+                if waiter.is_finished() {
+                    break;
+                }
+                thread::yield_now();
+            }
+            assert!(waiter.is_finished(), "{kind}: the wait is for readers that came after it");
+            waiter.join().unwrap().unwrap();
+            gpu.advance(ms(pushed));
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+/// A guest has nothing to do with the priorities of what is to be issued.
+#[test]
+fn a_wait_ends_although_operations_of_higher_priority_keep_the_lane_busy() {
+    fn again(engine: &Engine, stop: &Arc<AtomicBool>) {
+        let (inside, at_end) = (engine.clone(), Arc::clone(stop));
+        let launch = engine.op("again").on(GPU).priority(1).launch((), move |_, ()| {
+            if !at_end.load(SeqCst) {
+                again(&inside, &at_end);
+            }
+        });
+        launch.unwrap();
+    }
+    for kind in THREADED {
+        watched(move || {
+            let gpu = SimulatedGpu::builder().clock(Clock::Instantly).build();
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            let stop = Arc::new(AtomicBool::new(false));
+            for _ in 0..8 {
+                again(&engine, &stop);
+            }
+            for _ in 0..20 {
+                let launch = engine
+                    .op("urgent")
+                    .on(GPU)
+                    .priority(2)
+                    .launch(var.write(), |stream, var| simulated(stream).launch(Duration::ZERO, var, |_| {}));
+                launch.unwrap();
+                engine.wait_for_var(&var).unwrap();
+            }
+            stop.store(true, SeqCst);
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+/// The function has references to what its device is going to work on; nothing of the program's may find them there.
+#[test]
+fn nothing_that_a_device_operations_function_pushes_runs_inside_it() {
+    for kind in KINDS {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            let ran_on = engine.var(None);
+            let (inside, seen) = (engine.clone(), ran_on.clone());
+            let pushed = engine.op("outer").on(GPU).try_launch(var.write(), move |_, _| {
+                let over = Arc::new(AtomicBool::new(false));
+                let at_end = Arc::clone(&over);
+                inside.op("inner").property(Property::Async).push(seen.write(), move |seen| {
+                    *seen = Some((thread::current().id(), at_end.load(SeqCst)));
+                })?;
+                over.store(true, SeqCst);
+                Ok::<_, PushError>(thread::current().id())
+            });
+            let outer = pushed.unwrap().wait().unwrap();
+            let (inner, was_over) = engine.get(&ran_on).unwrap().expect("it has run");
+            assert!(inner != outer || was_over, "{kind}");
+        });
+    }
+}
+
+#[test]
+fn a_device_operations_function_cannot_wait_nor_push_on_another_naive_engine() {
+    for kind in KINDS {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let (var, other) = (device(&engine, 1), builder(EngineKind::Naive).build().unwrap());
+            let (inside, token) = (engine.clone(), engine.new_var());
+            let pushed = engine.op("outer").on(GPU).try_launch(var.write(), move |_, _| {
+                inside.op("inner").writes([&token]).push_async(|_, done| {
+                    thread::spawn(move || done.complete());
+                })?;
+                let waited = inside.wait_for_var_timeout(&token, ms(1));
+                let refused = other.op("elsewhere").push_sync(|_| {});
+                Ok::<_, PushError>((waited, refused))
+            });
+            let (waited, refused) = pushed.unwrap().wait().unwrap();
+            assert!(matches!(waited, Err(WaitError::OnDevice) | Ok(())), "{kind}: {waited:?}");
+            assert_eq!(refused, Err(PushError::InDeviceFunction), "{kind}");
+        });
+    }
+}
+
+/// What gives something back runs whatever has failed, also the device. Its stream refuses everything then.
+#[test]
+fn what_always_runs_does_so_on_a_lost_device() {
+    for kind in KINDS {
+        for property in [Property::DeleteVar, Property::NoSkip] {
+            watched(move || {
+                let gpu = SimulatedGpu::default();
+                let engine = engine(kind, &gpu);
+                let var = device(&engine, 1);
+                gpu.lose();
+                kernel(&engine, "fails", &var, |_| {});
+                assert!(engine.wait_for_var(&var).is_err());
+                let ran = Arc::new(AtomicBool::new(false));
+                let at_run = Arc::clone(&ran);
+                let launch = engine.op("gives back").on(Context::Gpu(0)).property(property);
+                launch.launch(var.write(), move |_, _| at_run.store(true, SeqCst)).unwrap();
+                assert!(engine.wait_for_var(&var).is_err(), "the failure stays");
+                assert!(ran.load(SeqCst), "{kind} {property:?}");
+            });
+        }
+    }
+}
