@@ -60,11 +60,13 @@ pub fn tone(raw: &[u8], smooth: &[u8], toned: &mut [u8]) {
 pub mod cuda {
     use std::sync::Arc;
 
-    use cudarc::{
-        driver::{CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg},
-        nvrtc::Ptx,
+    use raddle::{
+        DeviceVec, GpuStream,
+        cudarc::{
+            driver::{CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg},
+            nvrtc::Ptx,
+        },
     };
-    use raddle::{DeviceVec, GpuStream};
 
     use super::WIDTH;
 
