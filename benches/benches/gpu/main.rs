@@ -87,14 +87,15 @@ struct Peers {
 type Peer = (&'static str, Box<dyn Fn(usize) -> f64>);
 
 impl Bed {
-    fn engine(&self, kind: EngineKind, pace: Pace, idle: IdlePolicy) -> Engine {
-        let gpu = (self.driver)(pace);
-        Engine::builder().kind(kind).idle(idle).gpu(gpu).build().expect("an engine")
-    }
-
     /// An engine as it is by default.
     fn usual(&self, pace: Pace) -> Engine {
-        self.engine(EngineKind::PerDevice, pace, IdlePolicy::default())
+        Engine::builder().kind(EngineKind::PerDevice).gpu((self.driver)(pace)).build().expect("an engine")
+    }
+
+    /// An engine with one worker, and one thread for the device.
+    fn small(&self, kind: EngineKind, idle: IdlePolicy) -> Engine {
+        let gpu = (self.driver)(Pace::Timed);
+        Engine::builder().kind(kind).workers(1).pin(false).idle(idle).gpu(gpu).build().expect("an engine")
     }
 }
 
@@ -272,7 +273,8 @@ fn ends(bed: &Bed, engine: &Engine, count: usize) -> Vec<f64> {
 fn from_device(bed: &Bed, report: &mut Report) {
     let count = machine::choose(3_000, 30);
     let note = format!(
-        "A kernel of {KERNEL:?}, and an operation of the CPU behind it; nothing else is under way. From the call that \
+        "A kernel of {KERNEL:?}, and an operation of the CPU behind it, on an engine with one worker and one thread for the \
+         device; nothing else is under way. From the call that \
          launches the kernel to the start of the operation, less the kernel's time{}, in ns, of {count}. What a launch takes \
          by itself is a part of it unless it is known.",
         if bed.latency.is_zero() { "" } else { " and the launch's" },
@@ -284,13 +286,13 @@ fn from_device(bed: &Bed, report: &mut Report) {
         table.row(name, quantiles);
     };
     for (name, idle) in [
-        ("workers and lanes spin", IdlePolicy::Spin),
-        ("as they are by default", IdlePolicy::default()),
-        ("workers and lanes sleep at once", IdlePolicy::Park),
+        ("both threads spin", IdlePolicy::Spin),
+        ("both spin for 50 µs, and sleep", IdlePolicy::default()),
+        ("both sleep at once", IdlePolicy::Park),
     ] {
-        row(name, ends(bed, &bed.engine(EngineKind::PerDevice, Pace::Timed, idle), count));
+        row(name, ends(bed, &bed.small(EngineKind::Pooled, idle), count));
     }
-    let naive = bed.engine(EngineKind::Naive, Pace::Timed, IdlePolicy::default());
+    let naive = bed.small(EngineKind::Naive, IdlePolicy::default());
     row("without threads: `Naive`, which spins on the device", ends(bed, &naive, count));
     for (name, peer) in &bed.peers.end {
         row(name, (0..count).map(|_| peer(1)).collect());
@@ -346,13 +348,15 @@ fn pushers(bed: &Bed, report: &mut Report) {
 struct Buffers {
     host: Var<PinnedVec<u32>>,
     device: Var<DeviceWords>,
-    back: Var<PinnedVec<u32>>,
+    /// In turns: a copy to the host's memory waits until the host knows that the last one to the same place is done, which
+    /// is not what is measured.
+    back: [Var<PinnedVec<u32>>; 8],
 }
 
 fn overlap(bed: &Bed, report: &mut Report) {
     let rounds = machine::rounds(5);
     let note = format!(
-        "Chunks are copied in, two kernels work on them, and they are copied out; three buffers. Each part alone, then all \
+        "Chunks are copied in, two kernels work on them, and they are copied out; three buffers on the device. Each part alone, then all \
          of it; ms, of {rounds}. *overlap*: the longest part's time by the time of all."
     );
     let columns = ["chunk", "copies in", "kernels", "copies out", "all", "the parts' sum", "overlap"];
@@ -363,27 +367,30 @@ fn overlap(bed: &Bed, report: &mut Report) {
         let buffer = |_| Buffers {
             host: engine.pinned_var(GPU, bytes / 4).expect("memory"),
             device: engine.device_var(GPU, bytes / 4).expect("memory"),
-            back: engine.pinned_var(GPU, bytes / 4).expect("memory"),
+            back: std::array::from_fn(|_| engine.pinned_var(GPU, bytes / 4).expect("memory")),
         };
         let ring: Vec<Buffers> = (0..3).map(buffer).collect();
-        let copy_in = |at: &Buffers| engine.op("in").on(GPU).copy_to_device(&at.host, &at.device).expect("push");
-        let copy_out = |at: &Buffers| engine.op("out").on(GPU).copy_from_device(&at.device, &at.back).expect("push");
-        let timed = |push: &dyn Fn(&Buffers)| {
+        let copy_in = |at: &Buffers, _| engine.op("in").on(GPU).copy_to_device(&at.host, &at.device).expect("push");
+        let copy_out = |at: &Buffers, round: usize| {
+            let back = &at.back[round % at.back.len()];
+            engine.op("out").on(GPU).copy_from_device(&at.device, back).expect("push");
+        };
+        let timed = |push: &dyn Fn(&Buffers, usize)| {
             let start = Instant::now();
-            (0..chunks).for_each(|chunk| push(&ring[chunk % ring.len()]));
+            (0..chunks).for_each(|chunk| push(&ring[chunk % ring.len()], chunk / ring.len()));
             wait(&engine);
             start.elapsed()
         };
-        let milliseconds = |push: &dyn Fn(&Buffers)| timed(push).as_secs_f64() * 1e3;
+        let milliseconds = |push: &dyn Fn(&Buffers, usize)| timed(push).as_secs_f64() * 1e3;
         // The kernels of a chunk take as long as a copy of one.
         _ = timed(&copy_in);
         let kernel = timed(&copy_in) / (2 * chunks as u32);
         let kernels =
-            |at: &Buffers| (0..2).for_each(|_| push(&bed.launch, &engine, &at.device, Property::Normal, kernel));
-        let all = |at: &Buffers| {
-            copy_in(at);
-            kernels(at);
-            copy_out(at);
+            |at: &Buffers, _| (0..2).for_each(|_| push(&bed.launch, &engine, &at.device, Property::Normal, kernel));
+        let all = |at: &Buffers, round| {
+            copy_in(at, round);
+            kernels(at, round);
+            copy_out(at, round);
         };
         let parts: [&dyn Fn() -> f64; 4] =
             [&|| milliseconds(&copy_in), &|| milliseconds(&kernels), &|| milliseconds(&copy_out), &|| {
