@@ -126,11 +126,13 @@ impl ByHand {
 
 fn hops(count: usize) -> f64 {
     let mut hand = ByHand::new(false, 2);
+    // A wait is for what was recorded when it was issued, so that two events are enough.
+    let events = [(); 2].map(|()| hand.context.new_event(None).expect("an event"));
     let start = Instant::now();
     for i in 0..count {
         hand.launch(i % 2, 0, Duration::ZERO);
-        let event = hand.streams[i % 2].record_event(None).expect("an event");
-        hand.streams[(i + 1) % 2].wait(&event).expect("wait");
+        events[i % 2].record(&hand.streams[i % 2]).expect("record");
+        hand.streams[(i + 1) % 2].wait(&events[i % 2]).expect("wait");
     }
     hand.wait((count + 1) % 2);
     super::per(start.elapsed(), count)
@@ -179,12 +181,13 @@ fn address(word: &CudaSlice<u32>, stream: &Arc<CudaStream>) -> u64 {
 /// From a launch to the end of a wait for it, less the kernel's time.
 fn end(poll: bool) -> Box<dyn Fn(usize) -> f64> {
     let hand = std::cell::RefCell::new(ByHand::new(false, 1));
+    let event = hand.borrow().context.new_event(None).expect("an event");
     Box::new(move |_| {
         let mut hand = hand.borrow_mut();
         let start = Instant::now();
         hand.launch(0, 0, KERNEL);
         if poll {
-            let event = hand.streams[0].record_event(None).expect("an event");
+            event.record(&hand.streams[0]).expect("record");
             while !event.try_is_complete().expect("nothing fails") {
                 std::hint::spin_loop();
             }
