@@ -356,7 +356,7 @@ struct Buffers {
 fn overlap(bed: &Bed, report: &mut Report) {
     let rounds = machine::rounds(5);
     let note = format!(
-        "Chunks are copied in, two kernels work on them, and they are copied out; three buffers on the device. Each part alone, then all \
+        "Chunks are copied in, two kernels work on them, and they are copied out; four buffers on the device. Each part alone, then all \
          of it; ms, of {rounds}. *overlap*: the longest part's time by the time of all."
     );
     let columns = ["chunk", "copies in", "kernels", "copies out", "all", "the parts' sum", "overlap"];
@@ -369,7 +369,7 @@ fn overlap(bed: &Bed, report: &mut Report) {
             device: engine.device_var(GPU, bytes / 4).expect("memory"),
             back: std::array::from_fn(|_| engine.pinned_var(GPU, bytes / 4).expect("memory")),
         };
-        let ring: Vec<Buffers> = (0..3).map(buffer).collect();
+        let ring: Vec<Buffers> = (0..4).map(buffer).collect();
         let copy_in = |at: &Buffers, _| engine.op("in").on(GPU).copy_to_device(&at.host, &at.device).expect("push");
         let copy_out = |at: &Buffers, round: usize| {
             let back = &at.back[round % at.back.len()];
