@@ -15,7 +15,7 @@ use raddle_benches::{
     workload::Workload,
 };
 
-const BENCHES: [&str; 6] = ["counts", "micro", "push_run", "task_bench", "latency", "scaling"];
+const BENCHES: [&str; 7] = ["counts", "micro", "push_run", "task_bench", "latency", "scaling", "gpu"];
 const MARKS: [&str; 2] =
     ["<!-- The table up to the next mark is written by `cargo bench`. -->", "<!-- End of the table. -->"];
 
@@ -92,6 +92,9 @@ fn main() {
     cargo.current_dir(&here).arg("bench");
     if cfg!(not(feature = "dagrs")) {
         cargo.arg("--no-default-features");
+    }
+    if cfg!(feature = "cuda") {
+        cargo.args(["--features", "cuda"]);
     }
     // One after the other, in an order of their own, each as a program of its own.
     for bench in BENCHES.iter().filter(|bench| words.is_empty() || words.iter().any(|word| word == *bench)) {

@@ -1,6 +1,12 @@
 //! Where and when figures were taken, and how long to take them.
 
-use std::{env, fs, path::PathBuf, process::Command, sync::LazyLock, time::Duration};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::LazyLock,
+    time::Duration,
+};
 
 use core_affinity::CoreId;
 
@@ -62,7 +68,10 @@ pub fn folder(partial: bool) -> PathBuf {
 }
 
 fn first_line(command: &str, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(command).args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output().ok()?;
+    // Benchmarks may run on another machine than the one that built them.
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let here = if here.is_dir() { here } else { Path::new(".") };
+    let output = Command::new(command).args(arguments).current_dir(here).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).lines().next()?.trim().to_owned();
     (output.status.success() && !text.is_empty()).then_some(text)
 }
@@ -75,9 +84,13 @@ fn cpu() -> String {
     format!("{}, family {} model {}", field("model name"), field("cpu family"), field("model\t"))
 }
 
-/// The commit of the sources, marked if they differ from it. The results themselves do not count.
+/// The commit of the sources, marked if they differ from it. The results themselves do not count. `RADDLE_COMMIT` says it
+/// where the sources are not.
 #[must_use]
 pub fn commit() -> String {
+    if let Ok(commit) = env::var("RADDLE_COMMIT") {
+        return commit;
+    }
     let Some(commit) = first_line("git", &["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
     let changed = first_line("git", &["status", "--porcelain", "--", "../src", "../Cargo.lock", "src", "benches"]);
     if changed.is_some() { format!("{commit} with changes") } else { commit }

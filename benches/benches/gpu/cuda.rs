@@ -1,0 +1,290 @@
+//! A CUDA device, and the same work without an engine: with cudarc as it is, with cudarc that tracks nothing, and with
+//! several threads that call the driver.
+
+use std::{
+    env,
+    process::Command,
+    sync::{Arc, Barrier},
+    thread,
+    time::{Duration, Instant},
+};
+
+use raddle::{
+    CudaGpu, Engine, GpuStream,
+    cudarc::{
+        driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, LaunchConfig, PushKernelArg},
+        nvrtc::Ptx,
+    },
+};
+
+use super::{Bed, DeviceWords, GPU, KERNEL, Peer, Peers, SMALL, THREADS, told, word};
+
+/// Set in the process that loses its device.
+const INSIDE: &str = "RADDLE_GPU_BENCH_INSIDE";
+
+const ONE: LaunchConfig = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
+
+/// The kernels of `tests/cuda.ptx`.
+#[derive(Clone)]
+struct Kernels {
+    affine: CudaFunction,
+    late: CudaFunction,
+    poison: CudaFunction,
+}
+
+impl Kernels {
+    fn load(context: &Arc<CudaContext>) -> Self {
+        let ptx = Ptx::from_src(include_str!("../../../tests/cuda.ptx"));
+        let module = context.load_module(ptx).expect("the kernels compile");
+        let kernel = |name| module.load_function(name).expect("it is one of the kernels");
+        Self { affine: kernel("affine"), late: kernel("late"), poison: kernel("poison") }
+    }
+
+    /// Launches a kernel that changes the word at `at`, after a while or at once.
+    ///
+    /// # Safety
+    /// 1. There is a word of this device's, which nobody else uses before the kernel has ended.
+    unsafe fn at(&self, stream: &CudaStream, at: u64, time: Duration) {
+        let (nanos, count, one) = (time.as_nanos() as u64, 1u32, 1u32);
+        let mut arguments = stream.launch_builder(if time.is_zero() { &self.affine } else { &self.late });
+        arguments.arg(&at);
+        if time.is_zero() {
+            arguments.arg(&count);
+        } else {
+            arguments.arg(&nanos);
+        }
+        arguments.arg(&one).arg(&one);
+        // SAFETY: these are the kernel's arguments. It changes this word (1).
+        unsafe { arguments.launch(ONE) }.expect("launch");
+    }
+
+    fn in_operation(&self, stream: &mut GpuStream, words: &mut DeviceWords, time: Duration) {
+        let stream = stream.cuda().expect("it is a CUDA device");
+        let at = words.cuda_ptr().expect("it is there");
+        // SAFETY: the vector has a word, and the operation holds it exclusively until the device has done it.
+        unsafe { self.at(&stream, at, time) }
+    }
+}
+
+/// A program without an engine: a context of cudarc's, and words each with a stream.
+struct ByHand {
+    kernels: Kernels,
+    context: Arc<CudaContext>,
+    streams: Vec<Arc<CudaStream>>,
+    words: Vec<CudaSlice<u32>>,
+}
+
+impl ByHand {
+    fn new(tracking: bool, streams: usize) -> Self {
+        let context = CudaContext::new(0).expect("it was opened before");
+        if !tracking {
+            // SAFETY: every use of a word is on the word's own stream, or ordered with it by an event.
+            unsafe { context.disable_event_tracking() };
+        }
+        let streams: Vec<_> = (0..streams).map(|_| context.new_stream().expect("a stream")).collect();
+        let words = streams.iter().map(|stream| stream.alloc_zeros::<u32>(1).expect("memory")).collect();
+        let kernels = Kernels::load(&context);
+        streams.iter().for_each(|stream| stream.synchronize().expect("it does what it was told"));
+        Self { kernels, context, streams, words }
+    }
+
+    /// Launches a kernel on a stream and a word, as cudarc wants to be used.
+    fn launch(&mut self, stream: usize, word: usize, time: Duration) {
+        let (nanos, count, one) = (time.as_nanos() as u64, 1u32, 1u32);
+        let kernel = if time.is_zero() { &self.kernels.affine } else { &self.kernels.late };
+        let mut arguments = self.streams[stream].launch_builder(kernel);
+        arguments.arg(&mut self.words[word]);
+        if time.is_zero() {
+            arguments.arg(&count);
+        } else {
+            arguments.arg(&nanos);
+        }
+        arguments.arg(&one).arg(&one);
+        // SAFETY: these are the kernel's arguments. It changes this word, whose other uses are ordered with this one: by
+        // cudarc, or by whoever made it not do that.
+        unsafe { arguments.launch(ONE) }.expect("launch");
+    }
+
+    fn wait(&self, stream: usize) {
+        self.streams[stream].synchronize().expect("nothing fails");
+    }
+
+    /// ns per kernel of a chain on one stream.
+    fn chain(tracking: bool, time: Duration) -> Peer {
+        let name = if tracking { "cudarc, which tracks by events" } else { "cudarc, one stream, nothing tracked" };
+        let measure = move |count: usize| {
+            // A second stream, or there would be nothing to track.
+            let mut hand = Self::new(tracking, 2);
+            let start = Instant::now();
+            (0..count).for_each(|_| hand.launch(0, 0, time));
+            hand.wait(0);
+            super::per(start.elapsed(), count)
+        };
+        (name, Box::new(measure))
+    }
+}
+
+fn hops(count: usize) -> f64 {
+    let mut hand = ByHand::new(false, 2);
+    // A wait is for what was recorded when it was issued, so that two events are enough.
+    let events = [(); 2].map(|()| hand.context.new_event(None).expect("an event"));
+    let start = Instant::now();
+    for i in 0..count {
+        hand.launch(i % 2, 0, Duration::ZERO);
+        events[i % 2].record(&hand.streams[i % 2]).expect("record");
+        hand.streams[(i + 1) % 2].wait(&events[i % 2]).expect("wait");
+    }
+    hand.wait((count + 1) % 2);
+    super::per(start.elapsed(), count)
+}
+
+fn tracked_hops(count: usize) -> f64 {
+    let mut hand = ByHand::new(true, 2);
+    let start = Instant::now();
+    (0..count).for_each(|i| hand.launch(i % 2, 0, Duration::ZERO));
+    hand.wait((count + 1) % 2);
+    super::per(start.elapsed(), count)
+}
+
+/// Threads that launch by themselves, each on a stream of its own or all on one, and a word each.
+fn threads(one_stream: bool, count: usize) -> f64 {
+    let hand = ByHand::new(false, THREADS);
+    let barrier = Barrier::new(THREADS + 1);
+    let mut start = Instant::now();
+    thread::scope(|scope| {
+        for (word, own) in hand.words.iter().zip(&hand.streams) {
+            let stream = if one_stream { &hand.streams[0] } else { own };
+            let at = address(word, stream);
+            let (barrier, kernels, context) = (&barrier, &hand.kernels, &hand.context);
+            scope.spawn(move || {
+                context.bind_to_thread().expect("it is there");
+                barrier.wait();
+                for _ in 0..count / THREADS {
+                    // SAFETY: this thread uses the word, on one stream, and `hand` outlives the thread; whose streams are
+                    // waited for below.
+                    unsafe { kernels.at(stream, at, Duration::ZERO) };
+                }
+            });
+        }
+        barrier.wait();
+        start = Instant::now();
+    });
+    (0..THREADS).for_each(|stream| hand.wait(stream));
+    super::per(start.elapsed(), count)
+}
+
+fn address(word: &CudaSlice<u32>, stream: &Arc<CudaStream>) -> u64 {
+    use raddle::cudarc::driver::DevicePtr;
+    word.device_ptr(stream).0
+}
+
+/// From a launch to the end of a wait for it, less the kernel's time.
+fn end(poll: bool) -> Box<dyn Fn(usize) -> f64> {
+    let hand = std::cell::RefCell::new(ByHand::new(false, 1));
+    let event = hand.borrow().context.new_event(None).expect("an event");
+    Box::new(move |_| {
+        let mut hand = hand.borrow_mut();
+        let start = Instant::now();
+        hand.launch(0, 0, KERNEL);
+        if poll {
+            event.record(&hand.streams[0]).expect("record");
+            while !event.try_is_complete().expect("nothing fails") {
+                std::hint::spin_loop();
+            }
+        } else {
+            hand.wait(0);
+        }
+        start.elapsed().as_nanos() as f64 - KERNEL.as_nanos() as f64
+    })
+}
+
+/// Whether this process was started to lose its device.
+pub fn is_to_be_lost() -> bool {
+    env::var_os(INSIDE).is_some()
+}
+
+/// Loses the device, and says how long it took until all waiters were told.
+pub fn lose_inside() {
+    let gpu = CudaGpu::open(0).expect("the other process has opened it");
+    let kernels = Kernels::load(gpu.context());
+    let engine = Engine::builder().gpu(gpu).build().expect("an engine");
+    let vars: Vec<_> = (0..THREADS).map(|_| word(&engine)).collect();
+    // What the waiters wait for is behind this one, which goes on when they do.
+    let (go, gone) = std::sync::mpsc::channel::<()>();
+    let poison = kernels.poison.clone();
+    let first = engine.op("poison").on(GPU).try_launch(vars[0].write(), move |stream, _| {
+        _ = gone.recv();
+        let stream = stream.cuda().expect("it is a CUDA device");
+        let now = Instant::now();
+        // SAFETY: it has no arguments, and writes where no memory is; the device notices.
+        unsafe { stream.launch_builder(&poison).launch(ONE) }.map(|_| TIME.set(now))
+    });
+    drop(first.expect("push"));
+    for var in &vars {
+        let kernels = kernels.clone();
+        let step = move |stream: &mut GpuStream, words: &mut DeviceWords| {
+            kernels.in_operation(stream, words, Duration::ZERO);
+        };
+        engine.op("step").on(GPU).launch(var.write(), step).expect("push");
+    }
+    let nanos = told(&engine, &vars, || {
+        drop(go);
+        *TIME.wait()
+    });
+    println!("{nanos}");
+}
+
+/// When the kernel was launched that loses the device.
+static TIME: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+
+fn fault() -> f64 {
+    let this = env::current_exe().expect("it has a path");
+    let output = Command::new(this).env(INSIDE, "1").output().expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.trim().parse().unwrap_or_else(|_| {
+        panic!("the process that loses its device: {text}{}", String::from_utf8_lossy(&output.stderr))
+    })
+}
+
+/// The first GPU.
+pub fn bed() -> Result<Bed, String> {
+    let gpu = CudaGpu::open(0).map_err(|error| error.to_string())?;
+    let context = gpu.context();
+    let describe = || {
+        let (major, minor) = context.compute_capability()?;
+        Ok::<_, raddle::cudarc::driver::DriverError>(format!(
+            "{}, compute capability {major}.{minor}, CUDA device 0",
+            context.name()?
+        ))
+    };
+    let mut note = describe().map_err(|error| error.to_string())?;
+    note += &format!(". {gpu:?}. A launch's own time is not known beforehand, and a part of what is measured.");
+    let kernels = Kernels::load(context);
+    let launch = move |stream: &mut GpuStream, words: &mut DeviceWords, time| kernels.in_operation(stream, words, time);
+    let zero = Duration::ZERO;
+    Ok(Bed {
+        key: "gpu-cuda",
+        title: "GPU",
+        note,
+        driver: Box::new(move |_| gpu.clone().into()),
+        launch: Arc::new(launch),
+        latency: zero,
+        peers: Peers {
+            same_stream: vec![ByHand::chain(false, zero), ByHand::chain(true, zero)],
+            cross_stream: vec![
+                ("cudarc, an event for each change by hand", Box::new(hops)),
+                ("cudarc, which tracks by events", Box::new(tracked_hops)),
+            ],
+            threads: vec![
+                ("16 threads that launch, a stream each", Box::new(|count| threads(false, count))),
+                ("16 threads that launch, on one stream", Box::new(|count| threads(true, count))),
+            ],
+            chain: vec![ByHand::chain(false, SMALL), ByHand::chain(true, SMALL)],
+            end: vec![
+                ("by hand: `cuStreamSynchronize`", end(false)),
+                ("by hand: `cuEventQuery`, again and again", end(true)),
+            ],
+        },
+        fault: Box::new(fault),
+    })
+}

@@ -1,0 +1,590 @@
+//! What the engine adds to what a GPU costs by itself: per operation, from stream to stream, from the device back to the
+//! CPU; how much of copies and kernels goes on side by side; how soon a loss is known.
+//!
+//! The simulated device is always there. Its times are made up, so what is measured on it is the engine, and what stands
+//! in for a driver. With the feature `cuda` and a GPU the same is measured there, beside cudarc and a program that does
+//! without an engine.
+
+use std::{
+    sync::{Arc, Barrier},
+    thread,
+    time::{Duration, Instant},
+};
+
+use raddle::{
+    Context, DeviceVec, Engine, EngineKind, GpuDriver, GpuStream, IdlePolicy, PinnedVec, Property, SimulatedGpu, Var,
+    simulated::Clock,
+};
+use raddle_benches::{
+    machine,
+    report::{Cell, Report, Table, grouped, number, spread},
+    stats,
+};
+
+#[cfg(feature = "cuda")]
+mod cuda;
+
+const GPU: Context = Context::Gpu(0);
+
+/// Threads that push, or wait, at a time.
+const THREADS: usize = 16;
+
+/// The time of the kernels whose end is waited for.
+const KERNEL: Duration = Duration::from_micros(20);
+
+/// The time of the small kernels of a chain.
+const SMALL: Duration = Duration::from_micros(5);
+
+/// The time of a launch on the simulated device.
+const LATENCY: Duration = Duration::from_micros(4);
+
+/// Bytes per second that the simulated device copies each way, in the measurement of overlap. Slow, so that copying with the
+/// processor, which is what it comes to, is not what takes longest.
+const BANDWIDTH: u64 = 3_000_000_000;
+
+type DeviceWords = DeviceVec<u32>;
+
+/// Has a kernel run for a while, or as short as it can be for a duration of zero.
+type Launch = Arc<dyn Fn(&mut GpuStream, &mut DeviceWords, Duration) + Send + Sync>;
+
+/// How the simulated device takes its time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pace {
+    /// None at all.
+    Instantly,
+    /// As it says.
+    Timed,
+}
+
+/// A device to measure on.
+struct Bed {
+    /// The report's name.
+    key: &'static str,
+    title: &'static str,
+    /// What it is.
+    note: String,
+    driver: Box<dyn Fn(Pace) -> GpuDriver>,
+    launch: Launch,
+    /// What a launch takes before the kernel begins, if that is known.
+    latency: Duration,
+    /// ns per kernel, from stream to stream, and so on, without an engine.
+    peers: Peers,
+    /// Loses a device with waiters behind it, and gives the time until each was told.
+    fault: Box<dyn Fn() -> f64>,
+}
+
+/// Measurements without an engine, each by name: ns per kernel for so many.
+#[derive(Default)]
+struct Peers {
+    same_stream: Vec<Peer>,
+    cross_stream: Vec<Peer>,
+    threads: Vec<Peer>,
+    chain: Vec<Peer>,
+    /// From launch to knowing the end, less the kernel's time.
+    end: Vec<Peer>,
+}
+
+type Peer = (&'static str, Box<dyn Fn(usize) -> f64>);
+
+impl Bed {
+    /// An engine as it is by default.
+    fn usual(&self, pace: Pace) -> Engine {
+        Engine::builder().kind(EngineKind::PerDevice).gpu((self.driver)(pace)).build().expect("an engine")
+    }
+
+    /// An engine with one worker, and one thread for the device.
+    fn small(&self, kind: EngineKind, idle: IdlePolicy) -> Engine {
+        let gpu = (self.driver)(Pace::Timed);
+        Engine::builder().kind(kind).workers(1).pin(false).idle(idle).gpu(gpu).build().expect("an engine")
+    }
+}
+
+/// Pushes a kernel.
+fn push(launch: &Launch, engine: &Engine, var: &Var<DeviceWords>, property: Property, time: Duration) {
+    let launch = Arc::clone(launch);
+    let op = engine.op("kernel").on(GPU).property(property);
+    op.launch(var.write(), move |stream, words| launch(stream, words, time)).expect("push");
+}
+
+fn word(engine: &Engine) -> Var<DeviceWords> {
+    engine.device_var(GPU, 1).expect("memory")
+}
+
+fn wait(engine: &Engine) {
+    engine.wait_for_all().expect("nothing fails");
+}
+
+/// ns per each of `count`.
+fn per(time: Duration, count: usize) -> f64 {
+    time.as_secs_f64() * 1e9 / count as f64
+}
+
+/// Takes each figure so many times, in turns; a first round does not count.
+fn in_turns(rounds: usize, figures: &[&dyn Fn() -> f64]) -> Vec<Vec<f64>> {
+    let mut all = vec![vec![]; figures.len()];
+    for round in 0..=rounds {
+        for (figure, all) in figures.iter().zip(&mut all) {
+            machine::settle();
+            let value = figure();
+            if round > 0 {
+                all.push(value);
+            }
+        }
+    }
+    all
+}
+
+/// A figure at a part of all that were taken.
+fn quantile(figures: &mut [f64], q: f64) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[((figures.len() - 1) as f64 * q).round() as usize]
+}
+
+// ---------------------------------------------------------------------------------------------------- same stream ----
+
+fn same_stream(bed: &Bed, report: &mut Report) {
+    let count = machine::choose(20_000, 200);
+    let engine = bed.usual(Pace::Instantly);
+    let var = word(&engine);
+
+    let whole = || {
+        let start = Instant::now();
+        (0..count).for_each(|_| push(&bed.launch, &engine, &var, Property::Normal, Duration::ZERO));
+        wait(&engine);
+        per(start.elapsed(), count)
+    };
+    let launch = Arc::clone(&bed.launch);
+    let again = engine.op("again").on(GPU);
+    let operator = again.launch_operator(var.write(), move |stream, words| launch(stream, words, Duration::ZERO));
+    let operator = operator.expect("an operator");
+    let prebuilt = || {
+        let start = Instant::now();
+        (0..count).for_each(|_| operator.push().expect("push"));
+        wait(&engine);
+        per(start.elapsed(), count)
+    };
+    // The lane's thread stands in an operation while all are pushed; then the pusher only waits.
+    let apart = || {
+        let (go, gone) = std::sync::mpsc::channel::<()>();
+        let hold = engine.op("hold").on(GPU).launch(var.write(), move |_, _| _ = gone.recv());
+        hold.expect("push");
+        let start = Instant::now();
+        (0..count).for_each(|_| push(&bed.launch, &engine, &var, Property::Normal, Duration::ZERO));
+        let pushed = start.elapsed();
+        let start = Instant::now();
+        drop(go);
+        wait(&engine);
+        (per(pushed, count), per(start.elapsed(), count))
+    };
+    let at_once = || {
+        let launch = Arc::clone(&bed.launch);
+        let start = Instant::now();
+        let all = engine.op("all").on(GPU).try_launch(var.write(), move |stream, words| {
+            let start = Instant::now();
+            (0..count).for_each(|_| launch(stream, words, Duration::ZERO));
+            Ok::<_, raddle::BoxError>(start.elapsed())
+        });
+        let launched = all.expect("push").wait().expect("it succeeds");
+        (per(launched, count), per(start.elapsed(), count))
+    };
+    let rounds = machine::rounds(7);
+    let mut figures: Vec<&dyn Fn() -> f64> = vec![];
+    let (push, lane) = (|| apart().0, || apart().1);
+    let (calls, done) = (|| at_once().0, || at_once().1);
+    figures.extend([&whole as &dyn Fn() -> f64, &prebuilt, &push, &lane, &calls, &done]);
+    let peers: Vec<_> = bed.peers.same_stream.iter().map(|(_, peer)| move || peer(count)).collect();
+    figures.extend(peers.iter().map(|peer| peer as &dyn Fn() -> f64));
+    let found = in_turns(rounds, &figures);
+
+    let note = format!(
+        "{count} kernels that do next to nothing, one after the other on one variable: ns per kernel, median (least–\
+         largest) of {rounds}."
+    );
+    let mut table = Table::new("same_stream", "Operations of one stream", &note, &["", "ns per kernel"]);
+    let names = [
+        "an operation each, first push to end of all",
+        "a prebuilt operator each, first push to end of all",
+        "the push alone, while the lane's thread stands",
+        "the lane's thread, all pushed before: to the end of all",
+        "all launched by one operation: the calls alone",
+        "all launched by one operation: to the end of all",
+    ];
+    let names = names.into_iter().chain(bed.peers.same_stream.iter().map(|peer| peer.0));
+    for (name, figures) in names.zip(&found) {
+        table.row(name, [spread(figures)]);
+    }
+    let cost = stats::median(&found[3]) - stats::median(&found[5]);
+    table.row("**the engine's cost on the lane's thread**: the fourth less the sixth", [number(cost)]);
+    report.add(&table);
+}
+
+// --------------------------------------------------------------------------------------------------- cross stream ----
+
+fn cross_stream(bed: &Bed, report: &mut Report) {
+    let count = machine::choose(10_000, 100);
+    let engine = bed.usual(Pace::Instantly);
+    let var = word(&engine);
+    let hops = |properties: [Property; 2]| {
+        let (engine, var) = (&engine, &var);
+        move || {
+            let start = Instant::now();
+            (0..count).for_each(|i| push(&bed.launch, engine, var, properties[i % 2], Duration::ZERO));
+            wait(engine);
+            per(start.elapsed(), count)
+        }
+    };
+    let (stay, hop) = (hops([Property::Normal; 2]), hops([Property::Normal, Property::GpuPrioritized]));
+    let rounds = machine::rounds(7);
+    let mut figures: Vec<&dyn Fn() -> f64> = vec![&stay, &hop];
+    let peers: Vec<_> = bed.peers.cross_stream.iter().map(|(_, peer)| move || peer(count)).collect();
+    figures.extend(peers.iter().map(|peer| peer as &dyn Fn() -> f64));
+    let found = in_turns(rounds, &figures);
+    let note = format!("{count} kernels as above, each on the other one of two streams: ns per kernel, of {rounds}.");
+    let mut table = Table::new("cross_stream", "From stream to stream", &note, &["", "ns per kernel"]);
+    let names = ["all on one stream", "in turns on two streams"].into_iter();
+    for (name, figures) in names.chain(bed.peers.cross_stream.iter().map(|peer| peer.0)).zip(&found) {
+        table.row(name, [spread(figures)]);
+    }
+    table.row("**a change of streams**", [number(stats::median(&found[1]) - stats::median(&found[0]))]);
+    report.add(&table);
+}
+
+// ------------------------------------------------------------------------------------------- from the device back ----
+
+/// The times from the launch of a kernel to the start of an operation of the CPU behind it, less the kernel's, in ns.
+fn ends(bed: &Bed, engine: &Engine, count: usize) -> Vec<f64> {
+    let var = word(engine);
+    let sample = |_| {
+        let launch = Arc::clone(&bed.launch);
+        let kernel = engine.op("kernel").on(GPU).try_launch(var.write(), move |stream, words| {
+            let before = Instant::now();
+            launch(stream, words, KERNEL);
+            Ok::<_, raddle::BoxError>(before)
+        });
+        let started = engine.op("next").submit(var.read(), |_| Instant::now()).expect("push");
+        let started = started.wait().expect("it runs");
+        let launched = kernel.expect("push").wait().expect("it runs");
+        started.duration_since(launched).as_nanos() as f64 - (KERNEL + bed.latency).as_nanos() as f64
+    };
+    // The first do not count.
+    (0..count + count / 10).map(sample).skip(count / 10).collect()
+}
+
+fn from_device(bed: &Bed, report: &mut Report) {
+    let count = machine::choose(3_000, 30);
+    let note = format!(
+        "A kernel of {KERNEL:?}, and an operation of the CPU behind it, on an engine with one worker and one thread for the \
+         device; nothing else is under way. From the call that \
+         launches the kernel to the start of the operation, less the kernel's time{}, in ns, of {count}. What a launch takes \
+         by itself is a part of it unless it is known.",
+        if bed.latency.is_zero() { "" } else { " and the launch's" },
+    );
+    let mut table =
+        Table::new("from_device", "From the end of a kernel to the CPU", &note, &["", "p50", "p99", "p99.9"]);
+    let mut row = |name: &str, mut figures: Vec<f64>| {
+        let quantiles = [0.5, 0.99, 0.999].map(|q| number(quantile(&mut figures, q)));
+        table.row(name, quantiles);
+    };
+    for (name, idle) in [
+        ("both threads spin", IdlePolicy::Spin),
+        ("both spin for 50 µs, and sleep", IdlePolicy::default()),
+        ("both sleep at once", IdlePolicy::Park),
+    ] {
+        row(name, ends(bed, &bed.small(EngineKind::Pooled, idle), count));
+    }
+    let naive = bed.small(EngineKind::Naive, IdlePolicy::default());
+    row("without threads: `Naive`, which spins on the device", ends(bed, &naive, count));
+    for (name, peer) in &bed.peers.end {
+        row(name, (0..count).map(|_| peer(1)).collect());
+    }
+    report.add(&table);
+}
+
+// ---------------------------------------------------------------------------------------------------- many pushers ----
+
+fn pushers(bed: &Bed, report: &mut Report) {
+    let count = machine::choose(64_000, 640);
+    let engine = bed.usual(Pace::Instantly);
+    let vars: Vec<_> = (0..THREADS).map(|_| word(&engine)).collect();
+    let rate = |threads: usize| {
+        let (engine, vars, launch) = (&engine, &vars, &bed.launch);
+        move || {
+            let barrier = Barrier::new(threads + 1);
+            let start = thread::scope(|scope| {
+                for var in &vars[..threads] {
+                    let barrier = &barrier;
+                    scope.spawn(move || {
+                        barrier.wait();
+                        for _ in 0..count / threads {
+                            push(launch, engine, var, Property::Normal, Duration::ZERO);
+                        }
+                    });
+                }
+                barrier.wait();
+                Instant::now()
+            });
+            wait(engine);
+            count as f64 / start.elapsed().as_secs_f64()
+        }
+    };
+    let (one, many) = (rate(1), rate(THREADS));
+    let rounds = machine::rounds(5);
+    let mut figures: Vec<&dyn Fn() -> f64> = vec![&one, &many];
+    let peers: Vec<_> = bed.peers.threads.iter().map(|(_, peer)| move || 1e9 / peer(count)).collect();
+    figures.extend(peers.iter().map(|peer| peer as &dyn Fn() -> f64));
+    let found = in_turns(rounds, &figures);
+    let note = format!("{count} kernels that do next to nothing, until all are done; of {rounds}.");
+    let mut table = Table::new("pushers", "Launches from many threads", &note, &["", "launches a second"]);
+    let names = ["raddle, 1 pusher", "raddle, 16 pushers, a variable each"].into_iter();
+    for (name, figures) in names.chain(bed.peers.threads.iter().map(|peer| peer.0)).zip(&found) {
+        table.row(name, [spread(figures)]);
+    }
+    report.add(&table);
+}
+
+// --------------------------------------------------------------------------------------------------------- overlap ----
+
+/// The buffers of a pipeline of copies and kernels.
+struct Buffers {
+    host: Var<PinnedVec<u32>>,
+    device: Var<DeviceWords>,
+    /// In turns: a copy to the host's memory waits until the host knows that the last one to the same place is done, which
+    /// is not what is measured.
+    back: [Var<PinnedVec<u32>>; 8],
+}
+
+fn overlap(bed: &Bed, report: &mut Report) {
+    let rounds = machine::rounds(5);
+    let note = format!(
+        "Chunks are copied in, two kernels work on them, and they are copied out; four buffers on the device. Each part alone, then all \
+         of it; ms, of {rounds}. *overlap*: the longest part's time by the time of all."
+    );
+    let columns = ["chunk", "copies in", "kernels", "copies out", "all", "the parts' sum", "overlap"];
+    let mut table = Table::new("overlap", "Copies and kernels side by side", &note, &columns);
+    for (name, bytes) in [("256 KiB", 256 << 10), ("1 MiB", 1 << 20)] {
+        let chunks = machine::choose((256 << 20) / bytes, 6);
+        let engine = bed.usual(Pace::Timed);
+        let buffer = |_| Buffers {
+            host: engine.pinned_var(GPU, bytes / 4).expect("memory"),
+            device: engine.device_var(GPU, bytes / 4).expect("memory"),
+            back: std::array::from_fn(|_| engine.pinned_var(GPU, bytes / 4).expect("memory")),
+        };
+        let ring: Vec<Buffers> = (0..4).map(buffer).collect();
+        let copy_in = |at: &Buffers, _| engine.op("in").on(GPU).copy_to_device(&at.host, &at.device).expect("push");
+        let copy_out = |at: &Buffers, round: usize| {
+            let back = &at.back[round % at.back.len()];
+            engine.op("out").on(GPU).copy_from_device(&at.device, back).expect("push");
+        };
+        let timed = |push: &dyn Fn(&Buffers, usize)| {
+            let start = Instant::now();
+            (0..chunks).for_each(|chunk| push(&ring[chunk % ring.len()], chunk / ring.len()));
+            wait(&engine);
+            start.elapsed()
+        };
+        let milliseconds = |push: &dyn Fn(&Buffers, usize)| timed(push).as_secs_f64() * 1e3;
+        // The kernels of a chunk take as long as a copy of one.
+        _ = timed(&copy_in);
+        let kernel = timed(&copy_in) / (2 * chunks as u32);
+        let kernels =
+            |at: &Buffers, _| (0..2).for_each(|_| push(&bed.launch, &engine, &at.device, Property::Normal, kernel));
+        let all = |at: &Buffers, round| {
+            copy_in(at, round);
+            kernels(at, round);
+            copy_out(at, round);
+        };
+        let parts: [&dyn Fn() -> f64; 4] =
+            [&|| milliseconds(&copy_in), &|| milliseconds(&kernels), &|| milliseconds(&copy_out), &|| {
+                milliseconds(&all)
+            }];
+        let found = in_turns(rounds, &parts);
+        let medians: Vec<f64> = found.iter().map(|figures| stats::median(figures)).collect();
+        let longest = medians[..3].iter().fold(0.0, |a: f64, &b| a.max(b));
+        let mut cells: Vec<Cell> = found.iter().map(|figures| spread(figures)).collect();
+        cells.push(number(medians[..3].iter().sum()));
+        cells.push(percent(longest / medians[3]));
+        table.row(name, cells);
+    }
+    report.add(&table);
+}
+
+fn percent(part: f64) -> Cell {
+    // A number for programs as well: of hundred.
+    number((part * 1000.0).round() / 10.0)
+}
+
+// ----------------------------------------------------------------------------------------------------------- fault ----
+
+/// Has threads wait for variables that are behind the device, calls `lose`, which gives the time of the loss, and gives the
+/// time until the last of them was told, in ns.
+fn told(engine: &Engine, vars: &[Var<DeviceWords>], lose: impl FnOnce() -> Instant) -> f64 {
+    let barrier = Barrier::new(vars.len() + 1);
+    thread::scope(|scope| {
+        let mut waiters = vec![];
+        for var in vars {
+            let barrier = &barrier;
+            waiters.push(scope.spawn(move || {
+                barrier.wait();
+                engine.wait_for_var(var).expect_err("the device is lost");
+                Instant::now()
+            }));
+        }
+        barrier.wait();
+        // Most of them sleep by then.
+        machine::settle();
+        let lost = lose();
+        let last = waiters.into_iter().map(|waiter| waiter.join().expect("it returns")).max().expect("there are some");
+        last.duration_since(lost).as_nanos() as f64
+    })
+}
+
+fn fault(bed: &Bed, report: &mut Report) {
+    let rounds = machine::rounds(20);
+    let mut figures: Vec<f64> = (0..rounds).map(|_| (bed.fault)() / 1000.0).collect();
+    let note = format!(
+        "{THREADS} threads wait for variables behind kernels of a device that is lost; until the last of them has the error, \
+         in µs, of {rounds}."
+    );
+    let mut table = Table::new("fault", "A loss, until all who wait know", &note, &["", "p50", "longest"]);
+    let cells = [0.5, 1.0].map(|q| number(quantile(&mut figures, q)));
+    table.row("raddle", cells);
+    report.add(&table);
+}
+
+// ----------------------------------------------------------------------------------------------------------- chain ----
+
+fn chain(bed: &Bed, report: &mut Report) {
+    const COUNT: usize = 1_000;
+    let engine = bed.usual(Pace::Timed);
+    let var = word(&engine);
+    let each = || {
+        let start = Instant::now();
+        (0..COUNT).for_each(|_| push(&bed.launch, &engine, &var, Property::Normal, SMALL));
+        wait(&engine);
+        per(start.elapsed(), 1000)
+    };
+    let at_once = || {
+        let launch = Arc::clone(&bed.launch);
+        let start = Instant::now();
+        let all = engine.op("all").on(GPU).launch(var.write(), move |stream, words| {
+            (0..COUNT).for_each(|_| launch(stream, words, SMALL));
+        });
+        all.expect("push");
+        wait(&engine);
+        per(start.elapsed(), 1000)
+    };
+    let rounds = machine::rounds(9);
+    let mut figures: Vec<&dyn Fn() -> f64> = vec![&each, &at_once];
+    let peers: Vec<_> = bed.peers.chain.iter().map(|(_, peer)| move || peer(COUNT)).collect();
+    figures.extend(peers.iter().map(|peer| peer as &dyn Fn() -> f64));
+    let found = in_turns(rounds, &figures);
+    let note = format!(
+        "{COUNT} kernels of {SMALL:?} on one variable, until the host knows that all are done: µs in all, of {rounds}. \
+         *by*: the time of an operation each, by this one's."
+    );
+    let mut table = Table::new("chain", "A chain of small kernels", &note, &["", "µs", "by"]);
+    let names = ["an operation each", "by hand, on one stream: all launched by one operation"].into_iter();
+    for (name, figures) in names.chain(bed.peers.chain.iter().map(|peer| peer.0)).zip(&found) {
+        // 1000 kernels, in ns per kernel, are as many µs.
+        let by = stats::median(&found[0]) / stats::median(figures);
+        table.row(name, [spread(figures), grouped(by, 3).into()]);
+    }
+    report.add(&table);
+}
+
+// ------------------------------------------------------------------------------------------------- simulated device ----
+
+fn simulated() -> Bed {
+    let driver = |pace| {
+        let gpu = SimulatedGpu::builder();
+        match pace {
+            Pace::Instantly => {
+                gpu.clock(Clock::Instantly).kernel_time(Duration::ZERO).launch_latency(Duration::ZERO).build().into()
+            }
+            Pace::Timed => {
+                gpu.launch_latency(LATENCY).copy_in_bandwidth(BANDWIDTH).copy_out_bandwidth(BANDWIDTH).build().into()
+            }
+        }
+    };
+    let launch = |stream: &mut GpuStream, words: &mut DeviceWords, time| {
+        let mut gpu = stream.simulated().expect("it is the simulated device");
+        gpu.launch(time, words, |words| words[0] = words[0].wrapping_add(1)).expect("launch");
+    };
+    let lose = || {
+        let gpu = SimulatedGpu::new();
+        let engine = Engine::builder().gpu(gpu.clone()).build().expect("an engine");
+        gpu.stall();
+        let vars: Vec<_> = (0..THREADS).map(|_| word(&engine)).collect();
+        for var in &vars {
+            let op = engine.op("kernel").on(GPU).launch(var.write(), |stream, words: &mut DeviceWords| {
+                let mut gpu = stream.simulated().expect("it is the simulated device");
+                gpu.launch(Duration::ZERO, words, |_| {})
+            });
+            op.expect("push");
+        }
+        told(&engine, &vars, || {
+            let now = Instant::now();
+            gpu.lose();
+            now
+        })
+    };
+    let mut note = "**Simulated: no GPU was used.** The device's times are made up".to_owned();
+    note += &format!(
+        ": launches take {LATENCY:?}, copies {} GB/s, and nothing at all takes time where kernels do nothing. Its calls and \
+         its kernels are the processor's work, and a part of all figures.",
+        BANDWIDTH / 1_000_000_000,
+    );
+    Bed {
+        key: "gpu-simulated",
+        title: "GPU, simulated",
+        note,
+        driver: Box::new(driver),
+        launch: Arc::new(launch),
+        latency: LATENCY,
+        peers: Peers::default(),
+        fault: Box::new(lose),
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------ main ----
+
+#[cfg(feature = "cuda")]
+fn cuda_bed() -> Result<Bed, String> {
+    cuda::bed()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_bed() -> Result<Bed, String> {
+    Err("this was built without the feature `cuda`".into())
+}
+
+fn measure(bed: &Bed) {
+    type Part = fn(&Bed, &mut Report);
+    let parts: [(&str, Part); 7] = [
+        ("same stream", same_stream),
+        ("cross stream", cross_stream),
+        ("from device", from_device),
+        ("pushers", pushers),
+        ("overlap", overlap),
+        ("fault", fault),
+        ("chain", chain),
+    ];
+    let mut report = Report::new(bed.key, bed.title, &bed.note);
+    for (name, part) in parts {
+        if machine::wanted(name) {
+            part(bed, &mut report);
+        }
+    }
+    report.save();
+}
+
+fn main() {
+    #[cfg(feature = "cuda")]
+    if cuda::is_to_be_lost() {
+        return cuda::lose_inside();
+    }
+    measure(&simulated());
+    match cuda_bed() {
+        Ok(bed) => measure(&bed),
+        Err(reason) => println!("\nnothing was measured on a real GPU: {reason}"),
+    }
+}

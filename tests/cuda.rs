@@ -1,0 +1,348 @@
+//! Operations on a real GPU: what `devices.rs` checks on the simulated one, as far as hardware lets itself be checked.
+//!
+//! Without a GPU most of these are skipped, and say so; with `RADDLE_REQUIRE_GPU` set, they fail instead.
+
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use std::{env, sync::Arc, thread, time::Duration};
+
+use common::{KINDS, THREADED, child, failure, is_child, watched};
+use raddle::{
+    Cause, Context, CudaGpu, DeviceVec, Engine, EngineKind, GpuStream, Property, Var,
+    cudarc::{
+        driver::{CudaFunction, DriverError, LaunchConfig, PushKernelArg},
+        nvrtc::Ptx,
+    },
+};
+
+const GPU: Context = Context::Gpu(0);
+
+/// Threads of a block. Picked.
+const BLOCK: u32 = 256;
+
+/// How long the kernels take that are there to be waited for.
+const AWHILE: Duration = Duration::from_micros(200);
+
+/// The first GPU, or nothing if there is none.
+fn gpu() -> Option<CudaGpu> {
+    match CudaGpu::open(0) {
+        Ok(gpu) => Some(gpu),
+        Err(error) if env::var_os("RADDLE_REQUIRE_GPU").is_none() => {
+            println!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("RADDLE_REQUIRE_GPU is set, and there is none: {error}"),
+    }
+}
+
+fn engine(kind: EngineKind, gpu: &CudaGpu) -> Engine {
+    Engine::builder().kind(kind).workers(2).pin(false).gpu(gpu.clone()).build().expect("the engine is built")
+}
+
+/// The kernels of `cuda.ptx`.
+struct Kernels {
+    affine: CudaFunction,
+    late: CudaFunction,
+    poison: CudaFunction,
+}
+
+impl Kernels {
+    fn load(gpu: &CudaGpu) -> Arc<Self> {
+        let module = gpu.context().load_module(Ptx::from_src(include_str!("cuda.ptx"))).expect("the kernels compile");
+        let kernel = |name| module.load_function(name).expect("it is one of the kernels");
+        Arc::new(Self { affine: kernel("affine"), late: kernel("late"), poison: kernel("poison") })
+    }
+
+    /// Makes each value `factor` times what it was, plus `term`.
+    fn affine(
+        &self,
+        stream: &mut GpuStream,
+        values: &mut DeviceVec<u32>,
+        factor: u32,
+        term: u32,
+    ) -> Result<(), DriverError> {
+        let stream = stream.cuda().expect("it is a CUDA device");
+        let (at, count) = (values.cuda_ptr().expect("it is there"), values.len() as u32);
+        let mut arguments = stream.launch_builder(&self.affine);
+        arguments.arg(&at).arg(&count).arg(&factor).arg(&term);
+        let (grid_dim, block_dim) = ((count.div_ceil(BLOCK), 1, 1), (BLOCK, 1, 1));
+        // SAFETY: these are the kernel's arguments. It changes `count` values, which the vector has and the operation that
+        // launches it holds exclusively until the device has done it.
+        unsafe { arguments.launch(LaunchConfig { grid_dim, block_dim, shared_mem_bytes: 0 }) }.map(drop)
+    }
+
+    /// As [`affine`](Self::affine) for the first value, after a while.
+    fn late(
+        &self,
+        stream: &mut GpuStream,
+        values: &mut DeviceVec<u32>,
+        factor: u32,
+        term: u32,
+    ) -> Result<(), DriverError> {
+        let stream = stream.cuda().expect("it is a CUDA device");
+        let (at, nanos) = (values.cuda_ptr().expect("it is there"), AWHILE.as_nanos() as u64);
+        assert!(!values.is_empty(), "it has a first value");
+        let mut arguments = stream.launch_builder(&self.late);
+        arguments.arg(&at).arg(&nanos).arg(&factor).arg(&term);
+        // SAFETY: as for `affine`, for one value.
+        unsafe { arguments.launch(one()) }.map(drop)
+    }
+
+    /// Loses the device.
+    fn poison(&self, stream: &mut GpuStream) -> Result<(), DriverError> {
+        let stream = stream.cuda().expect("it is a CUDA device");
+        // SAFETY: it has no arguments. It writes where the device has no memory, which the device notices; nothing is
+        // changed.
+        unsafe { stream.launch_builder(&self.poison).launch(one()) }.map(drop)
+    }
+}
+
+/// One thread.
+fn one() -> LaunchConfig {
+    LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 }
+}
+
+/// Has the device's values brought to the host, by an operation of its own.
+fn values(engine: &Engine, device: &Var<DeviceVec<u32>>, len: usize) -> Vec<u32> {
+    let host = engine.pinned_var::<u32>(GPU, len).expect("pinned memory");
+    engine.op("out").on(GPU).copy_from_device(device, &host).expect("pushed");
+    engine.op("values").submit(host.read(), |host| host.to_vec()).expect("pushed").wait().expect("it is there")
+}
+
+#[test]
+fn opening_gives_a_gpu_or_an_error_that_says_what_to_do() {
+    match (CudaGpu::open(0), CudaGpu::count()) {
+        (Ok(_), count) => assert!(count.expect("there is a driver") > 0),
+        (Err(error), Ok(count)) => assert!(count == 0 || error.code() > 0, "{error}"),
+        (Err(error), Err(of_count)) => {
+            assert_eq!(error.message(), of_count.message());
+            assert!(error.message().contains("install") || error.code() > 0, "{error}");
+            assert!(!error.is_lost() || error.code() > 0, "{error}");
+        }
+    }
+    assert!(CudaGpu::open(usize::MAX).is_err());
+}
+
+#[test]
+fn values_go_through_a_gpu_and_come_back_on_every_engine() {
+    watched(|| {
+        let Some(gpu) = gpu() else { return };
+        let kernels = Kernels::load(&gpu);
+        for kind in KINDS {
+            let engine = engine(kind, &gpu);
+            let host = engine.pinned_var::<u32>(GPU, 1000).unwrap();
+            let device = engine.device_var::<u32>(GPU, 1000).unwrap();
+            for round in 0..20 {
+                engine.op("fill").push(host.write(), move |host| host.fill(round)).unwrap();
+                engine.op("in").on(GPU).copy_to_device(&host, &device).unwrap();
+                for _ in 0..3 {
+                    let kernels = Arc::clone(&kernels);
+                    let double = move |stream: &mut GpuStream, values: &mut _| kernels.affine(stream, values, 2, 1);
+                    engine.op("double").on(GPU).launch(device.write(), double).unwrap();
+                }
+                engine.op("out").on(GPU).copy_from_device(&device, &host).unwrap();
+                let sum = engine.op("sum").submit(host.read(), |host| host.iter().sum::<u32>()).unwrap();
+                assert_eq!(sum.wait().unwrap(), 1000 * (8 * round + 7), "{kind} {round}");
+            }
+        }
+    });
+}
+
+#[test]
+fn copies_of_every_size_bring_back_what_was_there() {
+    watched(|| {
+        let Some(gpu) = gpu() else { return };
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        for len in [0, 1, 3, 255, 256, 257, 4097, 1 << 20] {
+            let (from, to) = (engine.pinned_var::<u8>(GPU, len).unwrap(), engine.pinned_var::<u8>(GPU, len).unwrap());
+            let (there, back) = (engine.device_var(GPU, len).unwrap(), engine.device_var(GPU, len).unwrap());
+            let fill = |from: &mut raddle::PinnedVec<u8>| {
+                from.iter_mut().zip(0u32..).for_each(|(byte, i)| *byte = (i.wrapping_mul(2_654_435_761) >> 24) as u8);
+            };
+            engine.op("fill").push(from.overwrite(), fill).unwrap();
+            engine.op("in").on(GPU).copy_to_device(&from, &there).unwrap();
+            engine.op("across").on(GPU).copy_peer(&there, &back).unwrap();
+            engine.op("out").on(GPU).copy_from_device(&back, &to).unwrap();
+            let same = engine.op("compare").submit((from.read(), to.read()), |(from, to)| **from == **to).unwrap();
+            assert!(same.wait().unwrap(), "{len} bytes");
+        }
+    });
+}
+
+/// Random operations on the lanes for ordinary and for urgent kernels and on those for copies, some of which take a while,
+/// against the same in the order of the pushes.
+#[test]
+fn operations_of_several_streams_take_effect_in_push_order() {
+    const VARS: usize = 4;
+    watched(|| {
+        let Some(gpu) = gpu() else { return };
+        let kernels = Kernels::load(&gpu);
+        for (kind, seed) in THREADED.into_iter().flat_map(|kind| (1..4u32).map(move |seed| (kind, seed))) {
+            let engine = engine(kind, &gpu);
+            let mut state = seed;
+            let mut random = move |below: u32| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 8) % below
+            };
+            let vars: Vec<_> = (0..VARS).map(|_| engine.device_var::<u32>(GPU, 1).unwrap()).collect();
+            let zero = engine.pinned_var::<u32>(GPU, 1).unwrap();
+            let mut expected = [0u32; VARS];
+            for var in &vars {
+                engine.op("zero").on(GPU).copy_to_device(&zero, var).unwrap();
+            }
+            for step in 0..400 {
+                let (to, from) = (random(VARS as u32) as usize, random(VARS as u32) as usize);
+                let (factor, term, late) = (random(100) | 1, random(1000), random(8) == 0);
+                let property = if random(2) == 0 { Property::GpuPrioritized } else { Property::Normal };
+                if random(4) == 0 && to != from {
+                    let lane = if random(2) == 0 { Property::CopyToGpu } else { property };
+                    engine.op("move").on(GPU).property(lane).copy_peer(&vars[from], &vars[to]).unwrap();
+                    expected[to] = expected[from];
+                    continue;
+                }
+                let kernels = Arc::clone(&kernels);
+                let op = engine.op("change").on(GPU).property(property);
+                op.launch(vars[to].write(), move |stream, values| {
+                    let kernel = if late { Kernels::late } else { Kernels::affine };
+                    kernel(&kernels, stream, values, factor, term)
+                })
+                .unwrap();
+                expected[to] = expected[to].wrapping_mul(factor).wrapping_add(term);
+                if step % 100 == 99 {
+                    // One value on the way: the host waits for the device, and not the device for the host.
+                    assert_eq!(values(&engine, &vars[to], 1), [expected[to]], "{kind}, seed {seed}, step {step}");
+                }
+            }
+            for (var, expected) in vars.iter().zip(expected) {
+                assert_eq!(values(&engine, var, 1), [expected], "{kind}, seed {seed}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_result_is_there_when_its_handle_says_so_and_not_when_its_kernel_was_launched() {
+    watched(|| {
+        let Some(gpu) = gpu() else { return };
+        let kernels = Kernels::load(&gpu);
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        let device = engine.device_var::<u32>(GPU, 1).unwrap();
+        let zero = engine.pinned_var::<u32>(GPU, 1).unwrap();
+        engine.op("zero").on(GPU).copy_to_device(&zero, &device).unwrap();
+        engine.wait_for_all().unwrap();
+        for round in 1..=50 {
+            let kernels = Arc::clone(&kernels);
+            let launch = move |stream: &mut GpuStream, values: &mut DeviceVec<u32>| {
+                let begin = std::time::Instant::now();
+                kernels.late(stream, values, 1, 1).map(|()| begin)
+            };
+            let begin = engine.op("late").on(GPU).try_launch(device.write(), launch).unwrap().wait().unwrap();
+            // Half of it: how finely the device's clock goes is not told.
+            assert!(begin.elapsed() >= AWHILE / 2, "round {round}: {:?}", begin.elapsed());
+        }
+        assert_eq!(values(&engine, &device, 1), [50]);
+    });
+}
+
+#[test]
+fn memory_that_is_not_there_is_refused_and_the_gpu_goes_on() {
+    watched(|| {
+        let Some(gpu) = gpu() else { return };
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        let error = engine.device_var::<u8>(GPU, 1 << 46).expect_err("no GPU has 64 TiB");
+        assert!(!error.is_lost(), "{error}");
+        let host = engine.pinned_var::<u32>(GPU, 8).unwrap();
+        let device = engine.device_var::<u32>(GPU, 8).unwrap();
+        engine.op("fill").push(host.write(), |host| host.fill(7)).unwrap();
+        engine.op("in").on(GPU).copy_to_device(&host, &device).unwrap();
+        assert_eq!(values(&engine, &device, 8), [7; 8]);
+    });
+}
+
+#[test]
+fn two_engines_use_one_gpu_side_by_side() {
+    watched(|| {
+        let Some(gpu) = gpu() else { return };
+        let kernels = Kernels::load(&gpu);
+        thread::scope(|scope| {
+            for factor in [3, 5] {
+                let (gpu, kernels) = (&gpu, &kernels);
+                scope.spawn(move || {
+                    let engine = engine(EngineKind::PerDevice, gpu);
+                    let host = engine.pinned_var::<u32>(GPU, 100).unwrap();
+                    let device = engine.device_var::<u32>(GPU, 100).unwrap();
+                    engine.op("in").on(GPU).copy_to_device(&host, &device).unwrap();
+                    let mut expected = 0u32;
+                    for term in 0..200 {
+                        let kernels = Arc::clone(kernels);
+                        let step =
+                            move |stream: &mut GpuStream, values: &mut _| kernels.affine(stream, values, factor, term);
+                        engine.op("step").on(GPU).launch(device.write(), step).unwrap();
+                        expected = expected.wrapping_mul(factor).wrapping_add(term);
+                    }
+                    assert_eq!(values(&engine, &device, 100), vec![expected; 100]);
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn a_kernel_that_touches_memory_not_its_own_fails_all_that_wait_for_the_gpu_and_nothing_else() {
+    if gpu().is_none() {
+        return;
+    }
+    for kind in ["naive", "pooled", "perdevice"] {
+        // The context of a process is lost with its GPU.
+        let (success, text) = child("inside_a_kernel_touches_memory_not_its_own", &[("RADDLE_ENGINE", kind)]);
+        assert!(success, "{kind}: {text}");
+    }
+}
+
+#[test]
+#[ignore = "loses the GPU for its process; run by the test above"]
+fn inside_a_kernel_touches_memory_not_its_own() {
+    if !is_child() {
+        return;
+    }
+    watched(|| {
+        let gpu = gpu().expect("the parent has seen it");
+        let kernels = Kernels::load(&gpu);
+        let engine = Engine::builder().workers(2).pin(false).gpu(gpu).build().unwrap();
+        let vars: Vec<_> = (0..8).map(|_| engine.device_var::<u32>(GPU, 16).unwrap()).collect();
+        let cpu = engine.var(0);
+        let fatal = Arc::clone(&kernels);
+        let poison = move |stream: &mut GpuStream, _: &mut DeviceVec<u32>| fatal.poison(stream);
+        engine.op("poison").on(GPU).launch(vars[0].write(), poison).unwrap();
+        for var in &vars {
+            let kernels = Arc::clone(&kernels);
+            let step = move |stream: &mut GpuStream, values: &mut _| kernels.affine(stream, values, 3, 1);
+            engine.op("step").on(GPU).launch(var.write(), step).unwrap();
+        }
+        engine.op("cpu").push(cpu.write(), |cpu| *cpu += 1).unwrap();
+        thread::scope(|scope| {
+            for var in &vars {
+                let engine = &engine;
+                scope.spawn(move || {
+                    // Whichever operation of the device is the first to be told, this variable is behind it.
+                    let error = failure(engine.wait_for_var(var));
+                    let Cause::Device(cause) = error.cause() else {
+                        // The driver had refused the launch.
+                        assert!(matches!(error.cause(), Cause::Error(_)), "{error:?}");
+                        return;
+                    };
+                    assert!(cause.is_lost(), "{error:?}");
+                });
+            }
+        });
+        assert_eq!(engine.get(&cpu).unwrap(), 1);
+        // What comes later fails as well, and hangs as little.
+        let again = Arc::clone(&kernels);
+        let step = move |stream: &mut GpuStream, values: &mut _| again.affine(stream, values, 3, 1);
+        engine.op("again").on(GPU).launch(vars[7].write(), step).unwrap();
+        failure(engine.wait_for_var(&vars[7]));
+        engine.wait_for_all().unwrap_err();
+    });
+}
