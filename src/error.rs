@@ -38,6 +38,14 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// Of the function of a device operation, which may have passed an error of the device on.
+    pub(crate) fn of_device(self) -> Self {
+        match self {
+            Self::Error(error) => DeviceError::found_in(error).map_or_else(Self::Error, Self::Device),
+            cause => cause,
+        }
+    }
+
     pub(crate) fn panic(payload: Box<dyn Any + Send>) -> Self {
         let message = match payload.downcast::<String>() {
             Ok(message) => Some(*message),

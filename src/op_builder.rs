@@ -65,7 +65,7 @@ impl Report for sealed::Never {
 /// Runs the function of a device's operation, which always has a stream.
 fn with_stream<R>(cx: &RunContext<'_>, f: impl FnOnce(&mut GpuStream) -> Result<R, Cause>) -> Result<R, Cause> {
     match cx.take_stream() {
-        Some(stream) => f(stream),
+        Some(stream) => f(stream).map_err(Cause::of_device),
         None => Err(Cause::Device(DeviceError::lost(-1, "the operation has no stream"))),
     }
 }
@@ -270,7 +270,17 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// See [`PushError`]; nothing is enqueued then.
     #[track_caller]
-    pub fn launch<A, F, R>(mut self, accesses: A, f: F) -> Result<(), PushError>
+    pub fn launch<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> R + Send + 'static,
+        R: Report,
+    {
+        self.enqueue_launch(0, accesses, f)
+    }
+
+    #[track_caller]
+    fn enqueue_launch<A, F, R>(mut self, flags: u16, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
         F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> R + Send + 'static,
@@ -283,7 +293,7 @@ impl<'e> OpBuilder<'e> {
             with_stream(cx, |stream| outcome_of(f(stream, unsafe { A::refs(&kept) })))
         };
         self.check_device()?;
-        self.enqueue(location, &accesses, flag::DEVICE, Plain::new(f))
+        self.enqueue(location, &accesses, flag::DEVICE | flags, Plain::new(f))
     }
 
     /// As [`launch`](Self::launch), for a function whose value is had from the handle, once the device has done what it
@@ -344,7 +354,7 @@ impl<'e> OpBuilder<'e> {
         to: &Var<DeviceVec<T>>,
     ) -> Result<(), PushError> {
         let copy = self.default_property(Property::CopyToGpu);
-        copy.launch((from.read(), to.overwrite()), |stream, (from, to)| stream.copy_in(from, to))
+        copy.enqueue_launch(flag::COPY, (from.read(), to.overwrite()), |stream, (from, to)| stream.copy_in(from, to))
     }
 
     /// Pushes a copy from a device's memory, of all of it. Unless a [property](Self::property) was set, it goes to the lane
@@ -359,7 +369,7 @@ impl<'e> OpBuilder<'e> {
         to: &Var<PinnedVec<T>>,
     ) -> Result<(), PushError> {
         let copy = self.default_property(Property::CopyFromGpu);
-        copy.launch((from.read(), to.overwrite()), |stream, (from, to)| stream.copy_out(from, to))
+        copy.enqueue_launch(flag::COPY, (from.read(), to.overwrite()), |stream, (from, to)| stream.copy_out(from, to))
     }
 
     /// Pushes a copy between two memories of devices, of all of it, on the device of this operation. Unless a
@@ -375,7 +385,9 @@ impl<'e> OpBuilder<'e> {
         to: &Var<DeviceVec<T>>,
     ) -> Result<(), PushError> {
         let copy = self.default_property(Property::CopyToGpu);
-        copy.launch((from.read(), to.overwrite()), |stream, (from, to)| stream.copy_across(from, to))
+        copy.enqueue_launch(flag::COPY, (from.read(), to.overwrite()), |stream, (from, to)| {
+            stream.copy_across(from, to)
+        })
     }
 
     fn default_property(self, property: Property) -> Self {

@@ -41,6 +41,8 @@ pub(crate) mod flag {
     pub(crate) const KEPT: u16 = 256;
     /// Issues work on a device's stream.
     pub(crate) const DEVICE: u16 = 512;
+    /// Its function does not look at values in the host's memory, though it names them: it has the device copy them.
+    pub(crate) const COPY: u16 = 1024;
 }
 
 /// The engine's part of an operation's record. What every run needs comes first, on the line of the record's head.

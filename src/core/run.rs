@@ -136,7 +136,7 @@ impl Core {
                 continue;
             }
             // On its own device the order of streams is enough, but for what the host looks at.
-            if at != Context::Cpu && !cell.is_host_value() {
+            if self.follows_on_device(op, cell, at) {
                 let elsewhere = |lane: usize| self.gpus.context_of(FIRST_LANE + lane as u8) != at;
                 let mut lane = self.lane_before(cell, access.mode() == Mode::Read, from);
                 while let Some(number) = lane.filter(|&number| !elsewhere(number)) {
@@ -171,7 +171,9 @@ impl Core {
 
     /// Whether `op` comes after what lanes `at` a device do with `cell` by the order of their streams.
     pub(crate) fn follows_on_device(&self, op: OpRef<Task>, cell: &VarCell, at: Context) -> bool {
-        op.task().has(flag::DEVICE) && self.gpus.context_of(op.task().lane) == at && !cell.is_host_value()
+        let task = op.task();
+        let looks = cell.is_host_value() && !task.has(flag::COPY);
+        task.has(flag::DEVICE) && self.gpus.context_of(task.lane) == at && !looks
     }
 
     /// Calls the function of `op`.

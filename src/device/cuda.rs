@@ -166,6 +166,15 @@ fn check(function: &str, result: CUresult) -> Result<(), DeviceError> {
     Err(if is_loss(code) { DeviceError::lost(number, message) } else { DeviceError::refused(number, message) })
 }
 
+impl From<cudarc::driver::DriverError> for DeviceError {
+    fn from(error: cudarc::driver::DriverError) -> Self {
+        match check("the driver", error.0) {
+            Err(error) => error,
+            Ok(()) => Self::refused(0, "the driver reported success as an error"),
+        }
+    }
+}
+
 /// How the host learns of marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MarkKind {

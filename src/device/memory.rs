@@ -123,6 +123,11 @@ impl<T: Pod + Send + Sync> PinnedVec<T> {
 }
 
 impl<T> PinnedVec<T> {
+    /// The number of values, for who must not look at them.
+    pub(crate) fn count(&self) -> usize {
+        self.len
+    }
+
     pub(crate) fn address(&self) -> Address {
         self.memory.block.address
     }

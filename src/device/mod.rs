@@ -33,6 +33,8 @@
 
 use std::{any::Any, error::Error, fmt, sync::Arc};
 
+use crate::error::BoxError;
+
 #[cfg(feature = "cuda")]
 mod cuda;
 mod memory;
@@ -85,6 +87,16 @@ impl DeviceError {
     /// Nothing can be done with the device any more.
     pub(crate) fn lost(code: i32, message: impl Into<String>) -> Self {
         Self(Arc::new(Trouble { code, message: message.into(), lost: true }))
+    }
+
+    /// The error of a device that `error` is, or a driver's that stands for one; else `error` itself.
+    pub(crate) fn found_in(error: BoxError) -> Result<Self, BoxError> {
+        #[cfg(feature = "cuda")]
+        let error = match error.downcast::<cudarc::driver::DriverError>() {
+            Ok(error) => return Ok((*error).into()),
+            Err(error) => error,
+        };
+        error.downcast().map(|error| *error)
     }
 
     /// The driver's number for it: a `CUresult`, whose numbers the [simulated device](simulated) uses as well. Negative

@@ -270,6 +270,12 @@ impl Issuer<'_> {
             VarCell::of(access).note_on_device(marks, self.number, seq, access.mode().is_write());
         }
         let result = self.core.call(op, Some(&mut self.stream));
+        if let Err(failure) = &result
+            && let Cause::Device(error) = failure.cause()
+            && error.is_lost()
+        {
+            self.core.gpus().gpus[self.lane().gpu].lose(error);
+        }
         let (streams, host) = self.followers(op);
         if streams {
             self.record();

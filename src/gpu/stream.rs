@@ -98,9 +98,10 @@ impl GpuStream {
         from: &PinnedVec<T>,
         to: &mut DeviceVec<T>,
     ) -> Result<(), DeviceError> {
-        same_length(from.len(), to.len())?;
+        // Another copy may be under way there, so that not even a reference to the values may be made.
+        same_length(from.count(), to.len())?;
         // SAFETY: the lengths are equal; the only caller is an operation that declares both.
-        unsafe { self.copy(from.address(), to.address(), size_of_val(&**from)) }
+        unsafe { self.copy(from.address(), to.address(), to.len() * size_of::<T>()) }
     }
 
     pub(crate) fn copy_out<T: bytemuck::Pod + Send + Sync>(
@@ -108,9 +109,9 @@ impl GpuStream {
         from: &DeviceVec<T>,
         to: &mut PinnedVec<T>,
     ) -> Result<(), DeviceError> {
-        same_length(from.len(), to.len())?;
+        same_length(from.len(), to.count())?;
         // SAFETY: as above.
-        unsafe { self.copy(from.address(), to.address(), size_of_val(&**to)) }
+        unsafe { self.copy(from.address(), to.address(), from.len() * size_of::<T>()) }
     }
 
     pub(crate) fn copy_across<T: bytemuck::Pod + Send + Sync>(
