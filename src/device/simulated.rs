@@ -390,8 +390,8 @@ impl Driver for SimulatedGpu {
 
     fn abandon(&self, error: &DeviceError) {
         self.0.lose(DeviceError::lost(error.code(), error.message()));
-        // Another thread may be copying or running a kernel: until that has ended, memory is in use. It gives the error of
-        // the loss, which the caller has.
+        // Another thread may be copying or running a kernel: until that has ended, memory is in use. What is given is the
+        // error of the loss, which the caller has.
         drop(timeline::work(&self.0.state, lock(&self.0.state), &self.0.idle));
     }
 }

@@ -149,8 +149,8 @@ fn copies_of_different_lengths_fail_and_copy_nothing() {
     }
 }
 
-/// A function that fails after it has issued something: the variables have failed, successors are skipped, what overwrites
-/// heals.
+/// A function that fails after it has issued something: the variables have failed, successors are skipped, what
+/// overwrites heals.
 #[test]
 fn what_fails_in_its_function_fails_its_variables_until_they_are_overwritten() {
     for kind in KINDS {

@@ -1,9 +1,9 @@
-//! Programs of CPU and device operations, drawn from seeds, against a serial model; and one such program with a fault put in
-//! at every place in turn.
+//! Programs of CPU and device operations, drawn from seeds, against a serial model; and one such program with a fault
+//! put in at every place in turn.
 //!
-//! A program runs on two GPUs that pick at random what they do next. Without faults everything has one right result: what
-//! each operation saw, every value, version and failure left. With a fault, whatever does not fail must still be right,
-//! and what does not depend on the device must not fail.
+//! A program runs on two GPUs that pick at random what they do next. Without faults everything has one right result:
+//! what each operation saw, every value, version and failure left. With a fault, whatever does not fail must still be
+//! right, and what does not depend on the device must not fail.
 
 use std::{
     collections::BTreeSet,
@@ -612,7 +612,8 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
         }
     };
     for (index, &step) in program.steps.iter().enumerate() {
-        // Now and then the devices stand still, so that more is under way at once. The naive engine would wait for them.
+        // Now and then the devices stand still, so that more is under way at once. The naive engine would wait for
+        // them.
         if kind != EngineKind::Naive {
             match (index % 24, step) {
                 (0, Step::Push(_)) => runner.gpus.iter().for_each(SimulatedGpu::stall),
@@ -844,8 +845,8 @@ fn a_device_that_is_lost_at_any_time_fails_what_depends_on_it_and_nothing_hangs(
     }
 }
 
-/// How long it takes until everybody has been told. What is promised is five milliseconds on a machine with time for it;
-/// the best of some rounds on a machine that has not is allowed fifty.
+/// How long it takes until everybody has been told. What is promised is five milliseconds on a machine with time for
+/// it; the best of some rounds on a machine that has not is allowed fifty.
 #[test]
 fn whoever_waits_is_told_of_a_loss_soon() {
     for kind in THREADED {

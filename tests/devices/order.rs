@@ -197,8 +197,8 @@ fn an_event_is_recorded_when_a_follower_asks_for_it_and_once() {
     });
 }
 
-/// An event for a follower that is known is recorded behind its own operation, not behind what comes next in the stream;
-/// and so is the mark for a follower of the CPU.
+/// An event for a follower that is known is recorded behind its own operation, not behind what comes next in the
+/// stream; and so is the mark for a follower of the CPU.
 #[test]
 fn a_known_follower_waits_for_nothing_that_was_issued_later() {
     watched_for(AWHILE, || {
@@ -287,8 +287,8 @@ fn a_writer_waits_for_the_readers_of_all_streams() {
     });
 }
 
-/// All of ten pieces go in, are worked on and come out; each stage takes a millisecond. What overlaps is what the device's
-/// own times say: twelve milliseconds instead of thirty.
+/// All of ten pieces go in, are worked on and come out; each stage takes a millisecond. What overlaps is what the
+/// device's own times say: twelve milliseconds instead of thirty.
 #[test]
 fn copies_in_computing_and_copies_out_overlap() {
     const PIECES: u64 = 10;
