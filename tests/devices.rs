@@ -1,7 +1,7 @@
 //! Operations of devices, on the simulated one: order, completion, failure.
 //!
-//! What a device has done is never guessed from the time. Most tests have a clock that they move themselves, or a device
-//! that stands still until they let it go on.
+//! What a device has done is never guessed from the time. Most tests have a clock that they move themselves, or a
+//! device that stands still until they let it go on.
 
 #![forbid(unsafe_code)]
 
@@ -41,8 +41,8 @@ fn engine(kind: EngineKind, gpu: &SimulatedGpu) -> Engine {
     builder(kind).gpu(gpu.clone()).build().expect("the engine is built")
 }
 
-/// A GPU without latency, whose kernels take a millisecond and whose copies take one per 1000 bytes, with a clock that the
-/// test moves.
+/// A GPU without latency, whose kernels take a millisecond and whose copies take one per 1000 bytes, with a clock that
+/// the test moves.
 fn manual() -> SimulatedGpu {
     SimulatedGpu::builder()
         .copy_in_bandwidth(1_000_000)

@@ -447,12 +447,13 @@ fn a_cancelled_engine_lets_every_wait_end_and_runs_nothing_more() {
 
 // ------------------------------------------------------------------------------------------------------ devices ----
 
-/// What kernels have done to a device's variable: the numbers of their operations. `std`'s, so that it makes no schedule.
+/// What kernels have done to a device's variable: the numbers of their operations. `std`'s, so that it makes no
+/// schedule.
 type Done = Arc<Mutex<Vec<usize>>>;
 
-/// Three threads push kernels, copies and operations of the CPU on an engine with a GPU that picks at random what it does
-/// next, and in some schedules is lost in the midst. Whoever is told that an operation succeeded finds what it did and what
-/// its own thread had done before; everybody is told.
+/// Three threads push kernels, copies and operations of the CPU on an engine with a GPU that picks at random what it
+/// does next, and in some schedules is lost in the midst. Whoever is told that an operation succeeded finds what it did
+/// and what its own thread had done before; everybody is told.
 fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
     const GPU: Context = Context::Gpu(0);
     let gpu = SimulatedGpu::builder().seed(below(1 << 30) as u64).build();

@@ -11,7 +11,7 @@ use super::{
     simulated, upload,
 };
 use crate::common::{
-    AWHILE, Gate, Journal, KINDS, MOMENT, THREADED, block_on, eventually, failure, hold, lock, watched,
+    AWHILE, Gate, Journal, KINDS, MOMENT, THREADED, block_on, eventually, failure, hold, lock, watched, watched_for,
 };
 
 // -------------------------------------------------------------------------------------------------------- waits ----
@@ -149,8 +149,8 @@ fn copies_of_different_lengths_fail_and_copy_nothing() {
     }
 }
 
-/// A function that fails after it has issued something: the variables have failed, successors are skipped, what overwrites
-/// heals.
+/// A function that fails after it has issued something: the variables have failed, successors are skipped, what
+/// overwrites heals.
 #[test]
 fn what_fails_in_its_function_fails_its_variables_until_they_are_overwritten() {
     for kind in KINDS {
@@ -254,7 +254,7 @@ fn a_lost_device_fails_what_comes_and_leaves_the_rest_alone() {
 #[test]
 fn what_is_under_way_on_a_lost_device_fails_with_the_loss_and_the_other_gpu_goes_on() {
     for kind in THREADED {
-        watched(move || {
+        watched_for(AWHILE, move || {
             let (gpu, other) = (manual(), random(11));
             let engine = builder(kind).gpu(gpu.clone()).gpu(other).build().unwrap();
             let (var, back) = (device(&engine, 1), pinned(&engine, 1));
@@ -294,7 +294,7 @@ fn what_is_under_way_on_a_lost_device_fails_with_the_loss_and_the_other_gpu_goes
 /// first, whichever thread runs it, and whichever lane notices the loss.
 #[test]
 fn a_loss_is_told_when_the_kernel_that_runs_has_ended() {
-    watched(|| {
+    watched_for(AWHILE, || {
         let gpu = manual();
         let engine = engine(EngineKind::PerDevice, &gpu);
         let (slow, busy, third) = (device(&engine, 1), device(&engine, 1), device(&engine, 1));

@@ -1,9 +1,9 @@
-//! Programs of CPU and device operations, drawn from seeds, against a serial model; and one such program with a fault put in
-//! at every place in turn.
+//! Programs of CPU and device operations, drawn from seeds, against a serial model; and one such program with a fault
+//! put in at every place in turn.
 //!
-//! A program runs on two GPUs that pick at random what they do next. Without faults everything has one right result: what
-//! each operation saw, every value, version and failure left. With a fault, whatever does not fail must still be right,
-//! and what does not depend on the device must not fail.
+//! A program runs on two GPUs that pick at random what they do next. Without faults everything has one right result:
+//! what each operation saw, every value, version and failure left. With a fault, whatever does not fail must still be
+//! right, and what does not depend on the device must not fail.
 
 use std::{
     collections::BTreeSet,
@@ -612,6 +612,15 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
         }
     };
     for (index, &step) in program.steps.iter().enumerate() {
+        // Now and then the devices stand still, so that more is under way at once. The naive engine would wait for
+        // them.
+        if kind != EngineKind::Naive {
+            match (index % 24, step) {
+                (0, Step::Push(_)) => runner.gpus.iter().for_each(SimulatedGpu::stall),
+                (1..16, Step::Push(_)) => {}
+                _ => runner.gpus.iter().for_each(SimulatedGpu::resume),
+            }
+        }
         let what = |what: &str| at(&format!("{what} at step {index}"));
         match step {
             Step::Push(id) => {
@@ -640,6 +649,7 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
             }
         }
     }
+    runner.gpus.iter().for_each(SimulatedGpu::resume);
     for id in 0..program.operations.len() {
         check_handle(&mut runner, &model, id);
     }
@@ -733,6 +743,11 @@ fn run_with(program: &Arc<Program>, kind: EngineKind, seed: u64, fault: Fault) -
     let (is_exposed, exposed) = exposed(program);
     let mut failed = false;
     for (id, operation) in program.operations.iter().enumerate() {
+        if kind != EngineKind::Naive && id % 24 == 4 {
+            runner.gpus.iter().for_each(SimulatedGpu::stall);
+        } else if id % 24 == 20 {
+            runner.gpus.iter().for_each(SimulatedGpu::resume);
+        }
         if fault == Fault::LoseAfter(id) {
             gpu.lose();
         }
@@ -740,6 +755,7 @@ fn run_with(program: &Arc<Program>, kind: EngineKind, seed: u64, fault: Fault) -
         let handle = runner.push(id);
         runner.handles.push(handle);
     }
+    runner.gpus.iter().for_each(SimulatedGpu::resume);
     let at = |what: String| format!("{what} on the {kind} engine, seed {seed}, {fault:?}");
     let mut check = |result: Result<u64, WaitError>, expected: u64, may_fail: bool, what: String| match result {
         Ok(value) => assert_eq!(value, expected, "{}", at(what)),
@@ -829,8 +845,8 @@ fn a_device_that_is_lost_at_any_time_fails_what_depends_on_it_and_nothing_hangs(
     }
 }
 
-/// How long it takes until everybody has been told. What is promised is five milliseconds on a machine with time for it;
-/// the best of some rounds on a machine that has not is allowed fifty.
+/// How long it takes until everybody has been told. What is promised is five milliseconds on a machine with time for
+/// it; the best of some rounds on a machine that has not is allowed fifty.
 #[test]
 fn whoever_waits_is_told_of_a_loss_soon() {
     for kind in THREADED {

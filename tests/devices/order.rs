@@ -10,7 +10,7 @@ use super::{
     GPU, device, download, engine, hold_lane, issued, kernel, kernel_from, manual, ms, pinned, random, simulated,
     upload,
 };
-use crate::common::{Journal, THREADED, eventually, watched};
+use crate::common::{AWHILE, Journal, THREADED, eventually, watched, watched_for};
 
 /// Records and waits so far.
 fn edges(gpu: &SimulatedGpu) -> (u64, u64) {
@@ -100,7 +100,7 @@ fn a_line_over_three_streams_has_an_event_and_a_wait_at_each_step() {
 /// comes from the other one.
 #[test]
 fn a_diamond_over_streams_has_no_more_events_and_waits_than_it_needs() {
-    watched(|| {
+    watched_for(AWHILE, || {
         let gpu = SimulatedGpu::default();
         let engine = engine(EngineKind::PerDevice, &gpu);
         let (host, back) = (pinned(&engine, 1), pinned(&engine, 1));
@@ -197,11 +197,11 @@ fn an_event_is_recorded_when_a_follower_asks_for_it_and_once() {
     });
 }
 
-/// An event for a follower that is known is recorded behind its own operation, not behind what comes next in the stream;
-/// and so is the mark for a follower of the CPU.
+/// An event for a follower that is known is recorded behind its own operation, not behind what comes next in the
+/// stream; and so is the mark for a follower of the CPU.
 #[test]
 fn a_known_follower_waits_for_nothing_that_was_issued_later() {
-    watched(|| {
+    watched_for(AWHILE, || {
         for _ in 0..10 {
             let gpu = SimulatedGpu::builder()
                 .launch_latency(Duration::ZERO)
@@ -259,7 +259,7 @@ fn nothing_is_recorded_for_what_is_complete() {
 /// Readers on several streams, then a writer: it waits for each of them and nobody else.
 #[test]
 fn a_writer_waits_for_the_readers_of_all_streams() {
-    watched(|| {
+    watched_for(AWHILE, || {
         let gpu = SimulatedGpu::default();
         let engine = engine(EngineKind::PerDevice, &gpu);
         let var = device(&engine, 1);
@@ -287,8 +287,8 @@ fn a_writer_waits_for_the_readers_of_all_streams() {
     });
 }
 
-/// All of ten pieces go in, are worked on and come out; each stage takes a millisecond. What overlaps is what the device's
-/// own times say: twelve milliseconds instead of thirty.
+/// All of ten pieces go in, are worked on and come out; each stage takes a millisecond. What overlaps is what the
+/// device's own times say: twelve milliseconds instead of thirty.
 #[test]
 fn copies_in_computing_and_copies_out_overlap() {
     const PIECES: u64 = 10;

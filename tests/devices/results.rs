@@ -8,7 +8,7 @@ use super::{
     GPU, OTHER, builder, device, download, engine, issued, kernel, kernel_from, manual, ms, pinned, random, simulated,
     upload,
 };
-use crate::common::{Drops, Journal, KINDS, MOMENT, THREADED, eventually, hold, watched};
+use crate::common::{AWHILE, Drops, Journal, KINDS, MOMENT, THREADED, eventually, hold, watched, watched_for};
 
 #[test]
 fn values_go_through_a_device_and_come_back() {
@@ -101,7 +101,7 @@ fn tokens_and_values_of_the_host_are_in_order_with_device_operations() {
 #[test]
 fn values_go_from_one_gpu_to_another_and_back() {
     for kind in KINDS {
-        watched(move || {
+        watched_for(AWHILE, move || {
             for seed in 0..10 {
                 let engine = builder(kind).gpu(random(seed)).gpu(random(seed + 100)).build().unwrap();
                 let one = device(&engine, 8);
@@ -124,6 +124,26 @@ fn values_go_from_one_gpu_to_another_and_back() {
                 engine.wait_for_all().unwrap();
                 assert_eq!(engine.version(&other), 20, "{kind}");
             }
+        });
+    }
+}
+
+#[test]
+fn an_operation_of_another_gpu_is_issued_when_what_it_comes_after_is_complete() {
+    for kind in THREADED {
+        watched_for(AWHILE, move || {
+            let (gpu, other_gpu) = (manual(), random(14));
+            let engine = builder(kind).gpu(gpu.clone()).gpu(other_gpu.clone()).build().unwrap();
+            let var = device(&engine, 1);
+            let other: Var<DeviceVec<u64>> = engine.device_var(OTHER, 1).unwrap();
+            kernel(&engine, "kernel", &var, |values| values[0] = 5);
+            engine.op("across").on(OTHER).copy_peer(&var, &other).unwrap();
+            issued(&gpu, 1, 0);
+            assert!(engine.wait_for_var_timeout(&other, MOMENT).is_err(), "{kind}: the kernel has not run");
+            assert_eq!(other_gpu.counts().copies, 0, "{kind}");
+            gpu.advance(ms(1));
+            engine.wait_for_var(&other).unwrap();
+            assert_eq!(other_gpu.counts().copies, 1, "{kind}");
         });
     }
 }
@@ -360,7 +380,7 @@ fn everything_captured_by_device_operations_is_dropped_once() {
 #[test]
 fn an_asynchronous_operation_of_a_device_ends_with_its_completion() {
     for kind in KINDS {
-        watched(move || {
+        watched_for(AWHILE, move || {
             let gpu = random(4);
             let engine = engine(kind, &gpu);
             let var = device(&engine, 1);
@@ -411,7 +431,7 @@ fn two_engines_share_a_device() {
 #[test]
 fn a_cpu_operation_comes_after_the_kernels_on_its_variables_and_no_other() {
     for kind in THREADED {
-        watched(move || {
+        watched_for(AWHILE, move || {
             let gpu = manual();
             let engine = engine(kind, &gpu);
             let (var, free) = (device(&engine, 1), engine.var(0));
@@ -434,7 +454,7 @@ fn a_cpu_operation_comes_after_the_kernels_on_its_variables_and_no_other() {
 #[test]
 fn readers_of_the_host_do_not_wait_for_readers_of_the_device() {
     for kind in THREADED {
-        watched(move || {
+        watched_for(AWHILE, move || {
             let gpu = manual();
             let engine = engine(kind, &gpu);
             let (host, var) = (pinned(&engine, 10), device(&engine, 10));

@@ -345,8 +345,8 @@ impl Operation {
         })
     }
 
-    /// Whether the operation runs on the device, if it names one. The function of a device operation is called when what
-    /// comes before is issued. So values beside variables are for kernels, and functions have those of the host.
+    /// Whether the operation runs on the device, if it names one. The function of a device operation is called when
+    /// what comes before is issued. So values beside variables are for kernels, and functions have those of the host.
     fn is_for_device(&self) -> bool {
         match self.kind {
             Kind::Sync => true,
