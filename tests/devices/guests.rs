@@ -11,14 +11,14 @@ use std::{
 
 use raddle::{Context, Engine, EngineKind, Property, PushError, SimulatedGpu, WaitError, simulated::Clock};
 
-use super::{GPU, builder, device, engine, issued, kernel, manual, ms, simulated};
-use crate::common::{KINDS, THREADED, watched};
+use super::{GPU, builder, device, engine, hold_lane, issued, kernel, manual, ms, simulated};
+use crate::common::{AWHILE, Gate, KINDS, THREADED, watched, watched_for};
 
 /// A wait is for what was pushed before it, however many readers come after it.
 #[test]
 fn a_wait_ends_although_there_is_always_a_later_reader_under_way() {
     for kind in THREADED {
-        watched(move || {
+        watched_for(AWHILE, move || {
             let gpu = manual();
             let engine = engine(kind, &gpu);
             let var = device(&engine, 1);
@@ -67,7 +67,7 @@ fn a_wait_ends_although_operations_of_higher_priority_keep_the_lane_busy() {
         launch.unwrap();
     }
     for kind in THREADED {
-        watched(move || {
+        watched_for(AWHILE, move || {
             let gpu = SimulatedGpu::builder().clock(Clock::Instantly).build();
             let engine = engine(kind, &gpu);
             let var = device(&engine, 1);
@@ -85,6 +85,37 @@ fn a_wait_ends_although_operations_of_higher_priority_keep_the_lane_busy() {
                 engine.wait_for_var(&var).unwrap();
             }
             stop.store(true, SeqCst);
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+/// Also where the operation of the CPU is not ready when the device's is issued.
+#[test]
+fn an_operation_of_the_cpu_waits_for_nothing_that_was_issued_behind_what_it_comes_after() {
+    for kind in THREADED {
+        watched_for(AWHILE, move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let (first, var, later) = (device(&engine, 1), device(&engine, 1), device(&engine, 1));
+            let (token, gate) = (engine.new_var(), Gate::new());
+            let inside = gate.clone();
+            engine.op("held").writes([&token]).push_sync(move |_| inside.pass()).unwrap();
+            // Each takes a millisecond. Everything is pushed before the lane begins.
+            let lane = hold_lane(&engine, Property::Normal);
+            kernel(&engine, "under way", &first, |_| {});
+            kernel(&engine, "awaited", &var, |_| {});
+            let cpu = engine.op("cpu").reads([&*var, &token]).push_async(|_, done| done.complete());
+            cpu.unwrap();
+            for _ in 0..10 {
+                kernel(&engine, "later", &later, |_| {});
+            }
+            lane.open();
+            issued(&gpu, 12, 0);
+            gate.open();
+            gpu.advance(ms(2));
+            engine.wait_for_var(&var).unwrap();
+            gpu.advance(ms(10));
             engine.wait_for_all().unwrap();
         });
     }
