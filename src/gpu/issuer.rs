@@ -16,7 +16,8 @@
 //! *mark*, which `passed` reports. At most one mark for nobody in particular is under way at a time, so that a chain of
 //! operations that only the device cares about costs none beyond that. An operation that stands before one of another
 //! stream of the device is followed by a recorded event. Where what comes after is not known yet, it is recorded when that
-//! one asks, as a guest; it may wait for a little more then.
+//! one asks, as a guest; it may wait for a little more then. So after such a guest each operation is followed by an event,
+//! as long as events are asked for.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -40,6 +41,10 @@ use crate::{
 /// Operations issued between two looks at the stream.
 const BATCH: usize = 16;
 
+/// Operations that are followed by an event in any case, once somebody has asked for one too late. Picked: seldom enough
+/// that the next late one does not matter, few enough that they do not either where nobody asks again.
+const FORESIGHT: u32 = 64;
+
 /// Tries to mark a stream before it is given up.
 pub(super) const MARK_TRIES: u32 = 3;
 
@@ -50,6 +55,16 @@ struct Flight {
     /// Shares of the record to give up with the lane's own.
     spent: u32,
     result: Result<(), OpError>,
+}
+
+/// Who is known to come after an operation.
+struct Followers {
+    /// Operations of other streams of the device.
+    streams: bool,
+    /// Operations that wait for the host.
+    host: bool,
+    /// Operations of the same stream.
+    own: bool,
 }
 
 struct Issuer<'c> {
@@ -65,6 +80,8 @@ struct Issuer<'c> {
     marked: u64,
     passed: u64,
     mark_tries: u32,
+    /// Operations still to be followed by an event in any case.
+    foresight: u32,
     /// What the stream has waited for.
     seen: Clock,
     flights: VecDeque<Flight>,
@@ -103,6 +120,7 @@ pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
         marked: 0,
         passed: 0,
         mark_tries: 0,
+        foresight: 0,
         seen: Clock::default(),
         flights: VecDeque::new(),
         watched: Vec::new(),
@@ -148,8 +166,7 @@ impl Issuer<'_> {
 
     fn take(&mut self, op: OpRef<Task>) {
         self.patience.renew();
-        let own = usize::from(op.task().lane) == usize::from(FIRST_LANE) + self.number;
-        if !own {
+        if !self.is_own(op) {
             self.receive(op);
         } else if op.task().has(flag::DEVICE) {
             self.begin(op);
@@ -163,15 +180,33 @@ impl Issuer<'_> {
         self.place_ready();
     }
 
+    /// Places what became ready: what is this lane's before what came in from elsewhere, so that a chain is issued as a
+    /// whole, and what waits for its end on other streams does not wait for the beginnings of others.
     fn place_ready(&mut self) {
-        self.core.place_all(&mut self.ready);
+        if self.ready.is_empty() {
+            return;
+        }
+        let mut others = ReadyList::default();
+        while let Some(op) = self.ready.pop() {
+            if self.is_own(op) {
+                self.worker.keep(op, true);
+            } else {
+                others.push(op);
+            }
+        }
+        self.core.place_all(&mut others);
+    }
+
+    /// Whether `op` is an operation of this lane, and no guest.
+    fn is_own(&self, op: OpRef<Task>) -> bool {
+        usize::from(op.task().lane) == usize::from(FIRST_LANE) + self.number
     }
 
     // ----------------------------------------------------------------------------------------------------- guests ----
 
     /// Sees to it that a guest can go on: by a mark that is watched, or by an event.
     fn receive(&mut self, op: OpRef<Task>) {
-        let own = usize::from(op.task().lane) == usize::from(FIRST_LANE) + self.number;
+        let own = self.is_own(op);
         let (mut watch, mut event) = (0, 0);
         for access in op.op().accesses() {
             let cell = VarCell::of(access);
@@ -182,9 +217,12 @@ impl Issuer<'_> {
                 watch = last.max(watch);
             }
         }
-        if event > self.passed && self.lane().timeline.after(event).is_none() && !self.record() {
-            // The host waits in the device's stead.
-            watch = event.max(watch);
+        if event > self.passed {
+            self.foresight = FORESIGHT;
+            if self.lane().timeline.after(event).is_none() && !self.record() {
+                // The host waits in the device's stead.
+                watch = event.max(watch);
+            }
         }
         self.watch(op, watch);
     }
@@ -254,6 +292,7 @@ impl Issuer<'_> {
                 return Ok(Some(first + local));
             };
             self.on_stream(|stream| stream.wait(&recorded.event))?;
+            timeline.ask();
             for (seen, known) in self.seen.iter_mut().zip(recorded.clock) {
                 *seen = known.max(*seen);
             }
@@ -276,8 +315,14 @@ impl Issuer<'_> {
         {
             self.core.gpus().gpus[self.lane().gpu].lose(error);
         }
-        let (streams, host) = self.followers(op);
-        if streams {
+        let Followers { streams, host, own } = self.followers(op);
+        if self.foresight > 0 {
+            self.foresight -= 1;
+            if self.lane().timeline.was_asked() {
+                self.foresight = FORESIGHT;
+            }
+        }
+        if streams || self.foresight > 0 && !own {
             self.record();
         }
         match &result {
@@ -291,19 +336,20 @@ impl Issuer<'_> {
         }
     }
 
-    /// Whether operations of other streams of the device stand behind `op`, and whether others do that wait for the host.
-    fn followers(&self, op: OpRef<Task>) -> (bool, bool) {
-        let own = op.task().lane;
+    /// What is known to stand behind `op`.
+    fn followers(&self, op: OpRef<Task>) -> Followers {
         // Whoever has its handle is told by the host.
-        let (mut streams, mut host) = (false, op.task().has(flag::REPORTS));
+        let mut found = Followers { streams: false, host: op.task().has(flag::REPORTS), own: false };
         tracker::followers(op, |next, access| {
             if !self.core.follows_on_device(next, VarCell::of(access), self.context) {
-                host = true;
-            } else if next.task().lane != own {
-                streams = true;
+                found.host = true;
+            } else if next.task().lane != op.task().lane {
+                found.streams = true;
+            } else {
+                found.own = true;
             }
         });
-        (streams, host)
+        found
     }
 
     // ----------------------------------------------------------------------------------------------------- stream ----

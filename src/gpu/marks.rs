@@ -29,7 +29,7 @@ use crate::{
     sync::{
         Mutex,
         Ordering::{Acquire, Relaxed, Release},
-        atomic::AtomicU64,
+        atomic::{AtomicBool, AtomicU64},
         lock,
         weaken::{Step, removed},
     },
@@ -99,6 +99,8 @@ pub struct Timeline {
     completed: CachePadded<AtomicU64>,
     /// In their order; only what is not complete.
     recorded: Mutex<VecDeque<Recorded>>,
+    /// Another stream has waited for a recorded point since the lane looked.
+    asked: AtomicBool,
 }
 
 impl Timeline {
@@ -124,8 +126,21 @@ impl Timeline {
         lock(&self.recorded).push_back(recorded);
     }
 
+    /// Notes that another stream waits for a recorded point.
+    pub fn ask(&self) {
+        // Relaxed: a hint.
+        self.asked.store(true, Relaxed);
+    }
+
+    /// Whether that has happened since the last call, which is the lane's.
+    pub fn was_asked(&self) -> bool {
+        // Relaxed: as above.
+        self.asked.swap(false, Relaxed)
+    }
+
     /// The first known point behind operation `seq`.
     pub fn after(&self, seq: u64) -> Option<Recorded> {
-        lock(&self.recorded).iter().find(|recorded| recorded.seq >= seq).cloned()
+        let recorded = lock(&self.recorded);
+        recorded.get(recorded.partition_point(|recorded| recorded.seq < seq)).cloned()
     }
 }

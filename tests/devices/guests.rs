@@ -11,7 +11,7 @@ use std::{
 
 use raddle::{Context, Engine, EngineKind, Property, PushError, SimulatedGpu, WaitError, simulated::Clock};
 
-use super::{GPU, builder, device, engine, hold_lane, issued, kernel, manual, ms, simulated};
+use super::{GPU, builder, device, engine, hold_lane, issued, kernel, manual, ms, pinned, simulated};
 use crate::common::{AWHILE, Gate, KINDS, THREADED, watched, watched_for};
 
 /// A wait is for what was pushed before it, however many readers come after it.
@@ -88,6 +88,36 @@ fn a_wait_ends_although_operations_of_higher_priority_keep_the_lane_busy() {
             engine.wait_for_all().unwrap();
         });
     }
+}
+
+/// Kernels of a chunk are issued together, not the first ones of all chunks before the second ones: else the copy out of
+/// one waits for the copies in of others.
+#[test]
+fn chunks_that_go_through_two_kernels_are_copied_in_and_out_side_by_side() {
+    const CHUNKS: u64 = 40;
+    watched_for(AWHILE, || {
+        let gpu = manual();
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        // 1,000 bytes, which take a millisecond to copy.
+        let ring: Vec<_> = (0..4).map(|_| (pinned(&engine, 125), device(&engine, 125), pinned(&engine, 125))).collect();
+        for chunk in 0..CHUNKS {
+            let (host, device, back) = &ring[chunk as usize % 4];
+            engine.op("in").on(GPU).copy_to_device(host, device).unwrap();
+            for _ in 0..2 {
+                let half = Duration::from_micros(500);
+                let launch = engine
+                    .op("half of the work")
+                    .on(GPU)
+                    .launch(device.write(), move |stream, device| simulated(stream).launch(half, device, |_| {}));
+                launch.unwrap();
+            }
+            engine.op("out").on(GPU).copy_from_device(device, back).unwrap();
+        }
+        issued(&gpu, 2 * CHUNKS, 2 * CHUNKS);
+        // The first chunks may be issued before it is known what comes after them, and cost a little.
+        gpu.advance(ms(CHUNKS + 2 + 6));
+        engine.wait_for_all().unwrap();
+    });
 }
 
 /// Also where the operation of the CPU is not ready when the device's is issued.
