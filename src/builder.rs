@@ -64,7 +64,8 @@ impl Builder {
     }
 
     /// Whether worker `n` stays on the `n`th core that the process may use. Default: `true`. Where the operating system
-    /// refuses, the worker runs unpinned, [`Engine::placements`] tells, and a warning is logged.
+    /// refuses, the worker runs unpinned, [`Engine::placements`] tells, and a warning is logged. The threads of a GPU stay on
+    /// the cores near it, where Linux tells which these are.
     pub fn pin(mut self, pin: bool) -> Self {
         self.unpinned = !pin;
         self
@@ -119,7 +120,7 @@ impl Builder {
             EngineKind::PerDevice => lanes,
         };
         let (crew, boxed) = Crew::new(lanes);
-        let gpus = Gpus::new(self.gpus, kind, self.idle);
+        let gpus = Gpus::new(self.gpus, kind, self.idle, !self.unpinned);
         let core = Arc::new(Core::new(kind, crew, gpus, (2 * workers + 2).next_power_of_two().min(64)));
         match core.crew().start(&core, boxed) {
             Ok(placements) => {

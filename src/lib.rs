@@ -65,6 +65,7 @@ mod sync;
 mod tally;
 mod task;
 mod threads;
+mod topology;
 mod tracker;
 mod typed;
 mod variable;

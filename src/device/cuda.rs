@@ -56,6 +56,7 @@ use super::{Address, Block, DeviceError, Driver, Event, GpuDriver, Home, Place, 
 use crate::{
     panics,
     sync::{Mutex, lock},
+    topology,
 };
 
 /// What is called, here and where cudarc opens a context. Looked up before the first call, since cudarc panics at one
@@ -452,6 +453,18 @@ impl Drop for Shared {
 impl Driver for CudaGpu {
     fn name(&self) -> String {
         self.0.name.clone()
+    }
+
+    fn cores_near(&self) -> Vec<usize> {
+        use sys::CUdevice_attribute as Attribute;
+        let attribute = |which| self.0.context.attribute(which).ok();
+        let address = (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID),
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID),
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID),
+        );
+        let (Some(domain), Some(bus), Some(device)) = address else { return Vec::new() };
+        topology::cores_near(&format!("{domain:04x}:{bus:02x}:{device:02x}.0"))
     }
 
     fn open(&self, role: Role) -> Result<Box<dyn Stream>, DeviceError> {

@@ -226,6 +226,11 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// What it is, for people.
     fn name(&self) -> String;
 
+    /// The cores that are near the device; none where that is not known.
+    fn cores_near(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
     /// Makes a stream. Called on the thread that will use it; it may be sent to another one before its first use.
     fn open(&self, role: Role) -> Result<Box<dyn Stream>, DeviceError>;
 

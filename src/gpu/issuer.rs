@@ -33,7 +33,7 @@ use crate::{
     scheduler::Worker,
     sync::hint,
     task::{Task, flag},
-    threads,
+    threads, topology,
     tracker::{self, Mode, OpRef, ReadyList},
     variable::VarCell,
 };
@@ -98,6 +98,10 @@ pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
     let lane = &core.gpus().lanes()[number];
     let context = Context::Gpu(lane.gpu as u32);
     let driver = &core.gpus().gpus[lane.gpu].driver;
+    if core.gpus().pins {
+        // All that are near, and not one: the workers are pinned to all.
+        let _ = topology::keep_to(&driver.cores_near());
+    }
     let opened = panics::catch(|| driver.open(lane.role)).unwrap_or_else(|payload| {
         panics::discard(payload);
         Err(DeviceError::lost(-1, "the driver panicked when a stream was opened"))

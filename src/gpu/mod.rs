@@ -38,6 +38,8 @@ pub(crate) const MAX_GPUS: usize = (u8::MAX as usize - FIRST_LANE as usize) / LA
 pub(crate) struct Gpus {
     gpus: Box<[Gpu]>,
     lanes: Box<[GpuLane]>,
+    /// Whether the lanes' threads stay near their devices.
+    pins: bool,
     /// Lanes of each GPU, one in the naive engine, where no thread serves it.
     lanes_each: usize,
     /// Held by whoever reads or changes the failure of a variable that may be on its way through several streams.
@@ -70,7 +72,7 @@ const ROLES: [(Role, &str); LANES_PER_GPU] =
     [(Role::CopyIn, "copy-in"), (Role::CopyOut, "copy-out"), (Role::Compute, "compute"), (Role::Urgent, "urgent")];
 
 impl Gpus {
-    pub(crate) fn new(drivers: Vec<GpuDriver>, kind: EngineKind, idle: IdlePolicy) -> Self {
+    pub(crate) fn new(drivers: Vec<GpuDriver>, kind: EngineKind, idle: IdlePolicy, pins: bool) -> Self {
         let roles: &[(Role, &'static str)] = match kind {
             EngineKind::Naive => &[],
             EngineKind::Pooled => &[(Role::All, "gpu")],
@@ -88,7 +90,7 @@ impl Gpus {
             .into_iter()
             .map(|driver| Gpu { driver: driver.0, lost: OnceLock::new(), idle: Mutex::new(Vec::new()) })
             .collect();
-        Self { gpus, lanes, lanes_each: roles.len().max(1), failing: Mutex::new(()) }
+        Self { gpus, lanes, pins, lanes_each: roles.len().max(1), failing: Mutex::new(()) }
     }
 
     /// The GPU that a context names.

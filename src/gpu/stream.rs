@@ -48,8 +48,10 @@ impl GpuStream {
     /// The stream for CUDA: cudarc's, from which libraries get theirs and which gives the raw one by `cu_stream()`; `None`
     /// on other devices.
     ///
-    /// What is put on it must use nothing beyond the operation's variables that outlives neither it nor the device's work,
-    /// which is why cudarc's launches are `unsafe`.
+    /// Streams of the program's own, also raw ones (cudarc's `wrap_borrowed_stream`), are put in order with it by `join`:
+    /// this stream joins one whose work the operation is to include, and one whose work is to come after the operation's
+    /// joins this one. What is put on it must use nothing beyond the operation's variables that does not outlive the
+    /// device's work, which is why cudarc's launches are `unsafe`.
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn cuda(&mut self) -> Option<std::sync::Arc<cudarc::driver::CudaStream>> {
