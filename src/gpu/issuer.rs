@@ -55,6 +55,8 @@ struct Flight {
     /// Shares of the record to give up with the lane's own.
     spent: u32,
     result: Result<(), OpError>,
+    /// What the operation comes after on other streams.
+    clock: Clock,
 }
 
 /// Who is known to come after an operation.
@@ -334,7 +336,7 @@ impl Issuer<'_> {
             Err(failure) => self.core.fail_on_device(op, failure),
         }
         let spent = tracker::complete(op, &mut self.ready);
-        self.flights.push_back(Flight { seq, op, spent, result });
+        self.flights.push_back(Flight { seq, op, spent, result, clock: self.seen });
         if host || self.marked == self.passed {
             self.mark();
         }
@@ -410,11 +412,13 @@ impl Issuer<'_> {
             None => self.on_stream(|stream| stream.passed()),
         };
         match looked {
-            Ok(passed) if passed.min(self.marked) > self.passed => {
-                self.patience.renew();
-                self.advance(passed.min(self.marked), None);
-            }
-            Ok(_) => self.patience.wait(),
+            Ok(passed) => match self.covered(passed.min(self.marked)) {
+                seq if seq > self.passed => {
+                    self.patience.renew();
+                    self.advance(seq, None);
+                }
+                _ => self.patience.wait(),
+            },
             Err(error) => {
                 self.core.gpus().gpus[self.lane().gpu].lose(&error);
                 self.marked = self.issued;
@@ -424,6 +428,18 @@ impl Issuer<'_> {
         if self.marked == self.passed && self.issued > self.passed {
             self.mark();
         }
+    }
+
+    /// The last operation up to `seq` behind which nothing is left to be counted on other lanes: they end in their order,
+    /// so that nobody is told of one while what comes before it is not known to be over, and may still fail.
+    fn covered(&self, seq: u64) -> u64 {
+        let first = self.number - self.local;
+        let lanes = &self.core.gpus().lanes()[first..first + self.core.gpus().lanes_each];
+        let is_covered = |flight: &&Flight| {
+            let others = lanes.iter().zip(flight.clock).enumerate().filter(|&(local, _)| local != self.local);
+            flight.seq <= seq && others.into_iter().all(|(_, (lane, before))| lane.timeline.is_complete(before))
+        };
+        self.flights.iter().take_while(is_covered).last().map_or(self.passed, |flight| flight.seq)
     }
 
     /// Ends everything up to `seq`, with `fault` if the device does not do it any more.
