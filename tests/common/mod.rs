@@ -71,7 +71,7 @@ pub fn watched(f: impl FnOnce() + Send + 'static) {
 #[track_caller]
 pub fn watched_for(limit: Duration, f: impl FnOnce() + Send + 'static) {
     // Where a hang is expected, as with a planted bug, nobody wants to wait for it: RADDLE_PATIENCE is in seconds.
-    let patience = std::env::var("RADDLE_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
+    let patience = env::var("RADDLE_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
     let limit = patience.map_or(limit, |seconds| limit.min(Duration::from_secs(seconds)));
     let name = thread::current().name().unwrap_or("a test").to_owned();
     let (sender, receiver) = mpsc::channel();
