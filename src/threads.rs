@@ -261,14 +261,24 @@ impl Crew {
         started: Option<mpsc::Sender<(usize, usize, Placement)>>,
     ) -> Result<(), (std::io::Error, Option<BoxedWorker>)> {
         let name = format!("raddle-{}-{number}", worker.lane().name());
+        let core = Arc::clone(core);
+        self.spawn_with(name, worker, move |worker| carry(core, number, worker, started))
+    }
+
+    /// Starts a thread, to be joined with the others, that does `main` with a worker; gives the worker back if that fails.
+    pub(crate) fn spawn_with(
+        &self,
+        name: String,
+        worker: BoxedWorker,
+        main: impl FnOnce(BoxedWorker) + Send + 'static,
+    ) -> Result<(), (std::io::Error, Option<BoxedWorker>)> {
         // Through a slot, because a thread that cannot be started drops its closure.
         let slot = Arc::new(Mutex::new(Some(worker)));
         let for_thread = Arc::clone(&slot);
-        let core = Arc::clone(core);
         let spawned = thread::Builder::new().name(name).spawn(move || {
             let worker = lock(&for_thread).take();
             if let Some(worker) = worker {
-                carry(core, number, worker, started);
+                main(worker);
             }
         });
         match spawned {
@@ -283,13 +293,6 @@ impl Crew {
     /// Whether the threads have been ended.
     pub(crate) fn has_ended(&self) -> bool {
         lock(&self.spares).ended
-    }
-
-    /// Starts a thread that carries no worker; it is joined with the others.
-    pub(crate) fn spawn_other(&self, name: String, main: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-        let handle = thread::Builder::new().name(name).spawn(main)?;
-        lock(&self.handles).push(handle);
-        Ok(())
     }
 
     /// Finds a thread for `worker`, whose thread is about to sleep; gives it back if there is none.

@@ -94,7 +94,7 @@ impl Core {
             // small, and runs here.
             let closed = phase != phase::OPEN && flags & flag::INTERNAL != 0;
             if flags & at_once != 0 || closed || self.kind == EngineKind::Naive {
-                self.run_at_once(op, flags);
+                self.run_at_once(op);
             } else {
                 self.schedule(op);
             }
@@ -149,20 +149,19 @@ impl Core {
     }
 
     /// Runs a ready operation on this thread, or has it placed if too much runs inside each other here.
-    fn run_at_once(self: &Arc<Self>, op: OpRef<Task>, flags: u16) {
+    fn run_at_once(self: &Arc<Self>, op: OpRef<Task>) {
         let mut ready = ReadyList::default();
+        ready.push(op);
         // What the function of a device operation has in hand is not complete when it returns, so nothing of the program's
         // may run inside it.
-        if flags & flag::INLINE == 0 && context::in_device_function() {
+        if !op.task().has(flag::INLINE) && context::in_device_function() {
             if self.kind != EngineKind::Naive {
                 return self.schedule(op);
             }
             if context::has_drain(self) {
-                ready.push(op);
                 return context::leave_to_drain(self, &mut ready);
             }
         }
-        ready.push(op);
         if !self.defer(&mut ready) {
             self.run_all(&mut ready, true);
         }

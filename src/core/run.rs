@@ -66,20 +66,16 @@ impl Core {
         }
         // Relaxed: an operation that starts while the cancellation begins may do either.
         if troubled || op.op().is_rejected() || self.phase.load(Relaxed) == phase::CANCELLING {
-            self.doubtful_verdict(op, Context::Cpu)
+            self.verdict_at(op, Context::Cpu)
         } else {
             Verdict::Run
         }
     }
 
-    /// Whether an operation that is ready to be issued on a device may be. What its stream must wait for is not asked here.
-    pub(crate) fn device_verdict(&self, op: OpRef<Task>, at: Context) -> Verdict {
-        self.doubtful_verdict(op, at)
-    }
-
-    /// As [`verdict`](Self::verdict), for an operation that is about to run `at` a device's lane or on the CPU.
+    /// As [`verdict`](Self::verdict), for an operation that is about to be issued `at` a device or to run on the CPU. What a
+    /// stream must wait for is not asked here.
     #[cold]
-    fn doubtful_verdict(&self, op: OpRef<Task>, at: Context) -> Verdict {
+    pub(crate) fn verdict_at(&self, op: OpRef<Task>, at: Context) -> Verdict {
         let task = op.task();
         if op.op().is_rejected() {
             return Verdict::Nothing;
@@ -136,21 +132,15 @@ impl Core {
                 continue;
             }
             // On its own device the order of streams is enough, but for what the host looks at.
-            if self.follows_on_device(op, cell, at) {
-                let elsewhere = |lane: usize| self.gpus.context_of(FIRST_LANE + lane as u8) != at;
-                let mut lane = self.lane_before(cell, access.mode() == Mode::Read, from);
-                while let Some(number) = lane.filter(|&number| !elsewhere(number)) {
-                    lane = self.lane_before(cell, access.mode() == Mode::Read, number + 1);
-                }
-                pending = earlier(pending, lane);
-                continue;
-            }
-            match self.lane_before(cell, access.mode() == Mode::Read, from) {
-                Some(lane) => pending = earlier(pending, Some(lane)),
+            let on_stream = self.follows_on_device(op, cell, at);
+            let counts =
+                |lane: usize| lane >= from && !(on_stream && self.gpus.context_of(FIRST_LANE + lane as u8) == at);
+            let lane = self.lane_before(cell, access.mode() == Mode::Read, counts);
+            if lane.is_none() && !on_stream && access.mode().is_write() {
                 // SAFETY: the operation is ready, so it holds the variable, and every lane was asked, here or before.
-                None if access.mode().is_write() => unsafe { cell.leave_device() },
-                None => {}
+                unsafe { cell.leave_device() };
             }
+            pending = pending.into_iter().chain(lane).min();
         }
         if let Some(lane) = pending {
             // Relaxed: as above. It fits: an engine has fewer lanes than a byte has values.
@@ -159,14 +149,19 @@ impl Core {
         pending
     }
 
-    /// The first lane of a device, from number `from` on, that has not completed what comes before the next operation on
+    /// The first lane of a device, of those that `counts`, that has not completed what comes before the next operation on
     /// `cell`, or before the next reader.
-    pub(super) fn lane_before(&self, cell: &VarCell, for_reading: bool, from: usize) -> Option<usize> {
-        let lanes = self.gpus.lanes().iter().enumerate().skip(from);
-        lanes
-            .map(|(number, lane)| (number, lane, cell.last_on_device(number, for_reading)))
-            .find(|&(_, lane, last)| last != 0 && !lane.timeline.is_complete(last))
-            .map(|(number, ..)| number)
+    pub(super) fn lane_before(
+        &self,
+        cell: &VarCell,
+        for_reading: bool,
+        counts: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let is_pending = |&lane: &usize| {
+            let last = cell.last_on_device(lane, for_reading);
+            last != 0 && !self.gpus.lanes()[lane].timeline.is_complete(last)
+        };
+        (0..self.gpus.lanes().len()).filter(|&lane| counts(lane)).find(is_pending)
     }
 
     /// Whether `op` comes after what lanes `at` a device do with `cell` by the order of their streams.
@@ -293,7 +288,7 @@ impl Core {
         let context = self.gpus.context_of(op.task().lane);
         let Some(gpu) = self.gpus.gpu(context) else { unreachable!("routes are to devices of the engine") };
         let mut stream = gpu.take_stream(context);
-        let failure = match self.device_verdict(op, context) {
+        let failure = match self.verdict_at(op, context) {
             Verdict::Run => None,
             Verdict::Skip(failure) => Some(failure),
             Verdict::Elsewhere(_) | Verdict::Nothing => unreachable!("`verdict` has said that it runs"),
@@ -422,11 +417,6 @@ impl Core {
         self.settle(op, result, &mut ready);
         self.place_all(&mut ready);
     }
-}
-
-/// The lane with the lower number.
-fn earlier(one: Option<usize>, other: Option<usize>) -> Option<usize> {
-    one.into_iter().chain(other).min()
 }
 
 pub(crate) enum Verdict {

@@ -258,7 +258,7 @@ impl Issuer<'_> {
 
     /// Issues an operation of this lane, or whatever it comes to instead.
     fn begin(&mut self, op: OpRef<Task>) {
-        match self.core.device_verdict(op, self.context) {
+        match self.core.verdict_at(op, self.context) {
             Verdict::Run => match self.order(op) {
                 Ok(None) => self.issue(op),
                 Ok(Some(other)) => self.core.gpus().send(other, op),
@@ -297,7 +297,7 @@ impl Issuer<'_> {
                 }
                 return Ok(Some(first + local));
             };
-            self.on_stream(|stream| stream.wait(&recorded.event))?;
+            self.stream.inner().wait(&recorded.event)?;
             timeline.ask();
             for (seen, known) in self.seen.iter_mut().zip(recorded.clock) {
                 *seen = known.max(*seen);
@@ -360,16 +360,9 @@ impl Issuer<'_> {
 
     // ----------------------------------------------------------------------------------------------------- stream ----
 
-    fn on_stream<R>(
-        &mut self,
-        f: impl FnOnce(&mut dyn crate::device::Stream) -> Result<R, DeviceError>,
-    ) -> Result<R, DeviceError> {
-        f(self.stream.inner())
-    }
-
     /// Lets other streams wait for what has been issued so far.
     fn record(&mut self) -> bool {
-        match self.on_stream(|stream| stream.record()) {
+        match self.stream.inner().record() {
             Ok(event) => {
                 self.lane().timeline.publish(Recorded { seq: self.issued, event, clock: self.seen });
                 true
@@ -387,7 +380,7 @@ impl Issuer<'_> {
             return;
         }
         let seq = self.issued;
-        match self.on_stream(|stream| stream.mark(seq)) {
+        match self.stream.inner().mark(seq) {
             Ok(()) => {
                 self.marked = seq;
                 self.mark_tries = 0;
@@ -407,9 +400,9 @@ impl Issuer<'_> {
         let looked = match self.core.gpus().lost(self.context) {
             Some(error) => Err(error.clone()),
             None if self.patience.wants_probe() => {
-                self.on_stream(|stream| stream.probe()).and_then(|()| self.on_stream(|stream| stream.passed()))
+                self.stream.inner().probe().and_then(|()| self.stream.inner().passed())
             }
-            None => self.on_stream(|stream| stream.passed()),
+            None => self.stream.inner().passed(),
         };
         match looked {
             Ok(passed) => match self.covered(passed.min(self.marked)) {
@@ -494,15 +487,18 @@ const NAP: std::time::Duration = std::time::Duration::from_micros(50);
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PROBE: std::time::Duration = std::time::Duration::from_millis(1);
 
+impl Patience {
+    /// The stream has got further, or has been given something to do.
+    fn renew(&mut self) {
+        self.looks = 0;
+    }
+}
+
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 impl Patience {
     fn new() -> Self {
         let now = std::time::Instant::now();
         Self { since: now, probed: now, looks: 0 }
-    }
-
-    fn renew(&mut self) {
-        self.looks = 0;
     }
 
     fn wants_probe(&mut self) -> bool {
@@ -541,10 +537,6 @@ impl Patience {
     fn new() -> Self {
         let _ = EAGER_LOOKS;
         Self { looks: 0 }
-    }
-
-    fn renew(&mut self) {
-        self.looks = 0;
     }
 
     fn wants_probe(&mut self) -> bool {

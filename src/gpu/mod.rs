@@ -215,22 +215,15 @@ impl GpuLane {
         let Some(worker) = place.take() else { return Ok(()) };
         let name = format!("raddle-gpu{}-{}", self.gpu, self.lane.name());
         let for_thread = Arc::clone(core);
-        // Through a slot, because a thread that cannot be started drops its closure.
-        let slot = Arc::new(Mutex::new(Some(worker)));
-        let worker = Arc::clone(&slot);
-        let main = move || {
-            if let Some(worker) = lock(&worker).take() {
-                issuer::serve(&for_thread, number, *worker);
-            }
-        };
-        match core.crew().spawn_other(name, main) {
+        let main = move |worker: Box<_>| issuer::serve(&for_thread, number, *worker);
+        match core.crew().spawn_with(name, worker, main) {
             Ok(()) => {
                 // Relaxed: as above.
                 self.started.store(true, Relaxed);
                 Ok(())
             }
-            Err(error) => {
-                *place = lock(&slot).take();
+            Err((error, worker)) => {
+                *place = worker;
                 Err(error)
             }
         }

@@ -86,44 +86,36 @@ impl GpuStream {
         Ok(())
     }
 
-    /// Copies memory that a device operation has declared.
+    /// Copies values of type `T` that a device operation has declared; both places are with their lengths.
     ///
     /// # Safety
-    /// 1. Both places have `bytes` bytes, and the operation holds them until the device has done it.
-    unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
+    /// 1. Both places have as many values, and the operation holds them until the device has done it.
+    unsafe fn copy<T>(&mut self, from: (Address, usize), to: (Address, usize)) -> Result<(), DeviceError> {
+        let ((from, length), (to, room)) = (from, to);
+        if length != room {
+            let message = format!("a copy from {length} elements to {room}; make both the same length");
+            return Err(DeviceError::refused(-1, message));
+        }
         // SAFETY: (1).
-        unsafe { self.stream.copy(from, to, bytes) }
+        unsafe { self.stream.copy(from, to, length * size_of::<T>()) }
     }
 
-    pub(crate) fn copy_in<T: bytemuck::Pod + Send + Sync>(
-        &mut self,
-        from: &PinnedVec<T>,
-        to: &mut DeviceVec<T>,
-    ) -> Result<(), DeviceError> {
-        // Another copy may be under way there, so that not even a reference to the values may be made.
-        same_length(from.count(), to.len())?;
-        // SAFETY: the lengths are equal; the only caller is an operation that declares both.
-        unsafe { self.copy(from.address(), to.address(), to.len() * size_of::<T>()) }
+    // Of pinned memory the length alone: another copy may be under way there, so that not even a reference to the values
+    // may be made.
+
+    pub(crate) fn copy_in<T>(&mut self, from: &PinnedVec<T>, to: &mut DeviceVec<T>) -> Result<(), DeviceError> {
+        // SAFETY: the only caller is an operation that declares both.
+        unsafe { self.copy::<T>((from.address(), from.count()), (to.address(), to.len())) }
     }
 
-    pub(crate) fn copy_out<T: bytemuck::Pod + Send + Sync>(
-        &mut self,
-        from: &DeviceVec<T>,
-        to: &mut PinnedVec<T>,
-    ) -> Result<(), DeviceError> {
-        same_length(from.len(), to.count())?;
+    pub(crate) fn copy_out<T>(&mut self, from: &DeviceVec<T>, to: &mut PinnedVec<T>) -> Result<(), DeviceError> {
         // SAFETY: as above.
-        unsafe { self.copy(from.address(), to.address(), from.len() * size_of::<T>()) }
+        unsafe { self.copy::<T>((from.address(), from.len()), (to.address(), to.count())) }
     }
 
-    pub(crate) fn copy_across<T: bytemuck::Pod + Send + Sync>(
-        &mut self,
-        from: &DeviceVec<T>,
-        to: &mut DeviceVec<T>,
-    ) -> Result<(), DeviceError> {
-        same_length(from.len(), to.len())?;
+    pub(crate) fn copy_across<T>(&mut self, from: &DeviceVec<T>, to: &mut DeviceVec<T>) -> Result<(), DeviceError> {
         // SAFETY: as above.
-        unsafe { self.copy(from.address(), to.address(), from.len() * size_of::<T>()) }
+        unsafe { self.copy::<T>((from.address(), from.len()), (to.address(), to.len())) }
     }
 }
 
@@ -157,13 +149,5 @@ impl Stream for Dead {
 
     fn as_any(&mut self) -> &mut dyn Any {
         self
-    }
-}
-
-fn same_length(from: usize, to: usize) -> Result<(), DeviceError> {
-    if from == to {
-        Ok(())
-    } else {
-        Err(DeviceError::refused(-1, format!("a copy from {from} elements to {to}; make both the same length")))
     }
 }
