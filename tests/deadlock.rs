@@ -20,8 +20,8 @@ use std::{
 use crossbeam_epoch as epoch;
 
 use common::{
-    AWHILE, Drops, Gate, KINDS, Meeting, THREADED, child_succeeds, engine, eventually, hold, is_child, lock, on_kinds,
-    program::fewer, watched, watched_for,
+    AWHILE, Drops, Gate, KINDS, Meeting, SOON, THREADED, child_succeeds, engine, eventually, hold, is_child, lock,
+    on_kinds, program::fewer, watched, watched_for,
 };
 use raddle::{Engine, EngineKind, OpHandle, PushError, RunContext, Shutdown, Token, WaitError};
 
@@ -659,7 +659,7 @@ fn what_an_operation_pushes_runs_beside_it() {
             let gate = Gate::new();
             let open = gate.clone();
             inside.push_sync(move |_| open.open(), [], []).expect("the engine is open");
-            gate.pass_within(AWHILE)
+            gate.pass_within(SOON)
         });
         assert!(handle.expect("it is open").wait().expect("nothing fails"), "what was pushed waits for its pusher");
     });
@@ -769,7 +769,7 @@ fn the_drop_of_an_error_that_only_a_forgotten_wait_still_knows_cannot_wait_for_i
         assert!(matches!(waited, Err(WaitError::TimedOut)), "{waited:?}");
         engine.clear_error(&variable).expect("the engine is open");
         gate.open();
-        let told = receiver.recv_timeout(AWHILE).expect("the error is dropped, and its drop ends");
+        let told = receiver.recv_timeout(SOON).expect("the error is dropped, and its drop ends");
         assert!(matches!(told, Err(WaitError::WouldDeadlock)), "{told:?}");
         engine.wait_for_all().expect("the failure is cleared");
     });

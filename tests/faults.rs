@@ -15,7 +15,7 @@ use std::{
     time::Instant,
 };
 
-use common::{AWHILE, Gate, Journal, MOMENT, Meeting, PATIENCE, block_on, eventually, lock, poll_once, watched};
+use common::{Gate, Journal, MOMENT, Meeting, PATIENCE, SOON, block_on, eventually, lock, poll_once, watched};
 use raddle::{
     Engine, EngineKind, IdlePolicy, OpHandle, Token, WaitError,
     internals::{Point, Stop, passings},
@@ -741,7 +741,7 @@ fn a_thread_that_stands_still_before_it_wakes_a_worker_hides_it_from_nobody() {
             }
         });
         assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
-        let woken = engine.op("next").submit((), |()| ()).expect("it is open").wait_timeout(AWHILE);
+        let woken = engine.op("next").submit((), |()| ()).expect("it is open").wait_timeout(SOON);
         stop.release();
         assert!(woken.is_ok(), "the worker sleeps beside what was pushed");
         thread.join().expect("nothing panics");

@@ -31,6 +31,10 @@ pub const PATIENCE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else
 /// How long something small may take where a planted bug makes it take for ever.
 pub const AWHILE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 20 });
 
+/// How long something small may take inside a test that has something to say if it takes longer: less than any watchdog
+/// waits, also where `RADDLE_PATIENCE` has made it impatient.
+pub const SOON: Duration = Duration::from_secs(if cfg!(miri) { 18_000 } else { 5 });
+
 /// How long a test waits to see that something does *not* happen.
 pub const MOMENT: Duration = Duration::from_millis(50);
 

@@ -11,7 +11,8 @@ use super::{
     simulated, upload,
 };
 use crate::common::{
-    AWHILE, Gate, Journal, KINDS, MOMENT, THREADED, block_on, eventually, failure, hold, lock, watched, watched_for,
+    AWHILE, Gate, Journal, KINDS, MOMENT, SOON, THREADED, block_on, eventually, failure, hold, lock, watched,
+    watched_for,
 };
 
 // -------------------------------------------------------------------------------------------------------- waits ----
@@ -469,7 +470,7 @@ fn a_shutdown_does_not_wait_for_a_device_that_stands_still_when_an_asynchronous_
                 at_end.open();
                 result
             });
-            let in_time = over.pass_within(AWHILE);
+            let in_time = over.pass_within(SOON);
             gpu.resume();
             assert!(in_time, "{kind}: a shutdown of {MOMENT:?} waited for the device");
             assert_eq!(thread.join().unwrap(), Ok(()), "{kind}");
