@@ -67,6 +67,7 @@ mod task;
 mod threads;
 mod topology;
 mod tracker;
+mod trouble;
 mod typed;
 mod variable;
 
@@ -105,10 +106,13 @@ struct Readme;
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub mod internals {
-    #[cfg(raddle_loom)]
-    pub use crate::gpu::marks::{Marks, Recorded, Timeline};
     #[cfg(raddle_pause)]
     pub use crate::sync::pause::{Point, Stop, passings};
+    #[cfg(raddle_loom)]
+    pub use crate::{
+        gpu::marks::{Marks, Recorded, Timeline},
+        trouble::{Trouble, Turns},
+    };
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
         outcome::Outcome,

@@ -395,7 +395,7 @@ impl Work for Await {
             .accesses()
             .iter()
             // SAFETY: the operation runs, so it has the right to read what it names.
-            .find_map(|access| unsafe { VarCell::of(access).failure() });
+            .find_map(|access| unsafe { VarCell::of(access).trouble().failure() });
         Ok(())
     }
 

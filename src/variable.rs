@@ -6,16 +6,15 @@ use crate::{
     context::RunContext,
     core::Core,
     error::{Cause, OpError},
-    gpu::marks::Marks,
     sync::{
-        OnceLock,
         Ordering::{Acquire, Relaxed, Release},
         acquire,
-        atomic::{AtomicBool, AtomicU8, AtomicU64},
+        atomic::{AtomicBool, AtomicU64},
         cell::UnsafeCell,
     },
     task::{Entry, Task, Work},
     tracker::{Access, VarQueue},
+    trouble::Trouble,
 };
 
 /// One variable. Its queue decides who may touch the rest. What pushers use lies apart from what workers write.
@@ -34,24 +33,10 @@ pub(crate) struct VarCell {
 struct State {
     /// Mutations that ran to completion. Stored by whoever holds the variable for writing.
     version: AtomicU64,
-    /// `trouble`'s bits: what an operation must look at before it runs.
-    trouble: AtomicU8,
+    /// What an operation must look at before it runs.
+    trouble: Trouble<OpError>,
     /// The value was dropped by a deletion. Used by whoever holds the variable for writing.
     emptied: AtomicBool,
-    /// Read by whoever holds the variable, written by whoever holds it for writing. While operations on it are on their
-    /// way through streams, that is left to lanes of one device, which take turns by `Gpus::exclusively`.
-    failure: UnsafeCell<Option<OpError>>,
-    /// What devices have been given to do with the variable, once one was.
-    marks: OnceLock<Marks>,
-}
-
-/// Bits of `State::trouble`.
-mod trouble {
-    /// `failure` is set. Changed by whoever may write that.
-    pub(super) const FAILED: u8 = 1;
-    /// Operations on the variable may be on their way through streams, as `marks` says. Set by whoever issues them, before
-    /// they pass the variable on; cleared by an operation that holds it for writing when they are complete.
-    pub(super) const ON_DEVICE: u8 = 2;
 }
 
 /// A variable and its value.
@@ -118,46 +103,9 @@ impl VarCell {
         self.state.version.store(self.state.version.load(Relaxed) + 1, Release);
     }
 
-    /// Whether the variable has failed, as far as the caller can know.
     #[inline]
-    pub(crate) fn has_failed(&self) -> bool {
-        // Relaxed: exact for whoever holds the variable; others go by the queue.
-        self.state.trouble.load(Relaxed) & trouble::FAILED != 0
-    }
-
-    /// Whether an operation must look at the variable's failure, or at what devices do with it, before it runs.
-    #[inline]
-    pub(crate) fn is_troubled(&self) -> bool {
-        // Relaxed: as in `has_failed`.
-        self.state.trouble.load(Relaxed) != 0
-    }
-
-    /// The failure.
-    ///
-    /// # Safety
-    /// 1. The caller holds the variable.
-    pub(crate) unsafe fn failure(&self) -> Option<OpError> {
-        if !self.has_failed() {
-            return None;
-        }
-        // SAFETY: (1): nobody writes meanwhile.
-        self.state.failure.with(|failure| unsafe { &*failure }.clone())
-    }
-
-    /// Sets or clears the failure; gives the one before.
-    ///
-    /// # Safety
-    /// 1. The caller holds the variable for writing.
-    pub(crate) unsafe fn set_failure(&self, failure: Option<OpError>) -> Option<OpError> {
-        // Relaxed: handed on through the queue.
-        if failure.is_some() {
-            self.state.trouble.fetch_or(trouble::FAILED, Relaxed);
-        } else {
-            // Relaxed: as above.
-            self.state.trouble.fetch_and(!trouble::FAILED, Relaxed);
-        }
-        // SAFETY: (1).
-        self.state.failure.with_mut(|slot| std::mem::replace(unsafe { &mut *slot }, failure))
+    pub(crate) fn trouble(&self) -> &Trouble<OpError> {
+        &self.state.trouble
     }
 
     pub(crate) fn needs_drop(&self) -> bool {
@@ -168,40 +116,6 @@ impl VarCell {
     /// Whether the variable has a value in the host's memory.
     pub(crate) fn is_host_value(&self) -> bool {
         self.value.on_host
-    }
-
-    /// Notes that lane `lane`, of `lanes` for devices, issues its operation `seq`, which holds the variable.
-    pub(crate) fn note_on_device(&self, lanes: usize, lane: usize, seq: u64, writes: bool) {
-        let marks = match self.state.marks.get() {
-            Some(marks) => marks,
-            None => {
-                // Another reader's lane may be first.
-                let _ = self.state.marks.set(Marks::new(lanes));
-                self.state.marks.get().expect("they have just been set")
-            }
-        };
-        marks.note(lane, seq, writes);
-        // Relaxed: handed on through the queue.
-        self.state.trouble.fetch_or(trouble::ON_DEVICE, Relaxed);
-    }
-
-    /// The last operation that lane `lane` has issued on the variable; of its writers only if `for_reading`. 0 if there is
-    /// none.
-    pub(crate) fn last_on_device(&self, lane: usize, for_reading: bool) -> u64 {
-        // Relaxed: as in `has_failed`.
-        if self.state.trouble.load(Relaxed) & trouble::ON_DEVICE == 0 {
-            return 0;
-        }
-        self.state.marks.get().map_or(0, |marks| marks.last(lane, for_reading))
-    }
-
-    /// Notes that no device has anything left to do with the variable.
-    ///
-    /// # Safety
-    /// 1. The caller holds the variable for writing, and that is so.
-    pub(crate) unsafe fn leave_device(&self) {
-        // Relaxed: (1), handed on through the queue.
-        self.state.trouble.fetch_and(!trouble::ON_DEVICE, Relaxed);
     }
 
     /// As [`mutated`](Self::mutated), by lanes of which several may have operations on the variable on their way.
@@ -281,10 +195,8 @@ impl Token {
                 value: info,
                 state: State {
                     version: AtomicU64::new(0),
-                    trouble: AtomicU8::new(0),
+                    trouble: Trouble::default(),
                     emptied: AtomicBool::new(false),
-                    failure: UnsafeCell::new(None),
-                    marks: OnceLock::new(),
                 },
             },
             value: UnsafeCell::new(ManuallyDrop::new(value)),
@@ -349,7 +261,7 @@ impl Work for Free {
         // SAFETY: the cell is freed by `report`, after this.
         let cell = unsafe { self.0.as_ref() };
         // SAFETY: this operation holds the variable for writing.
-        if let Some(failure) = unsafe { cell.set_failure(None) } {
+        if let Some(failure) = unsafe { cell.trouble().set_failure(None) } {
             cx.core().failures().forget_variable(cell.queue.id(), failure);
         }
         // SAFETY: as above, and it is the last one.
@@ -371,9 +283,9 @@ impl Work for Free {
         // SAFETY: as above; nobody uses the field after this.
         let core = ManuallyDrop::into_inner(unsafe { core.read() });
         // SAFETY: as above.
-        let marks = unsafe { &raw const (*cell.as_ptr()).state.marks };
+        let trouble = unsafe { &raw const (*cell.as_ptr()).state.trouble };
         // SAFETY: as above; what devices had to do with the variable was complete before this operation began.
-        drop(unsafe { marks.read() });
+        drop(unsafe { trouble.read() });
         let free = move || {
             // SAFETY: the cell was boxed with this layout; what it owned was dropped: the value, the failure and the core.
             unsafe { std::alloc::dealloc(cell.as_ptr().cast(), layout) };

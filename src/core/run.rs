@@ -62,7 +62,7 @@ impl Core {
         let mut troubled = op.task().lane >= FIRST_LANE;
         for access in op.op().accesses() {
             access.prefetch_next();
-            troubled |= VarCell::of(access).is_troubled();
+            troubled |= VarCell::of(access).trouble().is_any();
         }
         // Relaxed: an operation that starts while the cancellation begins may do either.
         if troubled || op.op().is_rejected() || self.phase.load(Relaxed) == phase::CANCELLING {
@@ -91,7 +91,7 @@ impl Core {
         let verdict = if at == Context::Cpu {
             self.failure_verdict(op)
         } else {
-            self.gpus.exclusively(|| self.failure_verdict(op))
+            self.gpus.turns().take(|| self.failure_verdict(op))
         };
         match (verdict, self.gpus.lost(self.gpus.context_of(task.lane))) {
             // What has to run anyway finds a stream that refuses everything.
@@ -107,9 +107,9 @@ impl Core {
         if !op.task().has(flag::NO_SKIP) {
             for access in op.op().accesses() {
                 let cell = VarCell::of(access);
-                if cell.has_failed() && access.mode() != Mode::Overwrite {
+                if cell.trouble().has_failed() && access.mode() != Mode::Overwrite {
                     // SAFETY: the operation is ready, so it holds its variables.
-                    if let Some(failure) = unsafe { cell.failure() } {
+                    if let Some(failure) = unsafe { cell.trouble().failure() } {
                         return Verdict::Skip(failure);
                     }
                 }
@@ -128,7 +128,7 @@ impl Core {
         let mut pending = None;
         for access in op.op().accesses() {
             let cell = VarCell::of(access);
-            if !cell.is_troubled() {
+            if !cell.trouble().is_any() {
                 continue;
             }
             // On its own device the order of streams is enough, but for what the host looks at.
@@ -138,7 +138,7 @@ impl Core {
             let lane = self.lane_before(cell, access.mode() == Mode::Read, counts);
             if lane.is_none() && !on_stream && access.mode().is_write() {
                 // SAFETY: the operation is ready, so it holds the variable, and every lane was asked, here or before.
-                unsafe { cell.leave_device() };
+                unsafe { cell.trouble().leave_device() };
             }
             pending = pending.into_iter().chain(lane).min();
         }
@@ -158,7 +158,7 @@ impl Core {
         counts: impl Fn(usize) -> bool,
     ) -> Option<usize> {
         let is_pending = |&lane: &usize| {
-            let last = cell.last_on_device(lane, for_reading);
+            let last = cell.trouble().last_on_device(lane, for_reading);
             last != 0 && !self.gpus.lanes()[lane].timeline.is_complete(last)
         };
         (0..self.gpus.lanes().len()).filter(|&lane| counts(lane)).find(is_pending)
@@ -330,9 +330,9 @@ impl Core {
             let cell = VarCell::of(access);
             // SAFETY: the operation is not passed on yet, so it holds its variables.
             unsafe { cell.mutated() };
-            if access.mode() == Mode::Overwrite && cell.has_failed() {
+            if access.mode() == Mode::Overwrite && cell.trouble().has_failed() {
                 // SAFETY: as above.
-                unsafe { cell.set_failure(None) };
+                unsafe { cell.trouble().set_failure(None) };
                 self.failures.clear_variable(cell.queue().id());
             }
         }
@@ -343,11 +343,11 @@ impl Core {
     pub(crate) fn clear_overwritten(&self, op: OpRef<Task>) {
         for access in op.op().accesses() {
             let cell = VarCell::of(access);
-            if access.mode() == Mode::Overwrite && cell.has_failed() {
+            if access.mode() == Mode::Overwrite && cell.trouble().has_failed() {
                 // SAFETY: the operation is not passed on yet, so it holds its variables; lanes take turns.
-                let clear = || unsafe { cell.set_failure(None) };
+                let clear = || unsafe { cell.trouble().set_failure(None) };
                 // Dropped after the turn: it may hold the user's error.
-                let cleared = self.gpus.exclusively(|| {
+                let cleared = self.gpus.turns().take(|| {
                     let cleared = clear();
                     self.failures.clear_variable(cell.queue().id());
                     cleared
@@ -366,15 +366,15 @@ impl Core {
 
     /// As [`fail_variables`](Self::fail_variables), for a device's operation, which may have passed its variables on.
     pub(crate) fn fail_on_device(&self, op: OpRef<Task>, failure: &OpError) {
-        self.gpus.exclusively(|| self.fail_variables(op, failure));
+        self.gpus.turns().take(|| self.fail_variables(op, failure));
     }
 
     /// Fails a device's operation that was under way when the device failed; gives the failure, which is the one that it
     /// comes after where there is one.
     pub(crate) fn fault_on_device(&self, op: OpRef<Task>, error: &DeviceError) -> OpError {
-        self.gpus.exclusively(|| {
+        self.gpus.turns().take(|| {
             // SAFETY: lanes take turns, and nobody else changes it before the operation is complete.
-            let known = op.op().accesses().iter().find_map(|access| unsafe { VarCell::of(access).failure() });
+            let known = op.op().accesses().iter().find_map(|access| unsafe { VarCell::of(access).trouble().failure() });
             let task = op.task();
             let failure =
                 known.unwrap_or_else(|| OpError::new(&task.name, task.location, Cause::Device(error.clone())));
@@ -389,13 +389,13 @@ impl Core {
             let cell = VarCell::of(access);
             // SAFETY: the operation is not passed on yet, so it holds its variables; or a device's lane calls this, for
             // which nobody else looks before the lane's timeline says so but other lanes, and they take turns.
-            match unsafe { cell.failure() } {
+            match unsafe { cell.trouble().failure() } {
                 // Where the failure came from, or one that was there before and stays.
                 Some(other) => carried |= other.is_same(failure),
                 None if access.mode().is_write() => {
                     carried = true;
                     // SAFETY: as above.
-                    unsafe { cell.set_failure(Some(failure.clone())) };
+                    unsafe { cell.trouble().set_failure(Some(failure.clone())) };
                     self.failures.add_variable(cell.queue().id(), failure.clone());
                 }
                 None => {}

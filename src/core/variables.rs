@@ -31,7 +31,7 @@ impl Core {
             for access in cx.op().op().accesses() {
                 let cell = VarCell::of(access);
                 // SAFETY: the operation runs and names the variable as written.
-                if unsafe { cell.set_failure(None) }.is_some() {
+                if unsafe { cell.trouble().set_failure(None) }.is_some() {
                     cx.core().failures.clear_variable(cell.queue().id());
                 }
             }

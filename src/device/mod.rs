@@ -68,7 +68,7 @@ impl fmt::Display for Context {
 }
 
 #[derive(Debug)]
-struct Trouble {
+struct Details {
     code: i32,
     message: String,
     lost: bool,
@@ -76,17 +76,17 @@ struct Trouble {
 
 /// Why a device did not do what it was asked. It is cheap to clone.
 #[derive(Clone)]
-pub struct DeviceError(Arc<Trouble>);
+pub struct DeviceError(Arc<Details>);
 
 impl DeviceError {
     /// The device is all right; the call had no effect.
     pub(crate) fn refused(code: i32, message: impl Into<String>) -> Self {
-        Self(Arc::new(Trouble { code, message: message.into(), lost: false }))
+        Self(Arc::new(Details { code, message: message.into(), lost: false }))
     }
 
     /// Nothing can be done with the device any more.
     pub(crate) fn lost(code: i32, message: impl Into<String>) -> Self {
-        Self(Arc::new(Trouble { code, message: message.into(), lost: true }))
+        Self(Arc::new(Details { code, message: message.into(), lost: true }))
     }
 
     /// The error of a device that `error` is, or a driver's that stands for one; else `error` itself.
@@ -132,7 +132,7 @@ impl fmt::Debug for DeviceError {
 
 impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Trouble { code, message, lost } = &*self.0;
+        let Details { code, message, lost } = &*self.0;
         write!(f, "{message} (error {code}{})", if *lost { ", the device is lost" } else { "" })
     }
 }

@@ -216,7 +216,7 @@ impl Issuer<'_> {
         let (mut watch, mut event) = (0, 0);
         for access in op.op().accesses() {
             let cell = VarCell::of(access);
-            let last = cell.last_on_device(self.number, access.mode() == Mode::Read);
+            let last = cell.trouble().last_on_device(self.number, access.mode() == Mode::Read);
             if self.core.follows_on_device(op, cell, self.context) {
                 event = if own { 0 } else { last.max(event) };
             } else {
@@ -281,7 +281,7 @@ impl Issuer<'_> {
         for access in op.op().accesses() {
             let cell = VarCell::of(access);
             for local in (0..gpus.lanes_each).filter(|&local| local != self.local) {
-                let last = cell.last_on_device(first + local, access.mode() == Mode::Read);
+                let last = cell.trouble().last_on_device(first + local, access.mode() == Mode::Read);
                 wanted[local] = last.max(wanted[local]);
             }
         }
@@ -312,7 +312,7 @@ impl Issuer<'_> {
         let seq = self.issued;
         let marks = self.core.gpus().lanes().len();
         for access in op.op().accesses() {
-            VarCell::of(access).note_on_device(marks, self.number, seq, access.mode().is_write());
+            VarCell::of(access).trouble().note_on_device(marks, self.number, seq, access.mode().is_write());
         }
         let result = self.core.call(op, Some(&mut self.stream));
         if let Err(failure) = &result

@@ -18,6 +18,7 @@ use crate::{
     sync::{Mutex, OnceLock, Ordering::Relaxed, atomic::AtomicBool, lock},
     task::Task,
     tracker::OpRef,
+    trouble::Turns,
 };
 
 mod issuer;
@@ -42,8 +43,8 @@ pub(crate) struct Gpus {
     pins: bool,
     /// Lanes of each GPU, one in the naive engine, where no thread serves it.
     lanes_each: usize,
-    /// Held by whoever reads or changes the failure of a variable that may be on its way through several streams.
-    failing: Mutex<()>,
+    /// Taken by whoever reads or changes the failure of a variable that may be on its way through several streams.
+    turns: Turns,
 }
 
 /// One GPU.
@@ -90,7 +91,7 @@ impl Gpus {
             .into_iter()
             .map(|driver| Gpu { driver: driver.0, lost: OnceLock::new(), idle: Mutex::new(Vec::new()) })
             .collect();
-        Self { gpus, lanes, pins, lanes_each: roles.len().max(1), failing: Mutex::new(()) }
+        Self { gpus, lanes, pins, lanes_each: roles.len().max(1), turns: Turns::default() }
     }
 
     /// The GPU that a context names.
@@ -162,10 +163,9 @@ impl Gpus {
         self.gpu(gpu).and_then(|gpu| gpu.lost.get())
     }
 
-    /// Runs `f` while nobody else reads or changes the failure of a variable that may be on a device.
-    pub(crate) fn exclusively<R>(&self, f: impl FnOnce() -> R) -> R {
-        let _failing = lock(&self.failing);
-        f()
+    /// The turns of whoever reads or changes the failure of a variable that may be on a device.
+    pub(crate) fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     /// Lets the threads of all lanes end. To be called when nothing is pending.

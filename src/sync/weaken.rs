@@ -26,6 +26,8 @@ pub enum Step {
     NotifyFence,
     /// A lane of a device releases what it knows of its complete operations with their number.
     CompletionOfMarks,
+    /// Lanes of devices take turns at the failures of their variables.
+    LanesTakeTurns,
     /// A nap ends by itself.
     NapEnds,
     /// `Sleep::retract` says that the worker does not nap any more.
