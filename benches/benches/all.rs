@@ -27,7 +27,9 @@ fn find(figures: &Figures, table: &str, row: &str, column: &str) -> f64 {
 /// The headline, from what the benchmarks have left. `None`: one of them has not been run.
 fn headline(from: &Path) -> Option<String> {
     let (push_run, latency) = (report::read(from, "push_run")?, report::read(from, "latency")?);
-    let mut text = format!("{}.\n\n", machine::provenance());
+    let trips = report::TRIPS.map(|column| find(&push_run, "machine", "round trip", column));
+    let distance = machine::distance((!trips[0].is_nan()).then_some(trips));
+    let mut text = format!("{}.{distance}\n\n", machine::provenance());
 
     let metg = "METG(50%), stencil";
     let mut columns = vec!["ns per operation, push and run"];

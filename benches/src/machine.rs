@@ -4,11 +4,16 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::LazyLock,
-    time::Duration,
+    sync::{
+        LazyLock, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
 };
 
 use core_affinity::CoreId;
+
+use crate::stats::median;
 
 /// The cores that this process may use.
 #[must_use]
@@ -135,7 +140,76 @@ pub fn pinned<R: Send>(n: isize, f: impl FnOnce() -> R + Send) -> R {
     })
 }
 
-/// Lets the threads of what ran before go to sleep.
+/// Lets the threads of what ran before go to sleep, once it has noted how far apart the cores are now.
 pub fn settle() {
+    if let Some(trip) = round_trip() {
+        TRIPS.lock().unwrap_or_else(PoisonError::into_inner).push(trip);
+    }
     std::thread::sleep(choose(Duration::from_millis(20), Duration::from_millis(1)));
+}
+
+/// The round trips noted so far.
+static TRIPS: Mutex<Vec<f64>> = Mutex::new(vec![]);
+
+/// How long a word takes from the first core to the last one and back, in ns: what two threads need to hand each other
+/// something and an answer. Every engine pays it. Where the cores are virtual it changes with where the host puts them,
+/// tenfold. `None`: there is one core.
+fn round_trip() -> Option<f64> {
+    const TRIPS: u32 = 1000;
+    if cores() < 2 {
+        return None;
+    }
+    let word = AtomicU32::new(0);
+    let until = |value| {
+        while word.load(Relaxed) != value {
+            std::hint::spin_loop();
+        }
+    };
+    let (start, mut ns) = (AtomicU32::new(0), 0.0);
+    let meet = || {
+        start.fetch_add(1, Relaxed);
+        while start.load(Relaxed) < 2 {
+            std::hint::spin_loop();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            pinned(-1, || {
+                meet();
+                for trip in 0..TRIPS {
+                    until(2 * trip + 1);
+                    word.store(2 * trip + 2, Relaxed);
+                }
+            });
+        });
+        ns = pinned(0, || {
+            meet();
+            let begin = Instant::now();
+            for trip in 0..TRIPS {
+                word.store(2 * trip + 1, Relaxed);
+                until(2 * trip + 2);
+            }
+            begin.elapsed().as_nanos() as f64 / f64::from(TRIPS)
+        });
+    });
+    Some(ns)
+}
+
+/// The median, the least and the largest of the round trips noted so far. `None`: there are none.
+#[must_use]
+pub fn round_trips() -> Option<[f64; 3]> {
+    let trips = TRIPS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let least = trips.iter().copied().reduce(f64::min)?;
+    let largest = trips.iter().copied().reduce(f64::max)?;
+    Some([median(&trips), least, largest])
+}
+
+/// [`round_trips`] in words; empty if there are none.
+#[must_use]
+pub fn distance(trips: Option<[f64; 3]>) -> String {
+    trips.map_or_else(String::new, |[median, least, largest]| {
+        format!(
+            " While this ran a word went from one core to another and back in {median:.0} ns ({least:.0}–{largest:.0})."
+        )
+    })
 }

@@ -99,6 +99,9 @@ impl Table {
     }
 }
 
+/// The columns of the row `round trip` of the table `machine`.
+pub const TRIPS: [&str; 3] = ["median", "least", "largest"];
+
 /// What one benchmark found.
 #[derive(Debug)]
 pub struct Report {
@@ -152,8 +155,12 @@ impl Report {
     /// # Panics
     /// If they cannot be written.
     pub fn save(self) {
-        let Self { name, head, body, csv } = self;
-        let origin = machine::provenance();
+        let Self { name, head, body, mut csv } = self;
+        let trips = machine::round_trips();
+        for (column, ns) in TRIPS.iter().zip(trips.into_iter().flatten()) {
+            _ = writeln!(csv, "machine,\"round trip\",\"{column}\",{ns}");
+        }
+        let origin = format!("{}.{}", machine::provenance(), machine::distance(trips));
         println!("\n{origin}");
         let folder = folder();
         fs::write(folder.join(format!("{name}.md")), format!("{head}\n{origin}\n{body}"))
