@@ -45,7 +45,8 @@ pub(crate) mod flag {
     pub(crate) const COPY: u16 = 1024;
 }
 
-/// The engine's part of an operation's record. What every run needs comes first, on the line of the record's head.
+/// The engine's part of an operation's record. What every run needs comes first, on a line with small functions; what only
+/// failures need comes last, on a line that stays with the core that pushes.
 #[repr(C)]
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
@@ -63,7 +64,7 @@ pub(crate) struct Task {
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const _: () = assert!(size_of::<Task>() == 144, "a record has 144 bytes for the task");
+const _: () = assert!(size_of::<crate::tracker::Op<Task>>() == 384, "records are made for tasks");
 
 impl Task {
     /// Makes a task where it will stay.
@@ -181,7 +182,7 @@ pub(crate) trait Work: Send + 'static {
 }
 
 /// Words of a record for what an operation does; larger ones are boxed.
-const WORDS: usize = 11;
+const WORDS: usize = 12;
 
 /// Whether a record holds a `W` without a separate allocation.
 const fn fits<W>() -> bool {

@@ -19,15 +19,15 @@ struct Counting;
 /// How many there have been, and how many there are.
 struct Count(AtomicUsize, AtomicUsize);
 
-/// Records, and what operations of five variables have beside them: five accesses of a cache line.
-const RECORD: Layout = layout(448);
-const FIVE_ACCESSES: Layout = layout(5 * 64);
+/// Records, and what operations of five variables have beside them.
+const RECORD: Layout = layout(384, 64);
+const FIVE_ACCESSES: Layout = layout(5 * 32, 32);
 
 static RECORDS: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
 static ACCESSES: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
 
-const fn layout(size: usize) -> Layout {
-    match Layout::from_size_align(size, 64) {
+const fn layout(size: usize, align: usize) -> Layout {
+    match Layout::from_size_align(size, align) {
         Ok(layout) => layout,
         Err(_) => panic!("a power of two"),
     }

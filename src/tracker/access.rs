@@ -80,9 +80,8 @@ impl Mode {
     }
 }
 
-/// One operation's place in one variable's queue. Aligned so that its address leaves six tag bits and no two accesses
-/// share a cache line.
-#[repr(C, align(64))]
+/// One operation's place in one variable's queue. Aligned so that its address leaves five tag bits.
+#[repr(C, align(32))]
 pub struct Access<T> {
     /// The next access of the variable, tagged with this one's flags and, in `LINKED_…`, with what the next one got by being
     /// linked.

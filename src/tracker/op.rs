@@ -36,9 +36,12 @@ pub struct Op<T> {
     live: AtomicU32,
     /// The number of accesses.
     count: u32,
-    accesses: NonNull<Access<T>>,
     /// The next operation of the list that this one is in: a [`ReadyList`], or a queue of the scheduler.
     pub link: AtomicPtr<Op<T>>,
+    /// The access of an operation that has only one. Whoever completes what it comes after writes it, `link` and `wait`, so
+    /// they share a line.
+    sole: MaybeUninit<Access<T>>,
+    accesses: NonNull<Access<T>>,
     /// The scheduler's: how urgent the operation is.
     pub band: u8,
     /// Closed variables let the operation in: it is a deletion, or the engine's wait for one.
@@ -48,6 +51,9 @@ pub struct Op<T> {
     task: UnsafeCell<MaybeUninit<T>>,
     inline: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
 }
+
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+const _: () = assert!(offset_of!(Op<()>, sole) + size_of::<Access<()>>() == 64, "the head and an access fill a line");
 
 impl<T> std::fmt::Debug for Op<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -213,10 +219,15 @@ impl<T> OpRef<T> {
             .expect("an operation has fewer than 2^31 accesses");
         let record: NonNull<Op<T>> = pool::allocate();
         let op = record.as_ptr();
-        // SAFETY: `record` is allocated, aligned and unused.
-        let inline = unsafe { (&raw mut (*op).inline).cast::<Access<T>>() };
-        let place = if count as usize <= INLINE_ACCESSES {
+        let place = if count == 1 {
+            // SAFETY: `record` is allocated, aligned and unused.
+            let sole = unsafe { (&raw mut (*op).sole).cast::<Access<T>>() };
             // SAFETY: a field of a live allocation is not null.
+            unsafe { NonNull::new_unchecked(sole) }
+        } else if count as usize <= INLINE_ACCESSES {
+            // SAFETY: as above.
+            let inline = unsafe { (&raw mut (*op).inline).cast::<Access<T>>() };
+            // SAFETY: as above.
             unsafe { NonNull::new_unchecked(inline) }
         } else {
             let mut boxed = Vec::<Access<T>>::with_capacity(count as usize);

@@ -135,9 +135,9 @@ mod records {
         epoch, hint,
     };
 
-    /// Bytes of a record: the head, the inline accesses and the task. Seven cache lines, an odd number, so that the
-    /// heads of many records spread over all sets of a cache.
-    pub(super) const SIZE: usize = 448;
+    /// Bytes of a record: the head, the task and the inline accesses. Six cache lines, of which an operation with one
+    /// access and a small function uses three.
+    pub(super) const SIZE: usize = 384;
     pub(super) const ALIGN: usize = 64;
 
     /// Records per group, as many as a cache line names.
@@ -147,10 +147,10 @@ mod records {
     /// once per 4,096 operations.
     const BATCH: usize = 8 * GROUP;
 
-    /// Batches kept for reuse; what is above goes back to the heap. Picked: 64 Ki records, 28 MiB.
+    /// Batches kept for reuse; what is above goes back to the heap. Picked: 64 Ki records, 24 MiB.
     const KEEP: usize = 1024;
 
-    /// Lines of a record that nearly every push writes: the head, the function, the first access.
+    /// Lines of a record that every push writes: the head with the only access, the function, the name.
     const LINES: [usize; 3] = [0, 64, 192];
 
     type Record = NonNull<u8>;
@@ -162,7 +162,7 @@ mod records {
         /// leave it alone: a thread that is slow to pop may still read it when the record is an operation again.
         next_batch: AtomicPtr<Leader>,
         /// What pinned helpers may still read while the record waits for the epoch.
-        _head: [u64; 7],
+        _head: [u64; 9],
         /// The other records of the group, where the task was, which only holders of the operation ever read.
         names: [Record; GROUP - 1],
         /// The next group of the batch.
