@@ -164,6 +164,13 @@ impl fmt::Debug for OpError {
     }
 }
 
+impl OpError {
+    /// Whether the operation failed because its device is lost.
+    pub(crate) fn is_loss(&self) -> bool {
+        matches!(self.cause(), Cause::Device(error) if error.is_lost())
+    }
+}
+
 impl fmt::Display for OpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, location, cause) = (self.name(), self.location(), self.cause());

@@ -29,7 +29,7 @@
 //! * Two operations that name the same variable, at least one to mutate it, run one after the other, in push order.
 //! * Any number of threads may push at once, operations included. A push is atomic over all its variables: there is one
 //!   order of all pushes that every variable agrees with, and it respects each thread's own order and real time. No set
-//!   of pushes can deadlock. Pushing is lock-free.
+//!   of pushes can deadlock. The algorithm of a push is lock-free; the README says what is outside of it.
 //! * What an operation wrote is visible to every operation that comes after it by a variable, and to whoever waited for it.
 //! * An operation that fails, by an error, a panic or a lost [`Completion`], makes the variables it mutates *failed*;
 //!   operations that name a failed variable are skipped and pass the same [`OpError`] on, until [`Engine::clear_error`] or
@@ -40,7 +40,8 @@
 //!
 //! [`Var`] and [`OpBuilder::push`] give operations references to values, checked by the compiler. [`Token`],
 //! [`OpBuilder::push_sync`] and [`OpBuilder::push_async`] order operations over things outside the engine. Both may be
-//! mixed in one operation. [`Operator`]s are operations made once and pushed often.
+//! mixed in one operation. [`Operator`]s are operations made once and pushed often. [`OpBuilder::on`] and
+//! [`OpBuilder::launch`] are for operations of GPUs, over [`DeviceVec`] and [`PinnedVec`].
 
 mod builder;
 mod completion;

@@ -45,8 +45,8 @@ pub(crate) mod flag {
     pub(crate) const COPY: u16 = 1024;
 }
 
-/// The engine's part of an operation's record. What every run needs comes first, on a line with small functions; what only
-/// failures need comes last, on a line that stays with the core that pushes.
+/// The engine's part of an operation's record. What every run needs comes first, on a line with small functions; what few
+/// runs need comes last, on a line that mostly stays with the core that pushes.
 #[repr(C)]
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
@@ -64,7 +64,10 @@ pub(crate) struct Task {
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const _: () = assert!(size_of::<crate::tracker::Op<Task>>() == 384, "records are made for tasks");
+const _: () = assert!(
+    size_of::<Task>() == 152 && (cfg!(raddle_unpooled) || crate::tracker::fits_pool::<Task>()),
+    "records are made for tasks"
+);
 
 impl Task {
     /// Makes a task where it will stay.
@@ -395,7 +398,7 @@ impl Work for Await {
             .op()
             .accesses()
             .iter()
-            // SAFETY: the operation runs, so it has the right to read what it names.
+            // SAFETY: the operation runs, so it has the right to read what it names, and comes after what devices write there.
             .find_map(|access| unsafe { VarCell::of(access).trouble().failure() });
         Ok(())
     }

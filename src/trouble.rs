@@ -62,10 +62,17 @@ impl<E: Clone> Trouble<E> {
         self.bits.load(Relaxed) & FAILED != 0
     }
 
+    /// Whether the variable has failed, or devices have yet to complete something, as `is_pending` says by their timelines.
+    #[inline]
+    pub fn is_unsettled(&self, is_pending: impl FnOnce() -> bool) -> bool {
+        // In this order: what a lane has noted before it says that an operation is complete, is seen after that.
+        self.is_any() && (is_pending() || self.has_failed())
+    }
+
     /// The failure.
     ///
     /// # Safety
-    /// 1. The caller holds the variable, and what devices do with it is complete; or it is a lane of theirs and has its
+    /// 1. The caller holds the variable, and what devices write there is complete; or it is a lane of theirs and has its
     ///    turn.
     pub unsafe fn failure(&self) -> Option<E> {
         if !self.has_failed() {

@@ -28,7 +28,7 @@ pub(crate) struct VarCell {
     state: State,
 }
 
-/// What operations change when they end.
+/// What operations change when they end, or when they are issued on a device.
 #[repr(align(64))]
 struct State {
     /// Mutations that ran to completion. Stored by whoever holds the variable for writing.
@@ -59,8 +59,8 @@ struct ValueInfo {
     drop_value: unsafe fn(NonNull<VarCell>),
 }
 
-// SAFETY: the failure and the value are used only by operations that hold the variable, as the tracker orders them; the
-// constructor demands `T: Send`, and shared reads `T: Sync`.
+// SAFETY: the value is used only by operations that hold the variable, as the tracker orders them, and the failure as
+// `Trouble` demands; the constructor demands `T: Send`, and shared reads `T: Sync`.
 unsafe impl Send for VarCell {}
 // SAFETY: as above.
 unsafe impl Sync for VarCell {}
@@ -260,7 +260,7 @@ impl Work for Free {
     fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause> {
         // SAFETY: the cell is freed by `report`, after this.
         let cell = unsafe { self.0.as_ref() };
-        // SAFETY: this operation holds the variable for writing.
+        // SAFETY: this operation holds the variable for writing, and comes after what is complete on devices.
         if let Some(failure) = unsafe { cell.trouble().set_failure(None) } {
             cx.core().failures().forget_variable(cell.queue.id(), failure);
         }

@@ -76,7 +76,7 @@ fn two_variables_in_opposite_orders() {
     });
 }
 
-/// `R(b) W(a)` against `R(a) W(b)`: the pair with which the reference engine hangs in most interleavings.
+/// `R(b) W(a)` against `R(a) W(b)`: the pair with which engines hang that lock one variable after the other.
 #[test]
 fn a_read_and_a_mutation_in_opposite_orders() {
     on_kinds(&KINDS, 2, |engine| {

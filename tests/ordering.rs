@@ -29,7 +29,7 @@ fn check_order(program: &Program, history: &common::program::History, label: &st
     check_some_order(program, history).unwrap_or_else(|error| panic!("{label}, seed {seed}: {error}"));
 }
 
-/// The size that the reference engine's own oracle test has: 10,000 operations over 100 variables.
+/// The size of `MXNet`'s own test of its engine against a serial run: 10,000 operations over 100 variables.
 #[test]
 fn ten_thousand_operations_over_a_hundred_variables_equal_the_serial_run() {
     watched(|| {

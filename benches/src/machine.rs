@@ -115,7 +115,8 @@ pub fn provenance() -> String {
          this was written{mode}",
         cpu = cpu(),
         cores = cores(),
-        kernel = kernel.trim(),
+        // Without what those add who build it.
+        kernel = kernel.trim().split('-').next().unwrap_or_default(),
         version = env!("CARGO_PKG_VERSION"),
         commit = commit(),
         date = first_line("date", &["-u", "+%Y-%m-%d %H:%M UTC"]).unwrap_or_default(),

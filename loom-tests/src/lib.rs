@@ -6,15 +6,15 @@
 //!
 //! # Twins
 //!
-//! Each model whose claim hangs on one step of a protocol has a twin: the same model with that [`Step`] taken out, which
-//! must fail, and for the reason that the step is there. A twin is an ignored test that another test runs in a process of
+//! A twin is the same model with one [`Step`] taken out, which must fail, and for the reason that the step is there. What
+//! has no twin is in `.ci/planted.txt`. A twin is an ignored test that another test runs in a process of
 //! its own, because a failed model often aborts: loom's objects cannot be dropped while it unwinds.
 //!
 //! # Bounds
 //!
 //! A model states how many preemptions loom may use in one interleaving; `COMPLETE` explores all of them. Whatever
 //! `LOOM_MAX_*` says is ignored: a bound from outside could make a green run mean less than it says.
-
+//!
 //! # shuttle
 //!
 //! `tests/shuttle.rs` has larger models, up to whole engines, under shuttle: with `--cfg raddle_shuttle` alone.

@@ -252,6 +252,20 @@ fn without_the_release_of_the_number_a_failure_is_missed() {
     must_fail("without_the_release_of_the_number_by_a_lane_that_fails", "what a lost device has not done");
 }
 
+/// A wait that begins meanwhile need not wait only if nothing is under way and nothing has failed, and here something
+/// always does one or the other.
+#[test]
+fn a_wait_that_begins_while_a_device_is_lost_finds_the_variable_unsettled() {
+    model(COMPLETE, Flavour::Contract, || {
+        let device = Device::with_lanes(1);
+        let lane = Arc::clone(&device);
+        let lane = thread::spawn(move || lane.ends(0, 7));
+        let is_pending = || !device.timelines[0].is_complete(device.trouble.last_on_device(0, false));
+        assert!(device.trouble.is_unsettled(is_pending), "a wait misses what a lost device has not done");
+        lane.join().unwrap();
+    });
+}
+
 /// Two lanes find their device lost, each by an error of its own, and so does whoever comes after both.
 fn two_lanes_find_their_device_lost() {
     let device = Device::with_lanes(2);

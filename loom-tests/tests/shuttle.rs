@@ -1,4 +1,4 @@
-//! Models that are too large for loom: tens of operations on four to six threads, in thousands of schedules.
+//! Models that are too large for loom: tens of operations on five or six threads, in hundreds to thousands of schedules.
 //!
 //! Every access counts as `SeqCst` here, so these models say nothing about orderings, but about everything else: they run
 //! the library's own types, the last of them whole engines with their threads.
@@ -553,6 +553,41 @@ fn assert_is_loss(error: &WaitError, loses: bool) {
     let WaitError::Failed(error) = error else { panic!("{error}") };
     let of_device = matches!(error.cause(), Cause::Device(_) | Cause::Error(_));
     assert!(loses && of_device, "{error}");
+}
+
+/// Whoever has waited for a variable finds counted what a device has done to it, also if the wait begins while the lane
+/// says that it is over.
+fn waits_for_what_a_device_does() {
+    const GPU: Context = Context::Gpu(0);
+    let gpu = SimulatedGpu::builder().build();
+    let builder = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).idle(IdlePolicy::Park);
+    let engine = builder.gpu(gpu).build().unwrap();
+    let var = engine.device_var::<u64>(GPU, 1).unwrap();
+    // `std`'s, so that it makes no schedule.
+    let pushed = Arc::new(AtomicUsize::new(0));
+    let (its_engine, its_var, count) = (engine.clone(), var.clone(), Arc::clone(&pushed));
+    let waiter = thread::spawn(move || {
+        for _ in 0..8 {
+            let before = count.load(Relaxed) as u64;
+            its_engine.wait_for_var(&its_var).unwrap();
+            assert!(its_engine.version(&its_var) >= before, "what is over is not counted");
+        }
+    });
+    for number in 1..4 {
+        let kernel = |stream: &mut GpuStream, var: &mut DeviceVec<u64>| {
+            stream.simulated().unwrap().launch(std::time::Duration::ZERO, var, |_| {})
+        };
+        engine.op("kernel").on(GPU).launch(var.write(), kernel).unwrap();
+        pushed.store(number, Relaxed);
+    }
+    waiter.join().unwrap();
+    drop(var);
+    engine.shutdown(Shutdown::Drain, None).unwrap();
+}
+
+#[test]
+fn who_waits_for_what_a_device_does_finds_it_counted() {
+    explore(2000, waits_for_what_a_device_does);
 }
 
 #[test]

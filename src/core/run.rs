@@ -108,7 +108,8 @@ impl Core {
             for access in op.op().accesses() {
                 let cell = VarCell::of(access);
                 if cell.trouble().has_failed() && access.mode() != Mode::Overwrite {
-                    // SAFETY: the operation is ready, so it holds its variables.
+                    // SAFETY: the operation is ready, so it holds its variables; and what devices write there is complete, or the
+                    // caller has taken its turn.
                     if let Some(failure) = unsafe { cell.trouble().failure() } {
                         return Verdict::Skip(failure);
                     }
@@ -226,11 +227,19 @@ impl Core {
     }
 
     /// Ends an operation with `result` and adds what becomes ready by it to `ready`.
-    pub(crate) fn settle(self: &Arc<Self>, op: OpRef<Task>, result: Result<(), OpError>, ready: &mut ReadyList<Task>) {
-        match &result {
-            _ if op.task().has(flag::SILENT | flag::DEVICE) => self.note_special(op, &result),
-            Ok(()) => self.count_mutations(op),
-            Err(failure) => self.fail_variables(op, failure),
+    pub(crate) fn settle(
+        self: &Arc<Self>,
+        op: OpRef<Task>,
+        mut result: Result<(), OpError>,
+        ready: &mut ReadyList<Task>,
+    ) {
+        if op.task().has(flag::SILENT | flag::DEVICE) {
+            self.note_special(op, &mut result);
+        } else {
+            match &result {
+                Ok(()) => self.count_mutations(op),
+                Err(failure) => self.fail_variables(op, failure),
+            }
         }
         let ticket = op.task().ticket;
         if op.task().has(flag::REPORTS) {
@@ -254,7 +263,7 @@ impl Core {
 
     /// What [`settle`](Self::settle) begins with, for an operation that leaves its variables' state alone or is a
     /// device's.
-    fn note_special(&self, op: OpRef<Task>, result: &Result<(), OpError>) {
+    fn note_special(&self, op: OpRef<Task>, result: &mut Result<(), OpError>) {
         match result {
             Ok(()) if op.task().has(flag::SILENT) => {}
             Err(failure) if op.task().has(flag::SILENT) => self.failures.add_loose(failure.clone()),
@@ -262,7 +271,7 @@ impl Core {
                 self.clear_overwritten(op);
                 self.count_on_device(op);
             }
-            Err(failure) => self.fail_on_device(op, failure),
+            Err(failure) => *failure = self.fail_on_device(op, failure.clone()),
         }
     }
 
@@ -331,7 +340,7 @@ impl Core {
             // SAFETY: the operation is not passed on yet, so it holds its variables.
             unsafe { cell.mutated() };
             if access.mode() == Mode::Overwrite && cell.trouble().has_failed() {
-                // SAFETY: as above.
+                // SAFETY: as above, and as an operation of the CPU it comes after what is complete on devices.
                 unsafe { cell.trouble().set_failure(None) };
                 self.failures.clear_variable(cell.queue().id());
             }
@@ -364,23 +373,24 @@ impl Core {
         }
     }
 
-    /// As [`fail_variables`](Self::fail_variables), for a device's operation, which may have passed its variables on.
-    pub(crate) fn fail_on_device(&self, op: OpRef<Task>, failure: &OpError) {
-        self.gpus.turns().take(|| self.fail_variables(op, failure));
-    }
-
-    /// Fails a device's operation that was under way when the device failed; gives the failure, which is the one that it
-    /// comes after where there is one.
-    pub(crate) fn fault_on_device(&self, op: OpRef<Task>, error: &DeviceError) -> OpError {
+    /// As [`fail_variables`](Self::fail_variables), for a device's operation, which may have passed its variables on. Gives
+    /// the failure, which where the device is lost is that of another operation, if the loss has failed one of the variables
+    /// already.
+    pub(crate) fn fail_on_device(&self, op: OpRef<Task>, failure: OpError) -> OpError {
         self.gpus.turns().take(|| {
-            // SAFETY: lanes take turns, and nobody else changes it before the operation is complete.
-            let known = op.op().accesses().iter().find_map(|access| unsafe { VarCell::of(access).trouble().failure() });
-            let task = op.task();
-            let failure =
-                known.unwrap_or_else(|| OpError::new(&task.name, task.location, Cause::Device(error.clone())));
+            // SAFETY: it is the lane's turn.
+            let failure_of = |access| unsafe { VarCell::of(access).trouble().failure() };
+            let known = op.op().accesses().iter().filter_map(failure_of).find(OpError::is_loss);
+            let failure = known.filter(|_| failure.is_loss()).unwrap_or(failure);
             self.fail_variables(op, &failure);
             failure
         })
+    }
+
+    /// Fails a device's operation that was under way when the device was lost, by `error`; gives the failure.
+    pub(crate) fn lose_on_device(&self, op: OpRef<Task>, error: &DeviceError) -> OpError {
+        let task = op.task();
+        self.fail_on_device(op, OpError::new(&task.name, task.location, Cause::Device(error.clone())))
     }
 
     fn fail_variables(&self, op: OpRef<Task>, failure: &OpError) {

@@ -30,7 +30,7 @@ impl Core {
         let clear = |cx: &RunContext<'_>| {
             for access in cx.op().op().accesses() {
                 let cell = VarCell::of(access);
-                // SAFETY: the operation runs and names the variable as written.
+                // SAFETY: the operation runs, names the variable as written, and comes after what is complete on devices.
                 if unsafe { cell.trouble().set_failure(None) }.is_some() {
                     cx.core().failures.clear_variable(cell.queue().id());
                 }

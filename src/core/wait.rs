@@ -62,8 +62,7 @@ impl Core {
 
     /// Whether `cell` has failed, or devices have something left to do with it.
     fn is_troubled(&self, cell: &VarCell, for_reading: bool) -> bool {
-        cell.trouble().is_any()
-            && (cell.trouble().has_failed() || self.lane_before(cell, for_reading, |_| true).is_some())
+        cell.trouble().is_unsettled(|| self.lane_before(cell, for_reading, |_| true).is_some())
     }
 
     /// Waits for an outcome. An operation that waits gives its worker to another thread meanwhile.

@@ -314,7 +314,7 @@ impl Issuer<'_> {
         for access in op.op().accesses() {
             VarCell::of(access).trouble().note_on_device(marks, self.number, seq, access.mode().is_write());
         }
-        let result = self.core.call(op, Some(&mut self.stream));
+        let mut result = self.core.call(op, Some(&mut self.stream));
         if let Err(failure) = &result
             && let Cause::Device(error) = failure.cause()
             && error.is_lost()
@@ -331,9 +331,9 @@ impl Issuer<'_> {
         if streams || self.foresight > 0 && !own {
             self.record();
         }
-        match &result {
+        match &mut result {
             Ok(()) => self.core.clear_overwritten(op),
-            Err(failure) => self.core.fail_on_device(op, failure),
+            Err(failure) => *failure = self.core.fail_on_device(op, failure.clone()),
         }
         let spent = tracker::complete(op, &mut self.ready);
         self.flights.push_back(Flight { seq, op, spent, result, clock: self.seen });
@@ -405,22 +405,27 @@ impl Issuer<'_> {
             None => self.stream.inner().passed(),
         };
         match looked {
-            Ok(passed) => match self.covered(passed.min(self.marked)) {
-                seq if seq > self.passed => {
+            Ok(passed) => match (self.covered(passed.min(self.marked)), self.core.gpus().lost(self.context)) {
+                (seq, None) if seq > self.passed => {
                     self.patience.renew();
                     self.advance(seq, None);
                 }
+                // What covers it on another lane may be complete because that has found the loss.
+                (seq, Some(error)) if seq > self.passed => self.fail(&error.clone()),
                 _ => self.patience.wait(),
             },
-            Err(error) => {
-                self.core.gpus().gpus[self.lane().gpu].lose(&error);
-                self.marked = self.issued;
-                self.advance(self.issued, Some(&error));
-            }
+            Err(error) => self.fail(&error),
         }
         if self.marked == self.passed && self.issued > self.passed {
             self.mark();
         }
+    }
+
+    /// Ends everything that was issued, because of `error`.
+    fn fail(&mut self, error: &DeviceError) {
+        self.core.gpus().gpus[self.lane().gpu].lose(error);
+        self.marked = self.issued;
+        self.advance(self.issued, Some(error));
     }
 
     /// The last operation up to `seq` behind which nothing is left to be counted on other lanes: they end in their order,
@@ -441,7 +446,7 @@ impl Issuer<'_> {
         for flight in self.flights.iter_mut().take_while(|flight| flight.seq <= seq) {
             match (&flight.result, fault) {
                 (Ok(()), None) => self.core.count_on_device(flight.op),
-                (Ok(()), Some(error)) => flight.result = Err(self.core.fault_on_device(flight.op, error)),
+                (Ok(()), Some(error)) => flight.result = Err(self.core.lose_on_device(flight.op, error)),
                 (Err(_), _) => {}
             }
         }

@@ -231,7 +231,7 @@ impl Sleep {
             word.nappers.fetch_and(!bit, Relaxed);
         }
         // Relaxed: released by the decrement that ends the search. A notifier that still sees the bit wakes this worker
-        // in vain, but comes before the fence after that decrement; README.md, case 2.
+        // in vain, but comes before the fence after that decrement; README.md, where a worker was woken.
         word.sleepers.fetch_and(!bit, Relaxed);
     }
 

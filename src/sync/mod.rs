@@ -30,8 +30,8 @@
 //!
 //! `ThreadSanitizer` follows what the orderings of accesses hand over, and nothing that a fence does: the fence takes
 //! place, but is not taken for an edge. The cfg `raddle_tsan`, which `.ci/run sanitizers` sets, therefore replaces the
-//! one fence that is an edge, in [`acquire`]. The `SeqCst` fences hand nothing over, they keep accesses from passing each
-//! other, and stay as they are; no other module may use a fence for an edge. crossbeam's crates have switches of their
+//! one fence that is an edge, in [`acquire`]. The `SeqCst` fences hand over nothing but words that are atomics
+//! themselves, and stay as they are; no other module may use a fence to hand over data. crossbeam's crates have switches of their
 //! own.
 
 pub(crate) mod deque;

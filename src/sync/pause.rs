@@ -1,6 +1,6 @@
 //! Points at which a test makes one thread stand still in the midst of a protocol, to see what that delays.
 //!
-//! [`at`] is called before or after each step that other threads can see. In an ordinary build it is nothing; under the
+//! [`at`] is called before or after each step of the protocols below that other threads can see. In an ordinary build it is nothing; under the
 //! cfg `raddle_pause`, which `tests/faults.rs` is built with, it looks whether the calling thread has armed a `Stop`
 //! there, and stands still until that is released. A thread that has armed none passes.
 

@@ -1,6 +1,6 @@
 //! Switches that take one step out of a protocol, so that a model can show that the step is needed.
 //!
-//! Each model of `loom-tests` has a twin that runs the same model with one [`Step`] removed and must fail. The switch is
+//! A twin runs a model of `loom-tests` with one [`Step`] removed and must fail. The switch is
 //! per OS thread, and loom runs all threads of a model on one, so tests do not see each other's. Outside the models
 //! [`removed`] is `false` at compile time.
 
@@ -20,7 +20,7 @@ pub enum Step {
     ReadersPassOn,
     /// A retired record is reclaimed after the epoch, not at once.
     ReclaimAfterEpoch,
-    /// `Sleep::park` looks for work once more after it has announced itself.
+    /// `Worker::search` looks for work once more after it has announced itself.
     LookAgainBeforePark,
     /// `Sleep::notify` orders the push before the look at the sleepers by a fence.
     NotifyFence,

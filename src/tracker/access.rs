@@ -23,6 +23,7 @@ pub(super) const DONE: usize = 4;
 const LINKED_READ_OK: usize = 8;
 /// The next access was entitled to `WRITE_OK` when it was linked.
 const LINKED_WRITE_OK: usize = 16;
+const _: () = assert!(LINKED_WRITE_OK < align_of::<Access<()>>(), "a pointer to an access has room for the flags");
 
 /// The tag that a word gets by the link of an access entitled to `flags`.
 #[inline]

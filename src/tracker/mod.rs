@@ -22,7 +22,7 @@
 //! `WRITE_OK`, `DONE` and a next is *spent*: it is retired. The record of an operation lives until all its accesses are
 //! retired and nobody holds it; who takes the last of these shares gives it back. Most operations have one access and, at
 //! their end, one holder, who then leaves the record to the access ([`end`]): whoever finds that spent gives the record
-//! back without a look at its head, which would have to come from the core that ran the operation.
+//! back and counts nothing.
 //!
 //! Each flag reaches an access by exactly one way: it was entitled to it when it was linked (its pusher sets it, or a helper
 //! leaves it as a hint which the pusher turns into the flag), or its predecessor got the entitlement later, and whoever
@@ -102,6 +102,8 @@ mod tests;
 
 pub use access::{Access, Mode};
 pub use op::{INLINE_ACCESSES, Op, OpRef, ReadyList};
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub use pool::fits as fits_pool;
 pub use queue::VarQueue;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use stack::{Node, Stack};

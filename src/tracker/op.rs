@@ -38,7 +38,7 @@ pub struct Op<T> {
     count: u32,
     /// The next operation of the list that this one is in: a [`ReadyList`], or a queue of the scheduler.
     pub link: AtomicPtr<Op<T>>,
-    /// The access of an operation that has only one. Whoever completes what it comes after writes it, `link` and `wait`, so
+    /// The access of an operation that has only one. Whoever completes what it comes after needs it, `link` and `wait`, so
     /// they share a line.
     sole: MaybeUninit<Access<T>>,
     accesses: NonNull<Access<T>>,
@@ -47,7 +47,7 @@ pub struct Op<T> {
     /// Closed variables let the operation in: it is a deletion, or the engine's wait for one.
     pub(super) passes_closed: bool,
     pub(super) stamp: Stamp,
-    /// Everything before this is what helpers may read until the epoch has passed.
+    /// Nothing of this, but everything around it, is what helpers may read until the epoch has passed.
     task: UnsafeCell<MaybeUninit<T>>,
     inline: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
 }

@@ -115,8 +115,9 @@ unsafe fn raw(layout: std::alloc::Layout) -> NonNull<u8> {
 /// The first word of a record, which belongs to the pool.
 pub(super) type PoolWord = std::sync::atomic::AtomicPtr<()>;
 
+/// Whether records with such a task are reused.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const fn fits<T>() -> bool {
+pub const fn fits<T>() -> bool {
     !cfg!(raddle_unpooled)
         && size_of::<Op<T>>() <= records::SIZE
         && align_of::<Op<T>>() <= records::ALIGN
@@ -140,7 +141,7 @@ mod records {
     pub(super) const SIZE: usize = 384;
     pub(super) const ALIGN: usize = 64;
 
-    /// Records per group, as many as a cache line names.
+    /// Records per group, as many as the words of a cache line.
     const GROUP: usize = 8;
 
     /// Records per batch. Picked: at 64, the bags of crossbeam-epoch, which hold 64 deferred functions, are allocated
@@ -226,8 +227,10 @@ mod records {
             // SAFETY: as above.
             self.0 = unsafe { fields.1.read() };
             if let Some(next) = self.0 {
-                // SAFETY: the record is at least as long.
-                hint::prefetch_write(unsafe { next.byte_add(NAMES.start) }.as_ptr());
+                for at in [NAMES.start, NAMES.end - 1] {
+                    // SAFETY: the record is at least as long.
+                    hint::prefetch_write(unsafe { next.byte_add(at) }.as_ptr());
+                }
             }
             let mut records = [leader.cast(); GROUP];
             records[1..].copy_from_slice(&names);

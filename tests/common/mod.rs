@@ -47,19 +47,23 @@ pub fn engine(kind: EngineKind, workers: usize) -> Engine {
     Engine::builder().kind(kind).workers(workers).pin(false).build().expect("the engine is built")
 }
 
-/// Engines of every kind, with names for messages: one, two and four workers, and every idle policy.
+/// Engines of every kind, with names for messages: one, two and four workers, workers that
+/// spin for a while, that sleep at once and that are pinned.
 pub fn all_engines() -> Vec<(String, Engine)> {
     let mut engines = vec![("Naive".to_owned(), engine(EngineKind::Naive, 1))];
     let policies = [
-        (1, IdlePolicy::default()),
-        (2, IdlePolicy::Park),
-        (2, IdlePolicy::SpinThenPark(Duration::from_millis(1))),
-        (4, IdlePolicy::default()),
+        (1, IdlePolicy::default(), false),
+        (2, IdlePolicy::Park, false),
+        (2, IdlePolicy::SpinThenPark(Duration::from_millis(1)), false),
+        (2, IdlePolicy::default(), true),
+        (4, IdlePolicy::default(), false),
     ];
     for kind in THREADED {
-        for (workers, idle) in policies {
-            let engine = Engine::builder().kind(kind).workers(workers).idle(idle).pin(false).build();
-            engines.push((format!("{kind} with {workers} workers, {idle:?}"), engine.expect("the engine is built")));
+        for (workers, idle, pinned) in policies {
+            let engine = Engine::builder().kind(kind).workers(workers).idle(idle).pin(pinned).build();
+            let pins = if pinned { ", pinned" } else { "" };
+            let name = format!("{kind} with {workers} workers, {idle:?}{pins}");
+            engines.push((name, engine.expect("the engine is built")));
         }
     }
     engines
