@@ -28,9 +28,16 @@ use std::{
 
 use raddle::{Completion, Engine, OpBuilder, Operator, Property, Token, Var, WaitError};
 
-/// `count`, or a hundredth of it where each step is interpreted. For numbers that are large only to make a test see more.
+/// `count`, or a hundredth of it where each step is interpreted, or half where each is watched. For numbers that are large
+/// only to make a test see more.
 pub const fn fewer(count: usize) -> usize {
-    if cfg!(miri) { count.div_ceil(100) } else { count }
+    if cfg!(miri) {
+        count.div_ceil(100)
+    } else if cfg!(any(raddle_tsan, raddle_unpooled)) {
+        count.div_ceil(2)
+    } else {
+        count
+    }
 }
 
 /// The number of an operation in its program.
