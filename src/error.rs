@@ -165,9 +165,12 @@ impl fmt::Debug for OpError {
 }
 
 impl OpError {
-    /// Whether the operation failed because its device is lost.
-    pub(crate) fn is_loss(&self) -> bool {
-        matches!(self.cause(), Cause::Device(error) if error.is_lost())
+    /// The loss of a device, if the operation failed because of one.
+    pub(crate) fn loss(&self) -> Option<&DeviceError> {
+        match self.cause() {
+            Cause::Device(error) if error.is_lost() => Some(error),
+            _ => None,
+        }
     }
 }
 

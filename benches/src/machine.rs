@@ -156,7 +156,7 @@ static TRIPS: Mutex<Vec<f64>> = Mutex::new(vec![]);
 /// something and an answer. Every engine pays it. Where the cores are virtual it changes with where the host puts them,
 /// tenfold. `None`: there is one core.
 fn round_trip() -> Option<f64> {
-    const TRIPS: u32 = 1000;
+    const COUNT: u32 = 1000;
     if cores() < 2 {
         return None;
     }
@@ -166,32 +166,26 @@ fn round_trip() -> Option<f64> {
             std::hint::spin_loop();
         }
     };
-    let (start, mut ns) = (AtomicU32::new(0), 0.0);
-    let meet = || {
-        start.fetch_add(1, Relaxed);
-        while start.load(Relaxed) < 2 {
-            std::hint::spin_loop();
-        }
+    let there_and_back = |trip| {
+        word.store(2 * trip + 1, Relaxed);
+        until(2 * trip + 2);
     };
-    std::thread::scope(|scope| {
+    let ns = std::thread::scope(|scope| {
         scope.spawn(|| {
             pinned(-1, || {
-                meet();
-                for trip in 0..TRIPS {
+                for trip in 0..=COUNT {
                     until(2 * trip + 1);
                     word.store(2 * trip + 2, Relaxed);
                 }
             });
         });
-        ns = pinned(0, || {
-            meet();
+        pinned(0, || {
+            // The first one waits for the other thread to begin.
+            there_and_back(0);
             let begin = Instant::now();
-            for trip in 0..TRIPS {
-                word.store(2 * trip + 1, Relaxed);
-                until(2 * trip + 2);
-            }
-            begin.elapsed().as_nanos() as f64 / f64::from(TRIPS)
-        });
+            (1..=COUNT).for_each(there_and_back);
+            begin.elapsed().as_nanos() as f64 / f64::from(COUNT)
+        })
     });
     Some(ns)
 }

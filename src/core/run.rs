@@ -380,8 +380,8 @@ impl Core {
         self.gpus.turns().take(|| {
             // SAFETY: it is the lane's turn.
             let failure_of = |access| unsafe { VarCell::of(access).trouble().failure() };
-            let known = op.op().accesses().iter().filter_map(failure_of).find(OpError::is_loss);
-            let failure = known.filter(|_| failure.is_loss()).unwrap_or(failure);
+            let known = op.op().accesses().iter().filter_map(failure_of).find(|known| known.loss().is_some());
+            let failure = known.filter(|_| failure.loss().is_some()).unwrap_or(failure);
             self.fail_variables(op, &failure);
             failure
         })

@@ -316,8 +316,7 @@ impl Issuer<'_> {
         }
         let mut result = self.core.call(op, Some(&mut self.stream));
         if let Err(failure) = &result
-            && let Cause::Device(error) = failure.cause()
-            && error.is_lost()
+            && let Some(error) = failure.loss()
         {
             self.core.gpus().gpus[self.lane().gpu].lose(error);
         }

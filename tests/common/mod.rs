@@ -47,8 +47,8 @@ pub fn engine(kind: EngineKind, workers: usize) -> Engine {
     Engine::builder().kind(kind).workers(workers).pin(false).build().expect("the engine is built")
 }
 
-/// Engines of every kind, with names for messages: one, two and four workers, workers that
-/// spin for a while, that sleep at once and that are pinned.
+/// Engines of every kind, with names for messages: one, two and four workers, some that spin for
+/// a while, some that sleep at once, some that are pinned.
 pub fn all_engines() -> Vec<(String, Engine)> {
     let mut engines = vec![("Naive".to_owned(), engine(EngineKind::Naive, 1))];
     let policies = [
