@@ -20,6 +20,7 @@ use crate::{
     core::{Core, Entries, Spec},
     device::{Context, DeviceError, DeviceVec, Driver, PinnedVec},
     error::{BuildError, OpError, PushError, ShutdownError, WaitError},
+    gpu::ImportedStream,
     handle::VarWait,
     kind::{EngineKind, Placement},
     name::Name,
@@ -179,6 +180,15 @@ impl Engine {
     pub fn pinned_var<T: Pod + Send + Sync>(&self, gpu: Context, len: usize) -> Result<Var<PinnedVec<T>>, DeviceError> {
         let memory = PinnedVec::<T>::new(&self.driver(gpu)?, len)?;
         Ok(Var::new(Token::placed(&self.core, memory, true)))
+    }
+
+    /// Makes a variable for a stream of the program's own, for operations that issue work on it by
+    /// [`GpuStream::include`](crate::GpuStream::include). An operation that mutates it has the stream to itself, and two that
+    /// do are issued in push order; neither the host nor the device waits for more than that.
+    ///
+    /// Name it with [`overwrite`](crate::Var::overwrite): then an operation that fails leaves the stream to the next.
+    pub fn stream_var(&self, stream: ImportedStream) -> Var<ImportedStream> {
+        Var::new(Token::placed(&self.core, stream, false))
     }
 
     fn driver(&self, context: Context) -> Result<Arc<dyn Driver>, DeviceError> {

@@ -86,7 +86,7 @@ pub use device::{
 };
 pub use engine::{Engine, Shutdown};
 pub use error::{BoxError, BuildError, Cause, OpError, PushError, ShutdownError, WaitError};
-pub use gpu::GpuStream;
+pub use gpu::{GpuStream, ImportedStream};
 pub use handle::{OpHandle, VarWait};
 pub use kind::{EngineKind, Placement};
 pub use name::Name;

@@ -10,7 +10,7 @@ use std::{env, sync::Arc, thread, time::Duration};
 
 use common::{KINDS, THREADED, child, failure, is_child, watched};
 use raddle::{
-    Cause, Context, CudaGpu, DeviceVec, Engine, EngineKind, GpuStream, Property, Var,
+    Cause, Context, CudaGpu, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, Property, Var,
     cudarc::{
         driver::{CudaFunction, DriverError, LaunchConfig, PushKernelArg},
         nvrtc::Ptx,
@@ -258,6 +258,38 @@ fn memory_that_is_not_there_is_refused_and_the_gpu_goes_on() {
         engine.op("fill").push(host.write(), |host| host.fill(7)).unwrap();
         engine.op("in").on(GPU).copy_to_device(&host, &device).unwrap();
         assert_eq!(values(&engine, &device, 8), [7; 8]);
+    });
+}
+
+/// Kernels that take a while on a stream of the program's own, between such as do not on the lanes' streams.
+#[test]
+fn work_on_an_imported_stream_is_in_order_with_all_operations() {
+    watched(|| {
+        let Some(gpu) = gpu() else { return };
+        let kernels = Kernels::load(&gpu);
+        for kind in KINDS {
+            let engine = engine(kind, &gpu);
+            let stream = gpu.context().new_stream().expect("a stream");
+            let own = engine.stream_var(ImportedStream::cuda(&gpu, stream).expect("it is of the same context"));
+            let (host, var) = (engine.pinned_var::<u32>(GPU, 1).unwrap(), engine.device_var::<u32>(GPU, 1).unwrap());
+            engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+            let mut expected = 0u32;
+            for round in 0..50 {
+                let property = if round % 3 == 0 { Property::GpuPrioritized } else { Property::Normal };
+                let (first, second) = (Arc::clone(&kernels), Arc::clone(&kernels));
+                let include = move |stream: &mut GpuStream, (values, own): (&mut _, &mut ImportedStream)| {
+                    let included = stream.include(own, |own| first.late(own, values, 3, round));
+                    included.and_then(|launched| launched.map_err(Into::into))
+                };
+                let include =
+                    engine.op("own").on(GPU).property(property).launch((var.write(), own.overwrite()), include);
+                include.unwrap();
+                let step = move |stream: &mut GpuStream, values: &mut _| second.affine(stream, values, 5, 1);
+                engine.op("lane").on(GPU).launch(var.write(), step).unwrap();
+                expected = expected.wrapping_mul(3).wrapping_add(round).wrapping_mul(5).wrapping_add(1);
+            }
+            assert_eq!(values(&engine, &var, 1), [expected], "{kind}");
+        }
     });
 }
 

@@ -16,6 +16,8 @@ mod mixed;
 mod order;
 #[path = "devices/results.rs"]
 mod results;
+#[path = "devices/streams.rs"]
+mod streams;
 
 use std::time::Duration;
 

@@ -1,16 +1,22 @@
 //! Lanes of devices: what a lane says of its stream, and of a device that fails, against operations that wait for it and
-//! lanes that ask for its events.
+//! lanes that ask for its events; and the simulated device, which is worked off by whoever polls it.
 //!
 //! Whole lanes, with a simulated device, are in `shuttle.rs`: they have too many threads for loom.
 #![cfg(raddle_loom)]
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool as StdBool, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool as StdBool, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use loom::{cell::UnsafeCell, thread};
-use raddle::internals::{Flavour, Marks, Recorded, Step, Timeline, Trouble, Turns};
+use raddle::{
+    GpuStream, ImportedStream, SimulatedGpu,
+    internals::{Flavour, Marks, Recorded, Step, Timeline, Trouble, Turns},
+};
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
 /// What a device writes, or a lane notes of an operation.
@@ -315,4 +321,65 @@ fn an_operation_that_is_issued_while_its_device_is_lost_fails_as_what_it_comes_a
             assert_eq!(device.ends(1, 8), 7);
         }
     });
+}
+
+// --------------------------------------------------------------------------------------------------- streams ----
+
+/// Launches a kernel that finds `before` and leaves the next number.
+fn launch(stream: &mut GpuStream, data: &Arc<Data>, before: u64) {
+    let data = Arc::clone(data);
+    let kernel = move |()| {
+        assert_eq!(data.read(), before);
+        data.write(before + 1);
+    };
+    stream.simulated().expect("it is simulated").launch(Duration::ZERO, (), kernel).expect("the device is sound");
+}
+
+/// A device with two streams is polled by two threads, either of which may run any kernel. One has its second kernel on a
+/// stream of its own, between two of its lane's.
+fn a_kernel_on_an_included_stream_while_another_thread_polls() {
+    let (gpu, data) = (SimulatedGpu::new(), Data::new());
+    let mut other = GpuStream::alone(&gpu);
+    let other = thread::spawn(move || {
+        launch(&mut other, &Data::new(), 0);
+        other.end();
+    });
+    let (mut lane, mut own) = (GpuStream::alone(&gpu), ImportedStream::simulated(&gpu).expect("it is sound"));
+    launch(&mut lane, &data, 0);
+    lane.include(&mut own, |own| launch(own, &data, 1)).expect("it is sound");
+    launch(&mut lane, &data, 2);
+    lane.end();
+    assert_eq!(data.read(), 3);
+    other.join().unwrap();
+}
+
+#[test]
+fn what_is_issued_on_an_included_stream_is_done_in_order_whoever_polls() {
+    model(5, Flavour::Contract, a_kernel_on_an_included_stream_while_another_thread_polls);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_the_wait_before_an_included_stream() {
+    without(Step::IncludedComesAfter, || {
+        model(5, Flavour::Contract, a_kernel_on_an_included_stream_while_another_thread_polls);
+    });
+}
+
+#[test]
+fn without_the_wait_before_an_included_stream_it_comes_too_early() {
+    must_fail("without_the_wait_before_an_included_stream", "a kernel panicked");
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_the_wait_behind_an_included_stream() {
+    without(Step::IncludedComesBefore, || {
+        model(5, Flavour::Contract, a_kernel_on_an_included_stream_while_another_thread_polls);
+    });
+}
+
+#[test]
+fn without_the_wait_behind_an_included_stream_it_comes_too_late() {
+    must_fail("without_the_wait_behind_an_included_stream", "a kernel panicked");
 }

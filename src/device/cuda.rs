@@ -323,6 +323,18 @@ impl CudaGpu {
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.0.context
     }
+
+    /// A stream of the program's own as one of the engine's, but without marks: what it does is known by events.
+    pub(crate) fn import(&self, stream: Arc<CudaStream>) -> Result<Box<dyn Stream>, DeviceError> {
+        self.0.sound()?;
+        if stream.context().cu_ctx() != self.0.context.cu_ctx() {
+            let code = CUresult::CUDA_ERROR_INVALID_CONTEXT as i32;
+            let message = format!("the stream is not of the primary context of {}; make it there", self.0.name);
+            return Err(DeviceError::refused(code, message));
+        }
+        let marks = Marks::Events { pending: VecDeque::new(), passed: 0 };
+        Ok(Box::new(LaneStream { gpu: self.clone(), stream, marks }))
+    }
 }
 
 impl fmt::Debug for CudaGpu {
@@ -611,6 +623,10 @@ impl Drop for LaneStream {
 }
 
 impl Stream for LaneStream {
+    fn home(&self) -> Home {
+        self.gpu.0.home()
+    }
+
     fn record(&mut self) -> Result<Event, DeviceError> {
         let raw = self.record_raw(self.ready()?)?;
         Ok(Event(Recorded::Cuda(Arc::new(CudaEvent { gpu: self.gpu.clone(), raw }))))

@@ -251,6 +251,9 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
 ///
 /// An error that is not a loss means that the call had no effect, and leaves the stream as it was.
 pub(crate) trait Stream: Send {
+    /// Whose memory its commands work on.
+    fn home(&self) -> Home;
+
     /// Makes an event of this point: it happens when all that was issued before is done.
     fn record(&mut self) -> Result<Event, DeviceError>;
 

@@ -440,6 +440,10 @@ impl Drop for Simulated {
 }
 
 impl Stream for Simulated {
+    fn home(&self) -> Home {
+        Home::Simulated(self.device.number)
+    }
+
     fn record(&mut self) -> Result<Event, DeviceError> {
         let moment = Arc::new(Moment::new());
         self.issue(Call::Record, Command::Record(Arc::clone(&moment)))?;
@@ -471,7 +475,7 @@ impl Stream for Simulated {
     }
 
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
-        let home = Home::Simulated(self.device.number);
+        let home = self.home();
         for address in [from, to] {
             // Any simulated memory is the host's, so that copies between devices need nothing else.
             if !matches!(address.home, Home::Host | Home::Simulated(_)) {

@@ -25,7 +25,7 @@ mod issuer;
 pub(crate) mod marks;
 mod stream;
 
-pub use stream::GpuStream;
+pub use stream::{GpuStream, ImportedStream};
 
 use marks::{LANES_PER_GPU, Timeline};
 

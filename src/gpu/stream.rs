@@ -1,15 +1,36 @@
-//! What the function of a device operation gets.
+//! What the function of a device operation gets: the stream of its lane, and beside it streams of the program's own.
+//!
+//! # Streams of the program's own
+//!
+//! [`GpuStream::include`] puts one in order with the stream of the lane for the time of a function: what is issued on it is
+//! enclosed by an event of the one that the other waits for, and an event of the other that the one waits for. So all that
+//! an operation issues is before the next mark or event of its lane, which is all that the engine asks for.
+//!
+//! | state of the lane's stream | how it gets there | next |
+//! |---|---|---|
+//! | alone | – | forked |
+//! | forked | the other one waits for an event of it; the function runs, and may issue on the other one only | alone, given up |
+//! | alone | it waits for an event of the other one, after as many tries as a mark has | forked |
+//! | given up | no try did it; it is dead, so that nothing more is issued, and the engine gives up the device | – |
 
-use std::{any::Any, fmt};
+use std::{any::Any, fmt, panic::resume_unwind};
 
 use super::issuer::MARK_TRIES;
-use crate::device::{Address, Context, DeviceError, DeviceVec, Event, PinnedVec, Stream, simulated::SimulatedStream};
+use crate::{
+    device::{
+        Address, Context, DeviceError, DeviceVec, Driver, Event, Home, PinnedVec, Role, Stream,
+        simulated::{SimulatedGpu, SimulatedStream},
+    },
+    panics,
+    sync::weaken::{Step, removed},
+};
 
 /// The stream that a device operation issues its work on; from [`OpBuilder::launch`](crate::OpBuilder::launch)
 /// its siblings.
 ///
 /// What the function puts on it runs on the device after everything that the operation comes after, and the operation is
-/// complete when the device has done it. Other streams may be used as well if they are put in order with this one.
+/// complete when the device has done it. Streams of the program's own are put in order with it by
+/// [`include`](Self::include).
 pub struct GpuStream {
     stream: Box<dyn Stream>,
     context: Context,
@@ -48,14 +69,90 @@ impl GpuStream {
     /// The stream for CUDA: cudarc's, from which libraries get theirs and which gives the raw one by `cu_stream()`; `None`
     /// on other devices.
     ///
-    /// Streams of the program's own, also raw ones (cudarc's `wrap_borrowed_stream`), are put in order with it by `join`:
-    /// this stream joins one whose work the operation is to include, and one whose work is to come after the operation's
-    /// joins this one. What is put on it must use nothing beyond the operation's variables that does not outlive the
-    /// device's work, which is why cudarc's launches are `unsafe`.
+    /// What is put on it must use nothing beyond the operation's variables that does not outlive the device's work, which is
+    /// why cudarc's launches are `unsafe`. For work on streams of the program's own see [`include`](Self::include).
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn cuda(&mut self) -> Option<std::sync::Arc<cudarc::driver::CudaStream>> {
         crate::device::cuda_stream(&mut *self.stream)
+    }
+
+    /// Calls `f` with `other`, a stream of the program's own, and makes what `f` issues on it a part of this operation: the
+    /// device does it after what was issued on this stream before, and before what is issued on it afterwards. `f` need not
+    /// issue anything.
+    ///
+    /// This is for what is bound to a stream, like the handle of a library: it works on its stream, and is in order with all
+    /// operations. What the program has put on that stream otherwise comes in its place there, so that this operation waits
+    /// for what is before. The host waits for nothing. It costs two events and two waits for events, which operations that
+    /// stay on their lane's stream do not need.
+    ///
+    /// If `f` panics, what it has issued is a part of the operation all the same.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Context, DeviceError, Engine, ImportedStream, SimulatedGpu};
+    /// use std::time::Duration;
+    ///
+    /// let device = SimulatedGpu::default();
+    /// let engine = Engine::builder().gpu(device.clone()).build()?;
+    /// let gpu = Context::Gpu(0);
+    /// // With CUDA: `ImportedStream::cuda(&device, stream)?`.
+    /// let own = engine.stream_var(ImportedStream::simulated(&device)?);
+    /// let values = engine.device_var::<u32>(gpu, 4)?;
+    /// let host = engine.pinned_var::<u32>(gpu, 4)?;
+    /// engine.op("upload").on(gpu).copy_to_device(&host, &values)?;
+    /// engine.op("add").on(gpu).launch((values.write(), own.overwrite()), |stream, (values, own)| {
+    ///     stream.include(own, |own| {
+    ///         let mut own = own.simulated().expect("it is a simulated device");
+    ///         own.launch(Duration::ZERO, values, |values| values.iter_mut().for_each(|value| *value += 1))
+    ///     })?
+    /// })?;
+    /// engine.op("download").on(gpu).copy_from_device(&values, &host)?;
+    /// assert_eq!(engine.op("look").submit(host.read(), |host| host[3])?.wait()?, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `other` is of another device; the device refuses a call, or is lost. In all but the last case `f` has not been called.
+    /// A device that refuses again and again what is needed *after* `f` is given up: all that is under way on it fails, since
+    /// nobody could know what it does still.
+    ///
+    /// # Panics
+    ///
+    /// If `f` does.
+    pub fn include<R>(
+        &mut self,
+        other: &mut ImportedStream,
+        f: impl FnOnce(&mut GpuStream) -> R,
+    ) -> Result<R, DeviceError> {
+        let other = &mut other.0;
+        let before = self.stream.record()?;
+        if self.stream.home() != other.stream.home() {
+            let message = "the imported stream is of another device than the operation; import one of each device";
+            return Err(DeviceError::refused(-1, message));
+        }
+        if !removed(Step::IncludedComesAfter) {
+            other.stream.wait(&before)?;
+        }
+        other.context = self.context;
+        let result = panics::catch(|| f(other));
+        let joined = persist(|| other.stream.record()).and_then(|after| {
+            if removed(Step::IncludedComesBefore) {
+                return Ok(());
+            }
+            persist(|| self.stream.wait(&after))
+        });
+        if let Err(error) = joined {
+            // Nothing that comes later may run beside what is out of order now.
+            self.stream = Box::new(Dead(error.clone()));
+            if let Err(payload) = result {
+                resume_unwind(payload);
+            }
+            return Err(error);
+        }
+        result.map_or_else(|payload| resume_unwind(payload), Ok)
     }
 
     /// The device's own.
@@ -67,13 +164,7 @@ impl GpuStream {
     /// what the device still does, and it has to be given up.
     pub(crate) fn finish(&mut self) -> Result<(), DeviceError> {
         let mark = self.marks + 1;
-        let mut tries = 1;
-        while let Err(error) = self.stream.mark(mark) {
-            if error.is_lost() || tries == MARK_TRIES {
-                return Err(error);
-            }
-            tries += 1;
-        }
+        persist(|| self.stream.mark(mark))?;
         self.marks = mark;
         let mut looks = 0u32;
         while self.stream.passed()? < mark {
@@ -119,10 +210,82 @@ impl GpuStream {
     }
 }
 
-/// A stream that could not be opened: every call gives the reason.
+#[cfg(raddle_loom)]
+impl GpuStream {
+    /// A stream for models, without a lane.
+    pub fn alone(gpu: &SimulatedGpu) -> Self {
+        Self::new(gpu.open(Role::All).expect("the device is sound"), Context::Gpu(0))
+    }
+
+    /// Waits until the device has done what was issued.
+    pub fn end(&mut self) {
+        self.finish().expect("nothing fails");
+    }
+}
+
+/// Makes a call that leaves the device in an unknown state if it cannot be made: some times, unless the device is lost.
+fn persist<R>(mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
+    let mut tries = 1;
+    loop {
+        match call() {
+            Err(error) if !error.is_lost() && tries < MARK_TRIES => tries += 1,
+            done => return done,
+        }
+    }
+}
+
+/// A stream of the program's own, for operations of its device to issue work on: see [`GpuStream::include`].
+///
+/// It belongs to one operation at a time. As the value of a variable ([`Engine::stream_var`](crate::Engine::stream_var))
+/// it is the engine that sees to that. Dropped, it leaves the program's stream as it is.
+pub struct ImportedStream(GpuStream);
+
+impl ImportedStream {
+    fn new(stream: Box<dyn Stream>) -> Self {
+        // The device's place in the engine is known when an operation includes it.
+        Self(GpuStream::new(stream, Context::Cpu))
+    }
+
+    /// A new stream of a simulated device, in the place of one that the program would have.
+    ///
+    /// # Errors
+    ///
+    /// The device is lost.
+    pub fn simulated(gpu: &SimulatedGpu) -> Result<Self, DeviceError> {
+        gpu.open(Role::All).map(Self::new)
+    }
+
+    /// A stream for CUDA: cudarc's, or a raw one by its `wrap_borrowed_stream`.
+    ///
+    /// The stream is not to be captured into a graph while an operation includes it.
+    ///
+    /// # Errors
+    ///
+    /// The stream is of another context than the primary one of `gpu`, where
+    /// [`CudaGpu::context`](crate::CudaGpu::context) makes streams; the device is lost.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(
+        gpu: &crate::device::CudaGpu,
+        stream: std::sync::Arc<cudarc::driver::CudaStream>,
+    ) -> Result<Self, DeviceError> {
+        gpu.import(stream).map(Self::new)
+    }
+}
+
+impl fmt::Debug for ImportedStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ImportedStream").field("home", &self.0.stream.home()).finish()
+    }
+}
+
+/// A stream that could not be opened, or was given up: every call gives the reason.
 struct Dead(DeviceError);
 
 impl Stream for Dead {
+    fn home(&self) -> Home {
+        Home::Host
+    }
+
     fn record(&mut self) -> Result<Event, DeviceError> {
         Err(self.0.clone())
     }
@@ -149,5 +312,120 @@ impl Stream for Dead {
 
     fn as_any(&mut self) -> &mut dyn Any {
         self
+    }
+}
+
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::{device::simulated, sync::lock};
+
+    /// What was called, by the stream's name; calls with a name in `refused` are refused.
+    #[derive(Clone, Default)]
+    struct Calls(Arc<Mutex<(Vec<String>, Vec<&'static str>)>>);
+
+    struct Noting(&'static str, SimulatedGpu, Calls);
+
+    impl Noting {
+        fn note(&self, call: &str) -> Result<(), DeviceError> {
+            let call = format!("{} {call}", self.0);
+            let (calls, refused) = &mut *lock(&self.2.0);
+            let error = refused.contains(&&*call).then(|| DeviceError::refused(801, "not now"));
+            calls.push(call);
+            error.map_or(Ok(()), Err)
+        }
+    }
+
+    impl Stream for Noting {
+        fn home(&self) -> Home {
+            Home::Host
+        }
+
+        fn record(&mut self) -> Result<Event, DeviceError> {
+            self.note("record")?;
+            self.1.open(Role::All)?.record()
+        }
+
+        fn wait(&mut self, _: &Event) -> Result<(), DeviceError> {
+            self.note("wait")
+        }
+
+        fn mark(&mut self, _: u64) -> Result<(), DeviceError> {
+            self.note("mark")
+        }
+
+        fn passed(&mut self) -> Result<u64, DeviceError> {
+            Ok(0)
+        }
+
+        fn probe(&mut self) -> Result<(), DeviceError> {
+            Ok(())
+        }
+
+        unsafe fn copy(&mut self, _: Address, _: Address, _: usize) -> Result<(), DeviceError> {
+            Ok(())
+        }
+
+        fn as_any(&mut self) -> &mut dyn Any {
+            self
+        }
+    }
+
+    /// Includes a stream while some calls are refused; gives the calls, whether the function ran, and what it came to.
+    fn include(refused: &[&'static str]) -> (Vec<String>, Result<(), DeviceError>, GpuStream) {
+        let (gpu, calls) = (SimulatedGpu::builder().clock(simulated::Clock::Instantly).build(), Calls::default());
+        lock(&calls.0).1.extend(refused);
+        let stream = |name| Box::new(Noting(name, gpu.clone(), calls.clone()));
+        let mut lane = GpuStream::new(stream("lane"), Context::Gpu(3));
+        let mut other = ImportedStream::new(stream("other"));
+        let result = lane.include(&mut other, |other| {
+            assert_eq!(other.context(), Context::Gpu(3));
+            lock(&calls.0).0.push("function".to_owned());
+        });
+        let made = lock(&calls.0).0.clone();
+        (made, result, lane)
+    }
+
+    #[test]
+    fn an_included_stream_is_between_two_events() {
+        let (calls, result, mut lane) = include(&[]);
+        assert_eq!(calls, ["lane record", "other wait", "function", "other record", "lane wait"]);
+        result.unwrap();
+        lane.inner().mark(1).unwrap();
+    }
+
+    #[test]
+    fn a_refusal_before_the_function_leaves_the_stream_as_it_was() {
+        for (refused, expected) in [("lane record", 1), ("other wait", 2)] {
+            let (calls, result, mut lane) = include(&[refused]);
+            assert_eq!(calls.len(), expected, "{calls:?}");
+            assert_eq!(result.expect_err("it was refused").code(), 801);
+            lane.inner().mark(1).unwrap();
+        }
+    }
+
+    /// Nothing more may be issued on a stream beside which something runs that it knows nothing of: by its next call the
+    /// engine finds that the device has to be given up.
+    #[test]
+    fn a_stream_whose_included_work_cannot_be_put_in_order_is_dead() {
+        for (refused, others) in [("other record", 3), ("lane wait", 4)] {
+            let (calls, result, mut lane) = include(&[refused]);
+            assert_eq!(calls.iter().filter(|call| *call == refused).count(), MARK_TRIES as usize, "{calls:?}");
+            assert_eq!(calls.len(), others + MARK_TRIES as usize, "{calls:?}");
+            assert_eq!(result.expect_err("it was refused").code(), 801);
+            let after = calls.len();
+            for result in [
+                lane.inner().mark(1),
+                lane.inner().passed().map(drop),
+                lane.inner().probe(),
+                lane.inner().record().map(drop),
+                lane.finish(),
+            ] {
+                assert_eq!(result.expect_err("it is dead").message(), "not now");
+            }
+            assert_eq!(include(&[refused]).0.len(), after);
+        }
     }
 }

@@ -28,6 +28,10 @@ pub enum Step {
     CompletionOfMarks,
     /// Lanes of devices take turns at the failures of their variables.
     LanesTakeTurns,
+    /// What is issued on an included stream comes after what was issued on the lane's.
+    IncludedComesAfter,
+    /// What is issued on the lane's stream comes after what was issued on an included one.
+    IncludedComesBefore,
     /// A nap ends by itself.
     NapEnds,
     /// `Sleep::retract` says that the worker does not nap any more.

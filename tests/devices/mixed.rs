@@ -7,19 +7,19 @@
 
 use std::{
     collections::BTreeSet,
-    sync::Arc,
+    sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
 };
 
 use raddle::{
-    BoxError, Cause, Context, DeviceVec, Engine, EngineKind, GpuStream, OpBuilder, OpError, OpHandle, PinnedVec,
-    Property, Shutdown, SimulatedGpu, Token, Var, WaitError, Write,
+    BoxError, Cause, Context, DeviceError, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, OpBuilder,
+    OpError, OpHandle, PinnedVec, Property, Shutdown, SimulatedGpu, Token, Var, WaitError, Write,
 };
 
 use super::{builder, device, issued, kernel, random, simulated};
 use crate::common::{
-    Drops, KINDS, Meeting, THREADED, eventually,
+    Drops, KINDS, Meeting, THREADED, eventually, lock,
     program::{Access, Random, Source, fewer},
     watched,
 };
@@ -83,6 +83,8 @@ struct Operation {
     property: Property,
     priority: i32,
     no_skip: bool,
+    /// A kernel goes by a stream of the program's own.
+    imported: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -201,6 +203,7 @@ impl Program {
             property: properties[below(properties.len())],
             priority: below(7) as i32 - 3,
             no_skip: fails && below(16) == 0,
+            imported: below(4) == 0,
         });
     }
 }
@@ -373,10 +376,15 @@ enum Fault {
     LoseAfter(usize),
 }
 
+/// What issues a kernel on the stream that it is given.
+type Issue<'a> = Box<dyn FnOnce(&mut GpuStream) -> Result<(), DeviceError> + 'a>;
+
 struct Runner {
     program: Arc<Program>,
     engine: Engine,
     gpus: [SimulatedGpu; 2],
+    /// One for each GPU.
+    own: [Arc<Mutex<ImportedStream>>; 2],
     variables: Vec<Handle>,
     handles: Vec<Option<OpHandle<u64>>>,
     drops: Drops,
@@ -385,6 +393,8 @@ struct Runner {
 impl Runner {
     fn new(program: &Arc<Program>, kind: EngineKind, seed: u64) -> Self {
         let gpus = [random(seed), random(seed ^ 0xFF)];
+        let own = gpus.each_ref().map(|gpu| ImportedStream::simulated(gpu).expect("it is sound"));
+        let own = own.map(|own| Arc::new(Mutex::new(own)));
         let engine = builder(kind).gpu(gpus[0].clone()).gpu(gpus[1].clone()).build().expect("the engine is built");
         let variables = PLACES.iter().enumerate().map(|(variable, &place)| {
             let value = first_value(variable);
@@ -410,7 +420,7 @@ impl Runner {
         });
         let variables = variables.collect();
         engine.wait_for_all().expect("nothing has failed so far");
-        Self { program: Arc::clone(program), engine, gpus, variables, handles: Vec::new(), drops: Drops::new() }
+        Self { program: Arc::clone(program), engine, gpus, own, variables, handles: Vec::new(), drops: Drops::new() }
     }
 
     fn push(&self, id: usize) -> Option<OpHandle<u64>> {
@@ -531,23 +541,34 @@ impl Runner {
                 _ => Ok(begin(id)),
             }
         };
+        // Issues a kernel and ends, on the lane's stream or on the program's own.
+        let own = operation.gpu().filter(|_| operation.imported).map(|gpu| Arc::clone(&self.own[gpu as usize]));
+        let issue = move |stream: &mut GpuStream, kernel: Issue<'_>| {
+            let issue = |stream: &mut GpuStream| {
+                kernel(stream)?;
+                end()
+            };
+            match own {
+                Some(own) => stream.include(&mut lock(&own), issue)?,
+                None => issue(stream),
+            }
+        };
         let before = move || if ends == Ends::FailsBefore { Err(BoxError::from("as planned")) } else { Ok(()) };
         let pushed = match operation.accesses.len() {
             1 => op.try_launch(target, move |stream, target| {
                 before()?;
-                simulated(stream).launch(Duration::ZERO, target, move |target| work(&[], target))?;
-                end()
+                let kernel = move |target: &mut [u64]| work(&[], target);
+                issue(stream, Box::new(|stream| simulated(stream).launch(Duration::ZERO, target, kernel)))
             }),
             2 => op.try_launch((nth(0).read(), target), move |stream, (a, target)| {
                 before()?;
-                simulated(stream).launch(Duration::ZERO, (a, target), move |(a, target)| work(a, target))?;
-                end()
+                let kernel = move |(a, target): (&[u64], &mut [u64])| work(a, target);
+                issue(stream, Box::new(|stream| simulated(stream).launch(Duration::ZERO, (a, target), kernel)))
             }),
             _ => op.try_launch((nth(0).read(), nth(1).read(), target), move |stream, (a, b, target)| {
                 before()?;
                 let kernel = move |(a, b, target): (&[u64], &[u64], &mut [u64])| work(&[a[0], b[0]], target);
-                simulated(stream).launch(Duration::ZERO, (a, b, target), kernel)?;
-                end()
+                issue(stream, Box::new(|stream| simulated(stream).launch(Duration::ZERO, (a, b, target), kernel)))
             }),
         };
         pushed.expect("the engine is open")
@@ -694,7 +715,7 @@ fn assert_is_of_the_fault(program: &Program, error: &WaitError) {
     let WaitError::Failed(error) = error else { panic!("{error}") };
     let is_device = match error.cause() {
         Cause::Device(_) => true,
-        Cause::Error(error) => error.is::<raddle::DeviceError>(),
+        Cause::Error(error) => error.is::<DeviceError>(),
         _ => false,
     };
     assert!(is_device, "{error:?}");

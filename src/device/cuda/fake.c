@@ -19,11 +19,14 @@ typedef struct { context *of; int asked; int recorded; } event;
 
 static context contexts[8];
 static __thread context *current;
-static int live, synchronized, lost, fail_in, fail_code, fail_stays;
+static int live, waits, synchronized, lost, fail_in, fail_code, fail_stays;
 static size_t device_bytes;
 
 /* What is alive: contexts, streams, events and pieces of memory. */
 int fakeLive(void) { return live; }
+
+/* How often a stream was told to wait for an event. */
+int fakeWaits(void) { return waits; }
 
 /* How often somebody waited for all that a device does. */
 int fakeSynchronized(void) { return synchronized; }
@@ -102,7 +105,9 @@ int cuStreamQuery(stream *it) {
 }
 int cuStreamWaitEvent(stream *it, event *on, unsigned flags) {
     (void)it;
-    return flags || !on->recorded ? INVALID_VALUE : call();
+    if (flags || !on->recorded) return INVALID_VALUE;
+    waits++;
+    return call();
 }
 
 #ifndef WITHOUT_WRITE_VALUE

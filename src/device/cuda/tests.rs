@@ -11,7 +11,10 @@ use std::{
 };
 
 use super::*;
-use crate::device::{DeviceVec, PinnedVec, simulated::SimulatedGpu};
+use crate::{
+    Engine, EngineKind, ImportedStream,
+    device::{Context, DeviceVec, PinnedVec, simulated::SimulatedGpu},
+};
 
 /// Set in the process that finds the library.
 const INSIDE: &str = "RADDLE_FAKE_CUDA";
@@ -149,7 +152,13 @@ fn streams_copy_wait_mark_and_fail_as_the_driver_says() {
     if !build(&folder.0, &[]) {
         return;
     }
-    for name in ["inside_work_gets_done", "inside_memory_is_pooled", "inside_refusals_pass", "inside_losses_stay"] {
+    for name in [
+        "inside_work_gets_done",
+        "inside_imported_streams_are_put_in_order",
+        "inside_memory_is_pooled",
+        "inside_refusals_pass",
+        "inside_losses_stay",
+    ] {
         for (marks, wanted) in [("events", "Events"), ("counter", "Counter"), ("", "Counter")] {
             inside(&folder.0, name, &[("RADDLE_CUDA_MARKS", marks), ("WANTED", wanted)]);
         }
@@ -259,6 +268,38 @@ fn inside_work_gets_done() {
         copy(&mut *first, theirs.address(), a.address(), 24).expect_err("it is not the driver's");
         copy(&mut *other, a.address(), theirs.address(), 24).expect_err("it is not the host's");
         assert_eq!(theirs.cuda_ptr(), None);
+    }
+    assert_eq!(live(), 0, "all is given back at the end");
+}
+
+#[test]
+#[ignore = "run by the test above, with a library that stands in for the driver's"]
+fn inside_imported_streams_are_put_in_order() {
+    if !is_inside() {
+        return;
+    }
+    {
+        let gpus = [0, 1].map(|ordinal| CudaGpu::open(ordinal).unwrap());
+        let streams = gpus.each_ref().map(|gpu| gpu.context().new_stream_with_priority(0).unwrap());
+        let error = ImportedStream::cuda(&gpus[0], Arc::clone(&streams[1])).expect_err("it is the other device's");
+        assert!(!error.is_lost() && error.message().contains("context of fake (CUDA device 0)"), "{error}");
+
+        // The library is for one thread at a time.
+        let engine = Engine::builder().kind(EngineKind::Naive).gpu(gpus[0].clone()).build().unwrap();
+        let own = engine.stream_var(ImportedStream::cuda(&gpus[0], Arc::clone(&streams[0])).unwrap());
+        let waits = || fake::<extern "C" fn() -> i32>("fakeWaits")();
+        let (before, expected) = (waits(), streams[0].cu_stream().addr());
+        let include = engine.op("include").on(Context::Gpu(0)).try_launch(own.overwrite(), move |stream, own| {
+            let lane = stream.cuda().expect("it is CUDA's").cu_stream().addr();
+            assert_ne!(lane, expected);
+            stream.include(own, |own| assert_eq!(own.cuda().expect("it is CUDA's").cu_stream().addr(), expected))
+        });
+        include.unwrap().wait().unwrap();
+        // Each of the two for the other.
+        assert_eq!(waits() - before, 2);
+        engine.wait_for_all().unwrap();
+        drop((own, engine));
+        assert_eq!(Arc::strong_count(&streams[0]), 1, "it is the program's alone again");
     }
     assert_eq!(live(), 0, "all is given back at the end");
 }

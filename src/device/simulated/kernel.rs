@@ -37,7 +37,8 @@ impl<'s> SimulatedStream<'s> {
             // SAFETY: (1) whoever launches it had the references from the engine, in an operation on variables whose
             // values these are; the engine keeps other operations from them until a mark behind this kernel has passed,
             // or the device is lost, and then no kernel is run. Other kernels and copies of the operation are in the
-            // same stream, and run before or after. (2) `raw` is used once.
+            // same stream, or in one that `GpuStream::include` has put in order with it, and run before or after. (2) `raw`
+            // is used once.
             let views = unsafe { A::views(&mut raw) };
             f(views);
         };

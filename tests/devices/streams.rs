@@ -1,0 +1,316 @@
+//! Streams of the program's own, which operations issue work on.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use raddle::{
+    BoxError, Context, DeviceError, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, Property, SimulatedGpu,
+    Var, WaitError,
+};
+
+use super::{
+    GPU, OTHER, builder, device, download, engine, hold_lane, issued, kernel, manual, ms, pinned, random, simulated,
+    upload,
+};
+use crate::common::{KINDS, MOMENT, THREADED, failure, lock, program::fewer, watched};
+
+fn own(gpu: &SimulatedGpu) -> ImportedStream {
+    ImportedStream::simulated(gpu).expect("the device is sound")
+}
+
+/// Launches a kernel that makes each value seven times what it was, plus `term`: no two of them can be exchanged.
+fn fold(stream: &mut GpuStream, values: &mut DeviceVec<u64>, term: u64) -> Result<(), DeviceError> {
+    simulated(stream).launch(Duration::ZERO, values, move |values| {
+        values.iter_mut().for_each(|value| *value = value.wrapping_mul(7).wrapping_add(term));
+    })
+}
+
+/// What the terms make of 1.
+fn folded(terms: impl IntoIterator<Item = u64>) -> u64 {
+    terms.into_iter().fold(1, |value: u64, term| value.wrapping_mul(7).wrapping_add(term))
+}
+
+/// Pushes an operation that folds `term` on `own`.
+#[track_caller]
+fn fold_on(engine: &Engine, property: Property, values: &Var<DeviceVec<u64>>, own: &Var<ImportedStream>, term: u64) {
+    let launch = move |stream: &mut GpuStream, (values, own): (&mut DeviceVec<u64>, &mut ImportedStream)| {
+        stream.include(own, |own| fold(own, values, term))?
+    };
+    let pushed = engine.op("fold").on(GPU).property(property).launch((values.write(), own.overwrite()), launch);
+    pushed.expect("the engine is open");
+}
+
+/// Everything on either side of an imported stream is where it belongs, in whatever order the device takes what has none.
+#[test]
+fn what_is_issued_on_an_imported_stream_is_in_order_with_all_operations() {
+    for kind in KINDS {
+        watched(move || {
+            for seed in 0..fewer(60) as u64 {
+                let gpu = random(seed);
+                let engine = engine(kind, &gpu);
+                let own = engine.stream_var(own(&gpu));
+                let var = device(&engine, 1);
+                upload(&engine, &var, vec![1]);
+                fold_on(&engine, Property::Normal, &var, &own, 1);
+                kernel(&engine, "on the lane", &var, |values| values[0] = values[0] * 7 + 2);
+                // Before, on the imported stream, and behind, in one operation.
+                let launch = |stream: &mut GpuStream, (values, own): (&mut DeviceVec<u64>, &mut ImportedStream)| {
+                    fold(stream, values, 3)?;
+                    stream.include(own, |own| fold(own, values, 4).and_then(|()| fold(own, values, 5)))??;
+                    fold(stream, values, 6)
+                };
+                engine.op("both").on(GPU).launch((var.write(), own.overwrite()), launch).unwrap();
+                fold_on(&engine, Property::GpuPrioritized, &var, &own, 7);
+                fold_on(&engine, Property::Normal, &var, &own, 8);
+                assert_eq!(download(&engine, &var, 1), [folded(1..=8)], "{kind}, seed {seed}");
+            }
+        });
+    }
+}
+
+#[test]
+fn imported_streams_can_be_nested() {
+    for kind in KINDS {
+        watched(move || {
+            for seed in 0..fewer(20) as u64 {
+                let gpu = random(seed);
+                let engine = engine(kind, &gpu);
+                let (outer, inner) = (engine.stream_var(own(&gpu)), engine.stream_var(own(&gpu)));
+                let var = device(&engine, 1);
+                upload(&engine, &var, vec![1]);
+                let launch = engine.op("nest").on(GPU).try_launch(
+                    (var.write(), outer.overwrite(), inner.overwrite()),
+                    |stream, (values, outer, inner)| {
+                        assert_eq!(stream.context(), GPU);
+                        fold(stream, values, 1)?;
+                        stream.include(outer, |outer| {
+                            assert_eq!(outer.context(), GPU);
+                            fold(outer, values, 2)?;
+                            outer.include(inner, |inner| fold(inner, values, 3))??;
+                            fold(outer, values, 4)
+                        })??;
+                        fold(stream, values, 5)
+                    },
+                );
+                launch.unwrap().wait().unwrap();
+                assert_eq!(download(&engine, &var, 1), [folded(1..=5)], "{kind}, seed {seed}");
+            }
+        });
+    }
+}
+
+/// The host waits for nothing: with a device that stands still, operations of two lanes on one imported stream are all
+/// issued. Each costs its two events and two waits; what goes from lane to lane costs what it always does; what stays on its
+/// lane costs nothing.
+#[test]
+fn an_imported_stream_costs_two_events_and_two_waits_and_those_who_use_none_pay_nothing() {
+    watched(|| {
+        let gpu = manual();
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        let own = engine.stream_var(own(&gpu));
+        let [a, b] = [(); 2].map(|()| device(&engine, 1));
+        gpu.stall();
+        let edges = || (gpu.counts().records, gpu.counts().waits);
+        (0..100).for_each(|_| kernel(&engine, "on the lane", &a, |_| {}));
+        issued(&gpu, 100, 0);
+        assert_eq!(edges(), (0, 0));
+        (0..100).for_each(|term| fold_on(&engine, Property::Normal, &a, &own, term));
+        issued(&gpu, 200, 0);
+        assert_eq!(edges(), (200, 200));
+        // The other lane comes after the last one by an event of its stream, as after any operation.
+        fold_on(&engine, Property::GpuPrioritized, &b, &own, 1);
+        issued(&gpu, 201, 0);
+        assert_eq!(edges(), (203, 203));
+        gpu.resume();
+        gpu.advance(ms(1000));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn an_operation_is_complete_when_its_work_on_an_imported_stream_is_done() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let mut own = own(&gpu);
+            let var = device(&engine, 1);
+            let mut handle = engine
+                .op("kernel")
+                .on(GPU)
+                .try_launch(var.write(), move |stream, values| stream.include(&mut own, |own| fold(own, values, 3))?)
+                .unwrap();
+            issued(&gpu, 1, 0);
+            assert!(matches!(handle.wait_timeout(MOMENT), Err(WaitError::TimedOut)), "{kind}");
+            assert!(engine.wait_for_var_timeout(&var, MOMENT).is_err(), "{kind}");
+            gpu.advance(ms(1));
+            handle.wait().unwrap();
+            engine.wait_for_var(&var).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_stream_of_another_device_is_refused_and_its_function_not_called() {
+    for kind in KINDS {
+        watched(move || {
+            let gpus = [SimulatedGpu::default(), SimulatedGpu::default()];
+            let engine = builder(kind).gpu(gpus[0].clone()).gpu(gpus[1].clone()).build().unwrap();
+            let abroad = engine.stream_var(own(&gpus[1]));
+            let try_on = |context: Context| {
+                let var: Var<DeviceVec<u64>> = engine.device_var(context, 1).unwrap();
+                let called = Arc::new(Mutex::new(false));
+                let calls = Arc::clone(&called);
+                let launch = engine
+                    .op("try")
+                    .on(context)
+                    .try_launch((var.write(), abroad.overwrite()), move |stream, (_, abroad)| {
+                        stream.include(abroad, |_| *lock(&calls) = true)
+                    });
+                let result = launch.unwrap().wait();
+                (result, *lock(&called))
+            };
+            let (refused, called) = try_on(GPU);
+            assert!(failure(refused).to_string().contains("of another device"), "{kind}");
+            assert!(!called, "{kind}");
+            let (done, called) = try_on(OTHER);
+            assert!(done.is_ok() && called, "{kind}: {done:?}");
+        });
+    }
+}
+
+/// Its work is the operation's also when the function ends by a panic or an error: who overwrites the variable afterwards
+/// comes after it.
+#[test]
+fn what_was_issued_before_a_panic_or_an_error_is_in_order_all_the_same() {
+    for kind in KINDS {
+        for panics in [false, true] {
+            watched(move || {
+                for seed in 0..fewer(20) as u64 {
+                    let gpu = random(seed);
+                    let engine = engine(kind, &gpu);
+                    let own = engine.stream_var(own(&gpu));
+                    let var = device(&engine, 1);
+                    let launch = engine.op("fail").on(GPU).try_launch(
+                        (var.write(), own.overwrite()),
+                        move |stream, (values, own)| {
+                            stream.include(own, |own| {
+                                fold(own, values, 3)?;
+                                if panics {
+                                    std::panic::resume_unwind(Box::new("as planned"));
+                                }
+                                Err::<(), BoxError>("as planned".into())
+                            })?
+                        },
+                    );
+                    failure(launch.unwrap().wait());
+                    upload(&engine, &var, vec![1]);
+                    // The failure of one operation is not the next one's.
+                    fold_on(&engine, Property::Normal, &var, &own, 1);
+                    assert_eq!(download(&engine, &var, 1), [folded([1])], "{kind}, seed {seed}");
+                }
+            });
+        }
+    }
+}
+
+/// A refusal before the function fails the operation, one after it is made up for; the device is sound in any case.
+#[test]
+fn a_refusal_at_any_call_of_an_imported_stream_fails_one_operation_or_is_made_up_for() {
+    for kind in KINDS {
+        watched(move || {
+            let mut outcomes = Vec::new();
+            for refused in 1..=5 {
+                let gpu = random(refused);
+                let engine = engine(kind, &gpu);
+                let own = engine.stream_var(own(&gpu));
+                let var = device(&engine, 1);
+                upload(&engine, &var, vec![1]);
+                engine.wait_for_all().unwrap();
+                let refusing = gpu.clone();
+                let launch = engine.op("try").on(GPU).try_launch(
+                    (var.write(), own.overwrite()),
+                    move |stream, (values, own)| {
+                        refusing.refuse_at(refused);
+                        stream.include(own, |own| fold(own, values, 1))?
+                    },
+                );
+                let done = launch.unwrap().wait().is_ok();
+                if done {
+                    assert_eq!(download(&engine, &var, 1), [folded([1])], "{kind}, call {refused}");
+                } else {
+                    assert!(!failure(engine.wait_for_var(&var)).to_string().contains("lost"), "{kind}, call {refused}");
+                }
+                outcomes.push(done);
+                gpu.refuse_at(0);
+                upload(&engine, &var, vec![1]);
+                fold_on(&engine, Property::Normal, &var, &own, 2);
+                assert_eq!(download(&engine, &var, 1), [folded([2])], "{kind}, call {refused}");
+            }
+            // The event and the wait before the function, the kernel, the event and the wait behind it.
+            assert_eq!(outcomes, [false, false, false, true, true], "{kind}");
+        });
+    }
+}
+
+#[test]
+fn a_device_lost_while_an_imported_stream_is_included_fails_the_operation_and_all_that_come() {
+    for kind in KINDS {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let own = engine.stream_var(own(&gpu));
+            let (var, host) = (device(&engine, 1), pinned(&engine, 1));
+            let pulled = gpu.clone();
+            let launch =
+                engine.op("lose").on(GPU).try_launch((var.write(), own.overwrite()), move |stream, (values, own)| {
+                    // That the function goes on as if nothing had happened helps nobody.
+                    let _ = stream.include(own, |own| {
+                        pulled.lose();
+                        fold(own, values, 1)
+                    });
+                    Ok::<(), BoxError>(())
+                });
+            let lost = failure(launch.unwrap().wait());
+            assert!(lost.to_string().contains("taken away"), "{kind}: {lost}");
+            fold_on(&engine, Property::Normal, &var, &own, 1);
+            engine.op("out").on(GPU).copy_from_device(&var, &host).unwrap();
+            failure(engine.wait_for_var(&host));
+            assert!(ImportedStream::simulated(&gpu).expect_err("it is lost").is_lost());
+        });
+    }
+}
+
+/// Not by way of a variable: the lane's thread alone has it.
+#[test]
+fn a_stream_that_is_dropped_with_work_under_way_leaves_the_work_alone() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            upload(&engine, &var, vec![1]);
+            issued(&gpu, 0, 1);
+            gpu.advance(ms(1000));
+            engine.wait_for_var(&var).unwrap();
+            let gate = hold_lane(&engine, Property::Normal);
+            let mut own = own(&gpu);
+            let launch = engine
+                .op("kernel")
+                .on(GPU)
+                .launch(var.write(), move |stream, values| stream.include(&mut own, |own| fold(own, values, 1))?);
+            launch.unwrap();
+            gate.open();
+            issued(&gpu, 1, 1);
+            gpu.advance(ms(1000));
+            engine.wait_for_var(&var).unwrap();
+            let host = pinned(&engine, 1);
+            engine.op("out").on(GPU).copy_from_device(&var, &host).unwrap();
+            issued(&gpu, 1, 2);
+            gpu.advance(ms(1000));
+            assert_eq!(engine.op("look").submit(host.read(), |host| host[0]).unwrap().wait().unwrap(), folded([1]));
+        });
+    }
+}
