@@ -42,10 +42,11 @@ fn main() {
              at most 2,000). One thread pushes. Median of {rounds} rounds in which the engines take turns, after one \
              that does not count; least and largest in brackets. Whatever was run by `RADDLE_PEERS` prints medians of \
              its own.\n\n\
-             `Naive` runs each operation inside its push, in order, and without an engine's threads. rayon, dagrs and \
-             oneTBB know no order of pushes: for them the pushing thread keeps the last writer and the readers of each \
-             variable and makes a graph of it, which is timed as well. The graph runs when it is complete, so rayon's \
-             row has no thread that pushes beside those that run."
+             `Naive` runs each operation inside its push, in order, and without an engine's threads. rayon, dagrs, \
+             oneTBB and Taskflow know no order of pushes: for them the pushing thread keeps the last writer and the \
+             readers of each variable and makes a graph of it, which is timed as well. The graph runs when it is \
+             complete, so rayon's row has no thread that pushes beside those that run; Taskflow's runs as it grows. \
+             With OpenMP, the thread that pushes is one of the two that run."
         ),
     );
 

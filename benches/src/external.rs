@@ -78,6 +78,10 @@ mod tests {
                     mxnet NewOperator+Push chain 800 ns\n\
                     oneTBB flow graph            METG50 stencil w16       1645 ns\n\
                     oneTBB flow graph            METG50 stencil w16         -1 ns\n\
+                    openmp (libomp)              fanout 1w15r             350 ns\n\
+                    starpu 1.3                   independent/4096v       2100 ns\n\
+                    Taskflow dependent_async random 2r1w/1024v 250 ns\n\
+                    Taskflow dependent_async stencil w16 empty 248 ns\n\
                     openmp (libgomp): stopped after 60 s\n";
         let external = parse(text);
         assert_eq!(
@@ -86,6 +90,10 @@ mod tests {
                 ("mxnet PerDevice".to_owned(), Some(Workload::Chain), 1203.0),
                 ("mxnet".to_owned(), Some(Workload::Operator), 800.0),
                 ("oneTBB flow graph".to_owned(), None, 1645.0),
+                ("openmp (libomp)".to_owned(), Some(Workload::Readers), 350.0),
+                ("starpu 1.3".to_owned(), Some(Workload::Independent), 2100.0),
+                ("Taskflow dependent_async".to_owned(), Some(Workload::Random), 250.0),
+                ("Taskflow dependent_async".to_owned(), Some(Workload::Stencil), 248.0),
             ]
         );
         assert_eq!(external.notes, ["openmp (libgomp): stopped after 60 s"]);

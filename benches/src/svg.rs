@@ -2,8 +2,10 @@
 
 use std::fmt::Write as _;
 
-const COLOURS: [&str; 10] =
-    ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0"];
+const COLOURS: [&str; 12] = [
+    "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0",
+    "#22262e", "#c3cc1f",
+];
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 420.0;
 const LEFT: f64 = 70.0;

@@ -1,0 +1,307 @@
+// Taskflow's dependent tasks on the workloads of `push_run`, for `RADDLE_PEERS`; `taskflow` beside this builds it.
+//
+// The numbers of operations and variables, the choices by chance, the kernel and METG(50%) are those of
+// `src/workload.rs`, `src/kernel.rs` and `src/metg.rs`, and are to be kept so.
+//
+// Taskflow is told by handles what a task comes after. Finding that out is left to the program: the submitting thread
+// keeps the last writer of each variable and the readers since, and no other thread looks at that, so that it needs no
+// locks. It is a part of the time, as raddle's bookkeeping is.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <taskflow/taskflow.hpp>
+
+namespace {
+
+constexpr std::size_t WORKERS = 2;
+constexpr std::uint32_t OPERATIONS = 100'000;
+constexpr std::uint32_t WIDTH = 16;
+constexpr int ROUNDS = 7;
+constexpr int METG_ROUNDS = 3;
+constexpr std::uint32_t NONE = UINT32_MAX;
+
+using Clock = std::chrono::steady_clock;
+using Reads = std::initializer_list<std::uint32_t>;
+
+double ns_since(Clock::time_point start) {
+    return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
+}
+
+// The compute-bound kernel. It is not inlined, so that it is the same code alone and in a task.
+[[gnu::noinline]] void compute(std::uint32_t iterations) {
+    double x = 1.0 + 1e-9 * (iterations & 7);
+    for (std::uint32_t i = 0; i < iterations; ++i) {
+        x = x * 0.999'999'999 + 1e-9;
+    }
+    asm volatile("" : : "x"(x));
+}
+
+class Engine {
+  public:
+    // New variables, as many as that. Those before must not be in use.
+    void make_variables(std::size_t count) {
+        variables_.clear();
+        variables_.resize(count);
+    }
+
+    // Submits a task that runs `body` after what it conflicts with.
+    template <class Body>
+    void submit(Body body, Reads reads, std::uint32_t write) {
+        // Pointers, since a handle that is copied counts its owners.
+        before_.clear();
+        for (const std::uint32_t read : reads) {
+            add(variables_[read].writer);
+        }
+        if (write != NONE) {
+            Variable& variable = variables_[write];
+            if (variable.readers.empty()) {
+                add(variable.writer);
+            } else {
+                // They came after the writer themselves.
+                for (tf::AsyncTask& reader : variable.readers) {
+                    add(reader);
+                }
+            }
+        }
+        tf::AsyncTask task = executor_.silent_dependent_async(body, before_.begin(), before_.end());
+        for (const std::uint32_t read : reads) {
+            variables_[read].readers.push_back(task);
+        }
+        if (write != NONE) {
+            // Nobody comes after these from now on, and what has no owner is freed when it has run.
+            variables_[write].readers.clear();
+            variables_[write].writer = std::move(task);
+        }
+    }
+
+    void submit(Reads reads, std::uint32_t write) {
+        submit([] {}, reads, write);
+    }
+
+    void wait() {
+        executor_.wait_for_all();
+    }
+
+  private:
+    struct Variable {
+        tf::AsyncTask writer;
+        std::vector<tf::AsyncTask> readers;
+    };
+
+    void add(tf::AsyncTask& task) {
+        if (!task.empty()) {
+            before_.push_back(&task);
+        }
+    }
+
+    tf::Executor executor_{WORKERS};
+    std::vector<Variable> variables_;
+    std::vector<tf::AsyncTask*> before_;
+};
+
+double independent(Engine& engine) {
+    engine.make_variables(4096);
+    const auto start = Clock::now();
+    for (std::uint32_t i = 0; i < OPERATIONS; ++i) {
+        engine.submit({}, i % 4096);
+    }
+    engine.wait();
+    return ns_since(start) / OPERATIONS;
+}
+
+double chain(Engine& engine) {
+    engine.make_variables(1);
+    const auto start = Clock::now();
+    for (std::uint32_t i = 0; i < OPERATIONS; ++i) {
+        engine.submit({}, 0);
+    }
+    engine.wait();
+    return ns_since(start) / OPERATIONS;
+}
+
+double readers(Engine& engine) {
+    engine.make_variables(1);
+    const auto start = Clock::now();
+    for (std::uint32_t i = 0; i < OPERATIONS; ++i) {
+        if (i % 16 == 0) {
+            engine.submit({}, 0);
+        } else {
+            engine.submit({0}, NONE);
+        }
+    }
+    engine.wait();
+    return ns_since(start) / OPERATIONS;
+}
+
+struct Pick {
+    std::uint32_t a, b, c;
+};
+
+// Three different ones of 1,024 variables for each operation: two to read, one to write.
+std::vector<Pick> choose() {
+    std::uint64_t state = 42;
+    const auto random = [&] {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        return static_cast<std::uint32_t>(state) % 1024;
+    };
+    std::vector<Pick> picks;
+    while (picks.size() < OPERATIONS) {
+        const std::uint32_t a = random(), b = random(), c = random();
+        if (a != b && b != c && a != c) {
+            picks.push_back({a, b, c});
+        }
+    }
+    return picks;
+}
+
+double random(Engine& engine) {
+    static const std::vector<Pick> picks = choose();
+    engine.make_variables(1024);
+    const auto start = Clock::now();
+    for (const auto& [a, b, c] : picks) {
+        engine.submit({a, b}, c);
+    }
+    engine.wait();
+    return ns_since(start) / OPERATIONS;
+}
+
+// The stencil of Task Bench: each point reads its own and its neighbours' variable of the step before.
+template <class Body>
+double stencil(Engine& engine, std::uint32_t steps, Body body) {
+    engine.make_variables(2 * WIDTH);
+    const auto start = Clock::now();
+    for (std::uint32_t step = 0; step < steps; ++step) {
+        const std::uint32_t current = (step & 1) * WIDTH, previous = WIDTH - current;
+        for (std::uint32_t i = 0; i < WIDTH; ++i) {
+            const std::uint32_t at = previous + i, write = current + i;
+            if (i == 0) {
+                engine.submit(body, {at, at + 1}, write);
+            } else if (i == WIDTH - 1) {
+                engine.submit(body, {at - 1, at}, write);
+            } else {
+                engine.submit(body, {at - 1, at, at + 1}, write);
+            }
+        }
+    }
+    engine.wait();
+    return ns_since(start) / (WIDTH * steps);
+}
+
+double empty_stencil(Engine& engine) {
+    return stencil(engine, OPERATIONS * 4 / 5 / WIDTH, [] {});
+}
+
+double serial_ns(std::uint32_t iterations) {
+    const std::uint32_t count = std::max(2'000'000 / (iterations + 1) / WIDTH, 20u) * WIDTH;
+    const auto start = Clock::now();
+    for (std::uint32_t i = 0; i < count; ++i) {
+        compute(iterations);
+    }
+    return ns_since(start) / count;
+}
+
+// The size at which efficiency passes 50 % for good; negative: it never does.
+double metg(Engine& engine) {
+    double found = -1, task_before = 0, efficiency_before = 1;
+    for (std::uint32_t iterations = 16; iterations <= 1u << 17; iterations = iterations * 5 / 4 + 1) {
+        const double task = serial_ns(iterations);
+        const auto steps = static_cast<std::uint32_t>(std::clamp(4e7 / (task * WIDTH), 10.0, 2000.0));
+        const double each = stencil(engine, steps, [iterations] { compute(iterations); });
+        const double efficiency = task / WORKERS / each;
+        if (efficiency < 0.5) {
+            found = -1;
+        } else if (found < 0) {
+            found = task;
+            if (efficiency_before < 0.5) {
+                const double part = (0.5 - efficiency_before) / (efficiency - efficiency_before);
+                found = task_before + (task - task_before) * part;
+            }
+        }
+        task_before = task;
+        efficiency_before = efficiency;
+        if (found >= 0 && task > 4 * found) {
+            break;
+        }
+    }
+    return found;
+}
+
+// Whether tasks run in an order that a serial program could not be told from: each variable is given a number made of
+// those that its operation reads and of its own.
+bool ordered(Engine& engine) {
+    const std::vector<Pick> picks = choose();
+    std::vector<std::uint64_t> values(1024), serial(1024);
+    const auto mix = [](std::vector<std::uint64_t>& values, const Pick& pick) {
+        values[pick.c] = (values[pick.c] ^ values[pick.a]) * 0x9e37'79b9'7f4a'7c15 + values[pick.b] + pick.c;
+    };
+    engine.make_variables(1024);
+    for (const Pick& pick : picks) {
+        mix(serial, pick);
+        engine.submit([&] { mix(values, pick); }, {pick.a, pick.b}, pick.c);
+    }
+    engine.wait();
+    return values == serial;
+}
+
+double median(std::vector<double>& figures) {
+    std::sort(figures.begin(), figures.end());
+    return figures[figures.size() / 2];
+}
+
+// The threads of what ran before go to sleep.
+void settle() {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+}
+
+} // namespace
+
+int main() {
+    struct Row {
+        const char* name;
+        double (*run)(Engine&);
+        int rounds;
+        std::vector<double> figures;
+    };
+    Engine engine;
+    if (!ordered(engine)) {
+        std::fputs("tasks ran in an order that the dependences do not allow\n", stderr);
+        return EXIT_FAILURE;
+    }
+    // Workloads take turns, and a first round does not count.
+    Row rows[] = {
+        {"independent/4096v", independent, ROUNDS, {}},
+        {"chain", chain, ROUNDS, {}},
+        {"fanout 1w15r", readers, ROUNDS, {}},
+        {"random 2r1w/1024v", random, ROUNDS, {}},
+        {"stencil w16 empty", empty_stencil, ROUNDS, {}},
+        {"METG50 stencil w16", metg, METG_ROUNDS, {}},
+    };
+    for (int round = 0; round <= ROUNDS; ++round) {
+        for (Row& row : rows) {
+            if (round > row.rounds) {
+                continue;
+            }
+            settle();
+            const double figure = row.run(engine);
+            if (round > 0) {
+                row.figures.push_back(figure);
+            }
+        }
+    }
+    for (Row& row : rows) {
+        std::printf("Taskflow dependent_async %s %.0f ns\n", row.name, median(row.figures));
+    }
+    return EXIT_SUCCESS;
+}
