@@ -12,12 +12,14 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <initializer_list>
-#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <taskflow/taskflow.hpp>
 
@@ -46,10 +48,16 @@ double ns_since(Clock::time_point start) {
     asm volatile("" : : "x"(x));
 }
 
+// Handles are kept in the order of submission, in a ring, and variables name them by their numbers. So a handle has one
+// owner beside Taskflow, where each copy would be counted by all threads in one place; and the thread that made a task
+// mostly frees it as well, which is what the allocator does best.
 class Engine {
   public:
-    // New variables, as many as that. Those before must not be in use.
+    // New variables, as many as that. Nothing may be running.
     void make_variables(std::size_t count) {
+        while (first_ != next_) {
+            handle(first_++).reset();
+        }
         variables_.clear();
         variables_.resize(count);
     }
@@ -57,31 +65,30 @@ class Engine {
     // Submits a task that runs `body` after what it conflicts with.
     template <class Body>
     void submit(Body body, Reads reads, std::uint32_t write) {
-        // Pointers, since a handle that is copied counts its owners.
+        if (first_ != next_ && handle(first_).is_done()) {
+            handle(first_++).reset();
+        }
+        if (next_ - first_ == ring_.size()) {
+            grow();
+        }
         before_.clear();
         for (const std::uint32_t read : reads) {
             add(variables_[read].writer);
+            variables_[read].readers.push_back(next_);
         }
         if (write != NONE) {
             Variable& variable = variables_[write];
             if (variable.readers.empty()) {
                 add(variable.writer);
-            } else {
-                // They came after the writer themselves.
-                for (tf::AsyncTask& reader : variable.readers) {
-                    add(reader);
-                }
             }
+            // They came after the writer themselves.
+            for (const std::uint64_t reader : variable.readers) {
+                add(reader);
+            }
+            variable.readers.clear();
+            variable.writer = next_;
         }
-        tf::AsyncTask task = executor_.silent_dependent_async(body, before_.begin(), before_.end());
-        for (const std::uint32_t read : reads) {
-            variables_[read].readers.push_back(task);
-        }
-        if (write != NONE) {
-            // Nobody comes after these from now on, and what has no owner is freed when it has run.
-            variables_[write].readers.clear();
-            variables_[write].writer = std::move(task);
-        }
+        handle(next_++) = executor_.silent_dependent_async(body, before_.begin(), before_.end());
     }
 
     void submit(Reads reads, std::uint32_t write) {
@@ -94,18 +101,36 @@ class Engine {
 
   private:
     struct Variable {
-        tf::AsyncTask writer;
-        std::vector<tf::AsyncTask> readers;
+        std::uint64_t writer = 0;
+        std::vector<std::uint64_t> readers;
     };
 
-    void add(tf::AsyncTask& task) {
-        if (!task.empty()) {
-            before_.push_back(&task);
+    tf::AsyncTask& handle(std::uint64_t number) {
+        return ring_[number & (ring_.size() - 1)];
+    }
+
+    // Whatever is not in the ring any more has run.
+    void add(std::uint64_t number) {
+        if (number >= first_) {
+            before_.push_back(&handle(number));
         }
+    }
+
+    void grow() {
+        std::vector<tf::AsyncTask> more(2 * ring_.size());
+        for (std::uint64_t number = first_; number != next_; ++number) {
+            more[number & (more.size() - 1)] = std::move(handle(number));
+        }
+        ring_ = std::move(more);
     }
 
     tf::Executor executor_{WORKERS};
     std::vector<Variable> variables_;
+    // Its size is a power of two.
+    std::vector<tf::AsyncTask> ring_ = std::vector<tf::AsyncTask>(1024);
+    // The numbers of the first handle that is kept and of the next one; no task has 0.
+    std::uint64_t first_ = 1, next_ = 1;
+    // Of the task that is being submitted. Pointers, since a handle that is copied is counted.
     std::vector<tf::AsyncTask*> before_;
 };
 
@@ -274,6 +299,11 @@ int main() {
         int rounds;
         std::vector<double> figures;
     };
+#ifdef __GLIBC__
+    // What is freed is kept for the next round, and not given back to the system page by page.
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    mallopt(M_TOP_PAD, 64 << 20);
+#endif
     Engine engine;
     if (!ordered(engine)) {
         std::fputs("tasks ran in an order that the dependences do not allow\n", stderr);
