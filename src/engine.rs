@@ -183,10 +183,12 @@ impl Engine {
     }
 
     /// Makes a variable for a stream of the program's own, for operations that issue work on it by
-    /// [`GpuStream::include`](crate::GpuStream::include). An operation that mutates it has the stream to itself, and two that
-    /// do are issued in push order; neither the host nor the device waits for more than that.
+    /// [`GpuStream::include`](crate::GpuStream::include). An operation that mutates it has the stream to itself, and operations
+    /// of its device that do come after one another as those on a value in the device's memory do: without a wait of the
+    /// host.
     ///
-    /// Name it with [`overwrite`](crate::Var::overwrite): then an operation that fails leaves the stream to the next.
+    /// Name it with [`overwrite`](crate::Var::overwrite): then an operation that fails leaves the stream to the next. But the
+    /// success of the next ends the failure for this variable, so let operations mutate what their work is about as well.
     pub fn stream_var(&self, stream: ImportedStream) -> Var<ImportedStream> {
         Var::new(Token::placed(&self.core, stream, false))
     }

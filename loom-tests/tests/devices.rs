@@ -335,8 +335,8 @@ fn launch(stream: &mut GpuStream, data: &Arc<Data>, before: u64) {
     stream.simulated().expect("it is simulated").launch(Duration::ZERO, (), kernel).expect("the device is sound");
 }
 
-/// A device with two streams is polled by two threads, either of which may run any kernel. One has its second kernel on a
-/// stream of its own, between two of its lane's.
+/// A device is polled by two threads, each with a stream, either of which may run any kernel. One has its second kernel on
+/// a stream of its own, between two of its lane's.
 fn a_kernel_on_an_included_stream_while_another_thread_polls() {
     let (gpu, data) = (SimulatedGpu::new(), Data::new());
     let mut other = GpuStream::alone(&gpu);

@@ -307,8 +307,7 @@ impl Core {
         }
         let mut result = self.call(op, Some(&mut stream));
         if let Err(error) = stream.finish() {
-            gpu.lose(&error);
-            let failure = OpError::new(&op.task().name, op.task().location, Cause::Device(error));
+            let failure = OpError::new(&op.task().name, op.task().location, Cause::Device(gpu.lose(&error)));
             result = result.and(Err(failure));
         }
         self.settle(op, result, ready);

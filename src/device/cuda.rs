@@ -96,6 +96,9 @@ const FUNCTIONS: [&str; 29] = [
 /// What only marks by counters need.
 const WRITE_VALUE: &str = "cuStreamWriteValue64_v2";
 
+/// The handle that stands for a stream of whichever thread uses it: `CU_STREAM_PER_THREAD`.
+const PER_THREAD: usize = 2;
+
 /// Whether the driver's library has a function. The library must be there.
 fn has(function: &str) -> bool {
     // SAFETY: the library's own start-up code is all that runs, and the caller has loaded it before.
@@ -228,6 +231,8 @@ struct Shared {
     events: Mutex<Vec<RawEvent>>,
     /// The first loss.
     lost: OnceLock<DeviceError>,
+    /// Held by whoever gives up the device, until it has done what it was given.
+    giving_up: Mutex<()>,
     /// Dropped last: all of the above needs it.
     context: Arc<CudaContext>,
 }
@@ -313,6 +318,7 @@ impl CudaGpu {
             pool: pool::Pool::new(),
             events: Mutex::new(Vec::new()),
             lost: OnceLock::new(),
+            giving_up: Mutex::new(()),
             context,
         })))
     }
@@ -330,6 +336,11 @@ impl CudaGpu {
         if stream.context().cu_ctx() != self.0.context.cu_ctx() {
             let code = CUresult::CUDA_ERROR_INVALID_CONTEXT as i32;
             let message = format!("the stream is not of the primary context of {}; make it there", self.0.name);
+            return Err(DeviceError::refused(code, message));
+        }
+        if stream.cu_stream().addr() == PER_THREAD {
+            let code = CUresult::CUDA_ERROR_INVALID_HANDLE as i32;
+            let message = "the per-thread default stream is another one on a lane's thread; make one that has a handle";
             return Err(DeviceError::refused(code, message));
         }
         let marks = Marks::Events { pending: VecDeque::new(), passed: 0 };
@@ -511,9 +522,11 @@ impl Driver for CudaGpu {
 
     fn abandon(&self, error: &DeviceError) {
         let gpu = &*self.0;
+        // Others see the loss from the next line on, and come here as well: they wait for the end of this.
+        let _turn = lock(&gpu.giving_up);
         // From now on the pool gives nothing out.
-        let _ = gpu.lost.set(DeviceError::lost(error.code(), error.message()));
-        if !error.is_lost() {
+        let is_first = gpu.lost.set(error.clone().into_loss()).is_ok();
+        if is_first && !error.is_lost() {
             // The device is sound, and goes on with what it has. Pinned memory may be in use by the host soon.
             let _ = gpu.bound(|| {
                 // SAFETY: the context is the current one. What this returns changes nothing any more.
@@ -623,8 +636,8 @@ impl Drop for LaneStream {
 }
 
 impl Stream for LaneStream {
-    fn home(&self) -> Home {
-        self.gpu.0.home()
+    fn driver(&self) -> Option<usize> {
+        Some(Arc::as_ptr(&self.gpu.0).addr())
     }
 
     fn record(&mut self) -> Result<Event, DeviceError> {

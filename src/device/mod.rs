@@ -9,7 +9,7 @@
 //! | what | who |
 //! |---|---|
 //! | a driver | any thread, at any time |
-//! | a stream | the thread of its lane, which has opened it; nobody else, not even to look |
+//! | a stream | one thread at a time: that of its lane; in the naive engine, and for streams that a program has imported, whoever runs an operation that uses it |
 //! | a block, and the memory in it | whoever has taken it from the pool, until it is given back; while commands on it are under way, the device |
 //!
 //! # Order
@@ -87,6 +87,11 @@ impl DeviceError {
     /// Nothing can be done with the device any more.
     pub(crate) fn lost(code: i32, message: impl Into<String>) -> Self {
         Self(Arc::new(Details { code, message: message.into(), lost: true }))
+    }
+
+    /// The same, of a device that is given up for it.
+    pub(crate) fn into_loss(self) -> Self {
+        if self.is_lost() { self } else { Self::lost(self.code(), self.message()) }
     }
 
     /// The error of a device that `error` is, or a driver's that stands for one; else `error` itself.
@@ -231,7 +236,7 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
         Vec::new()
     }
 
-    /// Makes a stream. Called on the thread that will use it; it may be sent to another one before its first use.
+    /// Makes a stream.
     fn open(&self, role: Role) -> Result<Box<dyn Stream>, DeviceError>;
 
     /// Takes a block of at least `bytes` from the pool. The device is asked only if there is none. What it holds is
@@ -243,16 +248,17 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     fn give_back(&self, block: Block);
 
     /// Loses the device: the engine does not use it any more, and gives back what commands under way may still use. When
-    /// this has returned the device touches no memory of a block, or no such block comes into use again.
+    /// this has returned, to whoever has called it, the device touches no memory of a block, or no such block comes into use
+    /// again.
     fn abandon(&self, error: &DeviceError);
 }
 
-/// A queue of commands of a device. Only the thread that opened it calls it.
+/// A queue of commands of a device. One thread at a time calls it.
 ///
 /// An error that is not a loss means that the call had no effect, and leaves the stream as it was.
 pub(crate) trait Stream: Send {
-    /// Whose memory its commands work on.
-    fn home(&self) -> Home;
+    /// A number that streams of one driver share, and no others while there is one of them; `None` where there is no driver.
+    fn driver(&self) -> Option<usize>;
 
     /// Makes an event of this point: it happens when all that was issued before is done.
     fn record(&mut self) -> Result<Event, DeviceError>;

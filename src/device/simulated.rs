@@ -262,7 +262,12 @@ impl SimulatedGpu {
     /// Makes the `n`-th call from now on fail without an effect, and leave the device as it is. Copies, launches,
     /// events, waits, marks and allocations are calls. 1 is the next one; 0 takes it back.
     pub fn refuse_at(&self, n: u64) {
-        lock(&self.0.state).refuse_in = n;
+        lock(&self.0.state).refuse(n, false);
+    }
+
+    /// As [`refuse_at`](Self::refuse_at), for the `n`-th call and all that follow, until one of the two is called again.
+    pub fn refuse_from(&self, n: u64) {
+        lock(&self.0.state).refuse(n, true);
     }
 
     /// Makes the device stand still: it takes commands and does nothing, until [`resume`](Self::resume).
@@ -440,8 +445,8 @@ impl Drop for Simulated {
 }
 
 impl Stream for Simulated {
-    fn home(&self) -> Home {
-        Home::Simulated(self.device.number)
+    fn driver(&self) -> Option<usize> {
+        Some(Arc::as_ptr(&self.device).addr())
     }
 
     fn record(&mut self) -> Result<Event, DeviceError> {
@@ -475,7 +480,7 @@ impl Stream for Simulated {
     }
 
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
-        let home = self.home();
+        let home = Home::Simulated(self.device.number);
         for address in [from, to] {
             // Any simulated memory is the host's, so that copies between devices need nothing else.
             if !matches!(address.home, Home::Host | Home::Simulated(_)) {

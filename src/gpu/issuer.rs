@@ -110,10 +110,7 @@ pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
     });
     let stream = match opened {
         Ok(stream) => GpuStream::new(stream, context),
-        Err(error) => {
-            core.gpus().gpus[lane.gpu].lose(&error);
-            GpuStream::dead(error, context)
-        }
+        Err(error) => GpuStream::dead(core.gpus().gpus[lane.gpu].lose(&error), context),
     };
     let mut issuer = Issuer {
         core,
@@ -315,9 +312,8 @@ impl Issuer<'_> {
             VarCell::of(access).trouble().note_on_device(marks, self.number, seq, access.mode().is_write());
         }
         let mut result = self.core.call(op, Some(&mut self.stream));
-        if let Err(failure) = &result
-            && let Some(error) = failure.loss()
-        {
+        if let Some(error) = self.stream.given_up().or_else(|| result.as_ref().err()?.loss()) {
+            // At once, so that what comes next is told of that, and not that its stream is dead.
             self.core.gpus().gpus[self.lane().gpu].lose(error);
         }
         let Followers { streams, host, own } = self.followers(op);
@@ -422,9 +418,9 @@ impl Issuer<'_> {
 
     /// Ends everything that was issued, because of `error`.
     fn fail(&mut self, error: &DeviceError) {
-        self.core.gpus().gpus[self.lane().gpu].lose(error);
+        let loss = self.core.gpus().gpus[self.lane().gpu].lose(error);
         self.marked = self.issued;
-        self.advance(self.issued, Some(error));
+        self.advance(self.issued, Some(&loss));
     }
 
     /// The last operation up to `seq` behind which nothing is left to be counted on other lanes: they end in their order,

@@ -175,16 +175,18 @@ impl Gpus {
 }
 
 impl Gpu {
-    /// Notes that the GPU does nothing any more.
-    pub(crate) fn lose(&self, error: &DeviceError) {
-        if self.lost.get().is_some() {
-            return;
+    /// Notes that the GPU does nothing any more; gives the loss that everybody is told of.
+    pub(crate) fn lose(&self, error: &DeviceError) -> DeviceError {
+        if let Some(loss) = self.lost.get() {
+            return loss.clone();
         }
         // Before anybody who sees the loss gives memory back.
         self.driver.abandon(error);
-        if self.lost.set(error.clone()).is_ok() {
+        let loss = error.clone().into_loss();
+        if self.lost.set(loss.clone()).is_ok() {
             log::error!("raddle: {} is lost: {error}", self.driver.name());
         }
+        self.lost.get().cloned().unwrap_or(loss)
     }
 
     /// A stream for the naive engine, to be given to [`put_back`](Self::put_back).
@@ -192,10 +194,7 @@ impl Gpu {
         let idle = lock(&self.idle).pop();
         idle.unwrap_or_else(|| match self.driver.open(Role::All) {
             Ok(stream) => GpuStream::new(stream, context),
-            Err(error) => {
-                self.lose(&error);
-                GpuStream::dead(error, context)
-            }
+            Err(error) => GpuStream::dead(self.lose(&error), context),
         })
     }
 

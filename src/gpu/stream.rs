@@ -9,16 +9,16 @@
 //! | state of the lane's stream | how it gets there | next |
 //! |---|---|---|
 //! | alone | – | forked |
-//! | forked | the other one waits for an event of it; the function runs, and may issue on the other one only | alone, given up |
-//! | alone | it waits for an event of the other one, after as many tries as a mark has | forked |
-//! | given up | no try did it; it is dead, so that nothing more is issued, and the engine gives up the device | – |
+//! | forked | the other one waits for an event of it; the function runs, and has the other one only | alone, given up |
+//! | alone | it waits for an event of the other one; both calls have as many tries as a mark | forked |
+//! | given up | the device is lost, or no try did it; it is dead, so that nothing more is issued, and the engine gives up the device | – |
 
 use std::{any::Any, fmt, panic::resume_unwind};
 
 use super::issuer::MARK_TRIES;
 use crate::{
     device::{
-        Address, Context, DeviceError, DeviceVec, Driver, Event, Home, PinnedVec, Role, Stream,
+        Address, Context, DeviceError, DeviceVec, Driver, Event, PinnedVec, Role, Stream,
         simulated::{SimulatedGpu, SimulatedStream},
     },
     panics,
@@ -36,6 +36,8 @@ pub struct GpuStream {
     context: Context,
     /// The last one made by `finish`.
     marks: u64,
+    /// It is dead since this happened.
+    given_up: Option<DeviceError>,
 }
 
 impl fmt::Debug for GpuStream {
@@ -46,7 +48,7 @@ impl fmt::Debug for GpuStream {
 
 impl GpuStream {
     pub(crate) fn new(stream: Box<dyn Stream>, context: Context) -> Self {
-        Self { stream, context, marks: 0 }
+        Self { stream, context, marks: 0, given_up: None }
     }
 
     /// Instead of one that could not be opened.
@@ -60,14 +62,14 @@ impl GpuStream {
         self.context
     }
 
-    /// What a simulated device offers; `None` on others.
+    /// What a simulated device offers; `None` on others, and on a device that was given up.
     #[must_use]
     pub fn simulated(&mut self) -> Option<SimulatedStream<'_>> {
         SimulatedStream::new(&mut *self.stream)
     }
 
     /// The stream for CUDA: cudarc's, from which libraries get theirs and which gives the raw one by `cu_stream()`; `None`
-    /// on other devices.
+    /// on other devices, and on one that was given up.
     ///
     /// What is put on it must use nothing beyond the operation's variables that does not outlive the device's work, which is
     /// why cudarc's launches are `unsafe`. For work on streams of the program's own see [`include`](Self::include).
@@ -115,9 +117,9 @@ impl GpuStream {
     ///
     /// # Errors
     ///
-    /// `other` is of another device; the device refuses a call, or is lost. In all but the last case `f` has not been called.
-    /// A device that refuses again and again what is needed *after* `f` is given up: all that is under way on it fails, since
-    /// nobody could know what it does still.
+    /// `other` is of another device, or of another handle of it than the engine's; the device refuses a call, or is lost. `f`
+    /// has not been called if that happened before. A device that refuses again and again what is needed *after* `f` is given
+    /// up, as if it were lost: all that is under way on it fails, since nobody could know what it does still.
     ///
     /// # Panics
     ///
@@ -129,8 +131,9 @@ impl GpuStream {
     ) -> Result<R, DeviceError> {
         let other = &mut other.0;
         let before = self.stream.record()?;
-        if self.stream.home() != other.stream.home() {
-            let message = "the imported stream is of another device than the operation; import one of each device";
+        if other.stream.driver().is_some_and(|driver| self.stream.driver() != Some(driver)) {
+            let message = "the imported stream is of another device than the operation; import one of each device, by \
+                           the handle that the engine was given, or a clone of that";
             return Err(DeviceError::refused(-1, message));
         }
         if !removed(Step::IncludedComesAfter) {
@@ -147,12 +150,18 @@ impl GpuStream {
         if let Err(error) = joined {
             // Nothing that comes later may run beside what is out of order now.
             self.stream = Box::new(Dead(error.clone()));
+            self.given_up = Some(error.clone());
             if let Err(payload) = result {
                 resume_unwind(payload);
             }
             return Err(error);
         }
         result.map_or_else(|payload| resume_unwind(payload), Ok)
+    }
+
+    /// Why nothing can be issued on it any more, if [`include`](Self::include) has brought that about.
+    pub(crate) fn given_up(&self) -> Option<&DeviceError> {
+        self.given_up.as_ref()
     }
 
     /// The device's own.
@@ -262,7 +271,8 @@ impl ImportedStream {
     /// # Errors
     ///
     /// The stream is of another context than the primary one of `gpu`, where
-    /// [`CudaGpu::context`](crate::CudaGpu::context) makes streams; the device is lost.
+    /// [`CudaGpu::context`](crate::CudaGpu::context) makes streams; it is the per-thread default stream, which on a lane's
+    /// thread is another one; the device is lost.
     #[cfg(feature = "cuda")]
     pub fn cuda(
         gpu: &crate::device::CudaGpu,
@@ -274,7 +284,7 @@ impl ImportedStream {
 
 impl fmt::Debug for ImportedStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ImportedStream").field("home", &self.0.stream.home()).finish()
+        f.debug_struct("ImportedStream").finish_non_exhaustive()
     }
 }
 
@@ -282,8 +292,8 @@ impl fmt::Debug for ImportedStream {
 struct Dead(DeviceError);
 
 impl Stream for Dead {
-    fn home(&self) -> Home {
-        Home::Host
+    fn driver(&self) -> Option<usize> {
+        None
     }
 
     fn record(&mut self) -> Result<Event, DeviceError> {
@@ -328,6 +338,12 @@ mod tests {
 
     struct Noting(&'static str, SimulatedGpu, Calls);
 
+    impl Calls {
+        fn made(&self) -> Vec<String> {
+            lock(&self.0).0.clone()
+        }
+    }
+
     impl Noting {
         fn note(&self, call: &str) -> Result<(), DeviceError> {
             let call = format!("{} {call}", self.0);
@@ -339,8 +355,8 @@ mod tests {
     }
 
     impl Stream for Noting {
-        fn home(&self) -> Home {
-            Home::Host
+        fn driver(&self) -> Option<usize> {
+            Some(1)
         }
 
         fn record(&mut self) -> Result<Event, DeviceError> {
@@ -373,8 +389,9 @@ mod tests {
         }
     }
 
-    /// Includes a stream while some calls are refused; gives the calls, whether the function ran, and what it came to.
-    fn include(refused: &[&'static str]) -> (Vec<String>, Result<(), DeviceError>, GpuStream) {
+    /// Includes a stream while some calls are refused; gives the calls so far, what it came to, and the lane's stream, whose
+    /// calls are noted as well.
+    fn include(refused: &[&'static str]) -> (Calls, Result<(), DeviceError>, GpuStream) {
         let (gpu, calls) = (SimulatedGpu::builder().clock(simulated::Clock::Instantly).build(), Calls::default());
         lock(&calls.0).1.extend(refused);
         let stream = |name| Box::new(Noting(name, gpu.clone(), calls.clone()));
@@ -384,15 +401,15 @@ mod tests {
             assert_eq!(other.context(), Context::Gpu(3));
             lock(&calls.0).0.push("function".to_owned());
         });
-        let made = lock(&calls.0).0.clone();
-        (made, result, lane)
+        (calls, result, lane)
     }
 
     #[test]
     fn an_included_stream_is_between_two_events() {
         let (calls, result, mut lane) = include(&[]);
-        assert_eq!(calls, ["lane record", "other wait", "function", "other record", "lane wait"]);
+        assert_eq!(calls.made(), ["lane record", "other wait", "function", "other record", "lane wait"]);
         result.unwrap();
+        assert!(lane.given_up().is_none());
         lane.inner().mark(1).unwrap();
     }
 
@@ -400,8 +417,9 @@ mod tests {
     fn a_refusal_before_the_function_leaves_the_stream_as_it_was() {
         for (refused, expected) in [("lane record", 1), ("other wait", 2)] {
             let (calls, result, mut lane) = include(&[refused]);
-            assert_eq!(calls.len(), expected, "{calls:?}");
+            assert_eq!(calls.made().len(), expected, "{:?}", calls.made());
             assert_eq!(result.expect_err("it was refused").code(), 801);
+            assert!(lane.given_up().is_none());
             lane.inner().mark(1).unwrap();
         }
     }
@@ -412,10 +430,11 @@ mod tests {
     fn a_stream_whose_included_work_cannot_be_put_in_order_is_dead() {
         for (refused, others) in [("other record", 3), ("lane wait", 4)] {
             let (calls, result, mut lane) = include(&[refused]);
-            assert_eq!(calls.iter().filter(|call| *call == refused).count(), MARK_TRIES as usize, "{calls:?}");
-            assert_eq!(calls.len(), others + MARK_TRIES as usize, "{calls:?}");
+            let made = calls.made();
+            assert_eq!(made.iter().filter(|call| *call == refused).count(), MARK_TRIES as usize, "{made:?}");
+            assert_eq!(made.len(), others + MARK_TRIES as usize, "{made:?}");
             assert_eq!(result.expect_err("it was refused").code(), 801);
-            let after = calls.len();
+            assert_eq!(lane.given_up().map(DeviceError::message), Some("not now"));
             for result in [
                 lane.inner().mark(1),
                 lane.inner().passed().map(drop),
@@ -425,7 +444,7 @@ mod tests {
             ] {
                 assert_eq!(result.expect_err("it is dead").message(), "not now");
             }
-            assert_eq!(include(&[refused]).0.len(), after);
+            assert_eq!(calls.made(), made, "the stream itself was asked for nothing");
         }
     }
 }

@@ -15,7 +15,7 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVAL
 typedef unsigned long long address;
 typedef struct { int retained; } context;
 typedef struct { context *of; int priority; int busy; address word; unsigned long long value; } stream;
-typedef struct { context *of; int asked; int recorded; } event;
+typedef struct { context *of; stream *in; int asked; int recorded; } event;
 
 static context contexts[8];
 static __thread context *current;
@@ -25,7 +25,7 @@ static size_t device_bytes;
 /* What is alive: contexts, streams, events and pieces of memory. */
 int fakeLive(void) { return live; }
 
-/* How often a stream was told to wait for an event. */
+/* How often a stream was told to wait for an event of another one. */
 int fakeWaits(void) { return waits; }
 
 /* How often somebody waited for all that a device does. */
@@ -104,10 +104,9 @@ int cuStreamQuery(stream *it) {
     return OK;
 }
 int cuStreamWaitEvent(stream *it, event *on, unsigned flags) {
-    (void)it;
-    if (flags || !on->recorded) return INVALID_VALUE;
-    waits++;
-    return call();
+    int result = flags || !on->recorded ? INVALID_VALUE : call();
+    if (result == OK && on->in != it) waits++;
+    return result;
 }
 
 #ifndef WITHOUT_WRITE_VALUE
@@ -138,6 +137,7 @@ int cuEventRecord(event *it, stream *in) {
     int result = call();
     if (result) return result;
     if (it->of != in->of) return INVALID_CONTEXT;
+    it->in = in;
     it->asked = 0;
     it->recorded = 1;
     return OK;

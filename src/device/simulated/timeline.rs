@@ -204,7 +204,9 @@ pub(super) struct State {
     /// The number of bytes of device memory that are made.
     pub(super) allocated: usize,
     pub(super) fail_in: u64,
-    pub(super) refuse_in: u64,
+    refuse_in: u64,
+    /// So are all calls after that one.
+    refuses_on: bool,
     pub(super) counts: Counts,
 }
 
@@ -252,6 +254,7 @@ impl State {
             allocated: 0,
             fail_in: 0,
             refuse_in: 0,
+            refuses_on: false,
             counts: Counts::default(),
         }
     }
@@ -267,6 +270,11 @@ impl State {
 
     pub(super) fn advance_clock(&mut self, by: Duration) {
         self.manual += by;
+    }
+
+    /// Has the `n`-th call refused, and those that follow if it goes `on`.
+    pub(super) fn refuse(&mut self, n: u64, on: bool) {
+        (self.refuse_in, self.refuses_on) = (n, on);
     }
 
     pub(super) fn stall(&mut self) {
@@ -337,6 +345,7 @@ impl State {
     pub(super) fn call(&mut self, call: Call) -> Result<(), DeviceError> {
         self.check()?;
         if is_it(&mut self.refuse_in) {
+            self.refuse_in = u64::from(self.refuses_on);
             return Err(DeviceError::refused(801, format!("the simulated device refused a call ({call:?})")));
         }
         match call {
