@@ -316,10 +316,10 @@ impl Engine {
         access.declare(&mut List(&mut entries));
         let kept = access.keep();
         let outcome = Outcome::new();
-        let spec = Spec::internal("get", Location::caller(), 0, flag::EAGER);
+        let (mut spec, location) = (Spec::internal("get", 0, flag::EAGER), Location::caller());
         // SAFETY: the operation declares `access` and runs once.
         let f = move |_: &RunContext<'_>| Ok(unsafe { Read::<T>::refs(&kept) }.clone());
-        self.core.push(spec, &mut entries, Returning::new(f, Arc::clone(&outcome)))?;
+        self.core.push(&mut spec, location, &mut entries, Returning::new(f, Arc::clone(&outcome)))?;
         self.core.wait_outcome(&outcome, None)
     }
 

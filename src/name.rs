@@ -30,8 +30,18 @@ impl Name {
 
 impl Name {
     /// Whether the name owns memory.
+    #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.0, Repr::Shared(_))
+    }
+
+    /// The name, of which what owns memory is not left here.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Self {
+        match self.0 {
+            Repr::Static(name) => Self(Repr::Static(name)),
+            Repr::Shared(_) => std::mem::take(self),
+        }
     }
 }
 

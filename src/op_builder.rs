@@ -97,10 +97,8 @@ fn outcome_of(report: impl Report) -> Result<(), Cause> {
 #[must_use = "an operation does nothing until it is pushed"]
 pub struct OpBuilder<'e> {
     engine: &'e Engine,
-    name: Name,
-    priority: i32,
+    spec: Spec,
     property: Property,
-    no_skip: bool,
     context: Context,
     entries: Entries,
 }
@@ -110,10 +108,8 @@ impl<'e> OpBuilder<'e> {
     pub(crate) fn new(engine: &'e Engine, name: Name) -> Self {
         Self {
             engine,
-            name,
-            priority: 0,
+            spec: Spec::new(name),
             property: Property::Normal,
-            no_skip: false,
             context: Context::Cpu,
             entries: Entries::new(),
         }
@@ -125,7 +121,7 @@ impl<'e> OpBuilder<'e> {
     /// a run of at most 32 successors that it already holds. Priorities from -7 to 7 have a band each; beyond that each
     /// doubling shares one (8 to 15, 16 to 31, ...). Among equals no order is promised, and none starves.
     pub fn priority(mut self, priority: i32) -> Self {
-        self.priority = priority;
+        self.spec.priority = priority;
         self
     }
 
@@ -137,7 +133,7 @@ impl<'e> OpBuilder<'e> {
 
     /// Runs the operation even if a variable it names has failed. Such a run does not end the failure, nor pass it on.
     pub fn no_skip(mut self) -> Self {
-        self.no_skip = true;
+        self.spec.flags |= flag::NO_SKIP;
         self
     }
 
@@ -332,14 +328,13 @@ impl<'e> OpBuilder<'e> {
         F: for<'a> Fn(&mut GpuStream, A::Refs<'a>) -> R + Send + Sync + 'static,
         R: Report,
     {
-        let location = Location::caller();
         let kept = accesses.keep();
         let f = move |cx: &RunContext<'_>| {
             // SAFETY: each run declares `accesses` and calls this once; normalising refuses aliases.
             with_stream(cx, |stream| outcome_of(f(stream, unsafe { A::refs(&kept) })))
         };
         self.check_device()?;
-        self.into_operator(location, &accesses, flag::DEVICE, Function::Sync(Box::new(f)))
+        self.into_operator(&accesses, flag::DEVICE, Function::Sync(Box::new(f)))
     }
 
     /// Pushes a copy to a device's memory, of all of it. Unless a [property](Self::property) was set, it goes to the lane for
@@ -443,11 +438,10 @@ impl<'e> OpBuilder<'e> {
         F: for<'a> Fn(A::Refs<'a>) -> R + Send + Sync + 'static,
         R: Report,
     {
-        let location = Location::caller();
         let kept = accesses.keep();
         // SAFETY: each run declares `accesses` and calls this once; normalising refuses aliases.
         let f = move |_: &RunContext<'_>| outcome_of(f(unsafe { A::refs(&kept) }));
-        self.into_operator(location, &accesses, 0, Function::Sync(Box::new(f)))
+        self.into_operator(&accesses, 0, Function::Sync(Box::new(f)))
     }
 
     /// Makes an operator over the untyped variables declared so far, to be pushed often.
@@ -460,9 +454,8 @@ impl<'e> OpBuilder<'e> {
         F: Fn(&RunContext<'_>) -> R + Send + Sync + 'static,
         R: Report,
     {
-        let location = Location::caller();
         let f = move |cx: &RunContext<'_>| outcome_of(f(cx));
-        self.into_operator(location, &(), 0, Function::Sync(Box::new(f)))
+        self.into_operator(&(), 0, Function::Sync(Box::new(f)))
     }
 
     /// Makes an asynchronous operator over the untyped variables declared so far, to be pushed often.
@@ -475,23 +468,21 @@ impl<'e> OpBuilder<'e> {
         F: Fn(&RunContext<'_>, Completion) -> R + Send + Sync + 'static,
         R: Report,
     {
-        let location = Location::caller();
         let f = move |cx: &RunContext<'_>, done| outcome_of(f(cx, done));
-        self.into_operator(location, &(), flag::ASYNC, Function::Async(Box::new(f)))
+        self.into_operator(&(), flag::ASYNC, Function::Async(Box::new(f)))
     }
 
     fn into_operator(
         mut self,
-        location: &'static Location<'static>,
         accesses: &impl Accesses,
         flags: u16,
         function: Function,
     ) -> Result<Operator, PushError> {
         let core = self.engine.core();
         let fixed_priority = self.property.route(core.kind()).priority.is_some();
-        let spec = self.finish(location, accesses, flags)?;
+        self.finish(accesses, flags)?;
         core.normalise(&mut self.entries)?;
-        Ok(Operator::new(Arc::clone(core), spec, self.entries.into_vec().into(), function, fixed_priority))
+        Ok(Operator::new(Arc::clone(core), self.spec, self.entries.into_vec().into(), function, fixed_priority))
     }
 
     // These take the builder by reference, since to move it would copy it once more.
@@ -521,39 +512,31 @@ impl<'e> OpBuilder<'e> {
         flags: u16,
         work: impl Work,
     ) -> Result<(), PushError> {
-        let spec = self.finish(location, accesses, flags)?;
-        self.engine.core().push(spec, &mut self.entries, work)
+        self.finish(accesses, flags)?;
+        self.engine.core().push(&mut self.spec, location, &mut self.entries, work)
     }
 
-    /// The lane and the flags of an operation of a device, whose property means `flags`.
-    #[cold]
-    fn route_to_device(&self, flags: u16) -> Result<(u8, u16), PushError> {
-        let core = self.engine.core();
-        let lane = core.gpus().route(core, self.context, self.property)?;
-        // On its lane's thread, whoever pushes.
-        Ok((lane, flags & !flag::EAGER))
-    }
-
-    /// Ends the list of entries, and gives the rest of the description.
+    /// Ends the list of entries, and the rest of the description.
     #[inline]
-    fn finish(
-        &mut self,
-        location: &'static Location<'static>,
-        accesses: &impl Accesses,
-        flags: u16,
-    ) -> Result<Spec, PushError> {
+    fn finish(&mut self, accesses: &impl Accesses, flags: u16) -> Result<(), PushError> {
         accesses.declare(&mut List(&mut self.entries));
-        let route = self.property.route(self.engine.core().kind());
-        let (lane, routed) = match self.context {
+        self.spec.flags |= flags;
+        if self.property == Property::Normal && self.context == Context::Cpu { Ok(()) } else { self.route() }
+    }
+
+    /// Notes what the operation's property and device mean.
+    #[cold]
+    fn route(&mut self) -> Result<(), PushError> {
+        let core = self.engine.core();
+        let route = self.property.route(core.kind());
+        let (lane, flags) = match self.context {
             Context::Cpu => (route.lane, route.flags),
-            Context::Gpu(_) => self.route_to_device(route.flags)?,
+            // On its lane's thread, whoever pushes.
+            Context::Gpu(_) => (core.gpus().route(core, self.context, self.property)?, route.flags & !flag::EAGER),
         };
-        Ok(Spec {
-            name: std::mem::take(&mut self.name),
-            location,
-            priority: route.priority.unwrap_or(self.priority),
-            lane,
-            flags: flags | routed | if self.no_skip { flag::NO_SKIP } else { 0 },
-        })
+        self.spec.lane = lane;
+        self.spec.flags |= flags;
+        self.spec.priority = route.priority.unwrap_or(self.spec.priority);
+        Ok(())
     }
 }

@@ -52,8 +52,7 @@ impl Drop for Owner {
         let Some(&entry) = inner.entries.first() else {
             return;
         };
-        let flags = flag::NO_SKIP | flag::SILENT;
-        let spec = Spec::internal("delete_operator", Location::caller(), i32::MAX, flags);
+        let spec = Spec::internal("delete_operator", i32::MAX, flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED);
         // Every run names the variable, so all of them are over when this one's turn has come.
         let entry = Entry { mode: Mode::Await, refs: Refs::None, ..entry };
         let core = Arc::clone(&inner.core);
@@ -61,7 +60,7 @@ impl Drop for Owner {
             drop(inner);
             Ok(())
         };
-        let pushed = core.push_normalised(spec, &[entry], Plain::new(delete), true);
+        let pushed = core.push_normalised(&spec, spec.priority, Location::caller(), &[entry], Plain::new(delete));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 }
@@ -162,7 +161,7 @@ impl Operator {
             queue.prefetch();
         }
         let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
-        let spec = Spec { location: Location::caller(), priority, ..inner.spec.clone() };
+        let location = Location::caller();
         match inner.function {
             Function::Sync(_) => {
                 let own = if inner.entries.is_empty() {
@@ -171,7 +170,8 @@ impl Operator {
                     Own::Kept(NonNull::from(inner))
                 };
                 self.enqueue(
-                    spec,
+                    priority,
+                    location,
                     Plain::new(move |cx: &RunContext<'_>| match &own.get().function {
                         Function::Sync(f) => f(cx),
                         Function::Async(_) => Ok(()),
@@ -182,7 +182,8 @@ impl Operator {
                 // The function may go on when its completion has ended the operation.
                 let own = Own::Counted(Arc::clone(&self.0));
                 self.enqueue(
-                    spec,
+                    priority,
+                    location,
                     async_body(move |cx, done| match &own.get().function {
                         Function::Async(f) => f(cx, done),
                         Function::Sync(_) => Ok(()),
@@ -192,8 +193,9 @@ impl Operator {
         }
     }
 
-    fn enqueue(&self, spec: Spec, work: impl Work) -> Result<(), PushError> {
+    #[inline]
+    fn enqueue(&self, priority: i32, location: &'static Location<'static>, work: impl Work) -> Result<(), PushError> {
         let inner = self.inner();
-        inner.core.push_normalised(spec, &inner.entries, work, false)
+        inner.core.push_normalised(&inner.spec, priority, location, &inner.entries, work)
     }
 }

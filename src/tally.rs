@@ -152,7 +152,7 @@ impl Tally {
         loop {
             // Acquire (edge `open`).
             let generation = self.current.load(Acquire);
-            let word = &shard.entered[generation];
+            let word = &shard.entered[generation % GENERATIONS];
             // Acquire (edge `close`): a flag seen here carries the generation that took this one's place to the next
             // load of `current`.
             let count = word.load(Acquire);
@@ -175,7 +175,7 @@ impl Tally {
         let shard = self.shard();
         pause::at(Point::TallyBeforeLeave);
         // Release (edge `leave`). It needs nothing from whoever armed the word.
-        let before = shard.left[generation].fetch_add(ONE, Release);
+        let before = shard.left[generation % GENERATIONS].fetch_add(ONE, Release);
         pause::at(Point::TallyLeft);
         // AcqRel (edge `leave`).
         if before & FLAG != 0 && self.rest[generation].fetch_sub(1, AcqRel) == ZERO + 1 {

@@ -35,14 +35,16 @@ pub(crate) mod flag {
     pub(crate) const EAGER: u16 = 32;
     /// Has somebody to report to.
     pub(crate) const REPORTS: u16 = 64;
-    /// Its name or its progress may own something.
-    pub(crate) const COLD: u16 = 128;
+    /// Its name owns memory.
+    pub(crate) const NAMED: u16 = 128;
     /// Shutdown does not cancel it.
     pub(crate) const KEPT: u16 = 256;
     /// Issues work on a device's stream.
     pub(crate) const DEVICE: u16 = 512;
     /// Its function does not look at values in the host's memory, though it names them: it has the device copy them.
     pub(crate) const COPY: u16 = 1024;
+    /// Closed variables let it in: it is a deletion, or the engine's wait for one.
+    pub(crate) const PASSES_CLOSED: u16 = 2048;
 }
 
 /// The engine's part of an operation's record. What every run needs comes first, on a line with small functions; what few
@@ -56,7 +58,7 @@ pub(crate) struct Task {
     pub(crate) waited: AtomicU8,
     pub(crate) flags: u16,
     body: UnsafeCell<MaybeUninit<Body>>,
-    /// Dropped only with [`flag::COLD`], so that most operations need not look.
+    /// Dropped only with [`flag::NAMED`] or [`flag::ASYNC`], so that most operations need not look.
     pub(crate) name: ManuallyDrop<Name>,
     pub(crate) location: &'static Location<'static>,
     /// As `name`.
@@ -69,41 +71,50 @@ const _: () = assert!(
     "records are made for tasks"
 );
 
+/// Writes fields of a task, each by its own pointer.
+macro_rules! set {
+    ($task:ident, $($field:ident: $value:expr),* $(,)?) => {
+        // SAFETY: the task may be written, by the contract of the function around this.
+        $(unsafe { (&raw mut (*$task).$field).write($value) };)*
+    };
+}
+
 impl Task {
-    /// Makes a task where it will stay.
+    /// Makes a task where it will stay, but for what depends on its function.
     ///
     /// # Safety
-    /// 1. `task` may be written.
+    /// 1. `task` may be written, and is [completed](Self::complete) before anybody uses it.
     #[inline]
-    pub(crate) unsafe fn init<W: Work>(
-        task: *mut Self,
-        name: Name,
-        location: &'static Location<'static>,
-        ticket: Ticket,
-        lane: u8,
-        flags: u16,
-        work: W,
-    ) {
-        let cold = if name.is_shared() || flags & flag::ASYNC != 0 { flag::COLD } else { 0 };
-        let reports = if W::REPORTS { flag::REPORTS } else { 0 };
-        macro_rules! set {
-            ($($field:ident: $value:expr),* $(,)?) => {
-                // SAFETY: (1).
-                $(unsafe { (&raw mut (*task).$field).write($value) };)*
-            };
-        }
+    pub(crate) unsafe fn begin(task: *mut Self, ticket: Ticket, lane: u8, flags: u16) {
         set! {
+            task,
             ticket: ticket,
             lane: lane,
-            flags: flags | cold | reports,
+            flags: flags,
             waited: AtomicU8::new(0),
+            progress: ManuallyDrop::new(Progress::default()),
+        }
+    }
+
+    /// Makes the rest of a task.
+    ///
+    /// # Safety
+    /// 1. `task` was [begun](Self::begin), and nobody else knows it yet.
+    /// 2. Its flags have [`flag::NAMED`] if `name` owns memory.
+    #[inline]
+    pub(crate) unsafe fn complete<W: Work>(task: *mut Self, name: Name, location: &'static Location<'static>, work: W) {
+        set! {
+            task,
             name: ManuallyDrop::new(name),
             location: location,
-            progress: ManuallyDrop::new(Progress::default()),
             body: UnsafeCell::new(MaybeUninit::uninit()),
         }
         // SAFETY: (1).
         unsafe { &(*task).body }.with_mut(|body| unsafe { Body::init(body.cast(), work) });
+        if W::REPORTS {
+            // SAFETY: (1).
+            unsafe { (*task).flags |= flag::REPORTS };
+        }
     }
 
     pub(crate) fn has(&self, flags: u16) -> bool {
@@ -115,8 +126,8 @@ impl Drop for Task {
     fn drop(&mut self) {
         // SAFETY: `init` has made it, and this is its only drop.
         self.body.with_mut(|body| unsafe { &mut *body.cast::<Body>() }.drop_work());
-        if self.has(flag::COLD) {
-            // SAFETY: this is the only drop of the field; without the flag it owns nothing.
+        if self.has(flag::NAMED | flag::ASYNC) {
+            // SAFETY: this is the only drop of the field; without the flags it owns nothing.
             unsafe { ManuallyDrop::drop(&mut self.name) };
             // SAFETY: as above.
             unsafe { ManuallyDrop::drop(&mut self.progress) };

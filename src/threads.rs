@@ -92,6 +92,7 @@ thread_static!(static CARRIER: Cell<*const Carrier> = Cell::new(ptr::null()));
 // The engine that the thread was started for. It stays when the thread ends, for what its thread-locals do then.
 thread_static!(static STARTED_FOR: Cell<*const Core> = Cell::new(ptr::null()));
 
+#[inline]
 fn with_carrier<R>(f: impl FnOnce(&Carrier) -> R) -> Option<R> {
     let carrier = CARRIER.with(Cell::get);
     // SAFETY: the carrier lives on the stack of the thread's main function, which clears the pointer at its end.

@@ -1,6 +1,6 @@
 //! The engine behind its handles. What it does is in the modules below: a push, a run, a wait and a shutdown.
 
-use std::{panic::Location, ptr, sync::OnceLock};
+use std::{ptr, sync::OnceLock};
 
 use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
@@ -41,25 +41,26 @@ mod phase {
 /// The variables an operation names, in the making.
 pub(crate) type Entries = SmallVec<[Entry; INLINE_ACCESSES]>;
 
-/// What an operation is made with, beside its variables and its function.
-#[derive(Clone)]
+/// What an operation is made with, beside its variables, its function, and where it is pushed.
+#[derive(Debug)]
 pub(crate) struct Spec {
     pub(crate) name: Name,
-    pub(crate) location: &'static Location<'static>,
     pub(crate) priority: i32,
-    pub(crate) lane: u8,
     pub(crate) flags: u16,
+    pub(crate) lane: u8,
 }
 
 impl Spec {
-    /// Of an operation of the engine's own, in the first lane.
-    pub(crate) fn internal(
-        name: &'static str,
-        location: &'static Location<'static>,
-        priority: i32,
-        flags: u16,
-    ) -> Self {
-        Self { name: Name::from(name), location, priority, lane: 0, flags: flags | flag::INTERNAL }
+    /// In the first lane.
+    #[inline]
+    pub(crate) fn new(name: Name) -> Self {
+        let flags = if name.is_shared() { flag::NAMED } else { 0 };
+        Self { name, priority: 0, flags, lane: 0 }
+    }
+
+    /// Of an operation of the engine's own.
+    pub(crate) fn internal(name: &'static str, priority: i32, flags: u16) -> Self {
+        Self { name: Name::from(name), priority, flags: flags | flag::INTERNAL, lane: 0 }
     }
 }
 

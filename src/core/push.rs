@@ -1,6 +1,6 @@
 //! What a push does, up to the moment when its operation waits for others, lies in a lane, or runs.
 
-use std::sync::Arc;
+use std::{panic::Location, sync::Arc};
 
 use super::{Core, Entries, Spec, phase};
 use crate::{
@@ -13,16 +13,28 @@ use crate::{
     sync::Ordering::Relaxed,
     task::{Entry, Refs, Task, Work, flag},
     threads,
-    tracker::{self, Mode, OpRef, ReadyList, VarQueue},
+    tracker::{self, INLINE_ACCESSES, Mode, OpRef, ReadyList, VarQueue},
     variable::VarCell,
 };
 
 impl Core {
     /// Pushes an operation.
+    ///
+    /// Only what depends on the function's type is compiled for each: the rest is in [`describe`](Self::describe) and
+    /// [`enqueue`](Self::enqueue). The name is taken out of `spec`.
     #[inline]
-    pub(crate) fn push(self: &Arc<Self>, spec: Spec, entries: &mut Entries, work: impl Work) -> Result<(), PushError> {
-        self.normalise(entries)?;
-        self.push_normalised(spec, entries, work, false)
+    pub(crate) fn push(
+        self: &Arc<Self>,
+        spec: &mut Spec,
+        location: &'static Location<'static>,
+        entries: &mut Entries,
+        work: impl Work,
+    ) -> Result<(), PushError> {
+        let op = self.describe(spec, entries)?;
+        let name = spec.name.take();
+        // SAFETY: the task was begun with the flags of `spec`.
+        unsafe { Task::complete(op.task_ptr(), name, location, work) };
+        self.enqueue(op)
     }
 
     /// That a variable is this engine's, and not deleted as far as can be seen.
@@ -41,28 +53,60 @@ impl Core {
     /// makes them distinct: what is both read and mutated counts as mutated, and as overwritten only if nothing else was
     /// said.
     #[inline]
-    pub(crate) fn normalise(&self, entries: &mut Entries) -> Result<(), PushError> {
-        let mut sorted = true;
-        let mut above = 0;
-        for entry in entries.iter() {
+    pub(crate) fn normalise<'e>(&self, entries: &'e mut Entries) -> Result<&'e [Entry], PushError> {
+        let admit = |entry: &Entry| {
             // SAFETY: whoever made the entry keeps a handle until the push is over.
             let queue = unsafe { entry.cell.as_ref() }.queue();
             self.admit(queue)?;
             queue.prefetch();
-            sorted &= queue.id() >= above;
-            above = queue.id() + 1;
+            Ok(queue.id())
+        };
+        if let [first, others @ ..] = entries.as_slice() {
+            let mut before = admit(first)?;
+            let mut sorted = true;
+            for entry in others {
+                let id = admit(entry)?;
+                sorted &= before < id;
+                before = id;
+            }
+            if !sorted {
+                sort(entries)?;
+            }
         }
-        if sorted { Ok(()) } else { sort(entries) }
+        Ok(entries)
     }
 
     /// Pushes an operation whose entries are sorted, distinct and this engine's.
-    pub(crate) fn push_normalised<W: Work>(
+    #[inline]
+    pub(crate) fn push_normalised(
         self: &Arc<Self>,
-        spec: Spec,
+        spec: &Spec,
+        priority: i32,
+        location: &'static Location<'static>,
         entries: &[Entry],
-        work: W,
-        passes_closed: bool,
+        work: impl Work,
     ) -> Result<(), PushError> {
+        let op = self.begin(spec, priority, entries)?;
+        // SAFETY: the task was begun with the flags of `spec`.
+        unsafe { Task::complete(op.task_ptr(), spec.name.clone(), location, work) };
+        self.enqueue(op)
+    }
+
+    /// Makes the record of an operation that is pushed once.
+    fn describe(&self, spec: &Spec, entries: &mut Entries) -> Result<OpRef<Task>, PushError> {
+        let entries = self.normalise(entries)?;
+        self.begin_here(spec, spec.priority, entries)
+    }
+
+    /// Makes the record of an operation whose entries are sorted, distinct and this engine's.
+    fn begin(&self, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
+        self.begin_here(spec, priority, entries)
+    }
+
+    /// Counts an operation in and makes its record, if it may be pushed. Its task is still to be completed, and it has to
+    /// be [enqueued](Self::enqueue) then.
+    #[inline(always)]
+    fn begin_here(&self, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
         let ticket = self.tally.enter();
         // Relaxed: the count was entered first. Either the drain waits for it, or it entered a generation that was
         // opened after the phase was set; entering has acquired that (edge `open`), and it is seen here.
@@ -74,25 +118,28 @@ impl Core {
                 return Err(PushError::ShutDown);
             }
         }
-        if self.kind == EngineKind::Naive && !self.admits_naively(&spec) {
+        if self.kind == EngineKind::Naive && !self.admits_naively(spec) {
             self.tally.leave(ticket);
             return Err(PushError::InDeviceFunction);
         }
-        let band = if spec.priority == 0 { DEFAULT_BAND } else { band_of(spec.priority) };
-        let flags = spec.flags;
+        let band = if priority == 0 { DEFAULT_BAND } else { band_of(priority) };
+        let passes_closed = spec.flags & flag::PASSES_CLOSED != 0;
         let accesses = entries.iter().map(|entry| (VarCell::queue_ptr(entry.cell), entry.mode));
-        let init = |task: *mut Task| {
-            // SAFETY: the place is for a task, and has none yet.
-            unsafe { Task::init(task, spec.name, spec.location, ticket, spec.lane, flags, work) }
-        };
+        // SAFETY: the place is for a task, and has none yet; whoever called completes it.
+        let init = |task: *mut Task| unsafe { Task::begin(task, ticket, spec.lane, spec.flags) };
         // SAFETY: whoever made the entries keeps handles until the push is over; `init` does what it is to do.
-        let op = unsafe { OpRef::new_with(init, band, passes_closed, accesses) };
+        Ok(unsafe { OpRef::new_with(init, band, passes_closed, accesses) })
+    }
+
+    /// Puts an operation that is complete into the queues of its variables, and where it is run if it is ready.
+    fn enqueue(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), PushError> {
+        let flags = op.task().flags;
         let pushed = tracker::push(op);
         if pushed.ready {
             let at_once = flag::INLINE | flag::EAGER;
             // Once a shutdown has begun the workers may end at any time; what is still pushed is the engine's own and
             // small, and runs here.
-            let closed = phase != phase::OPEN && flags & flag::INTERNAL != 0;
+            let closed = flags & flag::INTERNAL != 0 && !self.is_open();
             if flags & at_once != 0 || closed || self.kind == EngineKind::Naive {
                 self.run_at_once(op);
             } else {
@@ -127,6 +174,12 @@ impl Core {
     /// Places operations that became ready on this thread.
     #[inline]
     pub(crate) fn place_all(self: &Arc<Self>, ready: &mut ReadyList<Task>) {
+        if !ready.is_empty() {
+            self.place_some(ready);
+        }
+    }
+
+    fn place_some(self: &Arc<Self>, ready: &mut ReadyList<Task>) {
         let mut here = if self.kind != EngineKind::Naive && self.is_open() {
             // What is for others first, since what runs here may take its time.
             self.schedule_all(ready)
@@ -149,6 +202,7 @@ impl Core {
     }
 
     /// Runs a ready operation on this thread, or has it placed if too much runs inside each other here.
+    #[inline(never)]
     fn run_at_once(self: &Arc<Self>, op: OpRef<Task>) {
         let mut ready = ReadyList::default();
         ready.push(op);
@@ -227,7 +281,27 @@ impl Core {
 #[inline(never)]
 fn sort(entries: &mut Entries) -> Result<(), PushError> {
     // SAFETY: whoever made the entries keeps handles.
-    entries.sort_unstable_by_key(|entry| unsafe { entry.cell.as_ref() }.queue().id());
+    let id = |entry: &Entry| unsafe { entry.cell.as_ref() }.queue().id();
+    if entries.len() <= INLINE_ACCESSES {
+        // By insertion: for so few, what prepares for many costs more than the sorting.
+        let entries = entries.as_mut_slice();
+        let mut equal = false;
+        for end in 1..entries.len() {
+            for at in (1..=end).rev() {
+                let (left, right) = (id(&entries[at - 1]), id(&entries[at]));
+                equal |= left == right;
+                if left <= right {
+                    break;
+                }
+                entries.swap(at - 1, at);
+            }
+        }
+        if !equal {
+            return Ok(());
+        }
+    } else {
+        entries.sort_unstable_by_key(id);
+    }
     let mut aliased = false;
     entries.dedup_by(|later, kept| {
         if later.cell != kept.cell {

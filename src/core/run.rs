@@ -60,10 +60,10 @@ impl Core {
     #[inline]
     fn verdict(&self, op: OpRef<Task>) -> Verdict {
         let mut troubled = op.task().lane >= FIRST_LANE;
-        for access in op.op().accesses() {
+        op.op().each_access(|access| {
             access.prefetch_next();
             troubled |= VarCell::of(access).trouble().is_any();
-        }
+        });
         // Relaxed: an operation that starts while the cancellation begins may do either.
         if troubled || op.op().is_rejected() || self.phase.load(Relaxed) == phase::CANCELLING {
             self.verdict_at(op, Context::Cpu)
@@ -227,7 +227,22 @@ impl Core {
     }
 
     /// Ends an operation with `result` and adds what becomes ready by it to `ready`.
-    pub(crate) fn settle(
+    #[inline]
+    pub(crate) fn settle(self: &Arc<Self>, op: OpRef<Task>, result: Result<(), OpError>, ready: &mut ReadyList<Task>) {
+        if result.is_err() || op.task().has(flag::SILENT | flag::DEVICE | flag::REPORTS) {
+            return self.settle_specially(op, result, ready);
+        }
+        self.count_mutations(op);
+        let ticket = op.task().ticket;
+        tracker::end(op, ready);
+        pause::at(Point::Completed);
+        self.tally.leave(ticket);
+    }
+
+    /// As [`settle`](Self::settle), for an operation that failed, leaves its variables' state alone, is a device's or has
+    /// somebody to report to.
+    #[inline(never)]
+    fn settle_specially(
         self: &Arc<Self>,
         op: OpRef<Task>,
         mut result: Result<(), OpError>,
@@ -330,10 +345,11 @@ impl Core {
         }
     }
 
+    #[inline]
     fn count_mutations(&self, op: OpRef<Task>) {
-        for access in op.op().accesses() {
+        op.op().each_access(|access| {
             if !access.mode().is_write() {
-                continue;
+                return;
             }
             let cell = VarCell::of(access);
             // SAFETY: the operation is not passed on yet, so it holds its variables.
@@ -343,7 +359,7 @@ impl Core {
                 unsafe { cell.trouble().set_failure(None) };
                 self.failures.clear_variable(cell.queue().id());
             }
-        }
+        });
     }
 
     /// As the first half of [`count_mutations`](Self::count_mutations), for an operation that was issued: operations that

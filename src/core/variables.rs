@@ -25,7 +25,7 @@ impl Core {
         token: &Token,
         location: &'static Location<'static>,
     ) -> Result<(), PushError> {
-        let spec = Spec::internal("clear_error", location, 0, flag::INLINE | flag::NO_SKIP | flag::SILENT);
+        let mut spec = Spec::internal("clear_error", 0, flag::INLINE | flag::NO_SKIP | flag::SILENT);
         let entry = Entry { cell: token.ptr(), mode: Mode::Write, refs: Refs::None };
         let clear = |cx: &RunContext<'_>| {
             for access in cx.op().op().accesses() {
@@ -37,7 +37,7 @@ impl Core {
             }
             Ok(())
         };
-        self.push(spec, &mut SmallVec::from_slice(&[entry]), Plain::new(clear))
+        self.push(&mut spec, location, &mut SmallVec::from_slice(&[entry]), Plain::new(clear))
     }
 
     /// Deletes a variable after everything pending on it; then runs `f`.
@@ -53,7 +53,8 @@ impl Core {
             return Err(PushError::DeletedVariable);
         }
         // Before everything else: it gives memory back.
-        let spec = Spec::internal("delete_variable", location, i32::MAX, flag::EAGER | flag::NO_SKIP | flag::SILENT);
+        let flags = flag::EAGER | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
+        let spec = Spec::internal("delete_variable", i32::MAX, flags);
         let delete = move |cx: &RunContext<'_>| {
             let empty = || {
                 for access in cx.op().op().accesses() {
@@ -69,7 +70,7 @@ impl Core {
             }
             Ok(())
         };
-        self.push_normalised(spec, &[entry], Plain::new(delete), true)
+        self.push_normalised(&spec, spec.priority, location, &[entry], Plain::new(delete))
     }
 
     /// Frees a variable whose last handle is gone, after everything pending on it.
@@ -82,9 +83,10 @@ impl Core {
         queue.close();
         // The value is the user's, and its drop runs on a worker; otherwise there is nothing to run.
         let at_once = if needs_drop { 0 } else { flag::INLINE };
-        let spec = Spec::internal("drop", location, i32::MAX, at_once | flag::NO_SKIP | flag::SILENT);
+        let flags = at_once | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
+        let spec = Spec::internal("drop", i32::MAX, flags);
         let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
-        let pushed = core.push_normalised(spec, &[entry], Free(cell), true);
+        let pushed = core.push_normalised(&spec, spec.priority, location, &[entry], Free(cell));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 }

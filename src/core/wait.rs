@@ -52,11 +52,12 @@ impl Core {
             return Ok(None);
         }
         let outcome = Outcome::new();
-        let spec = Spec::internal("wait", location, 0, flag::INLINE | flag::NO_SKIP | flag::SILENT);
+        // A wait goes behind a deletion as well: it is told when the deletion is done.
+        let flags = flag::INLINE | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
+        let spec = Spec::internal("wait", 0, flags);
         let mode = if for_reading { Mode::Read } else { Mode::Await };
         let entry = Entry { cell: token.ptr(), mode, refs: Refs::None };
-        // A wait goes behind a deletion as well: it is told when the deletion is done.
-        self.push_normalised(spec, &[entry], Await::new(Arc::clone(&outcome)), true)?;
+        self.push_normalised(&spec, 0, location, &[entry], Await::new(Arc::clone(&outcome)))?;
         Ok(Some(outcome))
     }
 

@@ -182,7 +182,7 @@ fn turn_round<T>(first: OpRef<T>) -> (OpRef<T>, OpRef<T>) {
 
 /// The global priority injector of one lane.
 pub struct Injector<T> {
-    bands: Box<[Band<T>]>,
+    bands: Box<[Band<T>; BANDS]>,
     /// A bit per band other than the default: it may hold something.
     mask: CachePadded<AtomicU64>,
 }
@@ -195,7 +195,9 @@ impl<T> std::fmt::Debug for Injector<T> {
 
 impl<T> Default for Injector<T> {
     fn default() -> Self {
-        Self { bands: (0..BANDS).map(|_| Band::new()).collect(), mask: CachePadded::new(AtomicU64::new(0)) }
+        let bands: Box<[_]> = (0..BANDS).map(|_| Band::new()).collect();
+        let Ok(bands) = bands.try_into() else { unreachable!("there are so many") };
+        Self { bands, mask: CachePadded::new(AtomicU64::new(0)) }
     }
 }
 

@@ -140,6 +140,7 @@ impl<T> Worker<T> {
     }
 
     /// The next operation to run; waits for one. `None`: the lane has ended.
+    #[inline]
     pub fn next(&self) -> Option<OpRef<T>> {
         match self.find() {
             Some(op) => Some(op),
@@ -148,18 +149,26 @@ impl<T> Worker<T> {
     }
 
     /// The next operation, from the highest band on.
+    #[inline]
     fn find(&self) -> Option<OpRef<T>> {
         self.lane.sleep().count_look(self.index);
-        let injector = self.lane.injector();
-        let mut urgent = injector.highest();
-        if let Some(op) = self.slot.take() {
-            if self.run.get() < MAX_RUN && urgent.is_none_or(|band| band <= op.op().band) {
-                self.run.set(self.run.get() + 1);
-                return Some(op);
-            }
-            self.put(op);
-            urgent = injector.highest();
+        let slot = self.slot.take();
+        if let Some(op) = slot
+            && self.run.get() < MAX_RUN
+            && self.lane.injector().highest().is_none_or(|band| band <= op.op().band)
+        {
+            self.run.set(self.run.get() + 1);
+            return Some(op);
         }
+        self.find_queued(slot)
+    }
+
+    /// As [`find`](Self::find), when it is not the turn of what was in the slot.
+    fn find_queued(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
+        if let Some(op) = slot {
+            self.put(op);
+        }
+        let urgent = self.lane.injector().highest();
         self.run.set(0);
         if urgent.is_some_and(|band| band > DEFAULT_BAND)
             && let Some(op) = self.pop_bands(|band| band > DEFAULT_BAND)

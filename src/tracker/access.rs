@@ -259,10 +259,17 @@ impl<T> Share<T> {
     /// Gives it up, and the record back if it is the last.
     #[inline]
     pub(super) fn retire(self) {
-        match self.op {
-            Some(op) if self.last => op.give_back(),
-            Some(op) => op.end(1),
-            None => {}
+        if let Some(op) = self.op {
+            Self::retire_of(op, self.last);
+        }
+    }
+
+    #[inline(never)]
+    fn retire_of(op: OpRef<T>, last: bool) {
+        if last {
+            op.give_back();
+        } else {
+            op.end(1);
         }
     }
 }

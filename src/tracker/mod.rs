@@ -68,7 +68,8 @@
 //! An access is never inserted twice: `insert` reads `registered` after the tail and its word. If the access was already
 //! in when the word was read, it is not the last one (that was checked), so something was linked behind it, which
 //! happened only after its operation was fully registered, and the read of `registered` sees that. If it came in after
-//! the word was read, the word has changed and the CAS fails. No word or tail comes back to an old value while somebody
+//! the word was read, the word has changed and the CAS fails. The access of an operation that has only one is inserted by
+//! nobody but its pusher, who need not ask any of this. No word or tail comes back to an old value while somebody
 //! who read it is pinned, since records are reused only after the epoch; an idle variable keeps its last access for the
 //! same reason.
 //!
@@ -130,6 +131,7 @@ pub struct Pushed {
 }
 
 /// Appends `op` to the queues of all its variables in one atomic step.
+#[inline]
 pub fn push<T>(op: OpRef<T>) -> Pushed {
     let guard = epoch::pin();
     pause::at(Point::PushPinned);
@@ -137,37 +139,61 @@ pub fn push<T>(op: OpRef<T>) -> Pushed {
 }
 
 /// Pushes `op`, of which the calling thread has already inserted `inserted` accesses, `satisfied` of them satisfied.
+#[inline]
 fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, guard: &Guard) -> Pushed {
     let own = op.op();
-    for access in &own.accesses()[inserted..] {
-        while let Some(other) = insert(own, access, true, &mut satisfied, guard) {
-            pause::at(Point::HelpBegins);
-            help(other, guard);
-            pause::at(Point::HelpEnds);
+    let (ready, rejected);
+    if let Some(access) = own.sole_access() {
+        if inserted == 0 {
+            append(own, access, Inserter::OnlyPusher, &mut satisfied, guard);
         }
-    }
-    pause::at(Point::PushBeforeRegistered);
-    let rejected = own.end_registration();
-    let count = own.accesses().len() as u32;
-    if count > 1 {
+        pause::at(Point::PushBeforeRegistered);
+        rejected = own.end_registration(1);
+        pause::at(Point::PushBeforeDecrement);
+        // Otherwise nothing was left to do since the access is in: who satisfies it may long have run the operation.
+        ready = satisfied == 1;
+    } else {
+        for access in &own.accesses()[inserted..] {
+            append(own, access, Inserter::Pusher, &mut satisfied, guard);
+        }
+        pause::at(Point::PushBeforeRegistered);
+        let count = own.accesses().len() as u32;
+        rejected = own.end_registration(count);
         pause::at(Point::PushBeforeHints);
         for access in own.accesses() {
             satisfied += access.adopt_hints();
         }
+        pause::at(Point::PushBeforeDecrement);
+        // If all of them were this thread's to count, nobody else takes anything off `wait`.
+        ready = satisfied == count || {
+            // AcqRel (edge `ready`): releases the task to whoever runs it, acquires what predecessors released.
+            own.wait.fetch_sub(satisfied + 1, AcqRel) == satisfied + 1
+        };
     }
-    pause::at(Point::PushBeforeDecrement);
-    let ready = if satisfied == count {
-        // All of them were this thread's to count, so that nobody else takes anything off `wait`.
-        true
-    } else if count > 1 {
-        // AcqRel (edge `ready`): releases the task to whoever runs it, acquires what predecessors released.
-        own.wait.fetch_sub(satisfied + 1, AcqRel) == satisfied + 1
-    } else {
-        // Nothing was left to do since the access is in: who satisfies it may long have run the operation.
-        false
-    };
     pause::at(Point::PushOver);
     Pushed { ready, rejected }
+}
+
+/// Who inserts an access. `insert` is compiled for each.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Inserter {
+    /// The pusher of an operation with one access. Nobody helps such an operation.
+    OnlyPusher,
+    /// The pusher of an operation with several.
+    Pusher,
+    /// Another thread.
+    Helper,
+}
+
+/// Gets an access of an operation of the calling thread's into its queue, helping others first where they stand in the
+/// way.
+#[inline(always)]
+fn append<T>(own: &Op<T>, access: &Access<T>, by: Inserter, satisfied: &mut u32, guard: &Guard) {
+    while let Some(other) = insert(own, access, by, satisfied, guard) {
+        pause::at(Point::HelpBegins);
+        help(other, guard);
+        pause::at(Point::HelpEnds);
+    }
 }
 
 /// A pusher that stands still in the midst of a push, so that models can start from there.
@@ -184,11 +210,15 @@ pub struct Stalled<T> {
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 impl<T> Stalled<T> {
+    fn inserter(op: OpRef<T>) -> Inserter {
+        if op.op().sole_access().is_some() { Inserter::OnlyPusher } else { Inserter::Pusher }
+    }
+
     /// Inserts the first `accesses` accesses of `op`, which nobody disturbs, and stands still.
     pub fn after(accesses: usize, op: OpRef<T>) -> Self {
         let (guard, mut satisfied) = (epoch::pin(), 0);
         for access in &op.op().accesses()[..accesses] {
-            let other = insert(op.op(), access, true, &mut satisfied, &guard);
+            let other = insert(op.op(), access, Self::inserter(op), &mut satisfied, &guard);
             assert!(other.is_none(), "somebody else stands still there");
         }
         Self { op, inserted: accesses, satisfied, tail: std::ptr::null(), guard }
@@ -201,7 +231,7 @@ impl<T> Stalled<T> {
         let mut stalled = Self::after(others.len(), op);
         // Relaxed: nobody disturbs.
         let tail = last.queue().tail.load(Relaxed, &stalled.guard);
-        let other = insert(op.op(), last, true, &mut stalled.satisfied, &stalled.guard);
+        let other = insert(op.op(), last, Self::inserter(op), &mut stalled.satisfied, &stalled.guard);
         assert!(other.is_none(), "somebody else stands still there");
         // Relaxed: as above.
         last.queue().tail.store(Shared::from(tail.as_raw()), Relaxed);
@@ -224,27 +254,30 @@ impl<T> Stalled<T> {
 #[cold]
 fn help<'g, T>(mut target: &'g Op<T>, guard: &'g Guard) {
     while let Some(access) = target.next_unregistered() {
-        if let Some(other) = insert(target, access, false, &mut 0, guard) {
+        if let Some(other) = insert(target, access, Inserter::Helper, &mut 0, guard) {
             target = other;
         }
     }
 }
 
 /// Appends `access` to its variable's queue unless it is in already; `Some` is an operation to help first.
+#[inline(always)]
 fn insert<'g, T>(
     target: &Op<T>,
     access: &Access<T>,
-    own: bool,
+    by: Inserter,
     satisfied: &mut u32,
     guard: &'g Guard,
 ) -> Option<&'g Op<T>> {
     let queue = access.queue();
+    let own = by != Inserter::Helper;
+    let alone = by == Inserter::OnlyPusher;
     // Nobody knows of an operation none of whose accesses is linked, so its pusher may still set the flags by a store.
-    let unseen = own && access.index == 0;
+    let unseen = alone || own && access.index == 0;
     loop {
         // Acquire (edge `swing`): the access at the tail and its hints.
         let tail_word = queue.tail.load(Acquire, guard);
-        if std::ptr::eq(tail_word.as_raw(), access) {
+        if !alone && std::ptr::eq(tail_word.as_raw(), access) {
             if !own {
                 pause::at(Point::HelpBeforeAdvance);
             }
@@ -269,7 +302,7 @@ fn insert<'g, T>(
         {
             return Some(other);
         }
-        if !removed(Step::RereadRegistered) && target.is_past(access.index) {
+        if !alone && !removed(Step::RereadRegistered) && target.is_past(access.index) {
             return None;
         }
         // Relaxed: who inserts behind the deletion has acquired the tail that came after the store.
@@ -311,6 +344,7 @@ fn insert<'g, T>(
 }
 
 /// Moves the tail of `queue` from `tail` on to the access that `word` links, leaving there what it is entitled to.
+#[cold]
 fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, guard: &Guard) {
     // SAFETY: the next access is retired only after the tail has passed it; the tail was at its predecessor after this
     // thread pinned, so it is not reclaimed.
@@ -342,25 +376,29 @@ pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> u32 {
 /// [Completes](complete) `op` and ends the caller's hold, for a caller that has nothing left to do with it.
 #[inline]
 pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
-    match op.leave_to_access() {
-        Some(access) => {
-            pause::at(Point::CompleteBeforeAccess);
-            if finish(NonNull::from(access), ready) {
-                pause::at(Point::CompleteBeforeRetire);
-                op.give_back();
-            }
-        }
-        None => {
-            let spent = complete(op, ready);
+    if let Some(access) = op.leave_to_access() {
+        pause::at(Point::CompleteBeforeAccess);
+        if finish(NonNull::from(access), ready) {
             pause::at(Point::CompleteBeforeRetire);
-            op.release(spent);
+            op.give_back();
         }
+    } else {
+        end_several(op, ready);
     }
+}
+
+/// As [`end`], for an operation with several accesses, or that somebody else holds as well.
+#[inline(never)]
+fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
+    let spent = complete(op, ready);
+    pause::at(Point::CompleteBeforeRetire);
+    op.release(spent);
 }
 
 /// Marks `access` done and carries what follows from it down the queue; whether it was spent by that.
 ///
 /// Here and below, what may end on the way is not passed as a reference, which would have to stay valid to the end.
+#[inline]
 fn finish<T>(access: NonNull<Access<T>>, ready: &mut ReadyList<T>) -> bool {
     // SAFETY: the access is not spent before it is done.
     let access = unsafe { access.as_ref() };
@@ -391,6 +429,7 @@ fn add_flags<'g, T>(word: &Atomic<Access<T>>, flags: usize) -> Shared<'g, Access
 }
 
 /// Tells `at` that nothing before it is pending, and carries what follows from that down the queue.
+#[inline]
 fn hand_on<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     // SAFETY: the access cannot be spent before it has `WRITE_OK`, which this thread brings it.
     let mut at = unsafe { at.as_ref() };
@@ -476,6 +515,7 @@ pub fn followers<T>(op: OpRef<T>, mut look: impl FnMut(OpRef<T>, &Access<T>)) {
 }
 
 /// Makes sure that the tail is past `access`, whose next is `next` by a word with `tag`, so that it can be retired.
+#[inline]
 fn pass<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
     if removed(Step::TailPastRetired) {
         return;

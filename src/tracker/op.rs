@@ -79,6 +79,22 @@ impl<T> Op<T> {
         unsafe { std::slice::from_raw_parts(self.accesses.as_ptr(), self.count as usize) }
     }
 
+    /// The access of an operation that has only one.
+    #[inline]
+    pub(super) fn sole_access(&self) -> Option<&Access<T>> {
+        // SAFETY: then `new_with` has made it there.
+        (self.count == 1).then(|| unsafe { self.sole.assume_init_ref() })
+    }
+
+    /// Shows each access to `look`. As a loop over [`accesses`](Self::accesses), which most operations need not go through.
+    #[inline(always)]
+    pub fn each_access(&self, mut look: impl FnMut(&Access<T>)) {
+        match self.sole_access() {
+            Some(access) => look(access),
+            None => self.accesses().iter().for_each(look),
+        }
+    }
+
     /// The access with the lowest index that is not known to be in its queue.
     #[inline]
     pub(super) fn next_unregistered(&self) -> Option<&Access<T>> {
@@ -114,6 +130,7 @@ impl<T> Op<T> {
     }
 
     /// Marks the operation rejected while its access at `index` is not in; `false` if it is.
+    #[cold]
     pub(super) fn reject(&self, index: u32) -> bool {
         // Relaxed: only a guess for the CAS.
         let mut seen = self.registered.load(Relaxed);
@@ -135,18 +152,18 @@ impl<T> Op<T> {
         }
     }
 
-    /// Notes that all accesses are in, by the pusher; whether the operation was rejected on the way.
+    /// Notes that all `count` accesses are in, by the pusher; whether the operation was rejected on the way.
     #[inline]
-    pub(super) fn end_registration(&self) -> bool {
+    pub(super) fn end_registration(&self, count: u32) -> bool {
         // Relaxed: what was released with it is either this thread's doing, or was acquired when an access turned out to be
         // in. Who sets `REJECTED` from now on has linked nothing by it: the access was in before.
         let rejected = self.registered.load(Relaxed) & REJECTED;
-        if self.count == 1 {
-            // Release (edge `register`). A store will do: a helper that finds the access in sets the same value.
+        if count == 1 {
+            // Release (edge `register`). A store will do: nobody else counts the only access.
             self.registered.store(1 | rejected, Release);
         } else {
             // Release (edge `register`). A read-modify-write, so that what helpers released up to here goes on.
-            self.registered.swap(self.count | rejected, Release);
+            self.registered.swap(count | rejected, Release);
         }
         rejected != 0
     }
@@ -206,12 +223,12 @@ impl<T> OpRef<T> {
     /// # Safety
     /// 1. The variables stay valid until [`push`](super::push) has returned.
     /// 2. `init` makes a task at the place that it is given, and does not panic.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn new_with(
         init: impl FnOnce(*mut T),
         band: u8,
         passes_closed: bool,
-        accesses: impl ExactSizeIterator<Item = (NonNull<VarQueue<T>>, Mode)>,
+        mut accesses: impl ExactSizeIterator<Item = (NonNull<VarQueue<T>>, Mode)>,
     ) -> Self {
         let count = u32::try_from(accesses.len())
             .ok()
@@ -219,40 +236,52 @@ impl<T> OpRef<T> {
             .expect("an operation has fewer than 2^31 accesses");
         let record: NonNull<Op<T>> = pool::allocate();
         let op = record.as_ptr();
-        let place = if count == 1 {
-            // SAFETY: `record` is allocated, aligned and unused.
-            let sole = unsafe { (&raw mut (*op).sole).cast::<Access<T>>() };
-            // SAFETY: a field of a live allocation is not null.
-            unsafe { NonNull::new_unchecked(sole) }
-        } else if count as usize <= INLINE_ACCESSES {
-            // SAFETY: as above.
-            let inline = unsafe { (&raw mut (*op).inline).cast::<Access<T>>() };
-            // SAFETY: as above.
-            unsafe { NonNull::new_unchecked(inline) }
-        } else {
-            let mut boxed = Vec::<Access<T>>::with_capacity(count as usize);
-            let place = NonNull::new(boxed.as_mut_ptr()).expect("a Vec's pointer is not null");
-            std::mem::forget(boxed);
-            place
-        };
-        for (index, (queue, mode)) in accesses.take(count as usize).enumerate() {
-            // SAFETY: `place` has room for `count` accesses.
-            let slot = unsafe { place.add(index) };
-            // SAFETY: as above, and nobody else knows it.
-            unsafe { slot.write(Access::new(op, queue, index as u32, mode, count == 1)) };
-        }
         macro_rules! set {
             ($($field:ident: $value:expr),* $(,)?) => {
-                // SAFETY: as above; each field is written once, before anybody reads the record.
+                // SAFETY: the record is allocated, aligned and unused; each field is written once, before anybody reads it.
                 $(unsafe { (&raw mut (*op).$field).write($value) };)*
             };
         }
+        // Most operations have one access: all that depends on the number is a constant for them.
+        if count == 1
+            && let Some((queue, mode)) = accesses.next()
+        {
+            // SAFETY: as above.
+            let sole = unsafe { (&raw mut (*op).sole).cast::<Access<T>>() };
+            // SAFETY: a field of a live allocation is not null.
+            let place = unsafe { NonNull::new_unchecked(sole) };
+            set! {
+                sole: MaybeUninit::new(Access::new(op, queue, 0, mode, true)),
+                wait: AtomicU32::new(1),
+                registered: AtomicU32::new(0),
+                live: AtomicU32::new(2),
+                count: 1,
+                accesses: place,
+            }
+        } else {
+            let place = if count as usize <= INLINE_ACCESSES {
+                // SAFETY: as above.
+                let inline = unsafe { (&raw mut (*op).inline).cast::<Access<T>>() };
+                // SAFETY: as above.
+                unsafe { NonNull::new_unchecked(inline) }
+            } else {
+                boxed_place(count)
+            };
+            for (index, (queue, mode)) in accesses.take(count as usize).enumerate() {
+                // SAFETY: `place` has room for `count` accesses.
+                let slot = unsafe { place.add(index) };
+                // SAFETY: as above, and nobody else knows it.
+                unsafe { slot.write(Access::new(op, queue, index as u32, mode, false)) };
+            }
+            set! {
+                wait: AtomicU32::new(count + 1),
+                registered: AtomicU32::new(0),
+                live: AtomicU32::new(count + 1),
+                count: count,
+                accesses: place,
+            }
+        }
         set! {
-            wait: AtomicU32::new(if count == 1 { 1 } else { count + 1 }),
-            registered: AtomicU32::new(0),
-            live: AtomicU32::new(count + 1),
-            count: count,
-            accesses: place,
             link: AtomicPtr::new(std::ptr::null_mut()),
             band: band,
             passes_closed: passes_closed,
@@ -342,13 +371,13 @@ impl<T> OpRef<T> {
         // SAFETY: the record stays until the access is spent, which it is not before it is finished.
         let op = unsafe { self.0.as_ref() };
         op.stamp.check();
+        let access = op.sole_access()?;
         // Acquire (edge `retire`): joins what other holders did who are gone. No share can come up beside the last ones.
-        if op.count != 1 || op.live.load(Acquire) != 2 {
+        if op.live.load(Acquire) != 2 {
             return None;
         }
         // SAFETY: the caller was the last holder, and ends that here.
         unsafe { self.drop_task() };
-        let access = &op.accesses()[0];
         access.take_last_share();
         Some(access)
     }
@@ -371,6 +400,15 @@ impl<T> OpRef<T> {
     }
 }
 
+/// Room for accesses that a record does not hold itself.
+#[cold]
+fn boxed_place<T>(count: u32) -> NonNull<Access<T>> {
+    let mut boxed = Vec::<Access<T>>::with_capacity(count as usize);
+    let place = NonNull::new(boxed.as_mut_ptr()).expect("a Vec's pointer is not null");
+    std::mem::forget(boxed);
+    place
+}
+
 /// Gives back what a record owns beside its own memory. Called when the record is reclaimed.
 ///
 /// # Safety
@@ -379,7 +417,7 @@ pub(super) unsafe fn free_accesses<T>(op: NonNull<Op<T>>) {
     // SAFETY: (1); the fields were initialised by `new_with`.
     let op = unsafe { op.as_ref() };
     if op.has_boxed_accesses() {
-        // SAFETY: `new_with` forgot a `Vec` of exactly this pointer and capacity; accesses need no drop.
+        // SAFETY: `boxed_place` forgot a `Vec` of exactly this pointer and capacity; accesses need no drop.
         drop(unsafe { Vec::from_raw_parts(op.accesses.as_ptr(), 0, op.count as usize) });
     }
 }

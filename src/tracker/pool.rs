@@ -21,6 +21,7 @@ use super::op::{Op, free_accesses};
 use crate::sync::epoch;
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+#[inline]
 pub(super) fn allocate<T>() -> NonNull<Op<T>> {
     if fits::<T>() {
         records::take().cast()
@@ -258,9 +259,9 @@ mod records {
         fn pop(&mut self) -> Option<Record> {
             self.len = self.len.checked_sub(1)?;
             if self.len > 0 {
-                prefetch(self.records[self.len - 1]);
+                prefetch(self.records[(self.len - 1) % GROUP]);
             }
-            Some(self.records[self.len])
+            Some(self.records[self.len % GROUP])
         }
 
         fn free_all(&mut self) {
@@ -285,6 +286,23 @@ mod records {
         more: Batch,
         retired: [Record; BATCH],
         retired_len: usize,
+    }
+
+    impl Cache {
+        #[inline]
+        fn take(&mut self) -> Option<Record> {
+            if self.free.len == 0 && !self.open_next() {
+                return None;
+            }
+            self.free.pop()
+        }
+
+        /// Goes on with the next group, if there is one.
+        #[inline(never)]
+        fn open_next(&mut self) -> bool {
+            let group = self.more.pop();
+            group.map(|group| self.free = group).is_some()
+        }
     }
 
     impl Drop for Cache {
@@ -334,7 +352,7 @@ mod records {
     #[inline]
     pub(super) fn take() -> Record {
         // The thread may be ending, with its cache gone.
-        match CACHE.try_with(|cache| cache.borrow_mut().free.pop()) {
+        match CACHE.try_with(|cache| cache.borrow_mut().take()) {
             Ok(Some(record)) => record,
             _ => refill(),
         }
@@ -342,9 +360,8 @@ mod records {
 
     #[cold]
     fn refill() -> Record {
-        let more = CACHE.try_with(|cache| std::mem::take(&mut cache.borrow_mut().more)).unwrap_or_default();
         // Not while the cache is borrowed: pinning may run what others have retired.
-        let mut more = if more.0.is_some() { more } else { pop_batch() };
+        let mut more = pop_batch();
         let Some(mut group) = more.pop() else {
             return new();
         };
@@ -381,18 +398,30 @@ mod records {
         let full = CACHE.try_with(|cache| {
             let mut cache = cache.borrow_mut();
             let len = cache.retired_len;
-            cache.retired[len] = record;
+            cache.retired[len % BATCH] = record;
             cache.retired_len = (len + 1) % BATCH;
-            (len + 1 == BATCH).then(|| Batch::of(&cache.retired))
+            len + 1 == BATCH
         });
         match full {
-            Ok(None) => {}
-            // SAFETY: the closure owns the batch.
-            Ok(Some(batch)) => unsafe { epoch::pin().retire(move || push_batch(batch)) },
-            // The thread is ending.
-            // SAFETY: the closure owns the record.
-            Err(_) => unsafe { epoch::pin().retire(move || free(record)) },
+            Ok(false) => {}
+            Ok(true) => retire_batch(),
+            Err(_) => retire_late(record),
         }
+    }
+
+    /// As [`put_back`], by a thread that is ending.
+    #[cold]
+    fn retire_late(record: Record) {
+        // SAFETY: the closure owns the record.
+        unsafe { epoch::pin().retire(move || free(record)) };
+    }
+
+    /// Retires what the thread has collected, which is a batch.
+    #[cold]
+    fn retire_batch() {
+        let batch = CACHE.with(|cache| Batch::of(&cache.borrow().retired));
+        // SAFETY: the closure owns the batch.
+        unsafe { epoch::pin().retire(move || push_batch(batch)) };
     }
 
     fn push_batch(mut batch: Batch) {
