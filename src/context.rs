@@ -34,35 +34,40 @@ pub(crate) struct Frame {
 thread_static!(static FRAME: Cell<*const Frame> = Cell::new(ptr::null()));
 
 /// The innermost frame of this thread.
+#[inline]
 fn innermost() -> *const Frame {
     FRAME.with(Cell::get)
 }
 
 /// Whether this thread is inside an operation of any engine.
+#[inline]
 pub(crate) fn in_operation() -> bool {
     !innermost().is_null()
 }
 
 /// Runs `f` as a part of `op`, which is `holding` its variables or has passed them on.
+#[inline]
 pub(crate) fn enter<R>(core: &Core, op: OpRef<Task>, holding: bool, f: impl FnOnce(&Frame) -> R) -> R {
-    struct Leave(*const Frame);
-    impl Drop for Leave {
+    struct Leave<'c>(&'c Cell<*const Frame>, *const Frame);
+    impl Drop for Leave<'_> {
         fn drop(&mut self) {
-            FRAME.with(|cell| cell.set(self.0));
+            self.0.set(self.1);
         }
     }
-    let parent = innermost();
-    let frame = Frame {
-        op,
-        core: ptr::from_ref(core),
-        outcome: Cell::new(ptr::null()),
-        lost: Cell::new(false),
-        holding,
-        parent,
-    };
-    let _leave = Leave(parent);
-    FRAME.with(|cell| cell.set(&raw const frame));
-    f(&frame)
+    FRAME.with(|innermost| {
+        let parent = innermost.get();
+        let frame = Frame {
+            op,
+            core: ptr::from_ref(core),
+            outcome: Cell::new(ptr::null()),
+            lost: Cell::new(false),
+            holding,
+            parent,
+        };
+        let _leave = Leave(innermost, parent);
+        innermost.set(&raw const frame);
+        f(&frame)
+    })
 }
 
 /// The frames of this thread, innermost first.

@@ -178,7 +178,7 @@ impl Tally {
         let before = shard.left[generation % GENERATIONS].fetch_add(ONE, Release);
         pause::at(Point::TallyLeft);
         // AcqRel (edge `leave`).
-        if before & FLAG != 0 && self.rest[generation].fetch_sub(1, AcqRel) == ZERO + 1 {
+        if before & FLAG != 0 && self.rest[generation % GENERATIONS].fetch_sub(1, AcqRel) == ZERO + 1 {
             self.finish(generation);
         }
     }

@@ -118,6 +118,19 @@ impl Carrier {
         if self.looking.get() { None } else { self.worker() }
     }
 
+    /// As [`Crew::schedule`], by this thread between two operations.
+    #[inline]
+    fn schedule(&self, op: OpRef<Task>) {
+        let crew = self.core.crew();
+        match self.free_worker() {
+            Some(worker) if Arc::ptr_eq(worker.lane(), crew.lane(op)) => {
+                let _looking = self.look();
+                worker.keep(op, true);
+            }
+            _ => crew.schedule(op),
+        }
+    }
+
     /// The next operation for the thread's worker; waits for one. `None`: the worker was given away, or its lane has ended.
     fn next(&self) -> Option<OpRef<Task>> {
         let _looking = self.look();
@@ -338,10 +351,15 @@ impl Crew {
         worker
     }
 
-    /// Puts a ready operation where a worker of its lane takes it.
+    /// The lane of an operation.
     #[inline]
+    fn lane(&self, op: OpRef<Task>) -> &Arc<Lane<Task>> {
+        &self.lanes[usize::from(op.task().lane)]
+    }
+
+    /// Puts a ready operation where a worker of its lane takes it.
     pub(crate) fn schedule(&self, op: OpRef<Task>) {
-        let lane = &self.lanes[usize::from(op.task().lane)];
+        let lane = self.lane(op);
         let kept = with_carrier(|carrier| match carrier.free_worker() {
             Some(worker) if Arc::ptr_eq(worker.lane(), lane) => {
                 let _looking = carrier.look();
@@ -461,8 +479,8 @@ fn run(carrier: &Carrier) {
             // What a panic has left.
             carrier.core.place_all(&mut ready);
             while let Some(op) = carrier.next() {
-                carrier.core.execute(op, &mut ready);
-                carrier.core.place_all(&mut ready);
+                carrier.core.execute_here(op, &mut ready);
+                carrier.core.place_by(&mut ready, |op| carrier.schedule(op));
             }
             over = true;
         });

@@ -155,7 +155,13 @@ impl Core {
     /// Puts a ready operation where a worker of its lane takes it.
     #[inline]
     fn schedule(&self, op: OpRef<Task>) {
-        if self.gpus.is_empty() { self.crew.schedule(op) } else { self.schedule_beside_devices(op) }
+        self.schedule_by(op, |op| self.crew.schedule(op));
+    }
+
+    /// As [`schedule`](Self::schedule), where `schedule` gives the operation to the crew.
+    #[inline(always)]
+    fn schedule_by(&self, op: OpRef<Task>, schedule: impl Fn(OpRef<Task>)) {
+        if self.gpus.is_empty() { schedule(op) } else { self.schedule_beside_devices(op) }
     }
 
     /// As [`schedule`](Self::schedule), where operations of the CPU may have to wait for devices first. They must not come
@@ -172,25 +178,33 @@ impl Core {
     }
 
     /// Places operations that became ready on this thread.
-    #[inline]
     pub(crate) fn place_all(self: &Arc<Self>, ready: &mut ReadyList<Task>) {
-        if !ready.is_empty() {
-            self.place_some(ready);
-        }
+        self.place_by(ready, |op| self.crew.schedule(op));
     }
 
-    fn place_some(self: &Arc<Self>, ready: &mut ReadyList<Task>) {
-        let mut here = if self.kind != EngineKind::Naive && self.is_open() {
+    /// As [`place_all`](Self::place_all), where `schedule` gives an operation to the crew.
+    #[inline(always)]
+    pub(crate) fn place_by(self: &Arc<Self>, ready: &mut ReadyList<Task>, schedule: impl Fn(OpRef<Task>)) {
+        if ready.is_empty() {
+            return;
+        }
+        let here = if self.kind != EngineKind::Naive && self.is_open() {
             // What is for others first, since what runs here may take its time.
-            self.schedule_all(ready)
+            self.schedule_all(ready, schedule)
         } else {
             std::mem::take(ready)
         };
         if !here.is_empty() {
-            threads::share_slot();
-            if !self.defer(&mut here) {
-                self.run_all(&mut here, false);
-            }
+            self.run_here(here);
+        }
+    }
+
+    /// Runs what is not for others.
+    #[inline(never)]
+    fn run_here(self: &Arc<Self>, mut here: ReadyList<Task>) {
+        threads::share_slot();
+        if !self.defer(&mut here) {
+            self.run_all(&mut here, false);
         }
     }
 
@@ -227,20 +241,20 @@ impl Core {
             return context::defer(self, ready);
         }
         context::is_deep() && {
-            *ready = self.schedule_all(ready);
+            *ready = self.schedule_all(ready, |op| self.crew.schedule(op));
             ready.is_empty() || context::defer(self, ready)
         }
     }
 
     /// Gives to the workers all that need not run on this thread, and returns what does.
-    #[inline]
-    fn schedule_all(&self, ready: &mut ReadyList<Task>) -> ReadyList<Task> {
+    #[inline(always)]
+    fn schedule_all(&self, ready: &mut ReadyList<Task>, schedule: impl Fn(OpRef<Task>)) -> ReadyList<Task> {
         let mut here = ReadyList::default();
         while let Some(op) = ready.pop() {
             if op.task().has(flag::INLINE) {
                 here.push(op);
             } else {
-                self.schedule(op);
+                self.schedule_by(op, &schedule);
             }
         }
         here
@@ -287,14 +301,19 @@ fn sort(entries: &mut Entries) -> Result<(), PushError> {
         let entries = entries.as_mut_slice();
         let mut equal = false;
         for end in 1..entries.len() {
-            for at in (1..=end).rev() {
-                let (left, right) = (id(&entries[at - 1]), id(&entries[at]));
-                equal |= left == right;
-                if left <= right {
+            let entry = entries[end];
+            let own = id(&entry);
+            let mut place = end;
+            while let Some(&before) = entries[..place].last() {
+                let other = id(&before);
+                equal |= other == own;
+                if other <= own {
                     break;
                 }
-                entries.swap(at - 1, at);
+                entries[place] = before;
+                place -= 1;
             }
+            entries[place] = entry;
         }
         if !equal {
             return Ok(());

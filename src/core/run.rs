@@ -22,6 +22,12 @@ use crate::{
 impl Core {
     /// Runs a ready operation on this thread and adds what becomes ready by it to `ready`.
     pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
+        self.execute_here(op, ready);
+    }
+
+    /// As [`execute`](Self::execute), as a part of the loop of a worker's thread.
+    #[inline(always)]
+    pub(crate) fn execute_here(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
         match self.verdict(op) {
             Verdict::Run if op.task().has(flag::DEVICE | flag::ASYNC) => {
                 if op.task().has(flag::DEVICE) {
@@ -30,10 +36,10 @@ impl Core {
                     self.start_async(op, ready);
                 }
             }
-            Verdict::Run => {
-                let result = self.call(op, None);
-                self.settle(op, result, ready);
-            }
+            Verdict::Run => match self.call(op, None) {
+                Ok(()) if !op.task().has(flag::SILENT | flag::REPORTS) => self.settle_well(op, ready),
+                result => self.settle(op, result, ready),
+            },
             Verdict::Skip(failure) => self.skip(op, failure, ready),
             Verdict::Elsewhere(lane) => self.gpus.send(lane, op),
             Verdict::Nothing => self.drop_rejected(op, ready),
@@ -226,12 +232,9 @@ impl Core {
         op.release(0);
     }
 
-    /// Ends an operation with `result` and adds what becomes ready by it to `ready`.
-    #[inline]
-    pub(crate) fn settle(self: &Arc<Self>, op: OpRef<Task>, result: Result<(), OpError>, ready: &mut ReadyList<Task>) {
-        if result.is_err() || op.task().has(flag::SILENT | flag::DEVICE | flag::REPORTS) {
-            return self.settle_specially(op, result, ready);
-        }
+    /// As [`settle`](Self::settle), for an operation that was successful and of which nobody has to be told, not even devices.
+    #[inline(always)]
+    fn settle_well(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
         self.count_mutations(op);
         let ticket = op.task().ticket;
         tracker::end(op, ready);
@@ -239,10 +242,9 @@ impl Core {
         self.tally.leave(ticket);
     }
 
-    /// As [`settle`](Self::settle), for an operation that failed, leaves its variables' state alone, is a device's or has
-    /// somebody to report to.
+    /// Ends an operation with `result` and adds what becomes ready by it to `ready`.
     #[inline(never)]
-    fn settle_specially(
+    pub(crate) fn settle(
         self: &Arc<Self>,
         op: OpRef<Task>,
         mut result: Result<(), OpError>,

@@ -103,7 +103,7 @@ impl<T> Lane<T> {
     }
 
     /// As [`inject`](Self::inject), by a thread that carries none of the lane's workers.
-    #[inline]
+    #[inline(never)]
     pub fn inject_from_outside(&self, op: OpRef<T>) {
         // Only now and then, and always if the workers are quick.
         if self.injector.is_inbox_empty() {

@@ -117,7 +117,7 @@ impl<T> Worker<T> {
     }
 
     /// Puts an operation where other workers find it.
-    #[inline]
+    #[inline(never)]
     fn put(&self, op: OpRef<T>) {
         if op.op().band == DEFAULT_BAND && self.deque.len() < ROOM {
             self.deque.push(op);

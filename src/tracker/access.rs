@@ -38,33 +38,44 @@ pub(super) fn entitled_at_link(tag: usize) -> usize {
     (tag & (LINKED_READ_OK | LINKED_WRITE_OK)) >> 3
 }
 
-/// What an operation does to a variable.
+/// What an operation does to a variable. The numbers hold the flag that [satisfies](Mode::satisfied_by) the access, and
+/// [`WRITES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
 pub enum Mode {
     /// Reads it; consecutive readers run side by side.
-    Read,
+    Read = READ_OK as u8,
     /// Waits for all earlier accesses, like a mutation, and keeps later ones waiting like a reader: readers on both sides of
     /// it still run side by side.
-    Await,
+    Await = WRITE_OK as u8,
     /// Mutates it, alone.
-    Write,
+    Write = WRITES | WRITE_OK as u8,
     /// Mutates it, alone, whatever it held before: the old value, or its failure, does not matter.
-    Overwrite,
+    Overwrite = 8 | WRITES | WRITE_OK as u8,
 }
+
+/// In the numbers of the modes that mutate.
+const WRITES: u8 = 4;
 
 impl Mode {
     /// Whether the mode excludes every other access.
     #[inline]
     pub fn is_write(self) -> bool {
-        matches!(self, Self::Write | Self::Overwrite)
+        self as u8 & WRITES != 0
     }
 }
 
 impl Mode {
+    /// The flag that lets the operation go as far as this variable is concerned.
+    #[inline]
+    fn satisfied_by(self) -> usize {
+        self as usize & (READ_OK | WRITE_OK)
+    }
+
     /// Whether `flags` let the operation go as far as this variable is concerned.
     #[inline]
     pub(super) fn is_satisfied_by(self, flags: usize) -> bool {
-        flags & if self == Self::Read { READ_OK } else { WRITE_OK } != 0
+        flags & self.satisfied_by() != 0
     }
 
     /// The flags that the next access may have when this one has `flags`.
@@ -78,6 +89,17 @@ impl Mode {
         } else {
             flags & READ_OK
         }
+    }
+
+    /// What the next access may have now that this one, which does not exclude it, has `now`, of which it has just got
+    /// `new`.
+    #[inline]
+    pub(super) fn newly_entitled(self, new: usize, now: usize) -> usize {
+        // `WRITE_OK` comes once, never before `READ_OK`, and goes on if the access is done.
+        const { assert!(DONE == WRITE_OK << 1) };
+        let gained = new & READ_OK | now & now >> 1 & WRITE_OK;
+        debug_assert_eq!(gained, self.entitlement(now) & !self.entitlement(now & !new));
+        gained
     }
 }
 

@@ -153,15 +153,20 @@ fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, guard: &Gua
         // Otherwise nothing was left to do since the access is in: who satisfies it may long have run the operation.
         ready = satisfied == 1;
     } else {
-        for access in &own.accesses()[inserted..] {
-            append(own, access, Inserter::Pusher, &mut satisfied, guard);
+        let accesses = own.accesses();
+        let count = accesses.len() as u32;
+        let mut helped = false;
+        for access in &accesses[inserted..] {
+            helped |= append(own, access, Inserter::Pusher, &mut satisfied, guard);
         }
         pause::at(Point::PushBeforeRegistered);
-        let count = own.accesses().len() as u32;
         rejected = own.end_registration(count);
         pause::at(Point::PushBeforeHints);
-        for access in own.accesses() {
-            satisfied += access.adopt_hints();
+        // What this thread has linked itself has got its flags then.
+        if helped {
+            for access in accesses {
+                satisfied += access.adopt_hints();
+            }
         }
         pause::at(Point::PushBeforeDecrement);
         // If all of them were this thread's to count, nobody else takes anything off `wait`.
@@ -185,14 +190,30 @@ enum Inserter {
     Helper,
 }
 
+/// What came of an insertion.
+enum Insertion<'g, T> {
+    /// The caller has linked the access.
+    Linked,
+    /// Another thread had linked it before.
+    WasIn,
+    /// This operation is to be helped first.
+    Behind(&'g Op<T>),
+}
+
 /// Gets an access of an operation of the calling thread's into its queue, helping others first where they stand in the
-/// way.
+/// way; whether another thread has linked it.
 #[inline(always)]
-fn append<T>(own: &Op<T>, access: &Access<T>, by: Inserter, satisfied: &mut u32, guard: &Guard) {
-    while let Some(other) = insert(own, access, by, satisfied, guard) {
-        pause::at(Point::HelpBegins);
-        help(other, guard);
-        pause::at(Point::HelpEnds);
+fn append<T>(own: &Op<T>, access: &Access<T>, by: Inserter, satisfied: &mut u32, guard: &Guard) -> bool {
+    loop {
+        match insert(own, access, by, satisfied, guard) {
+            Insertion::Linked => return false,
+            Insertion::WasIn => return true,
+            Insertion::Behind(other) => {
+                pause::at(Point::HelpBegins);
+                help(other, guard);
+                pause::at(Point::HelpEnds);
+            }
+        }
     }
 }
 
@@ -218,8 +239,8 @@ impl<T> Stalled<T> {
     pub fn after(accesses: usize, op: OpRef<T>) -> Self {
         let (guard, mut satisfied) = (epoch::pin(), 0);
         for access in &op.op().accesses()[..accesses] {
-            let other = insert(op.op(), access, Self::inserter(op), &mut satisfied, &guard);
-            assert!(other.is_none(), "somebody else stands still there");
+            let insertion = insert(op.op(), access, Self::inserter(op), &mut satisfied, &guard);
+            assert!(matches!(insertion, Insertion::Linked), "somebody else stands still there");
         }
         Self { op, inserted: accesses, satisfied, tail: std::ptr::null(), guard }
     }
@@ -231,8 +252,8 @@ impl<T> Stalled<T> {
         let mut stalled = Self::after(others.len(), op);
         // Relaxed: nobody disturbs.
         let tail = last.queue().tail.load(Relaxed, &stalled.guard);
-        let other = insert(op.op(), last, Self::inserter(op), &mut stalled.satisfied, &stalled.guard);
-        assert!(other.is_none(), "somebody else stands still there");
+        let insertion = insert(op.op(), last, Self::inserter(op), &mut stalled.satisfied, &stalled.guard);
+        assert!(matches!(insertion, Insertion::Linked), "somebody else stands still there");
         // Relaxed: as above.
         last.queue().tail.store(Shared::from(tail.as_raw()), Relaxed);
         Self { inserted: others.len() + 1, tail: tail.as_raw(), ..stalled }
@@ -254,13 +275,13 @@ impl<T> Stalled<T> {
 #[cold]
 fn help<'g, T>(mut target: &'g Op<T>, guard: &'g Guard) {
     while let Some(access) = target.next_unregistered() {
-        if let Some(other) = insert(target, access, Inserter::Helper, &mut 0, guard) {
+        if let Insertion::Behind(other) = insert(target, access, Inserter::Helper, &mut 0, guard) {
             target = other;
         }
     }
 }
 
-/// Appends `access` to its variable's queue unless it is in already; `Some` is an operation to help first.
+/// Appends `access` to its variable's queue unless it is in already or an operation stands in the way.
 #[inline(always)]
 fn insert<'g, T>(
     target: &Op<T>,
@@ -268,7 +289,7 @@ fn insert<'g, T>(
     by: Inserter,
     satisfied: &mut u32,
     guard: &'g Guard,
-) -> Option<&'g Op<T>> {
+) -> Insertion<'g, T> {
     let queue = access.queue();
     let own = by != Inserter::Helper;
     let alone = by == Inserter::OnlyPusher;
@@ -277,15 +298,15 @@ fn insert<'g, T>(
     loop {
         // Acquire (edge `swing`): the access at the tail and its hints.
         let tail_word = queue.tail.load(Acquire, guard);
-        if !alone && std::ptr::eq(tail_word.as_raw(), access) {
+        // SAFETY: the tail is never null, and what it held while this thread is pinned is not reclaimed (edge `retire`).
+        let tail = unsafe { tail_word.deref() };
+        if !alone && std::ptr::eq(tail, access) {
             if !own {
                 pause::at(Point::HelpBeforeAdvance);
             }
             target.advance(access.index);
-            return None;
+            return Insertion::WasIn;
         }
-        // SAFETY: the tail is never null, and what it held while this thread is pinned is not reclaimed (edge `retire`).
-        let tail = unsafe { tail_word.deref() };
         tail.check();
         pause::at(Point::PushReadTail);
         // Acquire (edges `link`, `complete`): the next access, the writes behind the flags; and it keeps the read of
@@ -300,10 +321,10 @@ fn insert<'g, T>(
             && !tail.sole
             && let Some(other) = tail.op().filter(|other| !other.is_registered())
         {
-            return Some(other);
+            return Insertion::Behind(other);
         }
         if !alone && !removed(Step::RereadRegistered) && target.is_past(access.index) {
-            return None;
+            return Insertion::WasIn;
         }
         // Relaxed: who inserts behind the deletion has acquired the tail that came after the store.
         if queue.closed.load(Relaxed) && !target.passes_closed && !target.reject(access.index) {
@@ -339,7 +360,7 @@ fn insert<'g, T>(
             // This link was the last of the three things that make the predecessor spent.
             tail.share().retire();
         }
-        return None;
+        return Insertion::Linked;
     }
 }
 
@@ -366,15 +387,16 @@ fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, 
 /// that it has not taken yet.
 #[must_use]
 pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> u32 {
-    let end = |access| {
+    let mut spent = 0;
+    for access in op.op().accesses() {
         pause::at(Point::CompleteBeforeAccess);
-        u32::from(finish(NonNull::from(access), ready))
-    };
-    op.op().accesses().iter().map(end).sum()
+        spent += u32::from(finish(NonNull::from(access), ready));
+    }
+    spent
 }
 
 /// [Completes](complete) `op` and ends the caller's hold, for a caller that has nothing left to do with it.
-#[inline]
+#[inline(always)]
 pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
     if let Some(access) = op.leave_to_access() {
         pause::at(Point::CompleteBeforeAccess);
@@ -442,10 +464,10 @@ fn hand_on<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         // Before the step, which may be the end of it.
         let op = at.op_ref();
         let old = add_flags(&at.word, add);
-        let (was, now) = (old.tag(), old.tag() | add);
-        let newly_satisfied = !mode.is_satisfied_by(was) && mode.is_satisfied_by(now);
+        let (new, now) = (add & !old.tag(), old.tag() | add);
+        let newly_satisfied = mode.is_satisfied_by(new);
         // A writer that was not satisfied is not done, and keeps whatever comes after it waiting.
-        let gained = if mode.is_write() { 0 } else { mode.entitlement(now) & !mode.entitlement(was) };
+        let gained = if mode.is_write() { 0 } else { mode.newly_entitled(new, now) };
         let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(Step::ReadersPassOn));
         // An access that only hands `READ_OK` through, a wait, is not what keeps the next one alive: that is still the
         // reader before it.

@@ -105,14 +105,20 @@ impl<T> Op<T> {
 
     #[inline]
     pub(super) fn is_registered(&self) -> bool {
-        self.is_past(self.count.wrapping_sub(1))
+        self.has_registered(self.count)
     }
 
     /// Whether the access at `index` is known to be in its queue.
     #[inline]
     pub(super) fn is_past(&self, index: u32) -> bool {
+        self.has_registered(index + 1)
+    }
+
+    /// Whether the first `count` accesses are known to be in their queues.
+    #[inline]
+    fn has_registered(&self, count: u32) -> bool {
         // Acquire (edge `register`).
-        self.registered.load(Acquire) & !REJECTED > index || self.count == 0
+        self.registered.load(Acquire) & !REJECTED >= count
     }
 
     /// Notes that the access at `index` is in its queue and that the tail has come to it.
@@ -267,11 +273,11 @@ impl<T> OpRef<T> {
             } else {
                 boxed_place(count)
             };
-            for (index, (queue, mode)) in accesses.take(count as usize).enumerate() {
+            for (index, (queue, mode)) in (0..count).zip(accesses) {
                 // SAFETY: `place` has room for `count` accesses.
-                let slot = unsafe { place.add(index) };
+                let slot = unsafe { place.add(index as usize) };
                 // SAFETY: as above, and nobody else knows it.
-                unsafe { slot.write(Access::new(op, queue, index as u32, mode, false)) };
+                unsafe { slot.write(Access::new(op, queue, index, mode, false)) };
             }
             set! {
                 wait: AtomicU32::new(count + 1),

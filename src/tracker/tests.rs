@@ -85,7 +85,10 @@ fn pushed(accesses: &[(&Var, Mode)]) -> (OpRef<Task>, bool) {
 /// Inserts the first access of `op`, as its pusher, which stands still then. Gives what it has counted.
 fn begun(op: OpRef<Task>, guard: &Guard) -> u32 {
     let mut satisfied = 0;
-    assert!(insert(op.op(), &op.op().accesses()[0], Inserter::Pusher, &mut satisfied, guard).is_none());
+    assert!(matches!(
+        insert(op.op(), &op.op().accesses()[0], Inserter::Pusher, &mut satisfied, guard),
+        Insertion::Linked
+    ));
     satisfied
 }
 
@@ -267,7 +270,10 @@ fn an_access_that_is_in_is_not_inserted_again() {
     let guard = epoch::pin();
     let (first, _) = pushed(&[(&a, Write), (&b, Write)]);
     let (second, _) = pushed(&[(&b, Write)]);
-    assert!(insert(first.op(), &first.op().accesses()[1], Inserter::Helper, &mut 0, &guard).is_none());
+    assert!(matches!(
+        insert(first.op(), &first.op().accesses()[1], Inserter::Helper, &mut 0, &guard),
+        Insertion::WasIn
+    ));
     let last = &second.op().accesses()[0];
     assert_eq!(b.tail(), std::ptr::from_ref(last));
     // Relaxed: there is one thread.
@@ -282,12 +288,12 @@ fn what_a_helper_has_inserted_is_counted_by_the_next_look() {
     let guard = epoch::pin();
     let half = operation(&[(&a, Write), (&b, Write)]);
     let satisfied = begun(half, &guard);
-    assert!(insert(half.op(), &half.op().accesses()[0], Inserter::Helper, &mut 0, &guard).is_none());
+    assert!(matches!(insert(half.op(), &half.op().accesses()[0], Inserter::Helper, &mut 0, &guard), Insertion::WasIn));
     assert_eq!(half.op().next_unregistered().map(|access| access.index), Some(1));
     let last = &half.op().accesses()[1];
-    assert!(insert(half.op(), last, Inserter::Helper, &mut 0, &guard).is_none());
+    assert!(matches!(insert(half.op(), last, Inserter::Helper, &mut 0, &guard), Insertion::Linked));
     assert_eq!(half.op().next_unregistered().map(|access| access.index), Some(1));
-    assert!(insert(half.op(), last, Inserter::Helper, &mut 0, &guard).is_none());
+    assert!(matches!(insert(half.op(), last, Inserter::Helper, &mut 0, &guard), Insertion::WasIn));
     assert!(half.op().next_unregistered().is_none());
     assert!(finish_push(half, 1, satisfied, &guard).ready);
     assert_eq!(end(half), []);
