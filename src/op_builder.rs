@@ -321,7 +321,6 @@ impl<'e> OpBuilder<'e> {
     ///
     /// # Errors
     /// See [`PushError`].
-    #[track_caller]
     pub fn launch_operator<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
@@ -431,7 +430,6 @@ impl<'e> OpBuilder<'e> {
     ///
     /// # Errors
     /// See [`PushError`].
-    #[track_caller]
     pub fn operator<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
@@ -448,7 +446,6 @@ impl<'e> OpBuilder<'e> {
     ///
     /// # Errors
     /// See [`PushError`].
-    #[track_caller]
     pub fn operator_sync<F, R>(self, f: F) -> Result<Operator, PushError>
     where
         F: Fn(&RunContext<'_>) -> R + Send + Sync + 'static,
@@ -462,7 +459,6 @@ impl<'e> OpBuilder<'e> {
     ///
     /// # Errors
     /// See [`PushError`].
-    #[track_caller]
     pub fn operator_async<F, R>(self, f: F) -> Result<Operator, PushError>
     where
         F: Fn(&RunContext<'_>, Completion) -> R + Send + Sync + 'static,

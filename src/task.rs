@@ -83,7 +83,7 @@ impl Task {
     /// Makes a task where it will stay, but for what depends on its function.
     ///
     /// # Safety
-    /// 1. `task` may be written, and is [completed](Self::complete) before anybody uses it.
+    /// 1. `task` may be written, and is [filled](Self::fill) before anybody uses it.
     #[inline]
     pub(crate) unsafe fn begin(task: *mut Self, ticket: Ticket, lane: u8, flags: u16) {
         set! {
@@ -96,13 +96,12 @@ impl Task {
         }
     }
 
-    /// Makes the rest of a task.
+    /// Makes the rest of a task. Without [`flag::NAMED`] among its flags, what memory `name` owns is never freed.
     ///
     /// # Safety
-    /// 1. `task` was [begun](Self::begin), and nobody else knows it yet.
-    /// 2. Its flags have [`flag::NAMED`] if `name` owns memory.
+    /// 1. `task` was [begun](Self::begin), may be written, and nobody else knows it yet.
     #[inline]
-    pub(crate) unsafe fn complete<W: Work>(task: *mut Self, name: Name, location: &'static Location<'static>, work: W) {
+    pub(crate) unsafe fn fill<W: Work>(task: *mut Self, name: Name, location: &'static Location<'static>, work: W) {
         set! {
             task,
             name: ManuallyDrop::new(name),
@@ -124,7 +123,7 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        // SAFETY: `init` has made it, and this is its only drop.
+        // SAFETY: `fill` has made it, and this is its only drop.
         self.body.with_mut(|body| unsafe { &mut *body.cast::<Body>() }.drop_work());
         if self.has(flag::NAMED | flag::ASYNC) {
             // SAFETY: this is the only drop of the field; without the flags it owns nothing.

@@ -41,7 +41,8 @@ mod phase {
 /// The variables an operation names, in the making.
 pub(crate) type Entries = SmallVec<[Entry; INLINE_ACCESSES]>;
 
-/// What an operation is made with, beside its variables, its function, and where it is pushed.
+/// What an operation is made with, beside its variables, its function, and where it is pushed. Its flags have
+/// [`flag::NAMED`] if its name owns memory.
 #[derive(Debug)]
 pub(crate) struct Spec {
     pub(crate) name: Name,

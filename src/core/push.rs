@@ -30,10 +30,11 @@ impl Core {
         entries: &mut Entries,
         work: impl Work,
     ) -> Result<(), PushError> {
-        let op = self.describe(spec, entries)?;
+        // SAFETY: the next lines do that.
+        let op = unsafe { self.describe(spec, entries) }?;
         let name = spec.name.take();
-        // SAFETY: the task was begun with the flags of `spec`.
-        unsafe { Task::complete(op.task_ptr(), name, location, work) };
+        // SAFETY: the task was begun a moment ago.
+        unsafe { Task::fill(op.task_ptr(), name, location, work) };
         self.enqueue(op)
     }
 
@@ -86,27 +87,39 @@ impl Core {
         entries: &[Entry],
         work: impl Work,
     ) -> Result<(), PushError> {
-        let op = self.begin(spec, priority, entries)?;
-        // SAFETY: the task was begun with the flags of `spec`.
-        unsafe { Task::complete(op.task_ptr(), spec.name.clone(), location, work) };
+        // SAFETY: the next lines do that.
+        let op = unsafe { self.begin(spec, priority, entries) }?;
+        // SAFETY: the task was begun a moment ago.
+        unsafe { Task::fill(op.task_ptr(), spec.name.clone(), location, work) };
         self.enqueue(op)
     }
 
-    /// Makes the record of an operation that is pushed once.
-    fn describe(&self, spec: &Spec, entries: &mut Entries) -> Result<OpRef<Task>, PushError> {
+    /// As [`begin_here`](Self::begin_here), for an operation that is pushed once.
+    ///
+    /// # Safety
+    /// 1. As there.
+    unsafe fn describe(&self, spec: &Spec, entries: &mut Entries) -> Result<OpRef<Task>, PushError> {
         let entries = self.normalise(entries)?;
-        self.begin_here(spec, spec.priority, entries)
+        // SAFETY: (1).
+        unsafe { self.begin_here(spec, spec.priority, entries) }
     }
 
-    /// Makes the record of an operation whose entries are sorted, distinct and this engine's.
-    fn begin(&self, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
-        self.begin_here(spec, priority, entries)
+    /// As [`begin_here`](Self::begin_here), compiled once.
+    ///
+    /// # Safety
+    /// 1. As there.
+    unsafe fn begin(&self, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
+        // SAFETY: (1).
+        unsafe { self.begin_here(spec, priority, entries) }
     }
 
-    /// Counts an operation in and makes its record, if it may be pushed. Its task is still to be completed, and it has to
-    /// be [enqueued](Self::enqueue) then.
+    /// Counts an operation in, whose entries are sorted, distinct and this engine's, and makes its record, if it may be
+    /// pushed.
+    ///
+    /// # Safety
+    /// 1. The task is [filled](Task::fill), and then the operation [enqueued](Self::enqueue).
     #[inline(always)]
-    fn begin_here(&self, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
+    unsafe fn begin_here(&self, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
         let ticket = self.tally.enter();
         // Relaxed: the count was entered first. Either the drain waits for it, or it entered a generation that was
         // opened after the phase was set; entering has acquired that (edge `open`), and it is seen here.
@@ -125,20 +138,21 @@ impl Core {
         let band = if priority == 0 { DEFAULT_BAND } else { band_of(priority) };
         let passes_closed = spec.flags & flag::PASSES_CLOSED != 0;
         let accesses = entries.iter().map(|entry| (VarCell::queue_ptr(entry.cell), entry.mode));
-        // SAFETY: the place is for a task, and has none yet; whoever called completes it.
+        // SAFETY: the place is for a task, and has none yet; the rest is (1).
         let init = |task: *mut Task| unsafe { Task::begin(task, ticket, spec.lane, spec.flags) };
-        // SAFETY: whoever made the entries keeps handles until the push is over; `init` does what it is to do.
+        // SAFETY: whoever made the entries keeps handles until the push is over. `init` begins the task, and (1) ends it. A
+        // slice knows its length.
         Ok(unsafe { OpRef::new_with(init, band, passes_closed, accesses) })
     }
 
-    /// Puts an operation that is complete into the queues of its variables, and where it is run if it is ready.
+    /// Puts an operation whose task is there into the queues of its variables, and where it is run if it is ready.
     fn enqueue(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), PushError> {
         let flags = op.task().flags;
         let pushed = tracker::push(op);
         if pushed.ready {
             let at_once = flag::INLINE | flag::EAGER;
             // Once a shutdown has begun the workers may end at any time; what is still pushed is the engine's own and
-            // small, and runs here.
+            // small, and runs here. The phase only rises: whoever was counted in behind the drain sees that here as well.
             let closed = flags & flag::INTERNAL != 0 && !self.is_open();
             if flags & at_once != 0 || closed || self.kind == EngineKind::Naive {
                 self.run_at_once(op);

@@ -228,7 +228,9 @@ impl<T> OpRef<T> {
     ///
     /// # Safety
     /// 1. The variables stay valid until [`push`](super::push) has returned.
-    /// 2. `init` makes a task at the place that it is given, and does not panic.
+    /// 2. `init`, or the caller before anybody else knows the operation, makes a task at the place that `init` is given.
+    ///    Neither panics.
+    /// 3. `accesses` gives as many as it says.
     #[inline(always)]
     pub unsafe fn new_with(
         init: impl FnOnce(*mut T),
@@ -400,7 +402,7 @@ impl<T> OpRef<T> {
         self.op().task.with_mut(|task| {
             // SAFETY: (1); helpers never touch it.
             let task = unsafe { &mut *task };
-            // SAFETY: `new_with` has made the task, and by (1) this is its only drop.
+            // SAFETY: the task was made with the record (2 of `new_with`), and by (1) this is its only drop.
             unsafe { task.assume_init_drop() };
         });
     }
