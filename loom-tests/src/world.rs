@@ -170,6 +170,11 @@ impl World {
         StalledPush { number: self.note_push_begins(op), op, push: Stalled::before_swing(op) }
     }
 
+    /// The same when its last access is in by a helper, which stands still before it moves the tail, for good.
+    pub fn stall_beside_a_helper(&self, op: OpRef<Task>) -> StalledPush {
+        StalledPush { number: self.note_push_begins(op), op, push: Stalled::beside_a_helper(op) }
+    }
+
     /// Ends the push of an operation that stood still; gives the operation if it is ready.
     pub fn finish_push(&self, stalled: StalledPush) -> Option<OpRef<Task>> {
         let pushed = stalled.push.finish();

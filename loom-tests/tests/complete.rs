@@ -414,6 +414,27 @@ fn an_access_waits_for_the_completion_that_walks_to_it() {
     });
 }
 
+/// The same with an operation that a helper has linked, whose pusher takes over what was left there for it.
+#[test]
+fn an_access_that_a_helper_has_linked_waits_for_the_completion_that_walks_to_it() {
+    model(2, Contract, || {
+        let world = World::new(2);
+        let first = world.op(&[(1, Write)]);
+        assert!(world.push(first).ready, "nothing is pending");
+        let stalled = world.stall_beside_a_helper(world.op(&[(0, Write), (1, Write)]));
+        let completer = Arc::clone(&world);
+        let thread = thread::spawn(move || completer.run(first));
+        let helped = world.finish_push(stalled);
+        let third = world.op(&[(0, Write), (1, Write)]);
+        let at_once = world.push(third).ready.then_some(third);
+        for op in [helped, at_once].into_iter().flatten() {
+            world.run(op);
+        }
+        thread.join().unwrap();
+        world.end();
+    });
+}
+
 /// What the pusher of an operation has seen is handed over to whoever makes the operation ready after it.
 #[test]
 fn a_pusher_hands_over_what_it_found_done() {

@@ -98,7 +98,7 @@ impl Mode {
         // `WRITE_OK` comes once, never before `READ_OK`, and goes on if the access is done.
         const { assert!(DONE == WRITE_OK << 1) };
         let gained = new & READ_OK | now & now >> 1 & WRITE_OK;
-        debug_assert_eq!(gained, self.entitlement(now) & !self.entitlement(now & !new));
+        debug_assert_eq!(gained, self.entitlement(now) & !self.entitlement(now & !new), "a flag came too early");
         gained
     }
 }

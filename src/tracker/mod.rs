@@ -259,6 +259,20 @@ impl<T> Stalled<T> {
         Self { inserted: others.len() + 1, tail: tail.as_raw(), ..stalled }
     }
 
+    /// Inserts all accesses of `op` but the last one, which a helper inserts that stands still before it moves the tail.
+    /// Something else is pending there.
+    pub fn beside_a_helper(op: OpRef<T>) -> Self {
+        let (last, others) = op.op().accesses().split_last().expect("the operation names a variable");
+        let stalled = Self::after(others.len(), op);
+        // Relaxed: nobody disturbs.
+        let tail = last.queue().tail.load(Relaxed, &stalled.guard);
+        let insertion = insert(op.op(), last, Inserter::Helper, &mut 0, &stalled.guard);
+        assert!(matches!(insertion, Insertion::Linked), "somebody else stands still there");
+        // Relaxed: as above.
+        last.queue().tail.store(Shared::from(tail.as_raw()), Relaxed);
+        stalled
+    }
+
     /// Goes on with the push.
     pub fn finish(self) -> Pushed {
         if let Some(last) = self.op.op().accesses().last().filter(|_| !self.tail.is_null()) {
