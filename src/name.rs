@@ -40,8 +40,13 @@ impl Name {
     pub(crate) fn take(&mut self) -> Self {
         match self.0 {
             Repr::Static(name) => Self(Repr::Static(name)),
-            Repr::Shared(_) => std::mem::take(self),
+            Repr::Shared(_) => self.take_shared(),
         }
+    }
+
+    #[cold]
+    fn take_shared(&mut self) -> Self {
+        std::mem::take(self)
     }
 }
 

@@ -147,9 +147,9 @@ impl Core {
 
     /// Puts an operation whose task is there into the queues of its variables, and where it is run if it is ready.
     fn enqueue(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), PushError> {
-        let flags = op.task().flags;
         let pushed = tracker::push(op);
         if pushed.ready {
+            let flags = op.task().flags;
             let at_once = flag::INLINE | flag::EAGER;
             // Once a shutdown has begun the workers may end at any time; what is still pushed is the engine's own and
             // small, and runs here. The phase only rises: whoever was counted in behind the drain sees that here as well.
