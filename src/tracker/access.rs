@@ -90,17 +90,14 @@ impl Mode {
             flags & READ_OK
         }
     }
+}
 
-    /// What the next access may have now that this one, which does not exclude it, has `now`, of which it has just got
-    /// `new`.
-    #[inline]
-    pub(super) fn newly_entitled(self, new: usize, now: usize) -> usize {
-        // `WRITE_OK` comes once, never before `READ_OK`, and goes on if the access is done.
-        const { assert!(DONE == WRITE_OK << 1) };
-        let gained = new & READ_OK | now & now >> 1 & WRITE_OK;
-        debug_assert_eq!(gained, self.entitlement(now) & !self.entitlement(now & !new), "a flag came too early");
-        gained
-    }
+/// What the next access may have now that one which does not exclude it, and has `flags`, has just got `new` of them: all
+/// of it, but `WRITE_OK` only if it is done. That is the difference that `new` makes to its
+/// [entitlement](Mode::entitlement), since `WRITE_OK` comes with `READ_OK`, or after it.
+#[inline]
+pub(super) fn passed_on(new: usize, flags: usize) -> usize {
+    new & if flags & DONE == 0 { READ_OK } else { READ_OK | WRITE_OK }
 }
 
 /// One operation's place in one variable's queue. Aligned so that its address leaves five tag bits.

@@ -117,7 +117,7 @@ use crate::sync::{
 };
 use std::ptr::NonNull;
 
-use access::{DONE, READ_OK, WRITE_OK, entitled_at_link, linked};
+use access::{DONE, READ_OK, WRITE_OK, entitled_at_link, linked, passed_on};
 
 /// What [`push`] found out.
 #[derive(Clone, Copy, Debug)]
@@ -478,10 +478,10 @@ fn hand_on<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         // Before the step, which may be the end of it.
         let op = at.op_ref();
         let old = add_flags(&at.word, add);
-        let (new, now) = (add & !old.tag(), old.tag() | add);
+        let new = add & !old.tag();
         let newly_satisfied = mode.is_satisfied_by(new);
         // A writer that was not satisfied is not done, and keeps whatever comes after it waiting.
-        let gained = if mode.is_write() { 0 } else { mode.newly_entitled(new, now) };
+        let gained = if mode.is_write() { 0 } else { passed_on(new, old.tag()) };
         let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(Step::ReadersPassOn));
         // An access that only hands `READ_OK` through, a wait, is not what keeps the next one alive: that is still the
         // reader before it.

@@ -109,6 +109,19 @@ fn end(op: OpRef<Task>) -> Vec<*mut Op<Task>> {
 }
 
 #[test]
+fn what_is_passed_on_is_the_difference_that_a_flag_makes_to_the_entitlement() {
+    let comes_in_order = |flags: &usize| flags & WRITE_OK == 0 || flags & READ_OK != 0;
+    for mode in [Read, Await] {
+        for was in (0..8).filter(comes_in_order) {
+            for now in (0..8).filter(comes_in_order).filter(|now| now & was == was && now & DONE == was & DONE) {
+                let difference = mode.entitlement(now) & !mode.entitlement(was);
+                assert_eq!(passed_on(now & !was, was), difference, "{mode:?} from {was} to {now}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_mode_is_satisfied_by_its_flag_and_hands_on_what_it_does_not_exclude() {
     for flags in 0..8 {
         let (read_ok, write_ok) = (flags & READ_OK != 0, flags & WRITE_OK != 0);
