@@ -16,6 +16,10 @@ const BURST: usize = 10_000;
 
 const MEBIBYTE: usize = 1 << 20;
 
+/// The epoch may hold back the records of two bursts while those of a third are in use, 4 MB each, if a thread is stopped at
+/// a bad moment before or after. Two bytes that are left of each operation are more.
+const LIMIT: usize = 16 * MEBIBYTE;
+
 #[test]
 #[cfg_attr(miri, ignore = "reads /proc")]
 fn pushes_through_one_variable_and_engines_that_come_and_go_leave_memory_flat() {
@@ -40,7 +44,7 @@ fn pushes_through_one_variable_and_engines_that_come_and_go_leave_memory_flat() 
             push(PUSHES - PUSHES / 10);
             let grown = resident_bytes().saturating_sub(before);
             println!("{kind}: {} KiB more after {PUSHES} pushes", grown / 1024);
-            assert!(grown < 8 * MEBIBYTE, "{kind}: {grown} bytes more");
+            assert!(grown < LIMIT, "{kind}: {grown} bytes more");
             let counted = engine.get(&counter).expect("nothing fails");
             assert_eq!(counted, PUSHES / 10 * 7 / 8 + (PUSHES - PUSHES / 10) * 7 / 8);
             assert_eq!(engine.version(&counter), counted as u64);
