@@ -92,8 +92,8 @@ impl Mode {
     }
 }
 
-/// What the next access may have now that one which does not exclude it, and has `flags`, has just got `new` of them: all
-/// of it, but `WRITE_OK` only if it is done. That is the difference that `new` makes to its
+/// What the next access may have now that one which does not exclude it, and had `flags`, has just got `new`, which is
+/// never `DONE`: all of that, but `WRITE_OK` only if the access is done. That is the difference that `new` makes to its
 /// [entitlement](Mode::entitlement), since `WRITE_OK` comes with `READ_OK`, or after it.
 #[inline]
 pub(super) fn passed_on(new: usize, flags: usize) -> usize {

@@ -26,8 +26,8 @@
 //!
 //! Each flag reaches an access by exactly one way: it was entitled to it when it was linked (its pusher sets it, or a helper
 //! leaves it as a hint which the pusher turns into the flag), or its predecessor got the entitlement later, and whoever
-//! completed that hands it on. That is why a completion may walk down a queue without a guard: what it is about to give
-//! its `WRITE_OK` cannot have it yet.
+//! completed that hands it on. Only `READ_OK` may be offered again, where it changes nothing. That is why a completion may
+//! walk down a queue without a guard: what it is about to give its `WRITE_OK` cannot have it yet.
 //!
 //! Operations of devices are done here when they are issued; what the device still has to do is noted elsewhere.
 //!
