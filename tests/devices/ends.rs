@@ -309,6 +309,9 @@ fn a_loss_is_told_when_the_kernel_that_runs_has_ended() {
         });
         let mut handle = launch.unwrap();
         issued(&gpu, 1, 0);
+        // It starts with a look at the device: without one, the kernel below could start before it.
+        let polls = gpu.counts().polls;
+        eventually("the kernel is started", || gpu.counts().polls > polls);
         // The lane of the kernel has its hands full, so that another one's thread runs the kernel.
         let lane = hold_lane(&engine, Property::Normal);
         kernel_from(&engine, "polls", Property::GpuPrioritized, &third, &busy, |_, _| {});
