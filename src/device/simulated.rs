@@ -396,7 +396,7 @@ impl Driver for SimulatedGpu {
     }
 
     fn abandon(&self, error: &DeviceError) {
-        self.0.lose(DeviceError::lost(error.code(), error.message()));
+        self.0.lose(error.clone().into_loss());
         // Another thread may be copying or running a kernel: until that has ended, memory is in use.
         drop(timeline::quiet(lock(&self.0.state), &self.0.idle));
     }

@@ -92,7 +92,7 @@ impl GpuStream {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Context, DeviceError, Engine, ImportedStream, SimulatedGpu};
+    /// use raddle::{Context, Engine, ImportedStream, SimulatedGpu};
     /// use std::time::Duration;
     ///
     /// let device = SimulatedGpu::default();

@@ -245,32 +245,31 @@ impl<T> Stalled<T> {
         Self { op, inserted: accesses, satisfied, tail: std::ptr::null(), guard }
     }
 
-    /// Inserts all accesses of `op`, which nobody disturbs, and stands still before it moves the last tail. Something
-    /// else is pending there.
-    pub fn before_swing(op: OpRef<T>) -> Self {
+    /// Inserts all accesses of `op`, which nobody disturbs, the last one `by` somebody who stands still before the tail is
+    /// moved. Something else is pending there. Gives what the tail still is as well.
+    fn before_last_swing(op: OpRef<T>, by: Inserter) -> (Self, *const Access<T>) {
         let (last, others) = op.op().accesses().split_last().expect("the operation names a variable");
         let mut stalled = Self::after(others.len(), op);
         // Relaxed: nobody disturbs.
-        let tail = last.queue().tail.load(Relaxed, &stalled.guard);
-        let insertion = insert(op.op(), last, Self::inserter(op), &mut stalled.satisfied, &stalled.guard);
+        let tail = last.queue().tail.load(Relaxed, &stalled.guard).as_raw();
+        let insertion = insert(op.op(), last, by, &mut stalled.satisfied, &stalled.guard);
         assert!(matches!(insertion, Insertion::Linked), "somebody else stands still there");
         // Relaxed: as above.
-        last.queue().tail.store(Shared::from(tail.as_raw()), Relaxed);
-        Self { inserted: others.len() + 1, tail: tail.as_raw(), ..stalled }
+        last.queue().tail.store(Shared::from(tail), Relaxed);
+        (stalled, tail)
+    }
+
+    /// Inserts all accesses of `op`, which nobody disturbs, and stands still before it moves the last tail. Something
+    /// else is pending there.
+    pub fn before_swing(op: OpRef<T>) -> Self {
+        let (stalled, tail) = Self::before_last_swing(op, Self::inserter(op));
+        Self { inserted: stalled.inserted + 1, tail, ..stalled }
     }
 
     /// Inserts all accesses of `op` but the last one, which a helper inserts that stands still before it moves the tail.
     /// Something else is pending there.
     pub fn beside_a_helper(op: OpRef<T>) -> Self {
-        let (last, others) = op.op().accesses().split_last().expect("the operation names a variable");
-        let stalled = Self::after(others.len(), op);
-        // Relaxed: nobody disturbs.
-        let tail = last.queue().tail.load(Relaxed, &stalled.guard);
-        let insertion = insert(op.op(), last, Inserter::Helper, &mut 0, &stalled.guard);
-        assert!(matches!(insertion, Insertion::Linked), "somebody else stands still there");
-        // Relaxed: as above.
-        last.queue().tail.store(Shared::from(tail.as_raw()), Relaxed);
-        stalled
+        Self::before_last_swing(op, Inserter::Helper).0
     }
 
     /// Goes on with the push.
