@@ -77,11 +77,14 @@ static ALLOCATOR: Counting = Counting;
 /// Batches of the pool have so many records.
 const BATCH: usize = 64;
 
-/// What the epoch holds back goes on after so many batches, or when its thread ends.
+/// What the epoch holds back goes on after so many functions, or when its thread ends.
 const BAG: usize = 64;
 
+/// Batches of records go on together, so many.
+const BATCHES: usize = 20;
+
 /// Records that are on their way through the epoch, or in a thread's hands.
-const ON_THE_WAY: usize = 4 * BAG * BATCH;
+const ON_THE_WAY: usize = 4 * BATCHES * BATCH;
 
 fn push(engine: &Engine, writes: &[&Token]) {
     engine.op("").writes(writes.iter().copied()).push_sync(|_| {}).expect("the engine is open");
@@ -106,17 +109,17 @@ fn records_are_reused_and_given_back() {
     let tokens: Vec<_> = (0..5).map(|_| engine.new_var()).collect();
     let [one, four, five] = [1, 4, 5].map(|count| tokens[..count].iter().collect::<Vec<_>>());
 
-    for _ in 0..10 * BAG * BATCH {
+    for _ in 0..40_000 {
         push(&engine, &one);
         push(&engine, &four);
     }
     let before = RECORDS.allocated();
     assert!(before < ON_THE_WAY, "{before} records for 80,000 operations, one at a time");
-    for _ in 0..10 * BAG * BATCH {
+    for _ in 0..40_000 {
         push(&engine, &one);
     }
     let more = RECORDS.allocated() - before;
-    assert!(more < BAG * BATCH, "{more} more records for 40,000 more operations");
+    assert!(more < BATCHES * BATCH, "{more} more records for 40,000 more operations");
     assert_eq!(ACCESSES.allocated(), 0, "four accesses are in the record");
 
     // What is beside a record goes with it.
