@@ -11,6 +11,7 @@ use crate::{
     core::Core,
     device::Context,
     gpu::GpuStream,
+    progress::Progress,
     sync::thread_static,
     task::{Task, flag},
     threads,
@@ -201,20 +202,21 @@ pub(crate) fn has_drain(core: &Core) -> bool {
     drain_of(core).is_some()
 }
 
+/// Whether the operation of `frame` is over though its function goes on: it is asynchronous, and its completion was used.
+fn is_over(frame: &Frame) -> bool {
+    frame.op.task().progress().is_some_and(Progress::is_resolved)
+}
+
 /// Whether this thread is inside an operation of `core`.
 pub(crate) fn in_operation_of(core: &Core) -> bool {
-    // An asynchronous operation whose completion was used is over, though its function goes on.
-    any_frame(|frame| ptr::eq(frame.core, core) && !frame.op.task().progress.is_resolved())
+    any_frame(|frame| ptr::eq(frame.core, core) && !is_over(frame))
 }
 
 /// Whether an operation that runs on this thread holds `cell`.
 pub(crate) fn holds(cell: NonNull<VarCell>) -> bool {
     let queue = VarCell::queue_ptr(cell);
     any_frame(|frame| {
-        // An asynchronous operation whose completion was used holds nothing any more, though its function goes on.
-        frame.holding
-            && !frame.op.task().progress.is_resolved()
-            && frame.op.op().accesses().iter().any(|access| access.queue_ptr() == queue)
+        frame.holding && !is_over(frame) && frame.op.op().accesses().iter().any(|access| access.queue_ptr() == queue)
     })
 }
 
@@ -259,7 +261,7 @@ impl<'a> RunContext<'a> {
     /// The operation's name; empty if it was given none.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.frame.op.task().name.as_str()
+        self.frame.op.task().name().as_str()
     }
 
     /// The device the operation runs on.

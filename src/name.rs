@@ -29,6 +29,15 @@ impl Name {
 }
 
 impl Name {
+    /// No name.
+    pub(crate) const EMPTY: Self = Self(Repr::Static(""));
+
+    /// Whether it is no name.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        matches!(self.0, Repr::Static(""))
+    }
+
     /// Whether the name owns memory.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
@@ -52,7 +61,7 @@ impl Name {
 
 impl Default for Name {
     fn default() -> Self {
-        Self::from("")
+        Self::EMPTY
     }
 }
 

@@ -1,7 +1,7 @@
 //! What an operation's record carries for the engine: its name, its lane and its function.
 
 use std::{
-    mem::{ManuallyDrop, MaybeUninit, needs_drop},
+    mem::{MaybeUninit, needs_drop},
     panic::Location,
     sync::Arc,
 };
@@ -35,7 +35,7 @@ pub(crate) mod flag {
     pub(crate) const EAGER: u16 = 32;
     /// Has somebody to report to.
     pub(crate) const REPORTS: u16 = 64;
-    /// Its name owns memory.
+    /// It has a name.
     pub(crate) const NAMED: u16 = 128;
     /// Shutdown does not cancel it.
     pub(crate) const KEPT: u16 = 256;
@@ -45,10 +45,12 @@ pub(crate) mod flag {
     pub(crate) const COPY: u16 = 1024;
     /// Closed variables let it in: it is a deletion, or the engine's wait for one.
     pub(crate) const PASSES_CLOSED: u16 = 2048;
+    /// Its name owns memory.
+    pub(crate) const OWNS_NAME: u16 = 4096;
 }
 
-/// The engine's part of an operation's record. What every run needs comes first, on a line with small functions; what few
-/// runs need comes last, on a line that mostly stays with the core that pushes.
+/// The engine's part of an operation's record. What every operation needs comes first, on a line with small functions; what
+/// few need comes last, and is not made for the others.
 #[repr(C)]
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
@@ -57,12 +59,12 @@ pub(crate) struct Task {
     /// while it is ready.
     pub(crate) waited: AtomicU8,
     pub(crate) flags: u16,
+    location: &'static Location<'static>,
+    /// With [`flag::NAMED`].
+    name: MaybeUninit<Name>,
     body: UnsafeCell<MaybeUninit<Body>>,
-    /// Dropped only with [`flag::NAMED`] or [`flag::ASYNC`], so that most operations need not look.
-    pub(crate) name: ManuallyDrop<Name>,
-    pub(crate) location: &'static Location<'static>,
-    /// As `name`.
-    pub(crate) progress: ManuallyDrop<Progress<OpError>>,
+    /// With [`flag::ASYNC`].
+    progress: MaybeUninit<Progress<OpError>>,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -92,11 +94,14 @@ impl Task {
             lane: lane,
             flags: flags,
             waited: AtomicU8::new(0),
-            progress: ManuallyDrop::new(Progress::default()),
+        }
+        if flags & flag::ASYNC != 0 {
+            set! { task, progress: MaybeUninit::new(Progress::default()) }
         }
     }
 
-    /// Makes the rest of a task. Without [`flag::NAMED`] among its flags, what memory `name` owns is never freed.
+    /// Makes the rest of a task. `name` is to be as its flags say: without [`flag::NAMED`] it is forgotten, and without
+    /// [`flag::OWNS_NAME`] what memory it owns is never freed.
     ///
     /// # Safety
     /// 1. `task` was [begun](Self::begin), may be written, and nobody else knows it yet.
@@ -104,9 +109,12 @@ impl Task {
     pub(crate) unsafe fn fill<W: Work>(task: *mut Self, name: Name, location: &'static Location<'static>, work: W) {
         set! {
             task,
-            name: ManuallyDrop::new(name),
             location: location,
             body: UnsafeCell::new(MaybeUninit::uninit()),
+        }
+        // SAFETY: (1).
+        if unsafe { (*task).flags } & flag::NAMED != 0 {
+            set! { task, name: MaybeUninit::new(name) }
         }
         // SAFETY: (1).
         unsafe { &(*task).body }.with_mut(|body| unsafe { Body::init(body.cast(), work) });
@@ -119,17 +127,47 @@ impl Task {
     pub(crate) fn has(&self, flags: u16) -> bool {
         self.flags & flags != 0
     }
+
+    /// The operation's name; empty if it was given none.
+    pub(crate) fn name(&self) -> &Name {
+        static NONE: Name = Name::EMPTY;
+        // SAFETY: with the flag, `fill` has made it.
+        if self.has(flag::NAMED) { unsafe { self.name.assume_init_ref() } } else { &NONE }
+    }
+
+    /// How far the operation is, if it is asynchronous.
+    pub(crate) fn progress(&self) -> Option<&Progress<OpError>> {
+        // SAFETY: with the flag, `begin` has made it.
+        self.has(flag::ASYNC).then(|| unsafe { self.progress.assume_init_ref() })
+    }
+
+    /// That the operation has failed by `cause`.
+    #[cold]
+    pub(crate) fn failed_by(&self, cause: Cause) -> OpError {
+        OpError::new(self.name(), self.location, cause)
+    }
 }
 
 impl Drop for Task {
     fn drop(&mut self) {
         // SAFETY: `fill` has made it, and this is its only drop.
         self.body.with_mut(|body| unsafe { &mut *body.cast::<Body>() }.drop_work());
-        if self.has(flag::NAMED | flag::ASYNC) {
-            // SAFETY: this is the only drop of the field; without the flags it owns nothing.
-            unsafe { ManuallyDrop::drop(&mut self.name) };
-            // SAFETY: as above.
-            unsafe { ManuallyDrop::drop(&mut self.progress) };
+        if self.has(flag::OWNS_NAME | flag::ASYNC) {
+            self.drop_rest();
+        }
+    }
+}
+
+impl Task {
+    #[cold]
+    fn drop_rest(&mut self) {
+        if self.has(flag::NAMED) {
+            // SAFETY: `fill` has made it, and this is its only drop.
+            unsafe { self.name.assume_init_drop() };
+        }
+        if self.has(flag::ASYNC) {
+            // SAFETY: `begin` has made it, and this is its only drop.
+            unsafe { self.progress.assume_init_drop() };
         }
     }
 }

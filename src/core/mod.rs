@@ -41,8 +41,8 @@ mod phase {
 /// The variables an operation names, in the making.
 pub(crate) type Entries = SmallVec<[Entry; INLINE_ACCESSES]>;
 
-/// What an operation is made with, beside its variables, its function, and where it is pushed. Its flags have
-/// [`flag::NAMED`] if its name owns memory.
+/// What an operation is made with, beside its variables, its function, and where it is pushed. Its flags say whether it has
+/// a name, and whether that owns memory.
 #[derive(Debug)]
 pub(crate) struct Spec {
     pub(crate) name: Name,
@@ -55,13 +55,15 @@ impl Spec {
     /// In the first lane.
     #[inline]
     pub(crate) fn new(name: Name) -> Self {
-        let flags = if name.is_shared() { flag::NAMED } else { 0 };
+        let flags = if name.is_empty() { 0 } else { flag::NAMED };
+        let flags = if name.is_shared() { flags | flag::OWNS_NAME } else { flags };
         Self { name, priority: 0, flags, lane: 0 }
     }
 
     /// Of an operation of the engine's own.
     pub(crate) fn internal(name: &'static str, priority: i32, flags: u16) -> Self {
-        Self { name: Name::from(name), priority, flags: flags | flag::INTERNAL, lane: 0 }
+        let spec = Self::new(Name::from(name));
+        Self { priority, flags: spec.flags | flags | flag::INTERNAL, ..spec }
     }
 }
 

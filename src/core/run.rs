@@ -10,6 +10,7 @@ use crate::{
     gpu::{FIRST_LANE, GpuStream},
     kind::EngineKind,
     panics,
+    progress::Progress,
     sync::{
         Ordering::Relaxed,
         pause::{self, Point},
@@ -92,7 +93,7 @@ impl Core {
         }
         // Relaxed: an operation that starts while the cancellation begins may do either.
         if self.phase.load(Relaxed) == phase::CANCELLING && !task.has(flag::INTERNAL | flag::KEPT) {
-            return Verdict::Skip(OpError::new(&task.name, task.location, Cause::Cancelled));
+            return Verdict::Skip(task.failed_by(Cause::Cancelled));
         }
         let verdict = if at == Context::Cpu {
             self.failure_verdict(op)
@@ -102,7 +103,7 @@ impl Core {
         match (verdict, self.gpus.lost(self.gpus.context_of(task.lane))) {
             // What has to run anyway finds a stream that refuses everything.
             (Verdict::Run, Some(error)) if !task.has(flag::NO_SKIP | flag::KEPT) => {
-                Verdict::Skip(OpError::new(&task.name, task.location, Cause::Device(error.clone())))
+                Verdict::Skip(task.failed_by(Cause::Device(error.clone())))
             }
             (verdict, _) => verdict,
         }
@@ -187,13 +188,12 @@ impl Core {
                 unsafe { op.start(&RunContext::new(frame, self, stream)) }
             })
         });
-        result
-            .unwrap_or_else(|payload| Err(Cause::panic(payload)))
-            .map_err(|cause| OpError::new(&op.task().name, op.task().location, cause))
+        result.unwrap_or_else(|payload| Err(Cause::panic(payload))).map_err(|cause| op.task().failed_by(cause))
     }
 
     /// Calls the function of an asynchronous operation, which ends when its completion is used.
     fn start_async(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
+        let Some(progress) = op.task().progress() else { unreachable!("the operation is asynchronous") };
         // The completion may end the operation while its function goes on.
         op.hold();
         let mut lost = false;
@@ -216,14 +216,14 @@ impl Core {
             Err(payload) => Some(Cause::panic(payload)),
         };
         if let Some(cause) = cause {
-            let failure = OpError::new(&op.task().name, op.task().location, cause);
+            let failure = op.task().failed_by(cause);
             if lost {
                 // The completion went down with the function; what is left to do for it is done here.
-                let _ = op.task().progress.resolve();
+                let _ = progress.resolve();
                 self.settle(op, Err(failure), ready);
             } else {
                 // SAFETY: once, by the thread that ran the function.
-                if let Err(failure) = unsafe { op.task().progress.fail(failure) } {
+                if let Err(failure) = unsafe { progress.fail(failure) } {
                     // The operation has already ended; its function's failure must not hide.
                     self.failures.add_loose(failure);
                 }
@@ -324,7 +324,7 @@ impl Core {
         }
         let mut result = self.call(op, Some(&mut stream));
         if let Err(error) = stream.finish() {
-            let failure = OpError::new(&op.task().name, op.task().location, Cause::Device(gpu.lose(&error)));
+            let failure = op.task().failed_by(Cause::Device(gpu.lose(&error)));
             result = result.and(Err(failure));
         }
         self.settle(op, result, ready);
@@ -342,7 +342,7 @@ impl Core {
     fn guarded(&self, op: OpRef<Task>, holding: bool, f: impl FnOnce()) {
         if let Err(payload) = panics::catch(|| context::enter(self, op, holding, |_| f())) {
             let task = op.task();
-            let failure = OpError::new(&task.name, task.location, Cause::panic(payload));
+            let failure = task.failed_by(Cause::panic(payload));
             self.failures.add_loose(failure);
         }
     }
@@ -407,7 +407,7 @@ impl Core {
     /// Fails a device's operation that was under way when the device was lost, by `error`; gives the failure.
     pub(crate) fn lose_on_device(&self, op: OpRef<Task>, error: &DeviceError) -> OpError {
         let task = op.task();
-        self.fail_on_device(op, OpError::new(&task.name, task.location, Cause::Device(error.clone())))
+        self.fail_on_device(op, task.failed_by(Cause::Device(error.clone())))
     }
 
     fn fail_variables(&self, op: OpRef<Task>, failure: &OpError) {
@@ -436,9 +436,9 @@ impl Core {
 
     /// Ends an asynchronous operation, by its completion.
     pub(crate) fn resolve(self: &Arc<Self>, op: OpRef<Task>, result: Result<(), Cause>) {
-        let result = match op.task().progress.resolve() {
+        let result = match op.task().progress().and_then(Progress::resolve) {
             Some(failure) => Err(failure),
-            None => result.map_err(|cause| OpError::new(&op.task().name, op.task().location, cause)),
+            None => result.map_err(|cause| op.task().failed_by(cause)),
         };
         let mut ready = ReadyList::default();
         self.settle(op, result, &mut ready);

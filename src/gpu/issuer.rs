@@ -260,7 +260,7 @@ impl Issuer<'_> {
                 Ok(None) => self.issue(op),
                 Ok(Some(other)) => self.core.gpus().send(other, op),
                 Err(error) => {
-                    let failure = OpError::new(&op.task().name, op.task().location, Cause::Device(error));
+                    let failure = op.task().failed_by(Cause::Device(error));
                     self.core.skip(op, failure, &mut self.ready);
                 }
             },

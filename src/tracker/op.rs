@@ -1,8 +1,9 @@
 //! One operation's record: its accesses, its counters and its task.
 
-use std::{mem::MaybeUninit, ptr::NonNull};
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-use std::{mem::offset_of, ops::Range};
+use std::{
+    mem::{MaybeUninit, offset_of},
+    ptr::NonNull,
+};
 
 use super::{
     access::{Access, Mode},
@@ -24,6 +25,9 @@ const REJECTED: u32 = 1 << 31;
 
 /// One operation's record. It lives from [`OpRef::new_with`] until its last holder and all its accesses have given it up and
 /// the epoch has passed.
+///
+/// The accesses stand behind the head, as many as there are, and the task behind them: an operation has no more cache
+/// lines than it needs. Most have one access, which shares a line with the head.
 #[repr(C, align(64))]
 pub struct Op<T> {
     /// The pool's own word of the record; not the operation's.
@@ -34,26 +38,46 @@ pub struct Op<T> {
     registered: AtomicU32,
     /// Accesses not retired yet, plus one per [holder](OpRef::hold).
     live: AtomicU32,
-    /// The number of accesses.
-    count: u32,
-    /// The next operation of the list that this one is in: a [`ReadyList`], or a queue of the scheduler.
-    pub link: AtomicPtr<Op<T>>,
-    /// The access of an operation that has only one. Whoever completes what it comes after needs it, `link` and `wait`, so
-    /// they share a line.
-    sole: MaybeUninit<Access<T>>,
-    accesses: NonNull<Access<T>>,
+    /// The number of accesses if they are in the record, or [`BOXED`].
+    inline: u8,
+    /// Where the task begins, in [steps](STEP) from the record's start.
+    task_at: u8,
     /// The scheduler's: how urgent the operation is.
     pub band: u8,
     /// Closed variables let the operation in: it is a deletion, or the engine's wait for one.
     pub(super) passes_closed: bool,
+    /// The next operation of the list that this one is in: a [`ReadyList`], or a queue of the scheduler.
+    pub link: AtomicPtr<Op<T>>,
     pub(super) stamp: Stamp,
-    /// Nothing of this, but everything around it, is what helpers may read until the epoch has passed.
-    task: UnsafeCell<MaybeUninit<T>>,
-    inline: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
+    room: std::cell::UnsafeCell<MaybeUninit<Room<T>>>,
+}
+
+/// In [`Op::inline`]: there is a [`Boxed`].
+const BOXED: u8 = u8::MAX;
+
+/// The unit of [`Op::task_at`], in bytes. In models records are larger.
+const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 1 };
+
+/// What a record has room for behind its head. The places of the accesses are where this says, the task begins where the
+/// last of them ends.
+#[repr(C)]
+struct Room<T> {
+    accesses: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
+    /// Nothing of this, but everything before it, is what helpers may read until the epoch has passed.
+    task: Place<T>,
+}
+
+/// Where a task is.
+type Place<T> = UnsafeCell<MaybeUninit<T>>;
+
+/// In the place of the first access, where there are more than the record has room for.
+struct Boxed<T> {
+    accesses: NonNull<Access<T>>,
+    count: u32,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const _: () = assert!(offset_of!(Op<()>, sole) + size_of::<Access<()>>() == 64, "the head and an access fill a line");
+const _: () = assert!(offset_of!(Op<()>, room) + size_of::<Access<()>>() == 64, "the head and an access fill a line");
 
 impl<T> std::fmt::Debug for Op<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -68,22 +92,63 @@ impl<T> std::fmt::Debug for Op<T> {
 }
 
 impl<T> Op<T> {
-    /// Where a record holds the task. What helpers read lies around it.
+    /// From here on nobody but holders reads a record.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    pub(super) const TASK: Range<usize> = offset_of!(Op<T>, task)..offset_of!(Op<T>, inline);
+    pub(super) const BEHIND_ACCESSES: usize = offset_of!(Op<T>, room) + offset_of!(Room<T>, task);
+
+    /// Where the accesses begin, or the `Boxed` is.
+    #[inline]
+    fn first_place(this: *const Self) -> *mut Access<T> {
+        // SAFETY: the callers have a record; nothing is read.
+        unsafe { &raw const (*this).room }.cast_mut().cast()
+    }
+
+    /// Where the task begins behind so many places for accesses, in bytes from the record's start.
+    #[inline]
+    fn task_behind(places: usize) -> usize {
+        const {
+            assert!(align_of::<Place<T>>() <= align_of::<Access<T>>());
+            assert!(
+                align_of::<Boxed<T>>() <= align_of::<Access<T>>() && size_of::<Boxed<T>>() <= size_of::<Access<T>>()
+            );
+            assert!((offset_of!(Self, room) + offset_of!(Room<T>, task)) / STEP <= u8::MAX as usize);
+        }
+        offset_of!(Self, room) + places * size_of::<Access<T>>()
+    }
+
+    #[inline]
+    fn task(&self) -> &Place<T> {
+        let place = std::ptr::from_ref(self).wrapping_byte_add(usize::from(self.task_at) * STEP);
+        // SAFETY: `new_with` has made it there.
+        unsafe { &*place.cast() }
+    }
+
+    #[inline]
+    pub(super) fn has_boxed_accesses(&self) -> bool {
+        self.inline == BOXED
+    }
+
+    fn boxed(&self) -> Option<&Boxed<T>> {
+        // SAFETY: then `new_with` has made it there.
+        self.has_boxed_accesses().then(|| unsafe { &*Self::first_place(self).cast() })
+    }
 
     /// The accesses, sorted by their variables' ids.
     #[inline]
     pub fn accesses(&self) -> &[Access<T>] {
+        let (first, count) = match self.boxed() {
+            None => (Self::first_place(self), u32::from(self.inline)),
+            Some(boxed) => (boxed.accesses.as_ptr(), boxed.count),
+        };
         // SAFETY: `new_with` has initialised `count` accesses there, and nothing ever takes them away.
-        unsafe { std::slice::from_raw_parts(self.accesses.as_ptr(), self.count as usize) }
+        unsafe { std::slice::from_raw_parts(first, count as usize) }
     }
 
     /// The access of an operation that has only one.
     #[inline]
     pub(super) fn sole_access(&self) -> Option<&Access<T>> {
         // SAFETY: then `new_with` has made it there.
-        (self.count == 1).then(|| unsafe { self.sole.assume_init_ref() })
+        (self.inline == 1).then(|| unsafe { &*Self::first_place(self) })
     }
 
     /// Shows each access to `look`. As a loop over [`accesses`](Self::accesses), which most operations need not go through.
@@ -105,7 +170,8 @@ impl<T> Op<T> {
 
     #[inline]
     pub(super) fn is_registered(&self) -> bool {
-        self.has_registered(self.count)
+        let count = self.boxed().map_or(u32::from(self.inline), |boxed| boxed.count);
+        self.has_registered(count)
     }
 
     /// Whether the access at `index` is known to be in its queue.
@@ -250,34 +316,32 @@ impl<T> OpRef<T> {
                 $(unsafe { (&raw mut (*op).$field).write($value) };)*
             };
         }
+        let first = Op::first_place(op);
+        let places;
         // Most operations have one access: all that depends on the number is a constant for them.
         if count == 1
             && let Some((queue, mode)) = accesses.next()
         {
             // SAFETY: as above.
-            let sole = unsafe { (&raw mut (*op).sole).cast::<Access<T>>() };
-            // SAFETY: a field of a live allocation is not null.
-            let place = unsafe { NonNull::new_unchecked(sole) };
+            unsafe { first.write(Access::new(op, queue, 0, mode, true)) };
+            places = 1;
             set! {
-                sole: MaybeUninit::new(Access::new(op, queue, 0, mode, true)),
                 wait: AtomicU32::new(1),
                 registered: AtomicU32::new(0),
                 live: AtomicU32::new(2),
-                count: 1,
-                accesses: place,
+                inline: 1,
             }
         } else {
-            let place = if count as usize <= INLINE_ACCESSES {
-                // SAFETY: as above.
-                let inline = unsafe { (&raw mut (*op).inline).cast::<Access<T>>() };
-                // SAFETY: as above.
-                unsafe { NonNull::new_unchecked(inline) }
+            let (first, inline) = if count as usize <= INLINE_ACCESSES {
+                places = count as usize;
+                (first, count as u8)
             } else {
-                boxed_place(count)
+                places = 1;
+                (boxed_place(first, count), BOXED)
             };
             for (index, (queue, mode)) in (0..count).zip(accesses) {
-                // SAFETY: `place` has room for `count` accesses.
-                let slot = unsafe { place.add(index as usize) };
+                // SAFETY: there is room for `count` accesses.
+                let slot = unsafe { first.add(index as usize) };
                 // SAFETY: as above, and nobody else knows it.
                 unsafe { slot.write(Access::new(op, queue, index, mode, false)) };
             }
@@ -285,8 +349,7 @@ impl<T> OpRef<T> {
                 wait: AtomicU32::new(count + 1),
                 registered: AtomicU32::new(0),
                 live: AtomicU32::new(count + 1),
-                count: count,
-                accesses: place,
+                inline: inline,
             }
         }
         set! {
@@ -294,10 +357,14 @@ impl<T> OpRef<T> {
             band: band,
             passes_closed: passes_closed,
             stamp: Stamp::new(),
-            task: UnsafeCell::new(MaybeUninit::uninit()),
         }
+        let task_at = Op::<T>::task_behind(places);
+        set! { task_at: (task_at / STEP) as u8 }
+        let task = op.wrapping_byte_add(task_at).cast::<Place<T>>();
+        // SAFETY: the place is in the record, behind the accesses.
+        unsafe { task.write(UnsafeCell::new(MaybeUninit::uninit())) };
         // SAFETY: as above.
-        unsafe { &(*op).task }.with_mut(|task| init(task.cast()));
+        unsafe { &*task }.with_mut(|task| init(task.cast()));
         Self(record)
     }
 
@@ -324,7 +391,7 @@ impl<T> OpRef<T> {
     /// The task. It is dropped after the last holder is gone; who may use it how is its owner's to say.
     #[inline]
     pub fn task_ptr(self) -> *mut T {
-        self.op().task.with_mut(|task| task.cast())
+        self.op().task().with_mut(|task| task.cast())
     }
 
     /// Becomes one more holder; the caller must be one.
@@ -399,7 +466,7 @@ impl<T> OpRef<T> {
     /// # Safety
     /// 1. Nobody uses the task any more, and this is called once.
     unsafe fn drop_task(self) {
-        self.op().task.with_mut(|task| {
+        self.op().task().with_mut(|task| {
             // SAFETY: (1); helpers never touch it.
             let task = unsafe { &mut *task };
             // SAFETY: the task was made with the record (2 of `new_with`), and by (1) this is its only drop.
@@ -408,13 +475,15 @@ impl<T> OpRef<T> {
     }
 }
 
-/// Room for accesses that a record does not hold itself.
+/// Room for accesses that a record does not hold itself, which is noted in the record's `first` place.
 #[cold]
-fn boxed_place<T>(count: u32) -> NonNull<Access<T>> {
+fn boxed_place<T>(first: *mut Access<T>, count: u32) -> *mut Access<T> {
     let mut boxed = Vec::<Access<T>>::with_capacity(count as usize);
     let place = NonNull::new(boxed.as_mut_ptr()).expect("a Vec's pointer is not null");
     std::mem::forget(boxed);
-    place
+    // SAFETY: the place is an unused record's, and large enough, as `task_behind` asserts.
+    unsafe { first.cast::<Boxed<T>>().write(Boxed { accesses: place, count }) };
+    place.as_ptr()
 }
 
 /// Gives back what a record owns beside its own memory. Called when the record is reclaimed.
@@ -424,18 +493,11 @@ fn boxed_place<T>(count: u32) -> NonNull<Access<T>> {
 pub(super) unsafe fn free_accesses<T>(op: NonNull<Op<T>>) {
     // SAFETY: (1); the fields were initialised by `new_with`.
     let op = unsafe { op.as_ref() };
-    if op.has_boxed_accesses() {
+    if let Some(boxed) = op.boxed() {
         // SAFETY: `boxed_place` forgot a `Vec` of exactly this pointer and capacity; accesses need no drop.
-        drop(unsafe { Vec::from_raw_parts(op.accesses.as_ptr(), 0, op.count as usize) });
+        drop(unsafe { Vec::from_raw_parts(boxed.accesses.as_ptr(), 0, boxed.count as usize) });
     }
 }
-
-impl<T> Op<T> {
-    pub(super) fn has_boxed_accesses(&self) -> bool {
-        self.count as usize > INLINE_ACCESSES
-    }
-}
-
 /// Operations that became ready, in the order they did; linked through the records themselves.
 #[derive(Debug)]
 pub struct ReadyList<T> {

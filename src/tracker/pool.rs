@@ -122,13 +122,12 @@ pub const fn fits<T>() -> bool {
     !cfg!(raddle_unpooled)
         && size_of::<Op<T>>() <= records::SIZE
         && align_of::<Op<T>>() <= records::ALIGN
-        && Op::<T>::TASK.start <= records::NAMES.start
-        && records::NAMES.end <= Op::<T>::TASK.end
+        && Op::<T>::BEHIND_ACCESSES <= records::NAMES
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 mod records {
-    use std::{alloc::Layout, cell::RefCell, mem::offset_of, ops::Range, ptr::NonNull};
+    use std::{alloc::Layout, cell::RefCell, mem::offset_of, ptr::NonNull};
 
     use super::super::stack::{Node, Stack};
     use crate::sync::{
@@ -137,9 +136,9 @@ mod records {
         epoch, hint,
     };
 
-    /// Bytes of a record: the head, the task and the inline accesses. Six cache lines, of which an operation with one
-    /// access and a small function uses three.
-    pub(super) const SIZE: usize = 384;
+    /// Bytes of a record: the head, the accesses and the task. Five cache lines, of which an operation with a small
+    /// function uses two if it has one access, and three if it has four.
+    pub(super) const SIZE: usize = 320;
     pub(super) const ALIGN: usize = 64;
 
     /// Records per group, as many as the words of a cache line.
@@ -153,11 +152,11 @@ mod records {
     /// they are used again. Measured: with 8 the same is gained as with 16, with 32 two thirds of it.
     const BATCHES_PER_BAG: usize = 20;
 
-    /// Batches kept for reuse; what is above goes back to the heap. Picked: 64 Ki records, 24 MiB.
+    /// Batches kept for reuse; what is above goes back to the heap. Picked: 64 Ki records, 20 MiB.
     const KEEP: usize = 1024;
 
-    /// Lines of a record that every push writes: the head with the only access, the function, the name.
-    const LINES: [usize; 3] = [0, 64, 192];
+    /// Lines of a record that a push writes, unless it is of a large function.
+    const LINES: [usize; 3] = [0, 64, 128];
 
     type Record = NonNull<u8>;
 
@@ -168,8 +167,9 @@ mod records {
         /// leave it alone: a thread that is slow to pop may still read it when the record is an operation again.
         next_batch: AtomicPtr<Leader>,
         /// What pinned helpers may still read while the record waits for the epoch.
-        _head: [u64; 9],
-        /// The other records of the group, where the task was, which only holders of the operation ever read.
+        _head: [u64; 23],
+        /// The other records of the group, on a line of their own behind all accesses. What was there only holders of
+        /// the operation ever read.
         names: [Record; GROUP - 1],
         /// The next group of the batch.
         next: Option<NonNull<Leader>>,
@@ -187,7 +187,8 @@ mod records {
     }
 
     /// Where a record holds the names of others.
-    pub(super) const NAMES: Range<usize> = offset_of!(Leader, names)..size_of::<Leader>();
+    pub(super) const NAMES: usize = offset_of!(Leader, names);
+    const _: () = assert!(NAMES.is_multiple_of(64) && NAMES + 64 == size_of::<Leader>() && size_of::<Leader>() <= SIZE);
 
     impl Node for Leader {
         unsafe fn next<'n>(leader: NonNull<Self>) -> &'n AtomicPtr<Self> {
@@ -232,10 +233,8 @@ mod records {
             // SAFETY: as above.
             self.0 = unsafe { fields.1.read() };
             if let Some(next) = self.0 {
-                for at in [NAMES.start, NAMES.end - 1] {
-                    // SAFETY: the record is at least as long.
-                    hint::prefetch_write(unsafe { next.byte_add(at) }.as_ptr());
-                }
+                // SAFETY: the record is at least as long.
+                hint::prefetch_write(unsafe { next.byte_add(NAMES) }.as_ptr());
             }
             let mut records = [leader.cast(); GROUP];
             records[1..].copy_from_slice(&names);
