@@ -8,7 +8,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Name(Repr);
 
-/// Two words, because every operation carries one.
+/// Two words, because every operation has room for one.
 #[derive(Clone)]
 enum Repr {
     Static(&'static str),

@@ -49,8 +49,8 @@ pub(crate) mod flag {
     pub(crate) const OWNS_NAME: u16 = 4096;
 }
 
-/// The engine's part of an operation's record. What every operation needs comes first, on a line with small functions; what
-/// few need comes last, and is not made for the others.
+/// The engine's part of an operation's record. With one access it begins a cache line, which a small function shares. What
+/// few operations need is not made for the others.
 #[repr(C)]
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
@@ -100,8 +100,8 @@ impl Task {
         }
     }
 
-    /// Makes the rest of a task. `name` is to be as its flags say: without [`flag::NAMED`] it is forgotten, and without
-    /// [`flag::OWNS_NAME`] what memory it owns is never freed.
+    /// Makes the rest of a task. `name` is to be as its flags say: without [`flag::NAMED`] it is dropped, and without
+    /// [`flag::OWNS_NAME`] beside that what memory it owns is never freed.
     ///
     /// # Safety
     /// 1. `task` was [begun](Self::begin), may be written, and nobody else knows it yet.

@@ -1,6 +1,6 @@
 //! In steady state an operation allocates nothing: its record, its accesses and its function come from the pool.
 //!
-//! The epoch keeps what is retired in bags of its own, one for thousands of operations, which is all that is allowed here.
+//! The epoch keeps what is retired in bags of its own, one for 1,280 operations, which is all that is allowed here.
 //! This is a binary of its own because it counts every allocation of the process.
 
 use std::{

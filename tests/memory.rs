@@ -16,7 +16,7 @@ const BURST: usize = 10_000;
 
 const MEBIBYTE: usize = 1 << 20;
 
-/// The epoch may hold back the records of two bursts while those of a third are in use, 4 MB each, if a thread is stopped at
+/// The epoch may hold back the records of two bursts while those of a third are in use, 3 MB each, if a thread is stopped at
 /// a bad moment before or after. Two bytes that are left of each operation are more.
 const LIMIT: usize = 16 * MEBIBYTE;
 

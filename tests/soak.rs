@@ -38,7 +38,7 @@ const VARIABLES: usize = 6;
 const DRIVERS: usize = 2;
 /// Engines that each driver builds before the memory is looked at.
 const ROUNDS: usize = 4;
-/// What the process may grow by from the first third of the time to the last: the records that are kept for reuse, 24 MiB,
+/// What the process may grow by from the first third of the time to the last: the records that are kept for reuse, 20 MiB,
 /// and something for the allocator.
 const GROWTH: usize = 40 << 20;
 

@@ -46,7 +46,8 @@ mod real {
     }
 
     impl Guard {
-        /// Runs `reclaim` once no guard that exists now is left.
+        /// Runs `reclaim` once no guard that exists now is left. That may be in the midst of a push: it must not wait, nor
+        /// run code of the program's.
         ///
         /// # Safety
         /// 1. `reclaim` may run on any thread.

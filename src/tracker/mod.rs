@@ -40,7 +40,9 @@
 //!   zero, or would, owns the ready operation.
 //! * `Op::registered`: the number of accesses known to be in their queues; moved up one by one by helpers, and set by the
 //!   pusher when all are in.
-//! * `Op::task`: the pusher until its first access is in, then whoever runs the operation.
+//! * The number of accesses, where they are, and what else an operation is made with: written before the first is linked,
+//!   never changed.
+//! * The task: the pusher until the first access is in, then whoever runs the operation.
 //!
 //! # Edges
 //!

@@ -55,7 +55,7 @@ pub struct Op<T> {
 /// In [`Op::inline`]: there is a [`Boxed`].
 const BOXED: u8 = u8::MAX;
 
-/// The unit of [`Op::task_at`], in bytes. In models records are larger.
+/// The unit of [`Op::task_at`], in bytes. In models records are too large for a smaller one.
 const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 1 };
 
 /// What a record has room for behind its head. The places of the accesses are where this says, the task begins where the
@@ -63,7 +63,7 @@ const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 1 };
 #[repr(C)]
 struct Room<T> {
     accesses: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
-    /// Nothing of this, but everything before it, is what helpers may read until the epoch has passed.
+    /// Nothing of this, but everything before it, is what pinned threads may look at and change until the epoch has passed.
     task: Place<T>,
 }
 
@@ -96,6 +96,10 @@ impl<T> Op<T> {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     pub(super) const BEHIND_ACCESSES: usize = offset_of!(Op<T>, room) + offset_of!(Room<T>, task);
 
+    /// Where the room ends: a reference to the record keeps what follows, if anything does, from being changed.
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    pub(super) const END: usize = offset_of!(Op<T>, room) + size_of::<Room<T>>();
+
     /// Where the accesses begin, or the `Boxed` is.
     #[inline]
     fn first_place(this: *const Self) -> *mut Access<T> {
@@ -112,6 +116,7 @@ impl<T> Op<T> {
                 align_of::<Boxed<T>>() <= align_of::<Access<T>>() && size_of::<Boxed<T>>() <= size_of::<Access<T>>()
             );
             assert!((offset_of!(Self, room) + offset_of!(Room<T>, task)) / STEP <= u8::MAX as usize);
+            assert!(offset_of!(Self, room).is_multiple_of(STEP) && size_of::<Access<T>>().is_multiple_of(STEP));
         }
         offset_of!(Self, room) + places * size_of::<Access<T>>()
     }
@@ -498,6 +503,7 @@ pub(super) unsafe fn free_accesses<T>(op: NonNull<Op<T>>) {
         drop(unsafe { Vec::from_raw_parts(boxed.accesses.as_ptr(), 0, boxed.count as usize) });
     }
 }
+
 /// Operations that became ready, in the order they did; linked through the records themselves.
 #[derive(Debug)]
 pub struct ReadyList<T> {

@@ -34,7 +34,7 @@ pub(super) fn allocate<T>() -> NonNull<Op<T>> {
 /// Reclaims `op` once no helper can see it.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(super) fn retire<T>(op: NonNull<Op<T>>) {
-    // SAFETY: nobody but pinned helpers uses the record, and they only read.
+    // SAFETY: nobody but pinned threads uses the record, and they change nothing but the atomics in front of the task.
     if unsafe { op.as_ref() }.has_boxed_accesses() {
         retire_to_heap(op);
     } else {
@@ -122,12 +122,13 @@ pub const fn fits<T>() -> bool {
     !cfg!(raddle_unpooled)
         && size_of::<Op<T>>() <= records::SIZE
         && align_of::<Op<T>>() <= records::ALIGN
-        && Op::<T>::BEHIND_ACCESSES <= records::NAMES
+        && Op::<T>::BEHIND_ACCESSES <= records::NAMES.start
+        && (Op::<T>::END >= records::NAMES.end || Op::<T>::END == size_of::<Op<T>>())
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 mod records {
-    use std::{alloc::Layout, cell::RefCell, mem::offset_of, ptr::NonNull};
+    use std::{alloc::Layout, cell::RefCell, mem::offset_of, ops::Range, ptr::NonNull};
 
     use super::super::stack::{Node, Stack};
     use crate::sync::{
@@ -137,7 +138,7 @@ mod records {
     };
 
     /// Bytes of a record: the head, the accesses and the task. Five cache lines, of which an operation with a small
-    /// function uses two if it has one access, and three if it has four.
+    /// function uses two if it has one access, and four if it has four.
     pub(super) const SIZE: usize = 320;
     pub(super) const ALIGN: usize = 64;
 
@@ -151,12 +152,13 @@ mod records {
     /// operations. The bag would hold three times as many, but then records that wait in it are out of the cache when
     /// they are used again. Measured: with 8 the same is gained as with 16, with 32 two thirds of it.
     const BATCHES_PER_BAG: usize = 20;
+    const _: () = assert!(BATCHES_PER_BAG * BATCH > 1000, "at most one allocation in a thousand operations");
 
     /// Batches kept for reuse; what is above goes back to the heap. Picked: 64 Ki records, 20 MiB.
     const KEEP: usize = 1024;
 
-    /// Lines of a record that a push writes, unless it is of a large function.
-    const LINES: [usize; 3] = [0, 64, 128];
+    /// Lines of a record that a push with a small function may write.
+    const LINES: [usize; 4] = [0, 64, 128, 192];
 
     type Record = NonNull<u8>;
 
@@ -166,7 +168,7 @@ mod records {
         /// In the first record of a batch: the next batch of the stack. The word belongs to the stack for good, operations
         /// leave it alone: a thread that is slow to pop may still read it when the record is an operation again.
         next_batch: AtomicPtr<Leader>,
-        /// What pinned helpers may still read while the record waits for the epoch.
+        /// What pinned threads may still look at and change while the record waits for the epoch.
         _head: [u64; 23],
         /// The other records of the group, on a line of their own behind all accesses. What was there only holders of
         /// the operation ever read.
@@ -187,8 +189,8 @@ mod records {
     }
 
     /// Where a record holds the names of others.
-    pub(super) const NAMES: usize = offset_of!(Leader, names);
-    const _: () = assert!(NAMES.is_multiple_of(64) && NAMES + 64 == size_of::<Leader>() && size_of::<Leader>() <= SIZE);
+    pub(super) const NAMES: Range<usize> = offset_of!(Leader, names)..size_of::<Leader>();
+    const _: () = assert!(NAMES.start.is_multiple_of(64) && NAMES.end == NAMES.start + 64 && NAMES.end <= SIZE);
 
     impl Node for Leader {
         unsafe fn next<'n>(leader: NonNull<Self>) -> &'n AtomicPtr<Self> {
@@ -215,7 +217,7 @@ mod records {
                 let mut names = [leader.cast(); GROUP - 1];
                 names.copy_from_slice(&group[1..]);
                 let fields = Leader::fields(leader);
-                // SAFETY: this part of the record is nobody else's, and large enough by `fits`.
+                // SAFETY: this part of the record is nobody else's, by `fits`.
                 unsafe { fields.0.write(names) };
                 // SAFETY: as above.
                 unsafe { fields.1.write(next) };
@@ -234,7 +236,7 @@ mod records {
             self.0 = unsafe { fields.1.read() };
             if let Some(next) = self.0 {
                 // SAFETY: the record is at least as long.
-                hint::prefetch_write(unsafe { next.byte_add(NAMES) }.as_ptr());
+                hint::prefetch_write(unsafe { next.byte_add(NAMES.start) }.as_ptr());
             }
             let mut records = [leader.cast(); GROUP];
             records[1..].copy_from_slice(&names);

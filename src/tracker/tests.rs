@@ -435,18 +435,23 @@ fn a_record_ends_with_its_last_holder() {
 }
 
 #[test]
-fn as_many_accesses_as_there_are_keep_their_order_and_their_variables() {
-    for count in [INLINE_ACCESSES, INLINE_ACCESSES + 1, 40] {
+fn as_many_accesses_as_there_are_keep_their_order_and_their_variables_and_the_task() {
+    for count in (1..=INLINE_ACCESSES + 1).chain([40]) {
         let vars: Vec<_> = (0..count).map(|id| Var::new(id as u64)).collect();
         let accesses: Vec<_> = vars.iter().map(|var| (var, Write)).collect();
-        let ((first, _), (second, ready)) = (pushed(&accesses), pushed(&accesses));
+        let (first, task) = operation_that(false, &accesses);
+        assert!(push(first).ready);
+        let (second, ready) = pushed(&accesses);
         assert!(!ready);
         for (index, (access, var)) in first.op().accesses().iter().zip(&vars).enumerate() {
             assert_eq!((access.index as usize, access.mode(), access.queue().id()), (index, Write, index as u64));
             assert_eq!((access.queue_ptr(), access.queue().owner()), (var.0, 7));
         }
         assert_eq!(first.op().accesses().len(), count);
+        // SAFETY: the operation is this test's.
+        assert_eq!(unsafe { Arc::as_ptr(&*first.task_ptr()) }, task.as_ptr());
         assert_eq!(end(first), [second.as_ptr()]);
+        assert_eq!(task.strong_count(), 0);
         assert_eq!(end(second), []);
     }
 }
