@@ -42,7 +42,7 @@ pub struct Completion {
 
 impl fmt::Debug for Completion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Completion").field("name", &self.op.task().name()).finish_non_exhaustive()
+        f.debug_struct("Completion").field("name", self.op.task().name()).finish_non_exhaustive()
     }
 }
 

@@ -153,21 +153,14 @@ impl Drop for Task {
         // SAFETY: `fill` has made it, and this is its only drop.
         self.body.with_mut(|body| unsafe { &mut *body.cast::<Body>() }.drop_work());
         if self.has(flag::OWNS_NAME | flag::ASYNC) {
-            self.drop_rest();
-        }
-    }
-}
-
-impl Task {
-    #[cold]
-    fn drop_rest(&mut self) {
-        if self.has(flag::NAMED) {
-            // SAFETY: `fill` has made it, and this is its only drop.
-            unsafe { self.name.assume_init_drop() };
-        }
-        if self.has(flag::ASYNC) {
-            // SAFETY: `begin` has made it, and this is its only drop.
-            unsafe { self.progress.assume_init_drop() };
+            if self.has(flag::NAMED) {
+                // SAFETY: `fill` has made it, and this is its only drop.
+                unsafe { self.name.assume_init_drop() };
+            }
+            if self.has(flag::ASYNC) {
+                // SAFETY: `begin` has made it, and this is its only drop.
+                unsafe { self.progress.assume_init_drop() };
+            }
         }
     }
 }

@@ -341,9 +341,7 @@ impl Core {
     /// reports.
     fn guarded(&self, op: OpRef<Task>, holding: bool, f: impl FnOnce()) {
         if let Err(payload) = panics::catch(|| context::enter(self, op, holding, |_| f())) {
-            let task = op.task();
-            let failure = task.failed_by(Cause::panic(payload));
-            self.failures.add_loose(failure);
+            self.failures.add_loose(op.task().failed_by(Cause::panic(payload)));
         }
     }
 
@@ -406,8 +404,7 @@ impl Core {
 
     /// Fails a device's operation that was under way when the device was lost, by `error`; gives the failure.
     pub(crate) fn lose_on_device(&self, op: OpRef<Task>, error: &DeviceError) -> OpError {
-        let task = op.task();
-        self.fail_on_device(op, task.failed_by(Cause::Device(error.clone())))
+        self.fail_on_device(op, op.task().failed_by(Cause::Device(error.clone())))
     }
 
     fn fail_variables(&self, op: OpRef<Task>, failure: &OpError) {

@@ -123,7 +123,6 @@ pub const fn fits<T>() -> bool {
         && size_of::<Op<T>>() <= records::SIZE
         && align_of::<Op<T>>() <= records::ALIGN
         && Op::<T>::BEHIND_ACCESSES <= records::NAMES.start
-        && (Op::<T>::END >= records::NAMES.end || Op::<T>::END == size_of::<Op<T>>())
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
