@@ -1,6 +1,6 @@
 //! The token that ends an asynchronous operation.
 
-use std::{fmt, mem::ManuallyDrop, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use crate::{
     context,
@@ -13,8 +13,13 @@ use crate::{
 
 /// Ends an asynchronous operation: it is done when this token is used, from whatever thread.
 ///
-/// A token dropped unused ends its operation with [`Cause::LostCompletion`], so a forgotten completion is an error and not
-/// a hang. What the thread that uses the token wrote before is visible to the operations that come after.
+/// A token dropped unused ends its operation at once, with [`Cause::LostCompletion`], so a forgotten completion is an error
+/// and not a hang. That holds inside the operation's own function as well: an early return fails the operation with
+/// `LostCompletion`, and what it returns is reported by [`Engine::wait_for_all`](crate::Engine::wait_for_all); pass the error to
+/// [`fail`](Self::fail) instead. Only a panic that drops the token fails the operation by itself, when it has left the
+/// function.
+///
+/// What the thread that uses the token wrote before is visible to the operations that come after.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -36,20 +41,21 @@ use crate::{
 /// ```
 #[must_use = "a completion dropped unused fails its operation"]
 pub struct Completion {
-    op: OpRef<Task>,
-    core: ManuallyDrop<Arc<Core>>,
+    /// The operation and its engine, until the token is used.
+    of: Option<(OpRef<Task>, Arc<Core>)>,
 }
 
 impl fmt::Debug for Completion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Completion").field("name", self.op.task().name()).finish_non_exhaustive()
+        let name = self.of.as_ref().map(|(op, _)| op.task().name());
+        f.debug_struct("Completion").field("name", &name).finish_non_exhaustive()
     }
 }
 
 impl Completion {
-    /// The token of `op`, which takes over one hold of it.
+    /// The token of `op`, whose function has been called.
     pub(crate) fn new(op: OpRef<Task>, core: Arc<Core>) -> Self {
-        Self { op, core: ManuallyDrop::new(core) }
+        Self { of: Some((op, core)) }
     }
 
     /// Ends the operation successfully.
@@ -62,24 +68,22 @@ impl Completion {
         self.end(Err(Cause::Error(error.into())));
     }
 
-    fn end(self, result: Result<(), Cause>) {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not dropped, so the field is taken once.
-        let core = unsafe { ManuallyDrop::take(&mut this.core) };
-        core.resolve(this.op, result);
+    fn end(mut self, result: Result<(), Cause>) {
+        if let Some((op, core)) = self.of.take() {
+            core.resolve(op, result);
+        }
     }
 }
 
 impl Drop for Completion {
     fn drop(&mut self) {
-        // SAFETY: the field is taken once, here.
-        let core = unsafe { ManuallyDrop::take(&mut self.core) };
+        let Some((op, core)) = self.of.take() else { return };
         if removed(Step::DropCompletes) {
             return;
         }
-        // Where the operation's own function drops it, by an early return or a panic, that is the error to tell, if there is one.
-        if !context::note_lost(self.op) {
-            core.resolve(self.op, Err(Cause::LostCompletion));
+        // Where a panic of the operation's own function drops it, that is the error to tell.
+        if let Some(op) = context::leave_lost(op) {
+            core.resolve(op, Err(Cause::LostCompletion));
         }
     }
 }

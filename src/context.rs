@@ -9,27 +9,48 @@ use std::{
 
 use crate::{
     core::Core,
-    device::Context,
+    device::{Context, in_kernel},
+    error::WaitError,
     gpu::GpuStream,
     progress::Progress,
     sync::thread_static,
     task::{Task, flag},
     threads,
-    tracker::{OpRef, ReadyList},
+    tracker::{Op, OpRef, ReadyList},
     variable::VarCell,
 };
 
-/// An operation that runs on this thread, innermost first.
+/// The program's code that runs on this thread, innermost first: most often for an operation.
 pub(crate) struct Frame {
-    pub(crate) op: OpRef<Task>,
+    /// Whoever has entered the frame has the right to the operation, or a share of its record, until it leaves.
+    op: Option<NonNull<Op<Task>>>,
+    /// Null without an operation.
     core: *const Core,
     /// The outcome that the operation is going to set, if somebody has its handle.
     outcome: Cell<*const ()>,
-    /// The operation's completion was dropped by its own function.
-    pub(crate) lost: Cell<bool>,
+    /// The right to the operation, for the completion that its function gets; and then again if a panic of the function has
+    /// dropped that.
+    right: Cell<Option<OpRef<Task>>>,
     /// The operation has not passed its variables on.
     holding: bool,
     parent: *const Frame,
+}
+
+impl Frame {
+    fn op(&self) -> Option<&Op<Task>> {
+        // SAFETY: whoever has entered the frame keeps the operation.
+        self.op.map(|op| unsafe { op.as_ref() })
+    }
+
+    /// Whether the operation is over though its function goes on: it is asynchronous, and its completion was used.
+    fn is_over(&self) -> bool {
+        self.op().and_then(|op| op.task().progress()).is_some_and(Progress::is_resolved)
+    }
+
+    /// The right that was left with the frame.
+    pub(crate) fn take_right(&self) -> Option<OpRef<Task>> {
+        self.right.take()
+    }
 }
 
 thread_static!(static FRAME: Cell<*const Frame> = Cell::new(ptr::null()));
@@ -40,15 +61,44 @@ fn innermost() -> *const Frame {
     FRAME.with(Cell::get)
 }
 
-/// Whether this thread is inside an operation of any engine.
+/// Whether the program's code runs on this thread, for an operation of any engine or after one.
 #[inline]
-pub(crate) fn in_operation() -> bool {
+pub(crate) fn in_program() -> bool {
     !innermost().is_null()
 }
 
-/// Runs `f` as a part of `op`, which is `holding` its variables or has passed them on.
+/// What a frame's code has of its operation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Has {
+    /// The operation has not passed its variables on.
+    Variables,
+    /// It has.
+    Nothing,
+}
+
+/// Runs `f` as a part of `op`.
 #[inline]
-pub(crate) fn enter<R>(core: &Core, op: OpRef<Task>, holding: bool, f: impl FnOnce(&Frame) -> R) -> R {
+pub(crate) fn enter<R>(core: &Core, op: &Op<Task>, has: Has, f: impl FnOnce(&Frame) -> R) -> R {
+    enter_with(Some((core, op)), has, None, f)
+}
+
+/// Runs `f` as the function of the asynchronous operation `op`, whose completion takes `right` out of the frame.
+pub(crate) fn enter_async<R>(core: &Core, op: &Op<Task>, right: OpRef<Task>, f: impl FnOnce(&Frame) -> R) -> R {
+    enter_with(Some((core, op)), Has::Variables, Some(right), f)
+}
+
+/// Runs `f`, which is the program's but no part of an operation: all operations that it could be one of are counted out.
+pub(crate) fn enter_after<R>(f: impl FnOnce() -> R) -> R {
+    enter_with(None, Has::Nothing, None, |_| f())
+}
+
+#[inline(always)]
+fn enter_with<R>(
+    of: Option<(&Core, &Op<Task>)>,
+    has: Has,
+    right: Option<OpRef<Task>>,
+    f: impl FnOnce(&Frame) -> R,
+) -> R {
     struct Leave<'c>(&'c Cell<*const Frame>, *const Frame);
     impl Drop for Leave<'_> {
         fn drop(&mut self) {
@@ -58,11 +108,11 @@ pub(crate) fn enter<R>(core: &Core, op: OpRef<Task>, holding: bool, f: impl FnOn
     FRAME.with(|innermost| {
         let parent = innermost.get();
         let frame = Frame {
-            op,
-            core: ptr::from_ref(core),
+            op: of.map(|(_, op)| NonNull::from(op)),
+            core: of.map_or(ptr::null(), |(core, _)| ptr::from_ref(core)),
             outcome: Cell::new(ptr::null()),
-            lost: Cell::new(false),
-            holding,
+            right: Cell::new(right),
+            holding: has == Has::Variables,
             parent,
         };
         let _leave = Leave(innermost, parent);
@@ -71,10 +121,10 @@ pub(crate) fn enter<R>(core: &Core, op: OpRef<Task>, holding: bool, f: impl FnOn
     })
 }
 
-/// The frames of this thread, innermost first.
+/// Whether one of the frames of this thread, innermost first, is `wanted`.
 fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     let mut at = innermost();
-    // SAFETY: a frame lives on this thread's stack until `enter` has taken it out of the list.
+    // SAFETY: a frame lives on this thread's stack until `enter_with` has taken it out of the list.
     while let Some(frame) = unsafe { at.as_ref() } {
         if wanted(frame) {
             return true;
@@ -179,22 +229,37 @@ pub(crate) fn leave_to_drain(core: &Core, ready: &mut ReadyList<Task>) {
     }
 }
 
-/// Operations of `core` on this thread whose functions have dropped their completions and are about to wait.
+/// An operation of `core` on this thread whose completion a panic of its function has dropped, and that is about to wait.
 pub(crate) fn take_lost(core: &Core) -> Option<OpRef<Task>> {
     let mut lost = None;
     any_frame(|frame| {
-        let found = ptr::eq(frame.core, core) && frame.lost.replace(false);
-        if found {
-            lost = Some(frame.op);
+        if ptr::eq(frame.core, core) {
+            lost = frame.right.take();
         }
-        found
+        lost.is_some()
     });
     lost
 }
 
-/// Whether the function of a device operation, of any engine, runs on this thread.
+/// Whether the function of a device operation, of any engine, runs on this thread, or something that its device does.
 pub(crate) fn in_device_function() -> bool {
-    any_frame(|frame| frame.holding && frame.op.task().has(flag::DEVICE))
+    in_kernel() || any_frame(|frame| frame.holding && frame.op().is_some_and(|op| op.task().has(flag::DEVICE)))
+}
+
+/// Whether a deletion, of any engine, runs on this thread.
+pub(crate) fn in_deletion() -> bool {
+    any_frame(|frame| frame.holding && frame.op().is_some_and(|op| op.task().has(flag::DELETES)))
+}
+
+/// That the calling thread may wait, whatever for.
+pub(crate) fn admit_wait() -> Result<(), WaitError> {
+    if threads::serves_device() || in_device_function() {
+        Err(WaitError::OnDevice)
+    } else if in_deletion() {
+        Err(WaitError::InDeletion)
+    } else {
+        Ok(())
+    }
 }
 
 /// Whether something on this thread will run what is ready in `core`.
@@ -202,21 +267,17 @@ pub(crate) fn has_drain(core: &Core) -> bool {
     drain_of(core).is_some()
 }
 
-/// Whether the operation of `frame` is over though its function goes on: it is asynchronous, and its completion was used.
-fn is_over(frame: &Frame) -> bool {
-    frame.op.task().progress().is_some_and(Progress::is_resolved)
-}
-
 /// Whether this thread is inside an operation of `core`.
 pub(crate) fn in_operation_of(core: &Core) -> bool {
-    any_frame(|frame| ptr::eq(frame.core, core) && !is_over(frame))
+    any_frame(|frame| ptr::eq(frame.core, core) && !frame.is_over())
 }
 
 /// Whether an operation that runs on this thread holds `cell`.
 pub(crate) fn holds(cell: NonNull<VarCell>) -> bool {
     let queue = VarCell::queue_ptr(cell);
     any_frame(|frame| {
-        frame.holding && !is_over(frame) && frame.op.op().accesses().iter().any(|access| access.queue_ptr() == queue)
+        let names = || frame.op().is_some_and(|op| op.accesses().iter().any(|access| access.queue_ptr() == queue));
+        frame.holding && !frame.is_over() && names()
     })
 }
 
@@ -225,15 +286,18 @@ pub(crate) fn sets(outcome: *const ()) -> bool {
     any_frame(|frame| frame.outcome.get() == outcome)
 }
 
-/// Notes that the completion of `op` was dropped, if the function of `op` is what runs on this thread; `false` otherwise.
-pub(crate) fn note_lost(op: OpRef<Task>) -> bool {
+/// Leaves the right to an operation with its frame, if a panic of its own function has dropped its completion; gives it back
+/// otherwise.
+pub(crate) fn leave_lost(op: OpRef<Task>) -> Option<OpRef<Task>> {
     // SAFETY: as in `any_frame`.
     let frame = unsafe { innermost().as_ref() };
-    let own = frame.filter(|frame| frame.op.as_ptr() == op.as_ptr());
-    if let Some(frame) = own {
-        frame.lost.set(true);
+    match frame {
+        Some(frame) if frame.op.is_some_and(|own| own.as_ptr() == op.as_ptr()) && std::thread::panicking() => {
+            frame.right.set(Some(op));
+            None
+        }
+        _ => Some(op),
     }
-    own.is_some()
 }
 
 /// What an operation's function is told about its run.
@@ -261,13 +325,13 @@ impl<'a> RunContext<'a> {
     /// The operation's name; empty if it was given none.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.frame.op.task().name().as_str()
+        self.op().task().name().as_str()
     }
 
     /// The device the operation runs on.
     #[must_use]
     pub fn context(&self) -> Context {
-        self.core.gpus().context_of(self.frame.op.task().lane)
+        self.core.gpus().context_of(self.op().task().lane)
     }
 
     /// The stream that the operation issues its work on, once; `None` on the CPU.
@@ -282,8 +346,14 @@ impl<'a> RunContext<'a> {
         threads::worker_index()
     }
 
-    pub(crate) fn op(&self) -> OpRef<Task> {
-        self.frame.op
+    pub(crate) fn op(&self) -> &Op<Task> {
+        let Some(op) = self.frame.op() else { unreachable!("functions run for operations") };
+        op
+    }
+
+    /// The right to the operation, once, for the completion of an asynchronous one.
+    pub(crate) fn take_right(&self) -> Option<OpRef<Task>> {
+        self.frame.take_right()
     }
 
     pub(crate) fn core(&self) -> &'a Arc<Core> {

@@ -239,14 +239,10 @@ impl Engine {
         self.core.clear_error(token, Location::caller())
     }
 
-    /// Forgets the failures that sit on no variable, which [`wait_for_all`](Self::wait_for_all) reports; gives the first
-    /// and how many there were.
+    /// Takes all failures that [`wait_for_all`](Self::wait_for_all) has yet to report; returns the earliest and how many
+    /// there were. Failed variables stay failed.
     pub fn clear_errors(&self) -> Option<(OpError, u64)> {
-        let cleared = self.core.failures().clear_loose();
-        if let Some((failure, _)) = &cleared {
-            failure.mark_reported();
-        }
-        cleared
+        self.core.failures().clear()
     }
 
     // ------------------------------------------------------------------------------------------------- operations ----
@@ -308,6 +304,7 @@ impl Engine {
     /// [`WaitError::Refused`] if it is another engine's or deleted, [`WaitError::TooManyWaiting`].
     #[track_caller]
     pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
+        context::admit_wait()?;
         if context::holds(var.ptr()) {
             return Err(WaitError::WouldDeadlock);
         }
@@ -412,9 +409,11 @@ impl Engine {
     /// Waits for every operation pushed before the call, by whatever thread. Pushes after the call do not prolong it.
     ///
     /// # Errors
-    /// [`WaitError::Failed`] with the earliest failure that was not cleared: of a variable that is still failed, or one
-    /// that sits on no variable, which [`clear_errors`](Self::clear_errors) ends. [`WaitError::WouldDeadlock`] inside an
-    /// operation of this engine, which is itself among what would have to end.
+    /// [`WaitError::Failed`] with the earliest failure that nobody has been told of, which is told with that: no wait and no
+    /// handle has returned it, and it was not cleared on a variable that it had reached, by
+    /// [`clear_error`](Self::clear_error) or by an operation that overwrites. Call again for the next one, or
+    /// [`clear_errors`](Self::clear_errors) for all. [`WaitError::WouldDeadlock`] inside an operation of this engine, which is
+    /// itself among what would have to end; [`WaitError::OnDevice`]; [`WaitError::InDeletion`].
     pub fn wait_for_all(&self) -> Result<(), WaitError> {
         self.core.wait_for_all(None)
     }

@@ -1,21 +1,22 @@
 //! What can go wrong, told so that the caller knows what to do.
 
 use std::{
-    any::Any,
     error::Error,
     fmt,
     mem::ManuallyDrop,
     panic::Location,
     sync::{
-        Arc,
+        Arc, Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 
 use crate::{
     device::{Context, DeviceError},
+    failures::Failures,
     name::Name,
-    panics,
+    panics::{self, Payload},
+    property::Property,
 };
 
 /// The error type that operations return.
@@ -45,19 +46,6 @@ impl Cause {
             cause => cause,
         }
     }
-
-    pub(crate) fn panic(payload: Box<dyn Any + Send>) -> Self {
-        let message = match payload.downcast::<String>() {
-            Ok(message) => Some(*message),
-            Err(payload) => {
-                let message = payload.downcast_ref::<&'static str>().copied();
-                let message = message.map(str::to_owned);
-                panics::discard(payload);
-                message
-            }
-        };
-        Self::Panic(message)
-    }
 }
 
 impl fmt::Display for Cause {
@@ -79,20 +67,29 @@ struct Failure {
     location: &'static Location<'static>,
     /// Dropped by `drop` below.
     cause: ManuallyDrop<Cause>,
+    /// What a panic carried, if that is no string: the program's, and dropped with its error. In a mutex, since it need not
+    /// be `Sync`.
+    payload: ManuallyDrop<Mutex<Option<Payload>>>,
     sequence: u64,
-    /// Somebody outside the engine has been given it.
-    reported: AtomicBool,
+    /// Somebody outside the engine has been given it, or has cleared it where it had got to.
+    known: AtomicBool,
+    /// Where it is kept until it is known.
+    kept_by: OnceLock<Weak<Failures>>,
 }
 
 impl Drop for Failure {
     fn drop(&mut self) {
-        // The error is the user's, and so is what its drop does; the last clone may go anywhere in the engine.
+        // These are the program's, and so is what their drops do; the last clone may go anywhere in the engine.
         // SAFETY: the field is dropped once, here.
-        let drop = || unsafe { ManuallyDrop::drop(&mut self.cause) };
-        if let Err(payload) = panics::catch(drop) {
+        let drop_cause = || unsafe { ManuallyDrop::drop(&mut self.cause) };
+        if let Err(payload) = panics::catch(drop_cause) {
             log::error!("raddle: the drop of an operation's error panicked");
             panics::discard(payload);
         }
+        // SAFETY: as above.
+        let payload = unsafe { ManuallyDrop::take(&mut self.payload) };
+        let payload = payload.into_inner().unwrap_or_else(PoisonError::into_inner);
+        payload.into_iter().for_each(panics::discard);
     }
 }
 
@@ -102,15 +99,22 @@ impl Drop for Failure {
 pub struct OpError(Arc<Failure>);
 
 impl OpError {
-    pub(crate) fn new(name: &Name, location: &'static Location<'static>, cause: Cause) -> Self {
+    pub(crate) fn new(
+        name: &Name,
+        location: &'static Location<'static>,
+        cause: Cause,
+        payload: Option<Payload>,
+    ) -> Self {
         static SEQUENCE: AtomicU64 = AtomicU64::new(0);
         Self(Arc::new(Failure {
             name: name.clone(),
             location,
             cause: ManuallyDrop::new(cause),
+            payload: ManuallyDrop::new(Mutex::new(payload)),
             // Relaxed: only distinct numbers are needed, rising as far as anybody can tell.
             sequence: SEQUENCE.fetch_add(1, Relaxed),
-            reported: AtomicBool::new(false),
+            known: AtomicBool::new(false),
+            kept_by: OnceLock::new(),
         }))
     }
 
@@ -138,19 +142,35 @@ impl OpError {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// Whether a shutdown has cancelled the operation.
+    pub(crate) fn is_cancellation(&self) -> bool {
+        matches!(self.cause(), Cause::Cancelled)
+    }
+
     /// Rises with the time of the failure.
     pub(crate) fn sequence(&self) -> u64 {
         self.0.sequence
     }
 
-    pub(crate) fn mark_reported(&self) {
-        // Relaxed: decides only whether a warning is due when nobody looks any more.
-        self.0.reported.store(true, Relaxed);
+    /// Has `failures` keep it until it is known. Called before anybody outside the engine can be given it.
+    pub(crate) fn keep(&self, failures: &Arc<Failures>) {
+        let _ = self.0.kept_by.set(Arc::downgrade(failures));
+        failures.add(self);
     }
 
-    pub(crate) fn is_reported(&self) -> bool {
-        // Relaxed: as above.
-        self.0.reported.load(Relaxed)
+    /// Notes that somebody has been given the failure, or has cleared it: nobody else need be told of his own accord.
+    pub(crate) fn settle(&self) {
+        // Relaxed: whoever keeps it looks under its lock, which `forget` takes next.
+        if !self.0.known.swap(true, Relaxed)
+            && let Some(failures) = self.0.kept_by.get().and_then(Weak::upgrade)
+        {
+            failures.forget(self);
+        }
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        // Relaxed: as in `settle`.
+        self.0.known.load(Relaxed)
     }
 }
 
@@ -218,6 +238,8 @@ pub enum PushError {
     /// The function of a device operation pushes on a naive engine that is not its own: that would have to run the operation
     /// at once, and nothing may run inside such a function. Push it elsewhere, or on another kind of engine.
     InDeviceFunction,
+    /// The property says where an operation of the CPU runs, and means nothing on this device.
+    NotOfDevice(Property, Context),
     /// The call is for operations of a device, and [`OpBuilder::on`](crate::OpBuilder::on) was not given one.
     NotOnDevice,
 }
@@ -241,6 +263,9 @@ impl fmt::Display for PushError {
             }
             Self::InDeviceFunction => {
                 f.write_str("the function of a device operation cannot push on another engine that is naive")
+            }
+            Self::NotOfDevice(property, context) => {
+                write!(f, "the property {property:?} means nothing on {context}; use another, or none")
             }
             Self::NotOnDevice => f.write_str("the operation is for a device; name one with `on`"),
         }
@@ -266,6 +291,9 @@ pub enum WaitError {
     /// The caller is the function of a device operation, whose thread must not wait: it is what the device's other
     /// operations go on by. Let operations name what they need as variables.
     OnDevice,
+    /// The caller is a deletion: the function of [`Engine::delete_variable`](crate::Engine::delete_variable), or the drop of
+    /// what a variable or an operator owned. Push an operation that waits, or wait elsewhere.
+    InDeletion,
     /// What was to be waited for could not be pushed.
     Refused(PushError),
     /// The value was taken by an earlier wait on the same handle.
@@ -280,6 +308,7 @@ impl fmt::Display for WaitError {
             Self::WouldDeadlock => f.write_str("the wait needs the end of the operation that waits"),
             Self::TooManyWaiting => f.write_str("too many operations wait inside their functions at once"),
             Self::OnDevice => f.write_str("the function of a device operation cannot wait"),
+            Self::InDeletion => f.write_str("a deletion cannot wait; push an operation that does"),
             Self::Refused(error) => error.fmt(f),
             Self::ValueTaken => f.write_str("the operation's value was already taken"),
         }
@@ -298,7 +327,7 @@ impl Error for WaitError {
 
 impl From<OpError> for WaitError {
     fn from(error: OpError) -> Self {
-        error.mark_reported();
+        error.settle();
         Self::Failed(error)
     }
 }

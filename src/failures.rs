@@ -1,91 +1,70 @@
-//! The failures of an engine that nobody has cleared.
+//! The failures of an engine that nobody knows of.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use crate::{
     error::OpError,
     sync::{Mutex, lock},
 };
 
+/// Failures that are kept at most; more are only counted. Picked: whoever lets so many pass does not look.
+const MAX_KEPT: usize = 4096;
+
 #[derive(Debug, Default)]
 struct State {
-    /// By variable id: the failures that sit on variables.
-    variables: BTreeMap<u64, OpError>,
-    /// The first failure that sits on no variable: its operation mutated none, or they are gone.
-    loose: Option<OpError>,
-    /// How many more of those there were, which are not kept.
+    /// By their sequence numbers.
+    unknown: BTreeMap<u64, OpError>,
+    /// How many more there were, which are not kept.
     more: u64,
 }
 
-impl State {
-    /// Gives the failure back if it is not kept.
-    #[must_use = "it is to be dropped after the lock"]
-    fn add_loose(&mut self, failure: OpError) -> Option<OpError> {
-        if self.loose.is_some() {
-            self.more += 1;
-            return Some(failure);
-        }
-        self.loose = Some(failure);
-        None
-    }
-}
-
-/// The failures of an engine that nobody has cleared. Bounded by the number of variables.
+/// The failures of an engine that nobody knows of: no wait and no handle has given them to the program, and it has not cleared
+/// them on a variable.
+///
+/// What a failure reached does not matter, nor whether that still exists. So it does not matter either when a variable is freed.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(Mutex<State>);
 
 impl Failures {
-    /// Notes that a variable has failed.
-    pub(crate) fn add_variable(&self, id: u64, failure: OpError) {
-        let replaced = lock(&self.0).variables.insert(id, failure);
-        drop(replaced);
-    }
-
-    /// Notes that a variable was cleared.
-    pub(crate) fn clear_variable(&self, id: u64) {
-        // Dropped after the lock: it may hold the user's error, whose drop may come back here.
-        let removed = lock(&self.0).variables.remove(&id);
-        drop(removed);
-    }
-
-    /// Notes that a failed variable is gone. What nobody was told of stays.
-    pub(crate) fn forget_variable(&self, id: u64, failure: OpError) {
+    /// Keeps `failure` unless it is known, or kept already.
+    pub(crate) fn add(&self, failure: &OpError) {
         let mut state = lock(&self.0);
-        let removed = state.variables.remove(&id);
-        let not_kept = if failure.is_reported() { Some(failure) } else { state.add_loose(failure) };
-        // As above.
-        drop(state);
-        drop((removed, not_kept));
+        let full = state.unknown.len() >= MAX_KEPT;
+        if failure.is_settled() {
+            return;
+        }
+        // The caller's clone outlives the lock, so nothing of the program's is dropped under it.
+        match state.unknown.entry(failure.sequence()) {
+            Entry::Occupied(_) => {}
+            Entry::Vacant(_) if full => state.more += 1,
+            Entry::Vacant(entry) => _ = entry.insert(failure.clone()),
+        }
     }
 
-    /// Notes a failure that sits on no variable.
-    pub(crate) fn add_loose(&self, failure: OpError) {
-        let not_kept = lock(&self.0).add_loose(failure);
-        drop(not_kept);
+    /// Does not keep `failure` any more, which has become known.
+    pub(crate) fn forget(&self, failure: &OpError) {
+        // The caller has another clone.
+        lock(&self.0).unknown.remove(&failure.sequence());
     }
 
-    /// Forgets those that sit on no variable; gives the first and how many there were.
-    pub(crate) fn clear_loose(&self) -> Option<(OpError, u64)> {
-        let mut state = lock(&self.0);
-        let more = std::mem::take(&mut state.more);
-        state.loose.take().map(|failure| (failure, more + 1))
-    }
-
-    /// The earliest failure.
+    /// The earliest.
     pub(crate) fn first(&self) -> Option<OpError> {
-        let state = lock(&self.0);
-        state.variables.values().chain(&state.loose).min_by_key(|failure| failure.sequence()).cloned()
+        lock(&self.0).unknown.values().next().cloned()
     }
 
-    /// The earliest failure that nobody was told of.
-    pub(crate) fn unreported(&self) -> Option<OpError> {
-        let state = lock(&self.0);
-        state
-            .variables
-            .values()
-            .chain(&state.loose)
-            .filter(|failure| !failure.is_reported())
-            .min_by_key(|failure| failure.sequence())
-            .cloned()
+    /// The earliest that the program has not asked for itself, as it does by a shutdown that cancels.
+    pub(crate) fn first_unexpected(&self) -> Option<OpError> {
+        lock(&self.0).unknown.values().find(|failure| !failure.is_cancellation()).cloned()
+    }
+
+    /// Gives the earliest, and how many there are; all of them are known then.
+    pub(crate) fn clear(&self) -> Option<(OpError, u64)> {
+        let (unknown, more) = {
+            let mut state = lock(&self.0);
+            (std::mem::take(&mut state.unknown), std::mem::take(&mut state.more))
+        };
+        unknown.values().for_each(OpError::settle);
+        let count = unknown.len() as u64 + more;
+        unknown.into_values().next().map(|first| (first, count))
     }
 }

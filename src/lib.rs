@@ -71,6 +71,8 @@ mod tracker;
 mod trouble;
 mod typed;
 mod variable;
+#[allow(dead_code)]
+mod wakers;
 
 pub use builder::Builder;
 pub use completion::Completion;
@@ -124,6 +126,6 @@ pub mod internals {
             weaken::{Step, remove},
         },
         tally::{Tally, Ticket},
-        tracker::{Mode, Node, Op, OpRef, Pushed, ReadyList, Stack, Stalled, VarQueue, complete, end, push},
+        tracker::{Hold, Mode, Node, Op, OpRef, Pushed, ReadyList, Stack, Stalled, VarQueue, complete, end, push},
     };
 }

@@ -1,6 +1,6 @@
 //! Operators: operations made once and pushed often.
 
-use std::{fmt, mem::ManuallyDrop, panic::Location, ptr::NonNull, sync::Arc};
+use std::{fmt, panic::Location, ptr::NonNull, sync::Arc};
 
 use crate::{
     completion::Completion,
@@ -26,40 +26,68 @@ struct Inner {
     spec: Spec,
     /// Sorted and distinct.
     entries: Box<[Entry]>,
-    /// Keeps the variables of `entries`.
-    tokens: Box<[Token]>,
     function: Function,
     /// The property decides the priority.
     fixed_priority: bool,
 }
 
-// SAFETY: the pointers in `entries` are to cells that `tokens` keeps, which are shared between threads anyway.
+// SAFETY: the pointers in `entries` are to cells that the tokens of the `Owner` keep, which are shared between threads anyway.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
 /// What the handles of an operator share. Runs over variables do not count themselves: what they use is dropped by an
 /// operation that comes after them.
-struct Owner(ManuallyDrop<Box<Inner>>);
+struct Owner {
+    /// From a box. By a pointer, since runs have it as well, also while this is dropped.
+    inner: NonNull<Inner>,
+    /// Keeps the variables of the entries.
+    tokens: Box<[Token]>,
+}
+
+// SAFETY: what it points to is shared between threads as `Inner` is, and dropped once.
+unsafe impl Send for Owner {}
+// SAFETY: as above.
+unsafe impl Sync for Owner {}
+
+impl Owner {
+    fn get(&self) -> &Inner {
+        // SAFETY: nobody drops it before this owner.
+        unsafe { self.inner.as_ref() }
+    }
+}
+
+/// What is left of an operator whose last handle is gone.
+struct Remains(NonNull<Inner>);
+
+// SAFETY: as for `Owner`.
+unsafe impl Send for Remains {}
+
+impl Drop for Remains {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box, its owner is gone, and so are the runs, as those who make one see to.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
 
 impl Drop for Owner {
     #[track_caller]
     fn drop(&mut self) {
-        // SAFETY: this is the only use of the field after which it is not used again.
-        let mut inner = unsafe { ManuallyDrop::take(&mut self.0) };
-        // Here, and not where the rest is dropped: whoever waits for all after this waits for what comes of it.
-        let _tokens = std::mem::take(&mut inner.tokens);
-        let Some(&entry) = inner.entries.first() else {
-            return;
+        let remains = Remains(self.inner);
+        let Some(&entry) = self.get().entries.first() else {
+            // Runs without variables have counted themselves among the owners.
+            return drop(remains);
         };
-        let spec = Spec::internal("delete_operator", i32::MAX, flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED);
+        let flags = flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED | flag::DELETES;
+        let spec = Spec::internal("delete_operator", i32::MAX, flags);
         // Every run names the variable, so all of them are over when this one's turn has come.
         let entry = Entry { mode: Mode::Await, refs: Refs::None, ..entry };
-        let core = Arc::clone(&inner.core);
+        let core = Arc::clone(&self.get().core);
         let delete = move |_: &RunContext<'_>| {
-            drop(inner);
+            drop(remains);
             Ok(())
         };
+        // The tokens go after this, and not with the rest: whoever waits for all then waits for what comes of it.
         let pushed = core.push_normalised(&spec, spec.priority, Location::caller(), &[entry], Plain::new(delete));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
@@ -79,7 +107,7 @@ impl Own {
         match self {
             // SAFETY: a run over variables is over before the operation that drops the operator.
             Self::Kept(inner) => unsafe { inner.as_ref() },
-            Self::Counted(owner) => &owner.0,
+            Self::Counted(owner) => owner.get(),
         }
     }
 }
@@ -129,12 +157,12 @@ impl Operator {
             // SAFETY: see above.
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
-        let inner = Box::new(Inner { core, spec, entries, tokens, function, fixed_priority });
-        Self(Arc::new(Owner(ManuallyDrop::new(inner))))
+        let inner = Box::new(Inner { core, spec, entries, function, fixed_priority });
+        Self(Arc::new(Owner { inner: NonNull::from(Box::leak(inner)), tokens }))
     }
 
     fn inner(&self) -> &Inner {
-        &self.0.0
+        self.0.get()
     }
 
     /// Pushes a run of the operator.
@@ -153,7 +181,7 @@ impl Operator {
     #[track_caller]
     pub fn push_with_priority(&self, priority: i32) -> Result<(), PushError> {
         let inner = self.inner();
-        for token in &inner.tokens {
+        for token in &self.0.tokens {
             let queue = token.cell().queue();
             if queue.is_closed() {
                 return Err(PushError::DeletedVariable);
@@ -164,11 +192,8 @@ impl Operator {
         let location = Location::caller();
         match inner.function {
             Function::Sync(_) => {
-                let own = if inner.entries.is_empty() {
-                    Own::Counted(Arc::clone(&self.0))
-                } else {
-                    Own::Kept(NonNull::from(inner))
-                };
+                let own =
+                    if inner.entries.is_empty() { Own::Counted(Arc::clone(&self.0)) } else { Own::Kept(self.0.inner) };
                 self.enqueue(
                     priority,
                     location,

@@ -8,7 +8,8 @@ use std::{
 
 use crate::{
     error::{OpError, WaitError},
-    sync::{Condvar, Mutex, lock, wait_until, wake_all},
+    sync::{Condvar, Mutex, lock, wait_until},
+    wakers::Wakers,
 };
 
 #[derive(Debug)]
@@ -33,16 +34,24 @@ impl<R> Outcome<R> {
     }
 
     /// Sets the result and wakes who waits. Later calls change nothing.
-    pub fn set(&self, result: Result<R, OpError>) {
+    pub fn set(&self, result: Result<R, OpError>) -> Option<Wakers> {
         let mut state = lock(&self.state);
         let State::Pending(wakers) = &mut *state else {
-            return;
+            return None;
         };
         let wakers = std::mem::take(wakers);
         *state = State::Done(result);
         drop(state);
         self.done.notify_all();
-        wake_all(wakers);
+        Wakers::of(wakers)
+    }
+
+    /// The result, if it was set and nobody has taken it.
+    pub fn into_result(self) -> Option<Result<R, OpError>> {
+        match self.state.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+            State::Done(result) => Some(result),
+            State::Pending(_) | State::Taken => None,
+        }
     }
 
     /// Whether the result is there, or was.

@@ -19,3 +19,14 @@ pub(crate) fn discard(payload: Payload) {
         std::mem::forget(another);
     }
 }
+
+/// The message of a panic, where its payload is a string; other payloads are given back.
+pub(crate) fn message(payload: Payload) -> (Option<String>, Option<Payload>) {
+    match payload.downcast::<String>() {
+        Ok(message) => (Some(*message), None),
+        Err(payload) => match payload.downcast_ref::<&'static str>() {
+            Some(message) => (Some((*message).to_owned()), None),
+            None => (None, Some(payload)),
+        },
+    }
+}

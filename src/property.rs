@@ -2,8 +2,19 @@
 
 use crate::{kind::EngineKind, task::flag};
 
-/// What kind of work an operation is. Each has its lane; operations [on a GPU](crate::OpBuilder::on) have that GPU's, the
-/// others:
+/// What kind of work an operation is, and so the lane that it runs in.
+///
+/// Operations [on a GPU](crate::OpBuilder::on):
+///
+/// | property | `PerDevice` | `Pooled` | `Naive` |
+/// |---|---|---|---|
+/// | `Normal`, `NoSkip` | the GPU's lane for computations | the GPU's lane | the pushing thread |
+/// | `DeleteVar` | the same, before all others | the same | the same |
+/// | `CopyToGpu`, `CopyFromGpu` | the GPU's lane for copies this way | the GPU's lane | the pushing thread |
+/// | `GpuPrioritized` | the GPU's lane for urgent work | the GPU's lane, before all others | the pushing thread |
+/// | `CpuPrioritized`, `Async` | refused: [`PushError::NotOfDevice`](crate::PushError::NotOfDevice) | refused | refused |
+///
+/// All others:
 ///
 /// | property | `PerDevice` | `Pooled` | `Naive` |
 /// |---|---|---|---|

@@ -42,9 +42,10 @@ use crate::sync::{
     atomic::{AtomicU64, AtomicUsize},
     lock,
     pause::{self, Point},
-    thread, wait_until, wake_all,
+    thread, wait_until,
     weaken::{Step, removed},
 };
+use crate::wakers::Wakers;
 
 /// Generations, the current one included.
 const GENERATIONS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 64 };
@@ -170,7 +171,8 @@ impl Tally {
 
     /// Counts an operation out; what it did is visible to whoever sees the count without it.
     #[inline]
-    pub fn leave(&self, ticket: Ticket) {
+    #[must_use]
+    pub fn leave(&self, ticket: Ticket) -> Option<Wakers> {
         let generation = ticket.0 as usize;
         let shard = self.shard();
         pause::at(Point::TallyBeforeLeave);
@@ -179,21 +181,22 @@ impl Tally {
         pause::at(Point::TallyLeft);
         // AcqRel (edge `leave`).
         if before & FLAG != 0 && self.rest[generation % GENERATIONS].fetch_sub(1, AcqRel) == ZERO + 1 {
-            self.finish(generation);
+            return self.finish(generation);
         }
+        None
     }
 
     #[cold]
-    fn finish(&self, generation: usize) {
+    fn finish(&self, generation: usize) -> Option<Wakers> {
         let mut state = lock(&self.state);
         Self::free(&mut state.generations[generation]);
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         if removed(Step::LeaveNotifies) {
-            return;
+            return None;
         }
         self.drained.notify_all();
-        wake_all(wakers);
+        Wakers::of(wakers)
     }
 
     fn free(generation: &mut Generation) {

@@ -1,6 +1,7 @@
 //! What an operation's record carries for the engine: its name, its lane and its function.
 
 use std::{
+    any::Any,
     mem::{MaybeUninit, needs_drop},
     panic::Location,
     sync::Arc,
@@ -10,13 +11,16 @@ use crate::{
     completion::Completion,
     context::RunContext,
     error::{Cause, OpError},
+    gpu::{MAX_GPUS, marks::LANES_PER_GPU},
     name::Name,
     outcome::Outcome,
+    panics,
     progress::Progress,
-    sync::{atomic::AtomicU8, cell::UnsafeCell},
+    sync::{Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell},
     tally::Ticket,
-    tracker::{Mode, OpRef},
+    tracker::{Mode, Op},
     variable::VarCell,
+    wakers::Wakers,
 };
 
 /// Bits of [`Task::flags`].
@@ -47,7 +51,13 @@ pub(crate) mod flag {
     pub(crate) const PASSES_CLOSED: u16 = 2048;
     /// Its name owns memory.
     pub(crate) const OWNS_NAME: u16 = 4096;
+    /// It deletes something, and drops what that owned: its function may not wait.
+    pub(crate) const DELETES: u16 = 8192;
 }
+
+/// In [`Task::waited`]: every lane has been asked. It is more than there are lanes.
+const NO_LANE_LEFT: u8 = u8::MAX;
+const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
 
 /// The engine's part of an operation's record. With one access it begins a cache line, which a small function shares. What
 /// few operations need is not made for the others.
@@ -124,6 +134,13 @@ impl Task {
         }
     }
 
+    /// Notes that an operation of the CPU has nothing to wait for on devices, when it is given to its lane.
+    pub(crate) fn end_waiting_for_devices(&self) {
+        // Relaxed: as for `waited`.
+        let before = self.waited.swap(NO_LANE_LEFT, Relaxed);
+        debug_assert!(before != NO_LANE_LEFT, "an operation came to a lane of the CPU for a second time");
+    }
+
     pub(crate) fn has(&self, flags: u16) -> bool {
         self.flags & flags != 0
     }
@@ -144,7 +161,14 @@ impl Task {
     /// That the operation has failed by `cause`.
     #[cold]
     pub(crate) fn failed_by(&self, cause: Cause) -> OpError {
-        OpError::new(self.name(), self.location, cause)
+        OpError::new(self.name(), self.location, cause, None)
+    }
+
+    /// That the operation has failed by a panic.
+    #[cold]
+    pub(crate) fn failed_by_panic(&self, payload: panics::Payload) -> OpError {
+        let (message, payload) = panics::message(payload);
+        OpError::new(self.name(), self.location, Cause::Panic(message), payload)
     }
 }
 
@@ -165,12 +189,13 @@ impl Drop for Task {
     }
 }
 
-/// The engine's view of an operation that it holds.
-impl OpRef<Task> {
+/// The engine's view of an operation. It comes to one by a right to it or a share of its record, which keep the task, or
+/// by an access of an operation that it has.
+impl Op<Task> {
     /// The task.
     #[inline]
-    pub(crate) fn task<'a>(self) -> &'a Task {
-        // SAFETY: the engine uses an `OpRef` only while it holds the operation; what changes in a task is in cells.
+    pub(crate) fn task(&self) -> &Task {
+        // SAFETY: see above; what changes in a task is in cells.
         unsafe { &*self.task_ptr() }
     }
 
@@ -179,7 +204,7 @@ impl OpRef<Task> {
     /// # Safety
     /// 1. The operation is ready and this thread runs it.
     /// 2. This is called once.
-    pub(crate) unsafe fn start(self, cx: &RunContext<'_>) -> Result<(), Cause> {
+    pub(crate) unsafe fn start(&self, cx: &RunContext<'_>) -> Result<(), Cause> {
         // SAFETY: (1) makes this thread the only user of the body.
         unsafe { self.with_body(|body| body.start(cx)) }
     }
@@ -188,25 +213,62 @@ impl OpRef<Task> {
     ///
     /// # Safety
     /// 1. This thread ends the operation.
-    pub(crate) unsafe fn discard(self) {
+    pub(crate) unsafe fn discard(&self) {
         // SAFETY: (1) makes this thread the only user of the body.
         unsafe { self.with_body(Body::discard) }
     }
 
-    /// Tells whoever has the operation's handle.
+    /// Sets the result for whoever has the operation's handle; gives what is left to do then.
     ///
     /// # Safety
     /// 1. This thread ends the operation.
-    pub(crate) unsafe fn report(self, result: Result<(), &OpError>) {
+    pub(crate) unsafe fn report(&self, result: Result<(), &OpError>) -> Aftermath {
         // SAFETY: (1) makes this thread the only user of the body.
         unsafe { self.with_body(|body| body.report(result)) }
     }
 
     /// # Safety
     /// 1. This thread is the only user of the body.
-    unsafe fn with_body<R>(self, f: impl FnOnce(&mut Body) -> R) -> R {
+    unsafe fn with_body<R>(&self, f: impl FnOnce(&mut Body) -> R) -> R {
         // SAFETY: (1).
         self.task().body.with_mut(|body| f(unsafe { &mut *body.cast() }))
+    }
+}
+
+/// What an operation leaves to the program's own code: somebody to be woken, something to be dropped. It may wait, push,
+/// panic and take its time, so it comes when the operation's successors have been placed.
+#[derive(Default)]
+#[must_use = "somebody waits to be woken"]
+pub(crate) struct Aftermath {
+    wakers: Option<Wakers>,
+    /// A result that nobody can ask for any more.
+    unwanted: Option<Box<dyn Any + Send>>,
+}
+
+impl Aftermath {
+    /// What is left when `outcome` has been set, and `wakers` were found there.
+    fn new<R: Send + 'static>(wakers: Option<Wakers>, outcome: Arc<Outcome<R>>) -> Self {
+        let unwanted = Arc::into_inner(outcome).and_then(Outcome::into_result);
+        // What needs no drop is no code of the program's.
+        let unwanted = unwanted.filter(|result| result.is_err() || needs_drop::<R>());
+        Self { wakers, unwanted: unwanted.map(|result| Box::new(result) as _) }
+    }
+
+    /// What is left of a failure that was ended.
+    pub(crate) fn of_failure(failure: Option<OpError>) -> Self {
+        Self { wakers: None, unwanted: failure.map(|failure| Box::new(failure) as _) }
+    }
+
+    pub(crate) fn is_none(&self) -> bool {
+        self.wakers.is_none() && self.unwanted.is_none()
+    }
+
+    /// Wakes who waits, and drops what nobody wants.
+    pub(crate) fn run(self) {
+        if let Some(wakers) = self.wakers {
+            wakers.wake();
+        }
+        drop(self.unwanted);
     }
 }
 
@@ -221,8 +283,10 @@ pub(crate) trait Work: Send + 'static {
     fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause>;
     /// Drops the function if it has not run. Called before the variables are passed on.
     fn discard(&mut self);
-    /// Tells whoever asked. Called after the variables were passed on.
-    fn report(&mut self, _result: Result<(), &OpError>) {}
+    /// Tells whoever asked. Called after the variables were passed on. What runs the program's code is left to the caller.
+    fn report(&mut self, _result: Result<(), &OpError>) -> Aftermath {
+        Aftermath::default()
+    }
 }
 
 /// Words of a record for what an operation does; larger ones are boxed.
@@ -243,7 +307,7 @@ pub(crate) struct Body {
 struct Calls {
     start: unsafe fn(*mut (), &RunContext<'_>) -> Result<(), Cause>,
     discard: unsafe fn(*mut ()),
-    report: unsafe fn(*mut (), Result<(), &OpError>),
+    report: unsafe fn(*mut (), Result<(), &OpError>) -> Aftermath,
     /// `None` if there is nothing to drop.
     drop: Option<unsafe fn(*mut ())>,
 }
@@ -316,7 +380,7 @@ impl Body {
         unsafe { (self.calls.discard)(self.storage.as_mut_ptr().cast()) }
     }
 
-    fn report(&mut self, result: Result<(), &OpError>) {
+    fn report(&mut self, result: Result<(), &OpError>) -> Aftermath {
         // SAFETY: as above.
         unsafe { (self.calls.report)(self.storage.as_mut_ptr().cast(), result) }
     }
@@ -340,8 +404,8 @@ impl<W: Work> Work for Box<W> {
     fn discard(&mut self) {
         W::discard(self);
     }
-    fn report(&mut self, result: Result<(), &OpError>) {
-        W::report(self, result);
+    fn report(&mut self, result: Result<(), &OpError>) -> Aftermath {
+        W::report(self, result)
     }
 }
 
@@ -405,15 +469,15 @@ where
         self.f = None;
     }
 
-    fn report(&mut self, result: Result<(), &OpError>) {
+    fn report(&mut self, result: Result<(), &OpError>) -> Aftermath {
         let value = self.value.take();
-        if let Some(outcome) = self.outcome.take() {
-            match (result, value) {
-                (Ok(()), Some(value)) => outcome.set(Ok(value)),
-                (Ok(()), None) => {}
-                (Err(error), _) => outcome.set(Err(error.clone())),
-            }
-        }
+        let Some(outcome) = self.outcome.take() else { return Aftermath::default() };
+        let wakers = match (result, value) {
+            (Ok(()), Some(value)) => outcome.set(Ok(value)),
+            (Ok(()), None) => None,
+            (Err(error), _) => outcome.set(Err(error.clone())),
+        };
+        Aftermath::new(wakers, outcome)
     }
 }
 
@@ -436,7 +500,6 @@ impl Work for Await {
     fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause> {
         self.failure = cx
             .op()
-            .op()
             .accesses()
             .iter()
             // SAFETY: the operation runs, so it has the right to read what it names, and comes after what devices write there.
@@ -447,10 +510,10 @@ impl Work for Await {
     fn discard(&mut self) {}
 
     /// Not before: whoever waited may look at once whether the variable is idle.
-    fn report(&mut self, _result: Result<(), &OpError>) {
-        if let Some(outcome) = self.outcome.take() {
-            outcome.set(self.failure.take().map_or(Ok(()), Err));
-        }
+    fn report(&mut self, _result: Result<(), &OpError>) -> Aftermath {
+        let Some(outcome) = self.outcome.take() else { return Aftermath::default() };
+        let wakers = outcome.set(self.failure.take().map_or(Ok(()), Err));
+        Aftermath::new(wakers, outcome)
     }
 }
 
@@ -476,5 +539,8 @@ pub(crate) fn async_body<F>(f: F) -> impl Work
 where
     F: FnOnce(&RunContext<'_>, Completion) -> Result<(), Cause> + Send + 'static,
 {
-    Plain::new(move |cx: &RunContext<'_>| f(cx, Completion::new(cx.op(), Arc::clone(cx.core()))))
+    Plain::new(move |cx: &RunContext<'_>| match cx.take_right() {
+        Some(op) => f(cx, Completion::new(op, Arc::clone(cx.core()))),
+        None => Ok(()),
+    })
 }

@@ -123,7 +123,7 @@ impl Carrier {
     fn schedule(&self, op: OpRef<Task>) {
         let crew = self.core.crew();
         match self.free_worker() {
-            Some(worker) if Arc::ptr_eq(worker.lane(), crew.lane(op)) => {
+            Some(worker) if Arc::ptr_eq(worker.lane(), crew.lane(&op)) => {
                 let _looking = self.look();
                 worker.keep(op, true);
             }
@@ -353,22 +353,22 @@ impl Crew {
 
     /// The lane of an operation.
     #[inline]
-    fn lane(&self, op: OpRef<Task>) -> &Arc<Lane<Task>> {
+    fn lane(&self, op: &OpRef<Task>) -> &Arc<Lane<Task>> {
         &self.lanes[usize::from(op.task().lane)]
     }
 
     /// Puts a ready operation where a worker of its lane takes it.
     pub(crate) fn schedule(&self, op: OpRef<Task>) {
-        let lane = self.lane(op);
-        let kept = with_carrier(|carrier| match carrier.free_worker() {
-            Some(worker) if Arc::ptr_eq(worker.lane(), lane) => {
+        let lane = self.lane(&op);
+        let mut left = Some(op);
+        with_carrier(|carrier| {
+            if let Some(worker) = carrier.free_worker().filter(|worker| Arc::ptr_eq(worker.lane(), lane)) {
                 let _looking = carrier.look();
-                worker.keep(op, !context::in_operation());
-                true
+                let between = !context::in_program();
+                left.take().into_iter().for_each(|op| worker.keep(op, between));
             }
-            _ => false,
         });
-        if kept != Some(true) {
+        if let Some(op) = left {
             lane.inject_from_outside(op);
         }
     }
@@ -479,8 +479,9 @@ fn run(carrier: &Carrier) {
             // What a panic has left.
             carrier.core.place_all(&mut ready);
             while let Some(op) = carrier.next() {
-                carrier.core.execute_here(op, &mut ready);
+                let rest = carrier.core.execute_here(op, &mut ready);
                 carrier.core.place_by(&mut ready, |op| carrier.schedule(op));
+                carrier.core.finish(rest);
             }
             over = true;
         });

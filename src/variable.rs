@@ -12,7 +12,7 @@ use crate::{
         atomic::{AtomicBool, AtomicU64},
         cell::UnsafeCell,
     },
-    task::{Entry, Task, Work},
+    task::{Aftermath, Entry, Task, Work},
     tracker::{Access, VarQueue},
     trouble::Trouble,
 };
@@ -249,7 +249,16 @@ impl Drop for Token {
 }
 
 /// The last operation on a variable, pushed when its last handle is gone: drops the value and then the cell.
-pub(crate) struct Free(pub(crate) NonNull<VarCell>);
+pub(crate) struct Free {
+    cell: NonNull<VarCell>,
+    failure: Option<OpError>,
+}
+
+impl Free {
+    pub(crate) fn new(cell: NonNull<VarCell>) -> Self {
+        Self { cell, failure: None }
+    }
+}
 
 // SAFETY: the operation holds the variable for writing, and nobody else will.
 unsafe impl Send for Free {}
@@ -257,13 +266,11 @@ unsafe impl Send for Free {}
 impl Work for Free {
     const REPORTS: bool = true;
 
-    fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause> {
+    fn start(&mut self, _cx: &RunContext<'_>) -> Result<(), Cause> {
         // SAFETY: the cell is freed by `report`, after this.
-        let cell = unsafe { self.0.as_ref() };
+        let cell = unsafe { self.cell.as_ref() };
         // SAFETY: this operation holds the variable for writing, and comes after what is complete on devices.
-        if let Some(failure) = unsafe { cell.trouble().set_failure(None) } {
-            cx.core().failures().forget_variable(cell.queue.id(), failure);
-        }
+        self.failure = unsafe { cell.trouble().set_failure(None) };
         // SAFETY: as above, and it is the last one.
         unsafe { cell.empty() };
         Ok(())
@@ -271,8 +278,8 @@ impl Work for Free {
 
     fn discard(&mut self) {}
 
-    fn report(&mut self, _result: Result<(), &OpError>) {
-        let cell = self.0;
+    fn report(&mut self, _result: Result<(), &OpError>) -> Aftermath {
+        let cell = self.cell;
         // By pointers to the fields: a helper that is pinned may still look at the queue.
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let layout = unsafe { &raw const (*cell.as_ptr()).value.layout };
@@ -290,10 +297,9 @@ impl Work for Free {
             // SAFETY: the cell was boxed with this layout; what it owned was dropped: the value, the failure and the core.
             unsafe { std::alloc::dealloc(cell.as_ptr().cast(), layout) };
         };
-        // SAFETY: as above.
-        let queue = unsafe { &(*cell.as_ptr()).queue };
         // SAFETY: this operation was the last one ever pushed on the variable and its accesses are done.
-        unsafe { queue.dispose(free) };
+        unsafe { VarQueue::dispose(VarCell::queue_ptr(cell), free) };
         drop(core);
+        Aftermath::of_failure(self.failure.take())
     }
 }

@@ -1,6 +1,9 @@
 //! The engine behind its handles. What it does is in the modules below: a push, a run, a wait and a shutdown.
 
-use std::{ptr, sync::OnceLock};
+use std::{
+    ptr,
+    sync::{Arc, OnceLock},
+};
 
 use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
@@ -26,7 +29,7 @@ mod shutdown;
 mod variables;
 mod wait;
 
-pub(crate) use run::Verdict;
+pub(crate) use run::{Rest, Verdict};
 
 /// How far a shutdown is. Only rises.
 mod phase {
@@ -73,7 +76,7 @@ pub(crate) struct Core {
     phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
     tally: Tally,
-    failures: Failures,
+    failures: Arc<Failures>,
     crew: Crew,
     gpus: Gpus,
     /// Where the workers of the first lane were put.
@@ -99,7 +102,7 @@ impl Core {
             phase: CachePadded::new(AtomicU8::new(phase::OPEN)),
             next_id: AtomicU64::new(0),
             tally: Tally::new(shards),
-            failures: Failures::default(),
+            failures: Arc::default(),
             crew,
             gpus,
             placements: OnceLock::new(),

@@ -2,7 +2,7 @@
 
 use std::{panic::Location, sync::Arc};
 
-use super::{Core, Entries, Spec, phase};
+use super::{Core, Entries, Rest, Spec, phase};
 use crate::{
     context,
     device::Context,
@@ -127,12 +127,12 @@ impl Core {
         if phase != phase::OPEN && spec.flags & flag::INTERNAL == 0 {
             let allowed = phase == phase::DRAINING && context::in_operation_of(self);
             if !allowed {
-                self.tally.leave(ticket);
+                self.count_out(ticket);
                 return Err(PushError::ShutDown);
             }
         }
         if self.kind == EngineKind::Naive && !self.admits_naively(spec) {
-            self.tally.leave(ticket);
+            self.count_out(ticket);
             return Err(PushError::InDeviceFunction);
         }
         let band = if priority == 0 { DEFAULT_BAND } else { band_of(priority) };
@@ -148,7 +148,7 @@ impl Core {
     /// Puts an operation whose task is there into the queues of its variables, and where it is run if it is ready.
     fn enqueue(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), PushError> {
         let pushed = tracker::push(op);
-        if pushed.ready {
+        if let Some(op) = pushed.ready {
             let flags = op.task().flags;
             let at_once = flag::INLINE | flag::EAGER;
             // Once a shutdown has begun the workers may end at any time; what is still pushed is the engine's own and
@@ -178,15 +178,18 @@ impl Core {
         if self.gpus.is_empty() { schedule(op) } else { self.schedule_beside_devices(op) }
     }
 
-    /// As [`schedule`](Self::schedule), where operations of the CPU may have to wait for devices first. They must not come
-    /// to a lane of the CPU before, since they would come a second time: its injector relies on that they do not.
+    /// As [`schedule`](Self::schedule), where operations of the CPU may have to wait for devices first.
+    ///
+    /// An operation of the CPU comes to its lane once, when it has nothing left to wait for: a popper of the lane's injector
+    /// relies on that it does not come back. What devices do with its variables later does not come before it.
     #[cold]
     fn schedule_beside_devices(&self, op: OpRef<Task>) {
         if op.task().lane >= FIRST_LANE {
             self.gpus.schedule(op);
-        } else if let Some(lane) = self.pending_on_device(op, Context::Cpu) {
+        } else if let Some(lane) = self.pending_on_device(&op, Context::Cpu) {
             self.gpus.send(lane, op);
         } else {
+            op.task().end_waiting_for_devices();
             self.crew.schedule(op);
         }
     }
@@ -202,7 +205,7 @@ impl Core {
         if ready.is_empty() {
             return;
         }
-        let here = if self.kind != EngineKind::Naive && self.is_open() {
+        let here = if self.has_workers() {
             // What is for others first, since what runs here may take its time.
             self.schedule_all(ready, schedule)
         } else {
@@ -213,12 +216,31 @@ impl Core {
         }
     }
 
+    /// Whether there are workers to give operations to.
+    #[inline]
+    fn has_workers(&self) -> bool {
+        self.kind != EngineKind::Naive && self.is_open()
+    }
+
     /// Runs what is not for others.
     #[inline(never)]
     fn run_here(self: &Arc<Self>, mut here: ReadyList<Task>) {
         threads::share_slot();
         if !self.defer(&mut here) {
-            self.run_all(&mut here, false);
+            self.run_all(&mut here, Rest::Nothing, false);
+        }
+    }
+
+    /// Places what an operation that this thread has ended by the way has made ready, and does the rest.
+    pub(super) fn end_here(self: &Arc<Self>, ready: &mut ReadyList<Task>, rest: Rest) {
+        if self.has_workers() {
+            self.place_all(ready);
+            self.finish(rest);
+        } else if self.defer(ready) {
+            self.finish(rest);
+        } else {
+            // What runs here, inside this call, may wait for the operation.
+            self.run_all(ready, rest, false);
         }
     }
 
@@ -232,26 +254,25 @@ impl Core {
     /// Runs a ready operation on this thread, or has it placed if too much runs inside each other here.
     #[inline(never)]
     fn run_at_once(self: &Arc<Self>, op: OpRef<Task>) {
-        let mut ready = ReadyList::default();
-        ready.push(op);
         // What the function of a device operation has in hand is not complete when it returns, so nothing of the program's
         // may run inside it.
-        if !op.task().has(flag::INLINE) && context::in_device_function() {
-            if self.kind != EngineKind::Naive {
-                return self.schedule(op);
-            }
-            if context::has_drain(self) {
-                return context::leave_to_drain(self, &mut ready);
-            }
+        let outside = !op.task().has(flag::INLINE) && context::in_device_function();
+        if outside && self.kind != EngineKind::Naive {
+            return self.schedule(op);
+        }
+        let mut ready = ReadyList::default();
+        ready.push(op);
+        if outside && context::has_drain(self) {
+            return context::leave_to_drain(self, &mut ready);
         }
         if !self.defer(&mut ready) {
-            self.run_all(&mut ready, true);
+            self.run_all(&mut ready, Rest::Nothing, true);
         }
     }
 
     /// Leaves `ready` to others if too much runs inside each other on this thread.
     fn defer(&self, ready: &mut ReadyList<Task>) -> bool {
-        if self.kind == EngineKind::Naive || !self.is_open() {
+        if !self.has_workers() {
             return context::defer(self, ready);
         }
         context::is_deep() && {
@@ -274,21 +295,32 @@ impl Core {
         here
     }
 
-    /// Runs or places what is ready, the first operation here if `at_once`. What has not had its turn lies where an operation
-    /// that waits finds it.
-    pub(super) fn run_all(self: &Arc<Self>, ready: &mut ReadyList<Task>, mut at_once: bool) {
+    /// Runs or places what is ready, the first operation here if `at_once`, after doing the `rest` of one before. What has
+    /// not had its turn lies where an operation that waits finds it.
+    pub(super) fn run_all(self: &Arc<Self>, ready: &mut ReadyList<Task>, rest: Rest, mut at_once: bool) {
+        let mut rests = Vec::new();
         context::drain(self, |drain| {
-            loop {
-                drain.push_all(ready);
-                let Some(op) = drain.pop() else { break };
-                self.place(op, ready, at_once);
+            drain.push_all(ready);
+            self.finish(rest);
+            while let Some(op) = drain.pop() {
+                let rest = self.place(op, ready, at_once);
                 at_once = false;
+                if self.has_workers() {
+                    *ready = self.schedule_all(ready, |op| self.crew.schedule(op));
+                }
+                drain.push_all(ready);
+                match rest {
+                    // What the program does when it is told may take its time, so it comes when all else is done.
+                    Rest::Tell(_) if self.has_workers() => rests.push(rest),
+                    rest => self.finish(rest),
+                }
             }
         });
+        rests.into_iter().for_each(|rest| self.finish(rest));
     }
 
     /// Runs `op` here if it is to, adding what becomes ready to `ready`; otherwise gives it to a worker.
-    fn place(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>, at_once: bool) {
+    fn place(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>, at_once: bool) -> Rest {
         // After a shutdown nobody is left in the lanes. What can still become ready then is the engine's own, on a thread
         // of the program or in the rest of an asynchronous function.
         let deserted = || {
@@ -299,9 +331,10 @@ impl Core {
                 && !self.crew.is_served_here(task.lane)
         };
         if at_once || self.kind == EngineKind::Naive || op.task().has(flag::INLINE) || deserted() {
-            self.execute(op, ready);
+            self.execute(op, ready)
         } else {
             self.schedule(op);
+            Rest::Nothing
         }
     }
 }

@@ -4,87 +4,130 @@ use std::sync::Arc;
 
 use super::{Core, phase};
 use crate::{
-    context::{self, RunContext},
+    context::{self, Frame, Has, RunContext},
     device::{Context, DeviceError},
     error::{Cause, OpError},
     gpu::{FIRST_LANE, GpuStream},
-    kind::EngineKind,
     panics,
     progress::Progress,
     sync::{
         Ordering::Relaxed,
         pause::{self, Point},
     },
-    task::{Task, flag},
-    tracker::{self, Mode, OpRef, ReadyList},
+    tally::Ticket,
+    task::{Aftermath, Task, flag},
+    threads,
+    tracker::{self, Hold, Mode, Op, OpRef, ReadyList},
     variable::VarCell,
+    wakers::Wakers,
 };
 
+/// What is left to do for an operation that is complete, once its successors have been placed.
+#[must_use = "the operation is still to be counted out"]
+pub(crate) enum Rest {
+    /// The operation is not complete, or another thread ends it.
+    Nothing,
+    /// Nobody has to be told.
+    Count(Ticket),
+    /// Somebody has to be told, or something of the program's is to be dropped.
+    Tell(Told),
+}
+
+/// An operation that is complete, and of whose end somebody has to be told.
+pub(crate) struct Told {
+    op: Hold<Task>,
+    result: Result<(), OpError>,
+    /// Failures that it has ended, or that came to nothing.
+    ended: Vec<OpError>,
+    /// Its function has not run, and has yet to be dropped.
+    unused: bool,
+    aftermath: Aftermath,
+}
+
+impl Told {
+    fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, unused: bool) -> Self {
+        let told = Self { op, result, ended, unused, aftermath: Aftermath::default() };
+        // What the function owned is dropped before that: it is the program's, and comes later.
+        if unused { told } else { told.report() }
+    }
+
+    /// Sets the result for whoever has the operation's handle.
+    fn report(mut self) -> Self {
+        if self.op.task().has(flag::REPORTS) && !self.op.is_rejected() {
+            // SAFETY: this thread ends the operation.
+            self.aftermath = unsafe { self.op.report(self.result.as_ref().map(|&()| ())) };
+        }
+        self
+    }
+}
+
 impl Core {
-    /// Runs a ready operation on this thread and adds what becomes ready by it to `ready`.
-    pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
-        self.execute_here(op, ready);
+    /// Runs a ready operation on this thread and adds what becomes ready by it to `ready`, which the caller places before it
+    /// [finishes](Self::finish) the rest.
+    pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
+        self.execute_here(op, ready)
     }
 
     /// As [`execute`](Self::execute), as a part of the loop of a worker's thread.
     #[inline(always)]
-    pub(crate) fn execute_here(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
-        match self.verdict(op) {
-            Verdict::Run if op.task().has(flag::DEVICE | flag::ASYNC) => {
-                if op.task().has(flag::DEVICE) {
-                    self.run_on_device(op, ready);
-                } else {
-                    self.start_async(op, ready);
-                }
-            }
-            Verdict::Run => match self.call(op, None) {
-                Ok(()) if !op.task().has(flag::SILENT | flag::REPORTS) => self.settle_well(op, ready),
-                result => self.settle(op, result, ready),
-            },
-            Verdict::Skip(failure) => self.skip(op, failure, ready),
-            Verdict::Elsewhere(lane) => self.gpus.send(lane, op),
-            Verdict::Nothing => self.drop_rejected(op, ready),
+    pub(crate) fn execute_here(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
+        if op.task().has(flag::DEVICE | flag::ASYNC) || !self.is_sound(&op) {
+            return self.execute_specially(op, ready);
+        }
+        match self.call(&op, None) {
+            Ok(()) if !op.task().has(flag::SILENT | flag::REPORTS) => self.complete_plainly(op, ready),
+            result => self.complete(op, result, false, ready),
         }
     }
 
-    /// Ends an operation that does not run because of `failure`.
-    #[cold]
-    pub(crate) fn skip(self: &Arc<Self>, op: OpRef<Task>, failure: OpError, ready: &mut ReadyList<Task>) {
-        self.discard(op);
-        self.settle(op, Err(failure), ready);
+    #[inline(never)]
+    fn execute_specially(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
+        match self.verdict_at(&op, Context::Cpu) {
+            Verdict::Run if op.task().has(flag::DEVICE) => self.run_on_device(op, ready),
+            Verdict::Run if op.task().has(flag::ASYNC) => self.start_async(op, ready),
+            Verdict::Run => {
+                let result = self.call(&op, None);
+                self.complete(op, result, false, ready)
+            }
+            Verdict::Skip(failure) => self.skip(op, failure, ready),
+            Verdict::Elsewhere(lane) => {
+                self.gpus.send(lane, op);
+                Rest::Nothing
+            }
+            Verdict::Nothing => Self::drop_rejected(op, ready),
+        }
     }
 
-    /// Ends an operation whose push was refused.
+    /// Completes an operation that does not run because of `failure`.
     #[cold]
-    pub(crate) fn drop_rejected(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
-        self.discard(op);
-        let ticket = op.task().ticket;
-        tracker::end(op, ready);
-        self.tally.leave(ticket);
+    pub(crate) fn skip(&self, op: OpRef<Task>, failure: OpError, ready: &mut ReadyList<Task>) -> Rest {
+        self.complete(op, Err(failure), true, ready)
     }
 
-    /// Whether a ready operation may run.
+    /// Completes an operation whose push was refused.
+    #[cold]
+    pub(crate) fn drop_rejected(op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
+        Rest::Tell(Told::new(tracker::complete(op, ready), Ok(()), Vec::new(), true))
+    }
+
+    /// Whether nothing but its kind keeps a ready operation from being run here: its variables are as they should be, and it
+    /// is neither rejected nor cancelled.
     #[inline]
-    fn verdict(&self, op: OpRef<Task>) -> Verdict {
-        let mut troubled = op.task().lane >= FIRST_LANE;
-        op.op().each_access(|access| {
+    fn is_sound(&self, op: &Op<Task>) -> bool {
+        let mut sound = op.task().lane < FIRST_LANE;
+        op.each_access(|access| {
             access.prefetch_next();
-            troubled |= VarCell::of(access).trouble().is_any();
+            sound &= !VarCell::of(access).trouble().is_any();
         });
         // Relaxed: an operation that starts while the cancellation begins may do either.
-        if troubled || op.op().is_rejected() || self.phase.load(Relaxed) == phase::CANCELLING {
-            self.verdict_at(op, Context::Cpu)
-        } else {
-            Verdict::Run
-        }
+        sound && !op.is_rejected() && self.phase.load(Relaxed) != phase::CANCELLING
     }
 
-    /// As [`verdict`](Self::verdict), for an operation that is about to be issued `at` a device or to run on the CPU. What a
-    /// stream must wait for is not asked here.
+    /// Whether a ready operation may be issued `at` a device, or run on the CPU. What a stream must wait for is not asked here.
     #[cold]
-    pub(crate) fn verdict_at(&self, op: OpRef<Task>, at: Context) -> Verdict {
+    pub(crate) fn verdict_at(&self, op: &Op<Task>, at: Context) -> Verdict {
         let task = op.task();
-        if op.op().is_rejected() {
+        if op.is_rejected() {
             return Verdict::Nothing;
         }
         // First, since until then lanes may still change the failures.
@@ -110,9 +153,9 @@ impl Core {
     }
 
     /// Whether an operation is skipped because a variable that it names has failed.
-    fn failure_verdict(&self, op: OpRef<Task>) -> Verdict {
+    fn failure_verdict(&self, op: &Op<Task>) -> Verdict {
         if !op.task().has(flag::NO_SKIP) {
-            for access in op.op().accesses() {
+            for access in op.accesses() {
                 let cell = VarCell::of(access);
                 if cell.trouble().has_failed() && access.mode() != Mode::Overwrite {
                     // SAFETY: the operation is ready, so it holds its variables; and what devices write there is complete, or the
@@ -129,12 +172,12 @@ impl Core {
     /// The lane of a device that still has to complete what `op` comes after, before it may run `at` another device's lane
     /// or on the CPU. The caller sends it there. Each lane is named once at most: what is issued there later, as readers
     /// beside a wait are, does not come before.
-    pub(crate) fn pending_on_device(&self, op: OpRef<Task>, at: Context) -> Option<usize> {
+    pub(crate) fn pending_on_device(&self, op: &Op<Task>, at: Context) -> Option<usize> {
         let waited = &op.task().waited;
         // Relaxed: the caller's, like the operation.
         let from = usize::from(waited.load(Relaxed));
         let mut pending = None;
-        for access in op.op().accesses() {
+        for access in op.accesses() {
             let cell = VarCell::of(access);
             if !cell.trouble().is_any() {
                 continue;
@@ -173,7 +216,7 @@ impl Core {
     }
 
     /// Whether `op` comes after what lanes `at` a device do with `cell` by the order of their streams.
-    pub(crate) fn follows_on_device(&self, op: OpRef<Task>, cell: &VarCell, at: Context) -> bool {
+    pub(crate) fn follows_on_device(&self, op: &Op<Task>, cell: &VarCell, at: Context) -> bool {
         let task = op.task();
         let looks = cell.is_host_value() && !task.has(flag::COPY);
         task.has(flag::DEVICE) && self.gpus.context_of(task.lane) == at && !looks
@@ -181,209 +224,248 @@ impl Core {
 
     /// Calls the function of `op`.
     #[inline]
-    pub(crate) fn call(self: &Arc<Self>, op: OpRef<Task>, stream: Option<&mut GpuStream>) -> Result<(), OpError> {
+    pub(crate) fn call(self: &Arc<Self>, op: &OpRef<Task>, stream: Option<&mut GpuStream>) -> Result<(), OpError> {
         let result = panics::catch(|| {
-            context::enter(self, op, true, |frame| {
+            context::enter(self, op, Has::Variables, |frame| {
                 // SAFETY: the operation is ready, was handed to this thread alone, and is started here only.
                 unsafe { op.start(&RunContext::new(frame, self, stream)) }
             })
         });
-        result.unwrap_or_else(|payload| Err(Cause::panic(payload))).map_err(|cause| op.task().failed_by(cause))
+        match result {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(cause)) => Err(op.task().failed_by(cause)),
+            Err(payload) => Err(op.task().failed_by_panic(payload)),
+        }
     }
 
     /// Calls the function of an asynchronous operation, which ends when its completion is used.
-    fn start_async(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
-        let Some(progress) = op.task().progress() else { unreachable!("the operation is asynchronous") };
+    fn start_async(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
         // The completion may end the operation while its function goes on.
-        op.hold();
-        let mut lost = false;
+        let hold = op.hold();
+        let mut lost = None;
         let result = panics::catch(|| {
-            context::enter(self, op, true, |frame| {
-                struct Note<'a>(&'a std::cell::Cell<bool>, &'a mut bool);
-                impl Drop for Note<'_> {
+            context::enter_async(self, &hold, op, |frame| {
+                struct TakeRight<'a>(&'a Frame, &'a mut Option<OpRef<Task>>);
+                impl Drop for TakeRight<'_> {
                     fn drop(&mut self) {
-                        *self.1 = self.0.get();
+                        *self.1 = self.0.take_right();
                     }
                 }
-                let _note = Note(&frame.lost, &mut lost);
+                let _take = TakeRight(frame, &mut lost);
                 // SAFETY: the operation is ready, was handed to this thread alone, and is started here only.
-                unsafe { op.start(&RunContext::new(frame, self, None)) }
+                unsafe { hold.start(&RunContext::new(frame, self, None)) }
             })
         });
-        let cause = match result {
-            Ok(Ok(())) => lost.then_some(Cause::LostCompletion),
-            Ok(Err(cause)) => Some(cause),
-            Err(payload) => Some(Cause::panic(payload)),
+        let failure = match result {
+            Ok(Ok(())) => None,
+            Ok(Err(cause)) => Some(hold.task().failed_by(cause)),
+            Err(payload) => Some(hold.task().failed_by_panic(payload)),
         };
-        if let Some(cause) = cause {
-            let failure = op.task().failed_by(cause);
-            if lost {
-                // The completion went down with the function; what is left to do for it is done here.
-                let _ = progress.resolve();
-                self.settle(op, Err(failure), ready);
-            } else {
-                // SAFETY: once, by the thread that ran the function.
-                if let Err(failure) = unsafe { progress.fail(failure) } {
-                    // The operation has already ended; its function's failure must not hide.
-                    self.failures.add_loose(failure);
-                }
+        let rest = match (lost, failure) {
+            (None, None) => Rest::Nothing,
+            (None, Some(failure)) => {
+                self.fail_late(&hold, failure);
+                Rest::Nothing
             }
-        }
-        op.release(0);
+            // A panic has dropped the completion. If the function has caught it, that is all there is to tell.
+            (Some(op), failure) => {
+                let failure = failure.unwrap_or_else(|| hold.task().failed_by(Cause::LostCompletion));
+                let _ = hold.task().progress().map(Progress::resolve);
+                self.complete(op, Err(failure), false, ready)
+            }
+        };
+        hold.release();
+        rest
     }
 
-    /// As [`settle`](Self::settle), for an operation that was successful and of which nobody has to be told, not even devices.
+    /// Notes the failure of an asynchronous function whose completion lives, or has been used.
+    #[cold]
+    fn fail_late(self: &Arc<Self>, op: &Op<Task>, failure: OpError) {
+        let Some(progress) = op.task().progress() else { unreachable!("the operation is asynchronous") };
+        // SAFETY: once, by the thread that ran the function.
+        if let Err(failure) = unsafe { progress.fail(failure) } {
+            // The operation has ended; its function's failure must not hide.
+            failure.keep(&self.failures);
+            self.let_go(op, || drop(failure));
+        }
+    }
+
+    /// Completes an operation that was successful and of which nobody has to be told, not even devices.
     #[inline(always)]
-    fn settle_well(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
-        self.count_mutations(op);
+    fn complete_plainly(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
+        op.each_access(|access| {
+            if access.mode().is_write() {
+                // SAFETY: the operation is not passed on yet, so it holds its variables.
+                unsafe { VarCell::of(access).mutated() };
+            }
+        });
         let ticket = op.task().ticket;
         tracker::end(op, ready);
         pause::at(Point::Completed);
-        self.tally.leave(ticket);
+        Rest::Count(ticket)
     }
 
-    /// Ends an operation with `result` and adds what becomes ready by it to `ready`.
+    /// Completes an operation with `result` and adds what becomes ready by it to `ready`. Its function is `unused` if it has
+    /// not run.
     #[inline(never)]
-    pub(crate) fn settle(
-        self: &Arc<Self>,
+    pub(crate) fn complete(
+        &self,
         op: OpRef<Task>,
         mut result: Result<(), OpError>,
+        unused: bool,
         ready: &mut ReadyList<Task>,
-    ) {
+    ) -> Rest {
+        let mut ended = Vec::new();
         if op.task().has(flag::SILENT | flag::DEVICE) {
-            self.note_special(op, &mut result);
+            self.note_special(&op, &mut result, &mut ended);
         } else {
             match &result {
-                Ok(()) => self.count_mutations(op),
-                Err(failure) => self.fail_variables(op, failure),
+                Ok(()) => self.count_mutations(&op, &mut ended),
+                Err(failure) => self.fail_variables(&op, failure),
             }
+        }
+        if unused || result.is_err() || !ended.is_empty() || op.task().has(flag::REPORTS) {
+            let op = tracker::complete(op, ready);
+            pause::at(Point::Completed);
+            return Rest::Tell(Told::new(op, result, ended, unused));
         }
         let ticket = op.task().ticket;
-        if op.task().has(flag::REPORTS) {
-            let spent = tracker::complete(op, ready);
-            pause::at(Point::Completed);
-            // Who is told may wait for what comes after.
-            if self.kind == EngineKind::Naive {
-                context::leave_to_drain(self, ready);
-            } else {
-                self.place_all(ready);
-            }
-            self.report(op, &result);
-            pause::at(Point::CompleteBeforeRetire);
-            op.release(spent);
-        } else {
-            tracker::end(op, ready);
-            pause::at(Point::Completed);
-        }
-        self.tally.leave(ticket);
+        tracker::end(op, ready);
+        pause::at(Point::Completed);
+        Rest::Count(ticket)
     }
 
-    /// What [`settle`](Self::settle) begins with, for an operation that leaves its variables' state alone or is a
+    /// What [`complete`](Self::complete) begins with, for an operation that leaves its variables' state alone or is a
     /// device's.
-    fn note_special(&self, op: OpRef<Task>, result: &mut Result<(), OpError>) {
+    fn note_special(&self, op: &Op<Task>, result: &mut Result<(), OpError>, ended: &mut Vec<OpError>) {
         match result {
             Ok(()) if op.task().has(flag::SILENT) => {}
-            Err(failure) if op.task().has(flag::SILENT) => self.failures.add_loose(failure.clone()),
+            Err(failure) if op.task().has(flag::SILENT) => failure.keep(&self.failures),
             Ok(()) => {
-                self.clear_overwritten(op);
+                self.clear_overwritten(op, ended);
                 self.count_on_device(op);
             }
-            Err(failure) => *failure = self.fail_on_device(op, failure.clone()),
+            Err(failure) => {
+                let own = failure.clone();
+                *failure = self.fail_on_device(op, own.clone());
+                ended.push(own);
+            }
         }
     }
 
-    /// Ends an operation that has passed its variables on, and given up `spent` of them, before it was complete.
-    pub(crate) fn conclude(self: &Arc<Self>, op: OpRef<Task>, spent: u32, result: &Result<(), OpError>) {
+    /// Does what is left to do for an operation whose successors have been placed.
+    #[inline(always)]
+    pub(crate) fn finish(self: &Arc<Self>, rest: Rest) {
+        match rest {
+            Rest::Nothing => {}
+            Rest::Count(ticket) => self.count_out(ticket),
+            Rest::Tell(told) => self.let_go_of(told),
+        }
+    }
+
+    /// Ends an operation that was complete for the tracker before it was, which has given up `ended` failures.
+    pub(crate) fn conclude(self: &Arc<Self>, op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>) {
+        self.finish(Rest::Tell(Told::new(op, result, ended, false)));
+    }
+
+    /// Runs what an operation has left to the program's own code, and counts it out.
+    fn let_go_of(self: &Arc<Self>, mut told: Told) {
+        if told.unused {
+            // SAFETY: this thread ends the operation.
+            self.let_go(&told.op, || unsafe { told.op.discard() });
+            told = told.report();
+        }
+        let Told { op, result, ended, unused: _, aftermath } = told;
+        if !aftermath.is_none() {
+            self.let_go(&op, || aftermath.run());
+        }
+        if result.is_err() || !ended.is_empty() {
+            self.let_go(&op, || drop((result, ended)));
+        }
+        pause::at(Point::CompleteBeforeRetire);
         let ticket = op.task().ticket;
-        if op.task().has(flag::REPORTS) {
-            self.report(op, result);
-        }
-        op.release(spent);
-        self.tally.leave(ticket);
+        op.release();
+        self.count_out(ticket);
     }
 
-    /// Tells whoever has the operation's handle.
-    fn report(&self, op: OpRef<Task>, result: &Result<(), OpError>) {
-        // SAFETY: this thread ends the operation.
-        self.guarded(op, false, || unsafe { op.report(result.as_ref().map(|&()| ())) });
+    /// Runs `f`, which is the program's own code, for an operation that has passed its variables on; a panic there becomes a
+    /// failure that `wait_for_all` reports.
+    fn let_go(self: &Arc<Self>, op: &Op<Task>, f: impl FnOnce()) {
+        // It may take its time.
+        threads::share_slot();
+        if let Err(payload) = panics::catch(|| context::enter(self, op, Has::Nothing, |_| f())) {
+            op.task().failed_by_panic(payload).keep(&self.failures);
+        }
+    }
+
+    /// Counts an operation out, and wakes the futures that have waited for that.
+    #[inline(always)]
+    pub(crate) fn count_out(&self, ticket: Ticket) {
+        if let Some(wakers) = self.tally.leave(ticket) {
+            Self::wake(wakers);
+        }
+    }
+
+    /// Wakes futures that wait for all.
+    #[cold]
+    fn wake(wakers: Wakers) {
+        threads::share_slot();
+        context::enter_after(|| wakers.wake());
     }
 
     /// Runs an operation of a device on this thread, in the naive engine: to its end on the device.
     #[cold]
-    fn run_on_device(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
+    fn run_on_device(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
         let context = self.gpus.context_of(op.task().lane);
         let Some(gpu) = self.gpus.gpu(context) else { unreachable!("routes are to devices of the engine") };
         let mut stream = gpu.take_stream(context);
-        let failure = match self.verdict_at(op, context) {
+        let failure = match self.verdict_at(&op, context) {
             Verdict::Run => None,
             Verdict::Skip(failure) => Some(failure),
-            Verdict::Elsewhere(_) | Verdict::Nothing => unreachable!("`verdict` has said that it runs"),
+            Verdict::Elsewhere(_) | Verdict::Nothing => unreachable!("the operation was to run"),
         };
         if let Some(failure) = failure {
+            gpu.put_back(stream);
             return self.skip(op, failure, ready);
         }
-        let mut result = self.call(op, Some(&mut stream));
+        let mut result = self.call(&op, Some(&mut stream));
         if let Err(error) = stream.finish() {
             let failure = op.task().failed_by(Cause::Device(gpu.lose(&error)));
             result = result.and(Err(failure));
         }
-        self.settle(op, result, ready);
         gpu.put_back(stream);
+        self.complete(op, result, false, ready)
     }
 
-    /// Drops the function of `op` if it has not run.
-    fn discard(&self, op: OpRef<Task>) {
-        // SAFETY: this thread ends the operation.
-        self.guarded(op, true, || unsafe { op.discard() });
-    }
-
-    /// Runs `f`, which may drop the user's values, as a part of `op`; a panic there becomes a failure that `wait_for_all`
-    /// reports.
-    fn guarded(&self, op: OpRef<Task>, holding: bool, f: impl FnOnce()) {
-        if let Err(payload) = panics::catch(|| context::enter(self, op, holding, |_| f())) {
-            self.failures.add_loose(op.task().failed_by(Cause::panic(payload)));
-        }
-    }
-
-    #[inline]
-    fn count_mutations(&self, op: OpRef<Task>) {
-        op.op().each_access(|access| {
-            if !access.mode().is_write() {
-                return;
-            }
+    fn count_mutations(&self, op: &Op<Task>, ended: &mut Vec<OpError>) {
+        for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
             let cell = VarCell::of(access);
             // SAFETY: the operation is not passed on yet, so it holds its variables.
             unsafe { cell.mutated() };
             if access.mode() == Mode::Overwrite && cell.trouble().has_failed() {
                 // SAFETY: as above, and as an operation of the CPU it comes after what is complete on devices.
-                unsafe { cell.trouble().set_failure(None) };
-                self.failures.clear_variable(cell.queue().id());
+                let failure = unsafe { cell.trouble().set_failure(None) };
+                ended.extend(failure.inspect(OpError::settle));
             }
-        });
+        }
     }
 
-    /// As the first half of [`count_mutations`](Self::count_mutations), for an operation that was issued: operations that
-    /// come after it on the device may run.
-    pub(crate) fn clear_overwritten(&self, op: OpRef<Task>) {
-        for access in op.op().accesses() {
+    /// Clears what an operation of a device overwrites, when it was issued: operations that come after it on the device may
+    /// run.
+    pub(crate) fn clear_overwritten(&self, op: &Op<Task>, ended: &mut Vec<OpError>) {
+        for access in op.accesses() {
             let cell = VarCell::of(access);
             if access.mode() == Mode::Overwrite && cell.trouble().has_failed() {
                 // SAFETY: the operation is not passed on yet, so it holds its variables; lanes take turns.
-                let clear = || unsafe { cell.trouble().set_failure(None) };
-                // Dropped after the turn: it may hold the user's error.
-                let cleared = self.gpus.turns().take(|| {
-                    let cleared = clear();
-                    self.failures.clear_variable(cell.queue().id());
-                    cleared
-                });
-                drop(cleared);
+                let cleared = self.gpus.turns().take(|| unsafe { cell.trouble().set_failure(None) });
+                ended.extend(cleared.inspect(OpError::settle));
             }
         }
     }
 
     /// Counts the mutations of an operation that the device has done.
-    pub(crate) fn count_on_device(&self, op: OpRef<Task>) {
-        for access in op.op().accesses().iter().filter(|access| access.mode().is_write()) {
+    pub(crate) fn count_on_device(&self, op: &Op<Task>) {
+        for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
             VarCell::of(access).mutated_on_device();
         }
     }
@@ -391,11 +473,11 @@ impl Core {
     /// As [`fail_variables`](Self::fail_variables), for a device's operation, which may have passed its variables on. Gives
     /// the failure, which where the device is lost is that of another operation, if the loss has failed one of the variables
     /// already.
-    pub(crate) fn fail_on_device(&self, op: OpRef<Task>, failure: OpError) -> OpError {
+    pub(crate) fn fail_on_device(&self, op: &Op<Task>, failure: OpError) -> OpError {
         self.gpus.turns().take(|| {
             // SAFETY: it is the lane's turn.
             let failure_of = |access| unsafe { VarCell::of(access).trouble().failure() };
-            let known = op.op().accesses().iter().filter_map(failure_of).find(|known| known.loss().is_some());
+            let known = op.accesses().iter().filter_map(failure_of).find(|known| known.loss().is_some());
             let failure = known.filter(|_| failure.loss().is_some()).unwrap_or(failure);
             self.fail_variables(op, &failure);
             failure
@@ -403,43 +485,39 @@ impl Core {
     }
 
     /// Fails a device's operation that was under way when the device was lost, by `error`; gives the failure.
-    pub(crate) fn lose_on_device(&self, op: OpRef<Task>, error: &DeviceError) -> OpError {
+    pub(crate) fn lose_on_device(&self, op: &Op<Task>, error: &DeviceError) -> OpError {
         self.fail_on_device(op, op.task().failed_by(Cause::Device(error.clone())))
     }
 
-    fn fail_variables(&self, op: OpRef<Task>, failure: &OpError) {
-        let mut carried = false;
-        for access in op.op().accesses() {
+    /// Marks what an operation mutates failed, where it has not failed already.
+    fn fail_variables(&self, op: &Op<Task>, failure: &OpError) {
+        // Before anybody can see it on a variable.
+        failure.keep(&self.failures);
+        for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
             let cell = VarCell::of(access);
-            // SAFETY: the operation is not passed on yet, so it holds its variables; or a device's lane calls this, for
-            // which nobody else looks before the lane's timeline says so but other lanes, and they take turns.
-            match unsafe { cell.trouble().failure() } {
-                // Where the failure came from, or one that was there before and stays.
-                Some(other) => carried |= other.is_same(failure),
-                None if access.mode().is_write() => {
-                    carried = true;
-                    // SAFETY: as above.
-                    unsafe { cell.trouble().set_failure(Some(failure.clone())) };
-                    self.failures.add_variable(cell.queue().id(), failure.clone());
-                }
-                None => {}
+            if !cell.trouble().has_failed() {
+                // SAFETY: the operation is not passed on yet, so it holds its variables; or a device's lane calls this, for
+                // which nobody else looks before the lane's timeline says so but other lanes, and they take turns.
+                let none = unsafe { cell.trouble().set_failure(Some(failure.clone())) };
+                debug_assert!(none.is_none(), "the variable had not failed");
             }
-        }
-        // A failure that no variable carries must not hide.
-        if !carried {
-            self.failures.add_loose(failure.clone());
         }
     }
 
     /// Ends an asynchronous operation, by its completion.
     pub(crate) fn resolve(self: &Arc<Self>, op: OpRef<Task>, result: Result<(), Cause>) {
-        let result = match op.task().progress().and_then(Progress::resolve) {
-            Some(failure) => Err(failure),
-            None => result.map_err(|cause| op.task().failed_by(cause)),
+        let early = op.task().progress().and_then(Progress::resolve);
+        let own = result.map_err(|cause| op.task().failed_by(cause));
+        let (result, unused) = match early {
+            Some(failure) => (Err(failure), own.err()),
+            None => (own, None),
         };
         let mut ready = ReadyList::default();
-        self.settle(op, result, &mut ready);
-        self.place_all(&mut ready);
+        let mut rest = self.complete(op, result, false, &mut ready);
+        if let Rest::Tell(told) = &mut rest {
+            told.ended.extend(unused);
+        }
+        self.end_here(&mut ready, rest);
     }
 }
 

@@ -46,8 +46,7 @@ impl Core {
                 Some(false) => {}
             }
         }
-        if let Some(failure) = self.failures.unreported() {
-            failure.mark_reported();
+        if let Some(failure) = self.failures.first_unexpected() {
             // It prints the user's error, whose code may do anything.
             let warn = || log::warn!("raddle: a failure that nobody was told of: {failure}");
             if let Err(payload) = panics::catch(warn) {

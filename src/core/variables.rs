@@ -11,9 +11,9 @@ use smallvec::SmallVec;
 use super::{Core, Spec};
 use crate::{
     context::RunContext,
-    error::PushError,
+    error::{Cause, OpError, PushError},
     panics,
-    task::{Entry, Plain, Refs, flag},
+    task::{Aftermath, Entry, Plain, Refs, Work, flag},
     tracker::Mode,
     variable::{Free, Token, VarCell},
 };
@@ -27,17 +27,7 @@ impl Core {
     ) -> Result<(), PushError> {
         let mut spec = Spec::internal("clear_error", 0, flag::INLINE | flag::NO_SKIP | flag::SILENT);
         let entry = Entry { cell: token.ptr(), mode: Mode::Write, refs: Refs::None };
-        let clear = |cx: &RunContext<'_>| {
-            for access in cx.op().op().accesses() {
-                let cell = VarCell::of(access);
-                // SAFETY: the operation runs, names the variable as written, and comes after what is complete on devices.
-                if unsafe { cell.trouble().set_failure(None) }.is_some() {
-                    cx.core().failures.clear_variable(cell.queue().id());
-                }
-            }
-            Ok(())
-        };
-        self.push(&mut spec, location, &mut SmallVec::from_slice(&[entry]), Plain::new(clear))
+        self.push(&mut spec, location, &mut SmallVec::from_slice(&[entry]), Clear(None))
     }
 
     /// Deletes a variable after everything pending on it; then runs `f`.
@@ -53,11 +43,11 @@ impl Core {
             return Err(PushError::DeletedVariable);
         }
         // Before everything else: it gives memory back.
-        let flags = flag::EAGER | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
+        let flags = flag::EAGER | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED | flag::DELETES;
         let spec = Spec::internal("delete_variable", i32::MAX, flags);
         let delete = move |cx: &RunContext<'_>| {
             let empty = || {
-                for access in cx.op().op().accesses() {
+                for access in cx.op().accesses() {
                     // SAFETY: the operation holds the variable for writing, and a closed variable takes no other operation.
                     unsafe { VarCell::of(access).empty() };
                 }
@@ -83,10 +73,33 @@ impl Core {
         queue.close();
         // The value is the user's, and its drop runs on a worker; otherwise there is nothing to run.
         let at_once = if needs_drop { 0 } else { flag::INLINE };
-        let flags = at_once | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
+        let flags = at_once | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED | flag::DELETES;
         let spec = Spec::internal("drop", i32::MAX, flags);
         let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
-        let pushed = core.push_normalised(&spec, spec.priority, location, &[entry], Free(cell));
+        let pushed = core.push_normalised(&spec, spec.priority, location, &[entry], Free::new(cell));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    }
+}
+
+/// Clears the failure of a variable.
+struct Clear(Option<OpError>);
+
+impl Work for Clear {
+    const REPORTS: bool = true;
+
+    fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause> {
+        for access in cx.op().accesses() {
+            // SAFETY: the operation runs, names the variable as written, and comes after what is complete on devices.
+            self.0 = unsafe { VarCell::of(access).trouble().set_failure(None) };
+        }
+        self.0.iter().for_each(OpError::settle);
+        Ok(())
+    }
+
+    fn discard(&mut self) {}
+
+    /// The failure is the program's, and may be dropped here.
+    fn report(&mut self, _result: Result<(), &OpError>) -> Aftermath {
+        Aftermath::of_failure(self.0.take())
     }
 }

@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use super::{Core, Spec};
+use super::{Core, Rest, Spec};
 use crate::{
     context,
     error::{Cause, PushError, WaitError},
@@ -28,6 +28,7 @@ impl Core {
         deadline: Option<Instant>,
         location: &'static Location<'static>,
     ) -> Result<(), WaitError> {
+        context::admit_wait()?;
         match self.begin_wait(token, for_reading, location)? {
             Some(outcome) => self.wait_outcome(&outcome, deadline),
             None => Ok(()),
@@ -72,18 +73,16 @@ impl Core {
         outcome: &Arc<Outcome<R>>,
         deadline: Option<Instant>,
     ) -> Result<R, WaitError> {
+        context::admit_wait()?;
         if !outcome.is_done() {
             if context::sets(Arc::as_ptr(outcome).cast()) {
                 return Err(WaitError::WouldDeadlock);
-            }
-            if context::in_device_function() {
-                return Err(WaitError::OnDevice);
             }
             // It may be what is to be waited for.
             while let Some(lost) = context::take_lost(self) {
                 self.resolve(lost, Err(Cause::LostCompletion));
             }
-            self.run_all(&mut context::take_deferred(self), false);
+            self.run_all(&mut context::take_deferred(self), Rest::Nothing, false);
             threads::yield_worker()?;
             self.crew.rouse();
         }
@@ -92,6 +91,7 @@ impl Core {
 
     /// Waits for every operation pushed before.
     pub(crate) fn wait_for_all(&self, deadline: Option<Instant>) -> Result<(), WaitError> {
+        context::admit_wait()?;
         if context::in_operation_of(self) {
             return Err(WaitError::WouldDeadlock);
         }
@@ -119,7 +119,7 @@ impl Core {
         })
     }
 
-    /// The earliest failure that was not cleared.
+    /// The earliest failure that nobody knows of.
     fn all_well(&self) -> Result<(), WaitError> {
         match self.failures.first() {
             Some(failure) => Err(failure.into()),

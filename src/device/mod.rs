@@ -31,9 +31,9 @@
 //! device gives it, and allocations are refused. Once a stream has given it, the device touches no memory any more (see
 //! `cuda` for what is not known of hardware). Blocks can still be given back.
 
-use std::{any::Any, error::Error, fmt, sync::Arc};
+use std::{any::Any, cell::Cell, error::Error, fmt, sync::Arc};
 
-use crate::error::BoxError;
+use crate::{error::BoxError, sync::thread_static};
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -46,6 +46,26 @@ pub use cuda::CudaGpu;
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::stream_of as cuda_stream;
 pub use memory::{DeviceVec, PinnedVec};
+
+// A device does the program's code on this thread.
+thread_static!(static KERNEL: Cell<bool> = Cell::new(false));
+
+/// Whether a device runs the program's code on this thread.
+pub(crate) fn in_kernel() -> bool {
+    KERNEL.with(Cell::get)
+}
+
+/// Runs `f`, code of the program's, as a device does.
+pub(crate) fn as_kernel<R>(f: impl FnOnce() -> R) -> R {
+    struct Leave(bool);
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            KERNEL.with(|kernel| kernel.set(self.0));
+        }
+    }
+    let _leave = Leave(KERNEL.with(|kernel| kernel.replace(true)));
+    f()
+}
 
 /// The device an operation runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

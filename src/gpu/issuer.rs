@@ -26,7 +26,7 @@ use super::{
     marks::{Clock, Recorded},
 };
 use crate::{
-    core::{Core, Verdict},
+    core::{Core, Rest, Verdict},
     device::{Context, DeviceError},
     error::{Cause, OpError},
     panics,
@@ -34,7 +34,7 @@ use crate::{
     sync::hint,
     task::{Task, flag},
     threads, topology,
-    tracker::{self, Mode, OpRef, ReadyList},
+    tracker::{self, Hold, Mode, Op, OpRef, ReadyList},
     variable::VarCell,
 };
 
@@ -51,10 +51,10 @@ pub(super) const MARK_TRIES: u32 = 3;
 /// An operation that the device has not done yet.
 struct Flight {
     seq: u64,
-    op: OpRef<Task>,
-    /// Shares of the record to give up with the lane's own.
-    spent: u32,
+    op: Hold<Task>,
     result: Result<(), OpError>,
+    /// Failures that the operation has ended.
+    ended: Vec<OpError>,
     /// What the operation comes after on other streams.
     clock: Clock,
 }
@@ -169,18 +169,23 @@ impl Issuer<'_> {
 
     fn take(&mut self, op: OpRef<Task>) {
         self.patience.renew();
-        if !self.is_own(op) {
+        let rest = if !self.is_own(&op) {
             self.receive(op);
+            Rest::Nothing
         } else if op.task().has(flag::DEVICE) {
-            self.begin(op);
+            self.begin(op)
         } else {
             // It has no stream, and comes after what is complete, like those of the CPU.
-            match self.core.pending_on_device(op, Context::Cpu) {
-                Some(number) => self.send(number, op),
+            match self.core.pending_on_device(&op, Context::Cpu) {
+                Some(number) => {
+                    self.send(number, op);
+                    Rest::Nothing
+                }
                 None => self.core.execute(op, &mut self.ready),
             }
-        }
+        };
         self.place_ready();
+        self.core.finish(rest);
     }
 
     /// Places what became ready: what is this lane's before what came in from elsewhere, so that a chain is issued as a
@@ -191,7 +196,7 @@ impl Issuer<'_> {
         }
         let mut others = ReadyList::default();
         while let Some(op) = self.ready.pop() {
-            if self.is_own(op) {
+            if self.is_own(&op) {
                 self.worker.keep(op, true);
             } else {
                 others.push(op);
@@ -201,7 +206,7 @@ impl Issuer<'_> {
     }
 
     /// Whether `op` is an operation of this lane, and no guest.
-    fn is_own(&self, op: OpRef<Task>) -> bool {
+    fn is_own(&self, op: &Op<Task>) -> bool {
         usize::from(op.task().lane) == usize::from(FIRST_LANE) + self.number
     }
 
@@ -209,12 +214,12 @@ impl Issuer<'_> {
 
     /// Sees to it that a guest can go on: by a mark that is watched, or by an event.
     fn receive(&mut self, op: OpRef<Task>) {
-        let own = self.is_own(op);
+        let own = self.is_own(&op);
         let (mut watch, mut event) = (0, 0);
-        for access in op.op().accesses() {
+        for access in op.accesses() {
             let cell = VarCell::of(access);
             let last = cell.trouble().last_on_device(self.number, access.mode() == Mode::Read);
-            if self.core.follows_on_device(op, cell, self.context) {
+            if self.core.follows_on_device(&op, cell, self.context) {
                 event = if own { 0 } else { last.max(event) };
             } else {
                 watch = last.max(watch);
@@ -254,28 +259,29 @@ impl Issuer<'_> {
     // ------------------------------------------------------------------------------------------------------ issue ----
 
     /// Issues an operation of this lane, or whatever it comes to instead.
-    fn begin(&mut self, op: OpRef<Task>) {
-        match self.core.verdict_at(op, self.context) {
-            Verdict::Run => match self.order(op) {
+    fn begin(&mut self, op: OpRef<Task>) -> Rest {
+        match self.core.verdict_at(&op, self.context) {
+            Verdict::Run => match self.order(&op) {
                 Ok(None) => self.issue(op),
                 Ok(Some(other)) => self.core.gpus().send(other, op),
                 Err(error) => {
                     let failure = op.task().failed_by(Cause::Device(error));
-                    self.core.skip(op, failure, &mut self.ready);
+                    return self.core.skip(op, failure, &mut self.ready);
                 }
             },
             Verdict::Elsewhere(number) => self.send(number, op),
-            Verdict::Skip(failure) => self.core.skip(op, failure, &mut self.ready),
-            Verdict::Nothing => self.core.drop_rejected(op, &mut self.ready),
+            Verdict::Skip(failure) => return self.core.skip(op, failure, &mut self.ready),
+            Verdict::Nothing => return Core::drop_rejected(op, &mut self.ready),
         }
+        Rest::Nothing
     }
 
     /// Has the stream wait for what `op` comes after on other streams of the device; `Some` is a lane that must record an
     /// event first.
-    fn order(&mut self, op: OpRef<Task>) -> Result<Option<usize>, DeviceError> {
+    fn order(&mut self, op: &Op<Task>) -> Result<Option<usize>, DeviceError> {
         let (gpus, first) = (self.core.gpus(), self.number - self.local);
         let mut wanted = Clock::default();
-        for access in op.op().accesses() {
+        for access in op.accesses() {
             let cell = VarCell::of(access);
             for local in (0..gpus.lanes_each).filter(|&local| local != self.local) {
                 let last = cell.trouble().last_on_device(first + local, access.mode() == Mode::Read);
@@ -308,15 +314,15 @@ impl Issuer<'_> {
         self.issued += 1;
         let seq = self.issued;
         let marks = self.core.gpus().lanes().len();
-        for access in op.op().accesses() {
+        for access in op.accesses() {
             VarCell::of(access).trouble().note_on_device(marks, self.number, seq, access.mode().is_write());
         }
-        let mut result = self.core.call(op, Some(&mut self.stream));
+        let mut result = self.core.call(&op, Some(&mut self.stream));
         if let Some(error) = self.stream.given_up().or_else(|| result.as_ref().err()?.loss()) {
             // At once, so that what comes next is told of that, and not that its stream is dead.
             self.core.gpus().gpus[self.lane().gpu].lose(error);
         }
-        let Followers { streams, host, own } = self.followers(op);
+        let Followers { streams, host, own } = self.followers(&op);
         if self.foresight > 0 {
             self.foresight -= 1;
             if self.lane().timeline.was_asked() {
@@ -326,19 +332,20 @@ impl Issuer<'_> {
         if streams || self.foresight > 0 && !own {
             self.record();
         }
+        let mut ended = Vec::new();
         match &mut result {
-            Ok(()) => self.core.clear_overwritten(op),
-            Err(failure) => *failure = self.core.fail_on_device(op, failure.clone()),
+            Ok(()) => self.core.clear_overwritten(&op, &mut ended),
+            Err(failure) => *failure = self.core.fail_on_device(&op, failure.clone()),
         }
-        let spent = tracker::complete(op, &mut self.ready);
-        self.flights.push_back(Flight { seq, op, spent, result, clock: self.seen });
+        let op = tracker::complete(op, &mut self.ready);
+        self.flights.push_back(Flight { seq, op, result, ended, clock: self.seen });
         if host || self.marked == self.passed {
             self.mark();
         }
     }
 
     /// What is known to stand behind `op`.
-    fn followers(&self, op: OpRef<Task>) -> Followers {
+    fn followers(&self, op: &Op<Task>) -> Followers {
         // Whoever has its handle is told by the host.
         let mut found = Followers { streams: false, host: op.task().has(flag::REPORTS), own: false };
         tracker::followers(op, |next, access| {
@@ -437,27 +444,21 @@ impl Issuer<'_> {
 
     /// Ends everything up to `seq`, with `fault` if the device does not do it any more.
     fn advance(&mut self, seq: u64, fault: Option<&DeviceError>) {
-        // First what others see by the timeline, then whom it is told.
+        // First what others see by the timeline, then who waits for it here, and then whom it is told.
         for flight in self.flights.iter_mut().take_while(|flight| flight.seq <= seq) {
             match (&flight.result, fault) {
-                (Ok(()), None) => self.core.count_on_device(flight.op),
-                (Ok(()), Some(error)) => flight.result = Err(self.core.lose_on_device(flight.op, error)),
+                (Ok(()), None) => self.core.count_on_device(&flight.op),
+                (Ok(()), Some(error)) => flight.result = Err(self.core.lose_on_device(&flight.op, error)),
                 (Err(_), _) => {}
             }
         }
         self.passed = seq;
         self.lane().timeline.complete(seq);
-        while let Some(Flight { op, spent, result, .. }) = self.flights.pop_front_if(|flight| flight.seq <= seq) {
-            self.core.conclude(op, spent, &result);
-        }
-        let ready = &mut self.ready;
-        self.watched.retain(|&(wanted, op)| {
-            if wanted <= seq {
-                ready.push(op);
-            }
-            wanted > seq
-        });
+        self.watched.extract_if(.., |(wanted, _)| *wanted <= seq).for_each(|(_, op)| self.ready.push(op));
         self.place_ready();
+        while let Some(Flight { op, result, ended, .. }) = self.flights.pop_front_if(|flight| flight.seq <= seq) {
+            self.core.conclude(op, result, ended);
+        }
     }
 }
 

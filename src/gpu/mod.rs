@@ -116,6 +116,8 @@ impl Gpus {
             return Err(refused());
         }
         let role = match property {
+            // These name threads of the CPU; what a device does is issued by its own.
+            Property::CpuPrioritized | Property::Async => return Err(PushError::NotOfDevice(property, context)),
             _ if self.lanes_each < LANES_PER_GPU => 0,
             Property::CopyToGpu => 0,
             Property::CopyFromGpu => 1,
@@ -149,7 +151,8 @@ impl Gpus {
 
     /// Gives `op` to its own lane.
     pub(crate) fn schedule(&self, op: OpRef<Task>) {
-        self.lanes[usize::from(op.task().lane - FIRST_LANE)].lane.inject(op);
+        let lane = usize::from(op.task().lane - FIRST_LANE);
+        self.lanes[lane].lane.inject(op);
     }
 
     /// Sends `op` to a lane of a device that it waits for. There it is looked at before what is to be issued, since it has

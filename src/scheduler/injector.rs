@@ -60,12 +60,17 @@ impl<T> Band<T> {
     }
 
     /// Pushes the chain from `first` to `last`, which is linked already.
-    fn push_chain(&self, first: OpRef<T>, last: OpRef<T>) {
+    ///
+    /// # Safety
+    /// 1. The caller has the right to each operation of the chain, and gives it up.
+    unsafe fn push_chain(&self, first: NonNull<Op<T>>, last: NonNull<Op<T>>) {
+        // SAFETY: (1).
+        let link = unsafe { &(*last.as_ptr()).link };
         // Relaxed: a guess for the CAS.
         let mut head = self.inbox.load(Relaxed);
         loop {
             // Relaxed: published by the CAS.
-            last.op().link.store(head, Relaxed);
+            link.store(head, Relaxed);
             // Release (edge `inject`).
             match self.inbox.compare_exchange_weak(head, first.as_ptr(), Release, Relaxed) {
                 Ok(_) => return,
@@ -81,25 +86,23 @@ impl<T> Band<T> {
         // Acquire (edge `inject`).
         let mut head = self.ready.load(Acquire);
         while let Some(first) = NonNull::new(head) {
-            // SAFETY: what was in `ready` while this thread is pinned is not reclaimed.
-            let first = unsafe { OpRef::from_ptr(first) };
-            // SAFETY: as above. If some of it was popped meanwhile, links may have come to lead elsewhere, but to operations
-            // that were alive then; and the CAS fails.
-            let (chain, rest) = unsafe { Chain::first_of(first, max) };
+            // SAFETY: what was in `ready` while this thread is pinned is not reclaimed. If some of it was popped meanwhile,
+            // links may have come to lead elsewhere, but to operations that were alive then; and the CAS fails.
+            let (len, rest) = unsafe { measure(first, max) };
             // Relaxed: the head has not been in `ready` twice, so whoever installed it was acquired with it. Acquire
             // (edge `inject`) on failure: it is the next head.
             match self.ready.compare_exchange_weak(head, rest, Relaxed, Acquire) {
-                Ok(_) => return Some((chain, false)),
+                Ok(_) => return Some((Chain { next: first, len }, false)),
                 Err(now) => head = now,
             }
         }
         // Acquire (edge `inject`).
         let newest = NonNull::new(self.inbox.swap(null_mut(), Acquire))?;
         // SAFETY: the swap made this thread the owner of the whole chain.
-        let newest = unsafe { OpRef::from_ptr(newest) };
-        let (oldest, _) = turn_round(newest);
+        let oldest = unsafe { turn_round(newest) };
         // SAFETY: as above.
-        let (chain, rest) = unsafe { Chain::first_of(oldest, max) };
+        let (len, rest) = unsafe { measure(oldest, max) };
+        let chain = Chain { next: oldest, len };
         let Some(rest) = NonNull::new(rest) else {
             return Some((chain, false));
         };
@@ -107,9 +110,9 @@ impl<T> Band<T> {
         if self.ready.compare_exchange(null_mut(), rest.as_ptr(), Release, Relaxed).is_err() {
             // Another popper has installed another chain. This one goes back to the inbox, newest first again.
             // SAFETY: as above.
-            let oldest = unsafe { OpRef::from_ptr(rest) };
-            let (newest, _) = turn_round(oldest);
-            self.push_chain(newest, oldest);
+            let newest = unsafe { turn_round(rest) };
+            // SAFETY: as above.
+            unsafe { self.push_chain(newest, rest) };
         }
         Some((chain, true))
     }
@@ -119,33 +122,15 @@ impl<T> Band<T> {
 /// may change how they are linked.
 #[derive(Debug)]
 pub struct Chain<T> {
-    next: Option<OpRef<T>>,
+    /// The chain has the rights to `len` operations from here on.
+    next: NonNull<Op<T>>,
     len: usize,
 }
 
 impl<T> Chain<T> {
-    /// The first operations of a chain, at most `max`, and what comes after them.
-    ///
-    /// # Safety
-    /// 1. `first` and what is linked to it are not reclaimed meanwhile, and stay linked in this order while the result is
-    ///    used.
-    unsafe fn first_of(first: OpRef<T>, max: usize) -> (Self, *mut Op<T>) {
-        let (mut last, mut len) = (first, 1);
-        loop {
-            // Relaxed: acquired with the head of the chain, or this thread's.
-            let next = last.op().link.load(Relaxed);
-            match NonNull::new(next) {
-                // SAFETY: (1).
-                Some(next) if len < max => last = unsafe { OpRef::from_ptr(next) },
-                _ => return (Self { next: Some(first), len }, next),
-            }
-            len += 1;
-        }
-    }
-
     /// Whether there is another one.
     pub fn is_some_left(&self) -> bool {
-        self.next.is_some()
+        self.len > 0
     }
 }
 
@@ -153,30 +138,53 @@ impl<T> Iterator for Chain<T> {
     type Item = OpRef<T>;
 
     fn next(&mut self) -> Option<OpRef<T>> {
-        let op = self.next.take()?;
-        self.len -= 1;
-        if self.len > 0 {
-            // Relaxed: the chain is this thread's.
-            // SAFETY: whoever popped the chain owns its operations, and `link` of those not given out stays.
-            self.next = NonNull::new(op.op().link.load(Relaxed)).map(|next| unsafe { OpRef::from_ptr(next) });
+        self.len = self.len.checked_sub(1)?;
+        // SAFETY: whoever popped the chain has its operations; this one is given out here, and so not again.
+        let op = unsafe { OpRef::from_ptr(self.next) };
+        // Relaxed: the chain is this thread's.
+        if let Some(next) = NonNull::new(op.link.load(Relaxed)) {
+            self.next = next;
         }
         Some(op)
     }
 }
 
-/// Turns a chain of the calling thread round; gives its new first and last.
-fn turn_round<T>(first: OpRef<T>) -> (OpRef<T>, OpRef<T>) {
+/// How many operations there are from `first` on, at most `max`, and what comes after them.
+///
+/// # Safety
+/// 1. `first` and what is linked to it are not reclaimed meanwhile.
+unsafe fn measure<T>(first: NonNull<Op<T>>, max: usize) -> (usize, *mut Op<T>) {
+    let (mut last, mut len) = (first, 1);
+    loop {
+        // SAFETY: (1).
+        let link = unsafe { &(*last.as_ptr()).link };
+        // Relaxed: acquired with the head of the chain, or this thread's.
+        let next = link.load(Relaxed);
+        match NonNull::new(next) {
+            Some(next) if len < max => last = next,
+            _ => return (len, next),
+        }
+        len += 1;
+    }
+}
+
+/// Turns a chain round; gives its new first. The new last is `first`.
+///
+/// # Safety
+/// 1. The caller has the right to each operation of the chain.
+unsafe fn turn_round<T>(first: NonNull<Op<T>>) -> NonNull<Op<T>> {
     let (mut before, mut at) = (null_mut(), first);
     loop {
+        // SAFETY: (1).
+        let link = unsafe { &(*at.as_ptr()).link };
         // Relaxed: the chain is this thread's.
-        let next = at.op().link.load(Relaxed);
-        at.op().link.store(before, Relaxed);
+        let next = link.load(Relaxed);
+        link.store(before, Relaxed);
         let Some(next) = NonNull::new(next) else {
-            return (at, first);
+            return at;
         };
         before = at.as_ptr();
-        // SAFETY: the caller owns the chain.
-        at = unsafe { OpRef::from_ptr(next) };
+        at = next;
     }
 }
 
@@ -209,7 +217,8 @@ impl<T> Injector<T> {
     /// Puts a ready operation in, by its band.
     #[inline]
     pub fn push(&self, op: OpRef<T>) {
-        self.push_to(op, op.op().band);
+        let band = op.band;
+        self.push_to(op, band);
     }
 
     /// Puts a ready operation into the highest band.
@@ -220,7 +229,9 @@ impl<T> Injector<T> {
     #[inline]
     fn push_to(&self, op: OpRef<T>, band: u8) {
         pause::at(Point::InjectBeforeLink);
-        self.band(band).push_chain(op, op);
+        let op = op.into_ptr();
+        // SAFETY: the chain is this one operation.
+        unsafe { self.band(band).push_chain(op, op) };
         pause::at(Point::InjectBeforeMark);
         self.mark(band);
     }

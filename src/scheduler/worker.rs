@@ -108,19 +108,19 @@ impl<T> Worker<T> {
     /// others can take it, since nobody knows how long the operation that runs will take.
     #[inline]
     pub fn keep(&self, op: OpRef<T>, between: bool) {
-        let band = op.op().band;
-        if between && self.slot.get().is_none() && self.lane.injector().highest().is_none_or(|highest| highest <= band)
-        {
-            self.slot.set(Some(op));
-        } else {
-            self.put(op);
+        if !between || self.lane.injector().highest().is_some_and(|highest| highest > op.band) {
+            return self.put(op);
+        }
+        if let Some(first) = self.slot.replace(Some(op)) {
+            let op = self.slot.replace(Some(first));
+            op.into_iter().for_each(|op| self.put(op));
         }
     }
 
     /// Puts an operation where other workers find it.
     #[inline(never)]
     fn put(&self, op: OpRef<T>) {
-        if op.op().band == DEFAULT_BAND && self.deque.len() < ROOM {
+        if op.band == DEFAULT_BAND && self.deque.len() < ROOM {
             self.deque.push(op);
             self.lane.sleep().notify();
         } else {
@@ -154,12 +154,12 @@ impl<T> Worker<T> {
     fn find(&self) -> Option<OpRef<T>> {
         self.lane.sleep().count_look(self.index);
         let slot = self.slot.take();
-        if let Some(op) = slot
-            && self.run.get() < MAX_RUN
-            && self.lane.injector().highest().is_none_or(|band| band <= op.op().band)
-        {
+        let is_next = |op: &OpRef<T>| {
+            self.run.get() < MAX_RUN && self.lane.injector().highest().is_none_or(|band| band <= op.band)
+        };
+        if slot.as_ref().is_some_and(is_next) {
             self.run.set(self.run.get() + 1);
-            return Some(op);
+            return slot;
         }
         self.find_queued(slot)
     }
@@ -388,7 +388,7 @@ impl Drop for Look<'_> {
 impl<T> Drop for Worker<T> {
     fn drop(&mut self) {
         debug_assert!(
-            self.slot.get().is_none() && self.deque.is_empty(),
+            self.slot.get_mut().is_none() && self.deque.is_empty(),
             "operations are left in worker {} of lane {}",
             self.index,
             self.lane.name(),

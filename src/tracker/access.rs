@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use super::{
-    op::{Op, OpRef},
+    op::{self, Op},
     queue::VarQueue,
 };
 use crate::sync::{
@@ -171,11 +171,10 @@ impl<T> Access<T> {
         unsafe { self.op.as_ref() }
     }
 
-    /// The operation, for whoever has a right to it, by the pointer that its record was made with.
+    /// The operation, by the pointer that its record was made with.
     #[inline]
-    pub(super) fn op_ref(&self) -> Option<OpRef<T>> {
-        // SAFETY: the callers pass on, or end, the right that the access gives them.
-        NonNull::new(self.op).map(|op| unsafe { OpRef::from_ptr(op) })
+    pub(super) fn op_ptr(&self) -> Option<NonNull<Op<T>>> {
+        NonNull::new(self.op)
     }
 
     /// Asks for the next access, which is going to be written when this one's operation is completed.
@@ -254,7 +253,7 @@ impl<T> Access<T> {
     #[inline]
     pub(super) fn share(&self) -> Share<T> {
         // Relaxed: who finds the access spent has acquired `DONE` (edge `complete`).
-        Share { op: self.op_ref(), last: self.last_share.load(Relaxed) }
+        Share { op: self.op_ptr(), last: self.last_share.load(Relaxed) }
     }
 
     /// Whether the access, seen as the last of its variable, has nothing pending before the next one: for a reader's
@@ -269,26 +268,33 @@ impl<T> Access<T> {
 
 /// What an access has of its operation's record.
 pub(super) struct Share<T> {
-    op: Option<OpRef<T>>,
+    op: Option<NonNull<Op<T>>>,
     /// Nobody else has a share.
     last: bool,
 }
 
 impl<T> Share<T> {
     /// Gives it up, and the record back if it is the last.
+    ///
+    /// # Safety
+    /// 1. The access is spent, the tail is past it, and this is called once.
     #[inline]
-    pub(super) fn retire(self) {
+    pub(super) unsafe fn retire(self) {
         if let Some(op) = self.op {
-            Self::retire_of(op, self.last);
+            // SAFETY: (1).
+            unsafe { Self::retire_of(op, self.last) };
         }
     }
 
+    /// # Safety
+    /// 1. As for [`retire`](Self::retire).
     #[inline(never)]
-    fn retire_of(op: OpRef<T>, last: bool) {
+    unsafe fn retire_of(op: NonNull<Op<T>>, last: bool) {
         if last {
-            op.give_back();
+            op::give_back(op);
         } else {
-            op.end(1);
+            // SAFETY: (1): an access has one share.
+            unsafe { op::end_shares(op, 1) };
         }
     }
 }

@@ -104,7 +104,7 @@ mod stack;
 mod tests;
 
 pub use access::{Access, Mode};
-pub use op::{INLINE_ACCESSES, Op, OpRef, ReadyList};
+pub use op::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList};
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub use pool::fits as fits_pool;
 pub use queue::VarQueue;
@@ -122,19 +122,18 @@ use std::ptr::NonNull;
 use access::{DONE, READ_OK, WRITE_OK, entitled_at_link, linked, passed_on};
 
 /// What [`push`] found out.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 #[must_use]
-pub struct Pushed {
-    /// The operation may run now, and it is the caller's duty to see to it. Otherwise some [`complete`] will report it,
-    /// and the caller may not touch it any more.
-    pub ready: bool,
+pub struct Pushed<T> {
+    /// The operation, if it may run now. Otherwise some [`complete`] will report it.
+    pub ready: Option<OpRef<T>>,
     /// A variable was already deleted; the operation must do nothing when it runs.
     pub rejected: bool,
 }
 
 /// Appends `op` to the queues of all its variables in one atomic step.
 #[inline]
-pub fn push<T>(op: OpRef<T>) -> Pushed {
+pub fn push<T>(op: OpRef<T>) -> Pushed<T> {
     let guard = epoch::pin();
     pause::at(Point::PushPinned);
     finish_push(op, 0, 0, &guard)
@@ -142,8 +141,8 @@ pub fn push<T>(op: OpRef<T>) -> Pushed {
 
 /// Pushes `op`, of which the calling thread has already inserted `inserted` accesses, `satisfied` of them satisfied.
 #[inline]
-fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, guard: &Guard) -> Pushed {
-    let own = op.op();
+fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, guard: &Guard) -> Pushed<T> {
+    let own: &Op<T> = &op;
     let (ready, rejected);
     if let Some(access) = own.sole_access() {
         if inserted == 0 {
@@ -178,7 +177,8 @@ fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, guard: &Gua
         };
     }
     pause::at(Point::PushOver);
-    Pushed { ready, rejected }
+    // If it is not ready, the right is with its accesses.
+    Pushed { ready: ready.then_some(op), rejected }
 }
 
 /// Who inserts an access. `insert` is compiled for each.
@@ -233,15 +233,15 @@ pub struct Stalled<T> {
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 impl<T> Stalled<T> {
-    fn inserter(op: OpRef<T>) -> Inserter {
-        if op.op().sole_access().is_some() { Inserter::OnlyPusher } else { Inserter::Pusher }
+    fn inserter(op: &OpRef<T>) -> Inserter {
+        if op.sole_access().is_some() { Inserter::OnlyPusher } else { Inserter::Pusher }
     }
 
     /// Inserts the first `accesses` accesses of `op`, which nobody disturbs, and stands still.
     pub fn after(accesses: usize, op: OpRef<T>) -> Self {
         let (guard, mut satisfied) = (epoch::pin(), 0);
-        for access in &op.op().accesses()[..accesses] {
-            let insertion = insert(op.op(), access, Self::inserter(op), &mut satisfied, &guard);
+        for access in &op.accesses()[..accesses] {
+            let insertion = insert(&op, access, Self::inserter(&op), &mut satisfied, &guard);
             assert!(matches!(insertion, Insertion::Linked), "somebody else stands still there");
         }
         Self { op, inserted: accesses, satisfied, tail: std::ptr::null(), guard }
@@ -250,11 +250,11 @@ impl<T> Stalled<T> {
     /// Inserts all accesses of `op`, which nobody disturbs, the last one `by` somebody who stands still before the tail is
     /// moved. Something else is pending there. Gives what the tail still is as well.
     fn before_last_swing(op: OpRef<T>, by: Inserter) -> (Self, *const Access<T>) {
-        let (last, others) = op.op().accesses().split_last().expect("the operation names a variable");
-        let mut stalled = Self::after(others.len(), op);
+        let mut stalled = Self::after(op.accesses().len() - 1, op);
+        let last = stalled.op.accesses().last().expect("the operation names a variable");
         // Relaxed: nobody disturbs.
         let tail = last.queue().tail.load(Relaxed, &stalled.guard).as_raw();
-        let insertion = insert(op.op(), last, by, &mut stalled.satisfied, &stalled.guard);
+        let insertion = insert(&stalled.op, last, by, &mut stalled.satisfied, &stalled.guard);
         assert!(matches!(insertion, Insertion::Linked), "somebody else stands still there");
         // Relaxed: as above.
         last.queue().tail.store(Shared::from(tail), Relaxed);
@@ -264,7 +264,8 @@ impl<T> Stalled<T> {
     /// Inserts all accesses of `op`, which nobody disturbs, and stands still before it moves the last tail. Something
     /// else is pending there.
     pub fn before_swing(op: OpRef<T>) -> Self {
-        let (stalled, tail) = Self::before_last_swing(op, Self::inserter(op));
+        let by = Self::inserter(&op);
+        let (stalled, tail) = Self::before_last_swing(op, by);
         Self { inserted: stalled.inserted + 1, tail, ..stalled }
     }
 
@@ -275,8 +276,8 @@ impl<T> Stalled<T> {
     }
 
     /// Goes on with the push.
-    pub fn finish(self) -> Pushed {
-        if let Some(last) = self.op.op().accesses().last().filter(|_| !self.tail.is_null()) {
+    pub fn finish(self) -> Pushed<T> {
+        if let Some(last) = self.op.accesses().last().filter(|_| !self.tail.is_null()) {
             let (tail, access) = (Shared::from(self.tail), Shared::from(std::ptr::from_ref(last)));
             // Release (edge `swing`), as in `insert`.
             let _ = last.queue().tail.compare_exchange(tail, access, Release, Relaxed, &self.guard);
@@ -373,7 +374,8 @@ fn insert<'g, T>(
         pause::at(Point::PushBeforeRetire);
         if entitled & WRITE_OK != 0 {
             // This link was the last of the three things that make the predecessor spent.
-            tail.share().retire();
+            // SAFETY: it is spent, the tail is past it, and one thread links behind it.
+            unsafe { tail.share().retire() };
         }
         return Insertion::Linked;
     }
@@ -395,41 +397,40 @@ fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, 
         queue.tail.compare_exchange(Shared::from(std::ptr::from_ref(tail)), word.with_tag(0), Release, Relaxed, guard);
 }
 
-/// Marks every access of `op` done and adds the operations that become ready by it to `ready`. Gives the number of accesses
-/// that were spent by that: the caller [gives up](OpRef::release) as many shares of the record beside its own.
+/// Marks every access of `op` done and adds the operations that become ready by it to `ready`. Gives what keeps the record
+/// from then on: a share of its own, and those of the accesses that were spent by this.
 ///
-/// To be called once, by whoever ran the operation; it needs no guard, since every access it touches is kept by a step
-/// that it has not taken yet.
-#[must_use]
-pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> u32 {
+/// It needs no guard, since every access it touches is kept by a step that it has not taken yet.
+pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {
     let mut spent = 0;
-    for access in op.op().accesses() {
+    for access in op.accesses() {
         pause::at(Point::CompleteBeforeAccess);
         spent += u32::from(finish(NonNull::from(access), ready));
     }
-    spent
+    op.completed(spent)
 }
 
-/// [Completes](complete) `op` and ends the caller's hold, for a caller that has nothing left to do with it.
+/// [Completes](complete) `op` and gives up its record, for a caller that has nothing left to do with it.
 #[inline(always)]
 pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
-    if let Some(access) = op.leave_to_access() {
-        pause::at(Point::CompleteBeforeAccess);
-        if finish(NonNull::from(access), ready) {
-            pause::at(Point::CompleteBeforeRetire);
-            op.give_back();
+    match op.leave_to_access() {
+        Ok((access, record)) => {
+            pause::at(Point::CompleteBeforeAccess);
+            if finish(NonNull::from(access), ready) {
+                pause::at(Point::CompleteBeforeRetire);
+                op::give_back(record);
+            }
         }
-    } else {
-        end_several(op, ready);
+        Err(op) => end_several(op, ready),
     }
 }
 
 /// As [`end`], for an operation with several accesses, or that somebody else holds as well.
 #[inline(never)]
 fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
-    let spent = complete(op, ready);
+    let hold = complete(op, ready);
     pause::at(Point::CompleteBeforeRetire);
-    op.release(spent);
+    hold.release();
 }
 
 /// Marks `access` done and carries what follows from it down the queue; whether it was spent by that.
@@ -473,11 +474,11 @@ fn hand_on<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     let mut add = READ_OK | WRITE_OK;
     // The duty towards the operation of an access before `at`, put off until `at` has its flags, because it may be what
     // keeps `at` alive: that operation cannot be done before.
-    let mut satisfied: Option<OpRef<T>> = None;
+    let mut satisfied: Option<NonNull<Op<T>>> = None;
     loop {
         let mode = at.mode();
         // Before the step, which may be the end of it.
-        let op = at.op_ref();
+        let op = at.op_ptr();
         let old = add_flags(&at.word, add);
         let new = add & !old.tag();
         let newly_satisfied = mode.is_satisfied_by(new);
@@ -490,7 +491,8 @@ fn hand_on<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
             && let Some(before) = satisfied.take()
         {
             pause::at(Point::CompleteBeforeSatisfy);
-            before.satisfy(ready);
+            // SAFETY: this thread has satisfied its access, and comes here once for it.
+            unsafe { OpRef::satisfy(before, ready) };
         }
         if newly_satisfied {
             satisfied = op;
@@ -498,7 +500,8 @@ fn hand_on<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         if stop {
             if let Some(op) = satisfied {
                 pause::at(Point::CompleteBeforeSatisfy);
-                op.satisfy(ready);
+                // SAFETY: as above.
+                unsafe { OpRef::satisfy(op, ready) };
             }
             return;
         }
@@ -510,7 +513,8 @@ fn hand_on<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         if gained & WRITE_OK != 0 {
             pass(at, next, old.tag());
             pause::at(Point::CompleteBeforeRetire);
-            at.share().retire();
+            // SAFETY: it is spent, and the tail is past it; the flag came by this thread.
+            unsafe { at.share().retire() };
             add = READ_OK | WRITE_OK;
         } else {
             add = READ_OK;
@@ -527,8 +531,8 @@ const MAX_FOLLOWERS: usize = 16;
 /// that are linked now.
 ///
 /// None of them can run before `op` is complete, so their tasks are as they were pushed.
-pub fn followers<T>(op: OpRef<T>, mut look: impl FnMut(OpRef<T>, &Access<T>)) {
-    for own in op.op().accesses() {
+pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
+    for own in op.accesses() {
         let mut at = own;
         for _ in 0..MAX_FOLLOWERS {
             // Acquire (edge `link`): the next access and its operation.
@@ -540,7 +544,7 @@ pub fn followers<T>(op: OpRef<T>, mut look: impl FnMut(OpRef<T>, &Access<T>)) {
             at = unsafe { word.deref() };
             at.check();
             if (own.mode().is_write() || at.mode() != Mode::Read)
-                && let Some(op) = at.op_ref()
+                && let Some(op) = at.op()
             {
                 look(op, at);
             }

@@ -2,6 +2,7 @@
 
 use std::{
     mem::{MaybeUninit, offset_of},
+    ops::Deref,
     ptr::NonNull,
 };
 
@@ -120,8 +121,14 @@ impl<T> Op<T> {
         offset_of!(Self, room) + places * size_of::<Access<T>>()
     }
 
+    /// The task. It is dropped after the last holder is gone; who may use it how is its owner's to say.
     #[inline]
-    fn task(&self) -> &Place<T> {
+    pub fn task_ptr(&self) -> *mut T {
+        self.place().with_mut(|task| task.cast())
+    }
+
+    #[inline]
+    fn place(&self) -> &Place<T> {
         let place = std::ptr::from_ref(self).wrapping_byte_add(usize::from(self.task_at) * STEP);
         // SAFETY: `new_with` has made it there.
         unsafe { &*place.cast() }
@@ -253,16 +260,12 @@ impl<T> Op<T> {
     }
 }
 
-/// A pointer to an operation's record. Whoever has one by the tracker's rules (the pusher until the push is over, then
-/// whoever was told that it is ready) may use it; nothing is counted by cloning it.
+/// The right to an operation: its pusher's until the push is over, then that of whoever was told that it is ready.
+///
+/// There is one at most for each operation, and what ends it takes it: a [push](super::push) that finds the operation not
+/// ready, and [`complete`](super::complete) or [`end`](super::end). The rest of a record's life is counted in [`Hold`]s.
+#[must_use = "nobody else runs the operation"]
 pub struct OpRef<T>(NonNull<Op<T>>);
-
-impl<T> Clone for OpRef<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for OpRef<T> {}
 
 impl<T> std::fmt::Debug for OpRef<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -270,10 +273,104 @@ impl<T> std::fmt::Debug for OpRef<T> {
     }
 }
 
-// SAFETY: an `OpRef` is a right to a record that moves between threads by the tracker's rules; its task is `Send`.
+impl<T> Deref for OpRef<T> {
+    type Target = Op<T>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Op<T> {
+        // SAFETY: the right keeps the record alive.
+        unsafe { alive(self.0) }
+    }
+}
+
+// SAFETY: an `OpRef` is a right to a record that moves between threads; its task is `Send`.
 unsafe impl<T: Send> Send for OpRef<T> {}
-// SAFETY: as above; a shared `OpRef` gives nothing that a copy of it does not.
+// SAFETY: a shared `OpRef` gives nothing but a shared record, whose task only its owner's unsafe code reaches.
 unsafe impl<T: Send> Sync for OpRef<T> {}
+
+/// Shares of an operation's record, which keep it and its task. Each was counted when it was made, and is given up once.
+#[must_use = "a record whose shares are not given up is never reused"]
+pub struct Hold<T> {
+    op: NonNull<Op<T>>,
+    shares: u32,
+}
+
+impl<T> std::fmt::Debug for Hold<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hold").field("op", &self.op).field("shares", &self.shares).finish()
+    }
+}
+
+impl<T> Deref for Hold<T> {
+    type Target = Op<T>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Op<T> {
+        // SAFETY: the shares keep the record alive.
+        unsafe { alive(self.op) }
+    }
+}
+
+// SAFETY: as for `OpRef`.
+unsafe impl<T: Send> Send for Hold<T> {}
+// SAFETY: as for `OpRef`.
+unsafe impl<T: Send> Sync for Hold<T> {}
+
+impl<T> Hold<T> {
+    /// Gives the shares up. The last of a record drops the task and gives the record back after the epoch.
+    #[inline]
+    pub fn release(self) {
+        // SAFETY: the shares are this one's, which ends here.
+        unsafe { end_shares(self.op, self.shares) };
+    }
+}
+
+/// The record behind a right or a share.
+///
+/// # Safety
+/// 1. The caller has a right to the operation, or a share of its record, for as long as the result is used.
+#[inline(always)]
+unsafe fn alive<'a, T>(op: NonNull<Op<T>>) -> &'a Op<T> {
+    // SAFETY: (1).
+    let op = unsafe { op.as_ref() };
+    op.stamp.check();
+    op
+}
+
+/// Ends `shares` of a record.
+///
+/// # Safety
+/// 1. The shares are the caller's to end, and it does not use the record afterwards.
+#[inline]
+pub(super) unsafe fn end_shares<T>(record: NonNull<Op<T>>, shares: u32) {
+    // SAFETY: (1): the shares keep the record up to here.
+    let op = unsafe { alive(record) };
+    // Acquire (edge `retire`): joins what those did who ended their shares. No share can come up beside the last ones.
+    let last = op.live.load(Acquire) == shares || {
+        // Release (edge `retire`): what this thread did with the record comes before its end.
+        op.live.fetch_sub(shares, Release) == shares && {
+            // Acquire (edge `retire`), as above.
+            let _ = op.live.load(Acquire);
+            true
+        }
+    };
+    if last {
+        // SAFETY: nobody holds the task any more, and the count reaches zero once.
+        unsafe { drop_task(op) };
+        pool::retire(record);
+    }
+}
+
+/// # Safety
+/// 1. Nobody uses the task any more, and this is called once.
+unsafe fn drop_task<T>(op: &Op<T>) {
+    op.place().with_mut(|task| {
+        // SAFETY: (1); helpers never touch it.
+        let task = unsafe { &mut *task };
+        // SAFETY: the task was made with the record (2 of `new_with`), and by (1) this is its only drop.
+        unsafe { task.assume_init_drop() };
+    });
+}
 
 impl<T> OpRef<T> {
     /// As [`new_with`](Self::new_with), with a task that exists already.
@@ -373,110 +470,80 @@ impl<T> OpRef<T> {
     }
 
     /// The record.
-    #[inline]
+    #[inline(always)]
     pub fn op(&self) -> &Op<T> {
-        // SAFETY: whoever has an `OpRef` by the tracker's rules keeps the record alive.
-        let op = unsafe { self.0.as_ref() };
-        op.stamp.check();
-        op
+        self
     }
 
     /// The record's address, as the identity of the operation while it lives.
-    pub fn as_ptr(self) -> *mut Op<T> {
+    pub fn as_ptr(&self) -> *mut Op<T> {
         self.0.as_ptr()
     }
 
+    /// The right as a pointer, for [`from_ptr`](Self::from_ptr).
+    #[inline(always)]
+    pub(crate) fn into_ptr(self) -> NonNull<Op<T>> {
+        self.0
+    }
+
     /// # Safety
-    /// 1. `op` came from [`as_ptr`](Self::as_ptr), and the caller has taken over the right that went with it.
+    /// 1. `op` came from [`into_ptr`](Self::into_ptr), and the caller has taken over the right that went with it; or the
+    ///    operation has given the caller that right by the tracker's rules.
     pub unsafe fn from_ptr(op: NonNull<Op<T>>) -> Self {
         Self(op)
     }
 
-    /// The task. It is dropped after the last holder is gone; who may use it how is its owner's to say.
+    /// One more share of the record, which keeps it and its task beyond the operation's end.
     #[inline]
-    pub fn task_ptr(self) -> *mut T {
-        self.op().task().with_mut(|task| task.cast())
+    pub fn hold(&self) -> Hold<T> {
+        // Relaxed: the right's own share keeps the count above zero.
+        self.live.fetch_add(1, Relaxed);
+        Hold { op: self.0, shares: 1 }
     }
 
-    /// Becomes one more holder; the caller must be one.
+    /// What is left of the right when the operation is complete and `spent` of its accesses are the caller's to end.
     #[inline]
-    pub fn hold(self) {
-        // Relaxed: the caller's own hold keeps the count above zero.
-        self.op().live.fetch_add(1, Relaxed);
-    }
-
-    /// Ends a hold together with as many `accesses` as were spent, all of them the caller's to end. The last of them drops
-    /// the task and gives the record back after the epoch.
-    #[inline]
-    pub fn release(self, accesses: u32) {
-        self.end(1 + accesses);
-    }
-
-    /// Ends `shares` of the record.
-    #[inline]
-    pub(super) fn end(self, shares: u32) {
-        let op = self.op();
-        // Acquire (edge `retire`): joins what those did who ended their shares. No share can come up beside the last ones.
-        let last = op.live.load(Acquire) == shares || {
-            // Release (edge `retire`): what this thread did with the record comes before its end.
-            op.live.fetch_sub(shares, Release) == shares && {
-                // Acquire (edge `retire`), as above.
-                let _ = op.live.load(Acquire);
-                true
-            }
-        };
-        if last {
-            // SAFETY: nobody holds the task any more, and the count reaches zero once.
-            unsafe { self.drop_task() };
-            pool::retire(self.0);
-        }
+    pub(super) fn completed(self, spent: u32) -> Hold<T> {
+        Hold { op: self.0, shares: 1 + spent }
     }
 
     /// Takes a satisfied access off what the operation waits for.
+    ///
+    /// # Safety
+    /// 1. The access is the caller's to count, once.
     #[inline]
-    pub(super) fn satisfy(self, ready: &mut ReadyList<T>) {
-        let wait = &self.op().wait;
+    pub(super) unsafe fn satisfy(op: NonNull<Op<T>>, ready: &mut ReadyList<T>) {
+        // SAFETY: the operation is not ready before this, so it is not over.
+        let wait = &unsafe { alive(op) }.wait;
         // Acquire (edge `ready`): of what is left to take off, everything is this thread's.
         // AcqRel (edge `ready`): each decrement continues the release sequence, the last one acquires all.
         if wait.load(Acquire) == 1 || wait.fetch_sub(1, AcqRel) == 1 {
-            ready.push(self);
+            ready.push(Self(op));
         }
     }
 
     /// Drops the task and leaves the record to its only access, unless there are more accesses, or holders beside the
-    /// caller. Gives the access, which is to be [finished](super::finish) next.
+    /// caller. Gives the access, which is to be [finished](super::finish) next, and the record to be
+    /// [given back](give_back) if it is spent by that.
     #[inline]
-    pub(super) fn leave_to_access<'a>(self) -> Option<&'a Access<T>> {
+    pub(super) fn leave_to_access<'a>(self) -> Result<(&'a Access<T>, NonNull<Op<T>>), Self> {
         // SAFETY: the record stays until the access is spent, which it is not before it is finished.
-        let op = unsafe { self.0.as_ref() };
-        op.stamp.check();
-        let access = op.sole_access()?;
+        let op = unsafe { alive::<T>(self.0) };
         // Acquire (edge `retire`): joins what other holders did who are gone. No share can come up beside the last ones.
-        if op.live.load(Acquire) != 2 {
-            return None;
-        }
+        let Some(access) = op.sole_access().filter(|_| op.live.load(Acquire) == 2) else {
+            return Err(self);
+        };
         // SAFETY: the caller was the last holder, and ends that here.
-        unsafe { self.drop_task() };
+        unsafe { drop_task(op) };
         access.take_last_share();
-        Some(access)
+        Ok((access, self.0))
     }
+}
 
-    /// Gives back a record that was left to its only access, which is spent.
-    #[inline]
-    pub(super) fn give_back(self) {
-        pool::retire_inline(self.0);
-    }
-
-    /// # Safety
-    /// 1. Nobody uses the task any more, and this is called once.
-    unsafe fn drop_task(self) {
-        self.op().task().with_mut(|task| {
-            // SAFETY: (1); helpers never touch it.
-            let task = unsafe { &mut *task };
-            // SAFETY: the task was made with the record (2 of `new_with`), and by (1) this is its only drop.
-            unsafe { task.assume_init_drop() };
-        });
-    }
+/// Gives back a record that was left to its only access, which is spent.
+#[inline]
+pub(super) fn give_back<T>(record: NonNull<Op<T>>) {
+    pool::retire_inline(record);
 }
 
 /// Room for accesses that a record does not hold itself, which is noted in the record's `first` place.
@@ -507,7 +574,8 @@ pub(super) unsafe fn free_accesses<T>(op: NonNull<Op<T>>) {
 #[derive(Debug)]
 pub struct ReadyList<T> {
     head: Option<OpRef<T>>,
-    tail: Option<OpRef<T>>,
+    /// The last one of the list, to which the next is linked.
+    tail: Option<NonNull<Op<T>>>,
 }
 
 impl<T> Default for ReadyList<T> {
@@ -526,21 +594,25 @@ impl<T> ReadyList<T> {
     #[inline]
     pub fn push(&mut self, op: OpRef<T>) {
         // Relaxed: a ready operation has one owner, and the list is on its stack.
-        op.op().link.store(std::ptr::null_mut(), Relaxed);
-        match self.tail {
-            // Relaxed: as above.
-            Some(last) => last.op().link.store(op.as_ptr(), Relaxed),
+        op.link.store(std::ptr::null_mut(), Relaxed);
+        let last = self.tail.replace(op.0);
+        match last {
+            Some(last) => {
+                // SAFETY: the list has the right to it.
+                let last = unsafe { alive(last) };
+                // Relaxed: as above.
+                last.link.store(op.into_ptr().as_ptr(), Relaxed);
+            }
             None => self.head = Some(op),
         }
-        self.tail = Some(op);
     }
 
     /// Takes the operation that became ready first.
     #[inline]
     pub fn pop(&mut self) -> Option<OpRef<T>> {
-        let op = self.head?;
+        let op = self.head.take()?;
         // Relaxed: as in `push`.
-        let next = op.op().link.load(Relaxed);
+        let next = op.link.load(Relaxed);
         self.head = NonNull::new(next).map(OpRef);
         if self.head.is_none() {
             self.tail = None;

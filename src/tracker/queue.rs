@@ -115,18 +115,22 @@ impl<T> VarQueue<T> {
     /// # Safety
     /// 1. The last operation pushed on the variable is done, which the caller knows from having ended it or from
     ///    [`is_idle`](Self::is_idle), and no other will ever be pushed.
-    /// 2. This is called once.
-    /// 3. `free` may run on any thread, later.
-    pub unsafe fn dispose(&self, free: impl FnOnce() + 'static) {
+    /// 2. This is called once, and `this` is valid until `free` runs.
+    /// 3. `free` may run on any thread, later, or before this returns.
+    pub unsafe fn dispose(this: NonNull<Self>, free: impl FnOnce() + 'static) {
         let guard = epoch::pin();
+        // Not kept as a reference: it would have to stay valid to the end of this call.
+        // SAFETY: (2), and this thread is pinned.
+        let queue = unsafe { this.as_ref() };
         // Relaxed: by (1) the tail was moved to the last access before this, and the access is nothing new to the
         // caller.
-        let tail = self.tail.load(Relaxed, &guard);
+        let tail = queue.tail.load(Relaxed, &guard);
         // SAFETY: by (1) and (2) it has not been retired.
         let last = unsafe { tail.deref() };
         last.check();
-        last.share().retire();
-        let free = self.stamp.killed_by(free);
+        // SAFETY: by (1) nothing will be linked behind it, and by (2) this happens once.
+        unsafe { last.share().retire() };
+        let free = queue.stamp.killed_by(free);
         // SAFETY: (3); by (1) only threads that are pinned now can still know the queue.
         unsafe { guard.retire(free) };
     }

@@ -14,6 +14,7 @@
 //! [`Program::generate`] takes its choices from any [`Source`], so a fuzzer can use this module as it is.
 
 use std::{
+    collections::BTreeSet,
     panic::resume_unwind,
     sync::{
         Arc, Barrier, Mutex, PoisonError,
@@ -415,8 +416,10 @@ pub struct Model {
     versions: Vec<u64>,
     /// Operations whose failure a variable may carry; none if it has not failed.
     failed: Vec<Vec<Id>>,
-    /// A failure sits on no variable.
-    loose: bool,
+    /// Operations whose failure nobody was told of.
+    unknown: BTreeSet<Id>,
+    /// The same, or their failure was cleared on a variable that may have carried it.
+    maybe: BTreeSet<Id>,
     /// What each operation has seen, if it ran.
     seen: Vec<Option<u64>>,
 }
@@ -428,7 +431,8 @@ impl Model {
             typed: (0..program.variables).map(first_value).collect(),
             versions: vec![0; program.variables],
             failed: vec![Vec::new(); program.variables],
-            loose: false,
+            unknown: BTreeSet::new(),
+            maybe: BTreeSet::new(),
             seen: vec![None; program.operations.len()],
         }
     }
@@ -472,13 +476,28 @@ impl Model {
                     self.versions[variable] += 1;
                 }
                 if operation.overwrites(variable, access) {
-                    self.failed[variable].clear();
+                    self.clear(variable);
                 }
             }
         } else {
-            self.loose |= operation.accesses.iter().all(|&(_, access)| access == Access::Read);
+            self.unknown.insert(id);
             self.fail(operation, &[id]);
         }
+    }
+
+    /// Clears the failure of a variable, which is known then.
+    fn clear(&mut self, variable: usize) {
+        let cleared = std::mem::take(&mut self.failed[variable]);
+        match cleared[..] {
+            [failure] => self.told(failure),
+            _ => self.maybe.extend(cleared.into_iter().filter(|failure| self.unknown.remove(failure))),
+        }
+    }
+
+    /// Notes that somebody was told of a failure.
+    fn told(&mut self, failure: Id) {
+        self.unknown.remove(&failure);
+        self.maybe.remove(&failure);
     }
 
     fn fail(&mut self, operation: &Operation, causes: &[Id]) {
@@ -1051,11 +1070,11 @@ impl Answer {
     }
 
     fn check_all(&self, model: &Model) -> Result<(), String> {
-        let fails = model.loose || model.failed.iter().any(|failed| !failed.is_empty());
+        let (unknown, maybe) = (&model.unknown, &model.maybe);
         match self {
-            Self::Failed(_) if fails => Ok(()),
-            Self::Done if !fails => Ok(()),
-            _ => Err(format!("a wait for all gave {self:?}; it should fail: {fails}")),
+            Self::Failed(id) if unknown.contains(id) || maybe.contains(id) => Ok(()),
+            Self::Done if unknown.is_empty() => Ok(()),
+            _ => Err(format!("a wait for all gave {self:?}; unknown are {unknown:?}, and maybe {maybe:?}")),
         }
     }
 }
@@ -1071,7 +1090,7 @@ pub fn check_serial(program: &Program, history: &History) -> Result<(), String> 
                 Ok(())
             }
             (Step::ClearError(variable), _) => {
-                model.failed[variable].clear();
+                model.clear(variable);
                 Ok(())
             }
             (Step::Get(variable), Some(answer)) => {
@@ -1084,6 +1103,9 @@ pub fn check_serial(program: &Program, history: &History) -> Result<(), String> 
             (step, None) => Err(format!("{step:?} has no answer")),
         };
         check.map_err(|error| format!("step {index}, {step:?}: {error}"))?;
+        if let Some(Answer::Failed(failure)) = answer {
+            model.told(*failure);
+        }
     }
     history.check_end(program, &model)
 }

@@ -117,10 +117,9 @@ fn the_function_of_a_device_operation_cannot_wait() {
                 Ok::<_, BoxError>(waits)
             });
             let [var, limited, handle, all] = launch.unwrap().wait().unwrap();
-            for refused in [var, limited, handle] {
+            for refused in [var, limited, handle, all] {
                 assert!(matches!(refused, Err(WaitError::OnDevice)), "{kind}: {refused:?}");
             }
-            assert!(matches!(all, Err(WaitError::WouldDeadlock)), "{kind}: {all:?}");
             gate.open();
             engine.wait_for_all().unwrap();
         });
@@ -215,7 +214,7 @@ fn a_failure_goes_through_device_and_cpu_operations_alike() {
             let failed = failure(engine.op("look").submit(back.read(), |_| ()).unwrap().wait());
             assert_eq!(failed.name(), "fails", "{kind}");
             assert!(failure(engine.wait_for_var(&var)).is_same(&failed), "{kind}");
-            assert!(failure(engine.wait_for_all()).is_same(&failed), "{kind}");
+            engine.wait_for_all().expect("what was told is not reported again");
             let mut seen = seen.take();
             seen.sort_unstable();
             assert_eq!((seen, gpu.counts().copies), (vec![1, 2], 0), "{kind}");

@@ -188,14 +188,8 @@ impl Program {
             2 if may_fail => Ends::Panics,
             _ => Ends::Well,
         };
-        let properties = [
-            Property::Normal,
-            Property::Normal,
-            Property::GpuPrioritized,
-            Property::CopyToGpu,
-            Property::CopyFromGpu,
-            Property::Async,
-        ];
+        let properties =
+            [Property::Normal, Property::Normal, Property::GpuPrioritized, Property::CopyToGpu, Property::CopyFromGpu];
         self.operations.push(Operation {
             kind,
             accesses,
@@ -264,7 +258,8 @@ struct Model {
     failed: Vec<Option<usize>>,
     /// What each operation saw, or the operation whose failure it has.
     results: Vec<Result<u64, usize>>,
-    has_failed: bool,
+    /// The failures that nobody was told of.
+    unknown: BTreeSet<usize>,
 }
 
 impl Model {
@@ -275,7 +270,7 @@ impl Model {
             versions: vec![1; PLACES.len()],
             failed: vec![None; PLACES.len()],
             results: Vec::new(),
-            has_failed: false,
+            unknown: BTreeSet::new(),
         }
     }
 
@@ -305,6 +300,7 @@ impl Model {
             }
         }
         if operation.ends != Ends::Well {
+            self.unknown.insert(id);
             self.fail(&sorted, id);
             self.results.push(Err(id));
             return;
@@ -315,13 +311,23 @@ impl Model {
                 self.versions[variable] += 1;
             }
             if access == Access::Overwrite {
-                self.failed[variable] = None;
+                self.clear(variable);
             }
         }
     }
 
+    fn clear(&mut self, variable: usize) {
+        if let Some(failure) = self.failed[variable].take() {
+            self.unknown.remove(&failure);
+        }
+    }
+
+    /// Notes that `result` was told.
+    fn told(&mut self, result: Result<u64, usize>) -> Result<u64, usize> {
+        result.inspect_err(|failure| _ = self.unknown.remove(failure))
+    }
+
     fn fail(&mut self, accesses: &[(usize, Access)], cause: usize) {
-        self.has_failed = true;
         for &(variable, access) in accesses {
             if access != Access::Read {
                 self.failed[variable].get_or_insert(cause);
@@ -623,13 +629,13 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
     let mut runner = Runner::new(program, kind, seed);
     let mut model = Model::new();
     let at = |what: &str| format!("{what} on the {kind} engine, seed {seed}: {program:#?}");
-    let check_handle = |runner: &mut Runner, model: &Model, id: usize| {
+    let check_handle = |runner: &mut Runner, model: &mut Model, id: usize| {
         if let Some(handle) = runner.handles.get_mut(id).and_then(Option::take) {
             let expected = match (program.operations[id].kind, model.results[id]) {
                 (Kind::Kernel(_), Ok(_)) => Ok(begin(id)),
                 (_, result) => result,
             };
-            assert_eq!(shown(handle.wait()), expected, "{}", at(&format!("the handle of #{id}")));
+            assert_eq!(model.told(shown(handle.wait())), expected, "{}", at(&format!("the handle of #{id}")));
         }
     };
     for (index, &step) in program.steps.iter().enumerate() {
@@ -656,23 +662,26 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
                     _ => runner.engine.wait_to_read(token),
                 };
                 let expected = model.failed[variable].map_or(Ok(0), Err);
-                assert_eq!(shown(waited.map(|()| 0)), expected, "{}", what("a wait"));
+                assert_eq!(model.told(shown(waited.map(|()| 0))), expected, "{}", what("a wait"));
                 assert_eq!(runner.engine.version(token), model.versions[variable], "{}", what("a version"));
             }
-            Step::WaitForHandle(id) => check_handle(&mut runner, &model, id),
+            Step::WaitForHandle(id) => check_handle(&mut runner, &mut model, id),
             Step::WaitForAll => match runner.engine.wait_for_all() {
-                Ok(()) => assert!(model.failed.iter().all(Option::is_none), "{}", what("a wait for all")),
-                Err(error) => assert!(model.has_failed, "{}: {error}", what("a wait for all")),
+                Ok(()) => assert!(model.unknown.is_empty(), "{}: {:?}", what("a wait for all"), model.unknown),
+                Err(error) => {
+                    let failure = shown(Err(error)).expect_err("it is an error");
+                    assert!(model.unknown.remove(&failure), "{}: {failure}", what("a wait for all"));
+                }
             },
             Step::ClearError(variable) => {
-                model.failed[variable] = None;
+                model.clear(variable);
                 runner.engine.clear_error(runner.variables[variable].token()).expect("the engine is open");
             }
         }
     }
     runner.gpus.iter().for_each(SimulatedGpu::resume);
     for id in 0..program.operations.len() {
-        check_handle(&mut runner, &model, id);
+        check_handle(&mut runner, &mut model, id);
     }
     for variable in 0..PLACES.len() {
         let expected = model.failed[variable].map_or(Ok(model.values[variable]), Err);

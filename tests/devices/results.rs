@@ -173,7 +173,7 @@ fn copies_work_in_both_directions_on_any_lane() {
                 Property::CopyToGpu,
                 Property::CopyFromGpu,
                 Property::GpuPrioritized,
-                Property::Async,
+                Property::NoSkip,
             ];
             for (round, &property) in properties.iter().cycle().take(20).enumerate() {
                 let (host, var, back) = (pinned(&engine, 4), device(&engine, 4), pinned(&engine, 4));

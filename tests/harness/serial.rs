@@ -7,7 +7,7 @@
 //! them, `typed` mostly operations over typed variables in many shapes, aliased ones among them.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     panic::panic_any,
     sync::{
         Arc, Mutex,
@@ -411,22 +411,16 @@ enum Answer {
 #[derive(Clone, Debug)]
 enum Expected {
     Exactly(Answer),
-    /// One of these failures, or nothing if none of them is sure.
-    OneOf {
-        sure: Vec<String>,
-        maybe: Vec<String>,
-    },
-    /// So many failures cleared, and perhaps so many more.
-    Cleared(usize, usize),
+    /// One of these failures, or nothing if there is none.
+    OneOf(Vec<String>),
 }
 
 impl Expected {
     fn admits(&self, answer: &Answer) -> bool {
         match (self, answer) {
             (Self::Exactly(expected), answer) => expected == answer,
-            (Self::OneOf { sure, maybe }, Answer::Failed(failure)) => sure.contains(failure) || maybe.contains(failure),
-            (Self::OneOf { sure, .. }, Answer::Nothing) => sure.is_empty(),
-            (Self::Cleared(sure, more), Answer::Cleared(count)) => (*sure..=sure + more).contains(count),
+            (Self::OneOf(failures), Answer::Failed(failure)) => failures.contains(failure),
+            (Self::OneOf(failures), Answer::Nothing) => failures.is_empty(),
             _ => false,
         }
     }
@@ -450,12 +444,11 @@ struct Model {
     failed: Vec<Option<usize>>,
     /// What each failure shows. Two that show the same are different all the same.
     failures: Vec<String>,
-    loose: Vec<usize>,
-    /// Failures of variables that were dropped: they are kept if nobody was told of them.
-    maybe: Vec<usize>,
+    /// Those that nobody was told of.
+    unknown: BTreeSet<usize>,
     runs: Vec<u32>,
     seen: Vec<u64>,
-    results: HashMap<usize, Answer>,
+    results: HashMap<usize, Result<u64, usize>>,
     operators: Vec<usize>,
     /// By variable: the value beside it that the function of its deletion saw.
     deletions: BTreeMap<usize, u64>,
@@ -500,23 +493,25 @@ impl Model {
                 self.standings[variable] = Standing::Deleted;
                 self.deletions.insert(variable, self.slots[variable]);
                 if panics {
-                    self.loose.push(self.failures.len());
-                    self.failures.push(DELETION_FAILED.to_owned());
+                    self.fails(DELETION_FAILED.to_owned());
                 }
             }
             Step::DropVariable(variable) => {
                 self.standings[variable] = Standing::Dropped;
-                self.maybe.extend(self.failed[variable]);
             }
-            Step::ClearError(variable) => self.failed[variable] = None,
+            Step::ClearError(variable) => self.clear(variable),
             Step::ClearErrors => {
-                let expected = Expected::Cleared(self.loose.len(), self.maybe.len());
-                self.loose.clear();
-                return expected;
+                // One of them was told by the wait before.
+                answer = Answer::Cleared(self.unknown.len().saturating_sub(1));
+                self.unknown.clear();
             }
             Step::Wait(Wait::ForAll, _) => return self.all(),
             Step::Wait(Wait::Handle(id), _) => {
-                answer = self.results.get(&id).cloned().unwrap_or(Answer::Other("no such handle".to_owned()));
+                answer = match self.results.get(&id) {
+                    Some(&Ok(seen)) => Answer::Value(seen),
+                    Some(&Err(failure)) => self.failed_by(failure),
+                    None => Answer::Other("no such handle".to_owned()),
+                };
             }
             Step::Wait(Wait::Get(variable), _) => answer = self.get(variable),
             Step::Wait(Wait::ForVar(variable) | Wait::ToRead(variable) | Wait::ToWrite(variable), _) => {
@@ -529,24 +524,49 @@ impl Model {
     fn get(&self, variable: usize) -> Answer {
         match (self.standings[variable], self.failed[variable]) {
             (Standing::Live, None) => Answer::Value(self.values[variable]),
-            (Standing::Live, Some(failure)) => Answer::Failed(self.failures[failure].clone()),
+            (Standing::Live, Some(failure)) => self.failed_by(failure),
             _ => Answer::Refused(PushError::DeletedVariable),
         }
     }
 
     fn wait(&self, variable: usize) -> Answer {
-        self.failed[variable].map_or(Answer::Nothing, |failure| Answer::Failed(self.failures[failure].clone()))
+        self.failed[variable].map_or(Answer::Nothing, |failure| self.failed_by(failure))
+    }
+
+    fn failed_by(&self, failure: usize) -> Answer {
+        Answer::Failed(self.failures[failure].clone())
     }
 
     fn all(&self) -> Expected {
-        let show = |numbers: Vec<usize>| numbers.into_iter().map(|number| self.failures[number].clone()).collect();
-        let on = |dropped: bool| {
-            let own = move |variable: &usize| (self.standings[*variable] == Standing::Dropped) == dropped;
-            (0..self.failed.len()).filter(own).filter_map(|variable| self.failed[variable])
+        Expected::OneOf(self.unknown.iter().map(|&failure| self.failures[failure].clone()).collect())
+    }
+
+    /// Notes a failure, of which nobody was told yet.
+    fn fails(&mut self, shown: String) -> usize {
+        let failure = self.failures.len();
+        self.failures.push(shown);
+        self.unknown.insert(failure);
+        failure
+    }
+
+    /// Notes what a step has told.
+    fn told(&mut self, step: Step, answer: &Answer) {
+        let Answer::Failed(shown) = answer else { return };
+        let failure = match step {
+            Step::Wait(Wait::Handle(id), _) => self.results.get(&id).and_then(|result| result.err()),
+            Step::Wait(
+                Wait::Get(variable) | Wait::ForVar(variable) | Wait::ToRead(variable) | Wait::ToWrite(variable),
+                _,
+            ) => self.failed[variable],
+            // Of those that show the same it does not matter which.
+            _ => self.unknown.iter().copied().find(|&failure| self.failures[failure] == *shown),
         };
-        Expected::OneOf {
-            sure: show(on(false).chain(self.loose.iter().copied()).collect()),
-            maybe: show(on(true).chain(self.maybe.iter().copied()).collect()),
+        failure.iter().for_each(|failure| _ = self.unknown.remove(failure));
+    }
+
+    fn clear(&mut self, variable: usize) {
+        if let Some(failure) = self.failed[variable].take() {
+            self.unknown.remove(&failure);
         }
     }
 
@@ -558,6 +578,11 @@ impl Model {
         let operation = &program.operations[id];
         if operation.gpu == Some(1) {
             Some(PushError::NoSuchDevice(Context::Gpu(1)))
+        } else if operation.gpu == Some(0)
+            && operation.is_for_device()
+            && matches!(operation.property, Property::CpuPrioritized | Property::Async)
+        {
+            Some(PushError::NotOfDevice(operation.property, Context::Gpu(0)))
         } else if operation.foreign {
             Some(PushError::ForeignVariable)
         } else if self.names_deleted(program, id) {
@@ -578,7 +603,7 @@ impl Model {
             .find_map(|(&variable, _)| self.failed[variable]);
         if let (Some(failure), false) = (cause, operation.is_never_skipped()) {
             self.fail(&effective, failure);
-            self.results.insert(id, Answer::Failed(self.failures[failure].clone()));
+            self.results.insert(id, Err(failure));
             return;
         }
         let mut seen = id as u64 + 1;
@@ -601,35 +626,23 @@ impl Model {
         self.runs[id] += 1;
         self.seen[id] = self.seen[id].wrapping_add(seen);
         if operation.ends != Ends::Well {
-            let failure = self.failures.len();
-            self.failures.push(operation.failure(id));
+            let failure = self.fails(operation.failure(id));
             self.fail(&effective, failure);
-            self.results.insert(id, Answer::Failed(self.failures[failure].clone()));
+            self.results.insert(id, Err(failure));
             return;
         }
-        self.results.insert(id, Answer::Value(seen));
+        self.results.insert(id, Ok(seen));
         for (&variable, &access) in effective.iter().filter(|&(_, access)| *access != Access::Read) {
             self.versions[variable] += 1;
             if access == Access::Overwrite {
-                self.failed[variable] = None;
+                self.clear(variable);
             }
         }
     }
 
     fn fail(&mut self, effective: &BTreeMap<usize, Access>, failure: usize) {
-        let mut is_carried = false;
-        for (&variable, &access) in effective {
-            let failed = &mut self.failed[variable];
-            if failed.is_none() && access != Access::Read {
-                *failed = Some(failure);
-                if self.standings[variable] == Standing::Dropped {
-                    self.maybe.push(failure);
-                }
-            }
-            is_carried |= *failed == Some(failure);
-        }
-        if !is_carried {
-            self.loose.push(failure);
+        for (&variable, _) in effective.iter().filter(|&(_, access)| *access != Access::Read) {
+            self.failed[variable].get_or_insert(failure);
         }
     }
 }
@@ -1147,6 +1160,7 @@ fn run(program: &Arc<Program>, plan: &Builder, watch: &Watch) -> Result<(), Stri
             continue;
         }
         expect(&format!("step {index}, {step:?},"), &expected, &answer)?;
+        model.told(step, &answer);
     }
     // Relaxed: as above.
     runner.world.at.store(program.steps.len(), Relaxed);

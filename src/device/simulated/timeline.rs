@@ -37,7 +37,10 @@ use crate::{
     },
 };
 
-use super::{super::Address, Clock, Counts, DeviceError, EngineUsage, Role, Usage};
+use super::{
+    super::{Address, as_kernel},
+    Clock, Counts, DeviceError, EngineUsage, Role, Usage,
+};
 
 /// When a recorded event has happened.
 pub(in crate::device) struct Moment {
@@ -78,10 +81,10 @@ impl Kernel {
 
     fn run(mut self) -> Result<(), DeviceError> {
         let Some(kernel) = self.0.take() else { return Ok(()) };
-        panics::catch(kernel).map_err(|payload| {
+        panics::catch(|| as_kernel(kernel)).map_err(|payload| {
             let text = payload.downcast_ref::<&'static str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-            panics::discard(payload);
+            as_kernel(|| panics::discard(payload));
             let text = text.unwrap_or_else(|| "with a payload that is no string".to_owned());
             DeviceError::lost(719, format!("a kernel panicked: {text}"))
         })
@@ -91,10 +94,10 @@ impl Kernel {
 impl Drop for Kernel {
     fn drop(&mut self) {
         if let Some(kernel) = self.0.take()
-            && let Err(payload) = panics::catch(|| drop(kernel))
+            && let Err(payload) = panics::catch(|| as_kernel(|| drop(kernel)))
         {
             log::error!("raddle: the drop of a kernel that was not run panicked");
-            panics::discard(payload);
+            as_kernel(|| panics::discard(payload));
         }
     }
 }
