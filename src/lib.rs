@@ -71,6 +71,8 @@ mod tracker;
 mod trouble;
 mod typed;
 mod variable;
+mod waits;
+mod wakers;
 
 pub use builder::Builder;
 pub use completion::Completion;

@@ -408,10 +408,13 @@ where
     fn report(&mut self, result: Result<(), &OpError>) {
         let value = self.value.take();
         if let Some(outcome) = self.outcome.take() {
-            match (result, value) {
+            let wakers = match (result, value) {
                 (Ok(()), Some(value)) => outcome.set(Ok(value)),
-                (Ok(()), None) => {}
+                (Ok(()), None) => None,
                 (Err(error), _) => outcome.set(Err(error.clone())),
+            };
+            if let Some(wakers) = wakers {
+                wakers.wake();
             }
         }
     }
@@ -434,22 +437,26 @@ impl Work for Await {
     const REPORTS: bool = true;
 
     fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause> {
-        self.failure = cx
-            .op()
-            .op()
-            .accesses()
-            .iter()
+        let op = cx.op();
+        for access in op.op().accesses() {
+            let cell = VarCell::of(access);
+            // While the variable cannot be freed.
+            cell.waits().forget(op);
             // SAFETY: the operation runs, so it has the right to read what it names, and comes after what devices write there.
-            .find_map(|access| unsafe { VarCell::of(access).trouble().failure() });
+            self.failure = unsafe { cell.trouble().failure() };
+        }
         Ok(())
     }
 
+    /// Never called: a wait is not refused, skipped or cancelled.
     fn discard(&mut self) {}
 
     /// Not before: whoever waited may look at once whether the variable is idle.
     fn report(&mut self, _result: Result<(), &OpError>) {
         if let Some(outcome) = self.outcome.take() {
-            outcome.set(self.failure.take().map_or(Ok(()), Err));
+            if let Some(wakers) = outcome.set(self.failure.take().map_or(Ok(()), Err)) {
+                wakers.wake();
+            }
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::{
         Ordering::Relaxed,
         pause::{self, Point},
     },
+    tally::Ticket,
     task::{Task, flag},
     tracker::{self, Mode, OpRef, ReadyList},
     variable::VarCell,
@@ -60,7 +61,15 @@ impl Core {
         self.discard(op);
         let ticket = op.task().ticket;
         tracker::end(op, ready);
-        self.tally.leave(ticket);
+        self.count_out(ticket);
+    }
+
+    /// Counts an operation out, and wakes who waited for that.
+    #[inline(always)]
+    pub(super) fn count_out(&self, ticket: Ticket) {
+        if let Some(wakers) = self.tally.leave(ticket) {
+            wakers.wake();
+        }
     }
 
     /// Whether a ready operation may run.
@@ -239,7 +248,7 @@ impl Core {
         let ticket = op.task().ticket;
         tracker::end(op, ready);
         pause::at(Point::Completed);
-        self.tally.leave(ticket);
+        self.count_out(ticket);
     }
 
     /// Ends an operation with `result` and adds what becomes ready by it to `ready`.
@@ -275,7 +284,7 @@ impl Core {
             tracker::end(op, ready);
             pause::at(Point::Completed);
         }
-        self.tally.leave(ticket);
+        self.count_out(ticket);
     }
 
     /// What [`settle`](Self::settle) begins with, for an operation that leaves its variables' state alone or is a
@@ -299,7 +308,7 @@ impl Core {
             self.report(op, result);
         }
         op.release(spent);
-        self.tally.leave(ticket);
+        self.count_out(ticket);
     }
 
     /// Tells whoever has the operation's handle.
