@@ -51,7 +51,11 @@ struct Last {
 impl Last {
     /// The wait of a kind, and that of the other.
     fn of(&mut self, for_reading: bool) -> (&mut Option<Wait>, &mut Option<Wait>) {
-        if for_reading { (&mut self.for_reading, &mut self.for_all) } else { (&mut self.for_all, &mut self.for_reading) }
+        if for_reading {
+            (&mut self.for_reading, &mut self.for_all)
+        } else {
+            (&mut self.for_all, &mut self.for_reading)
+        }
     }
 }
 
