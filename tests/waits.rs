@@ -368,23 +368,28 @@ fn a_wait_that_joins_another_returns_the_failure() {
 #[test]
 fn a_wait_covers_what_was_pushed_before_it_and_nothing_after() {
     alone_on(&KINDS, 2, |engine| {
-        for for_reading in [true, false] {
-            let begin = |token: &Token| -> VarWait {
-                if for_reading { engine.wait_to_read_async(token) } else { engine.wait_for_var_async(token) }
-            };
+        // For reading, or not.
+        for kinds in [[true, true], [true, false], [false, true], [false, false]] {
             let (token, pending) = (engine.new_var(), Pending::new());
+            let waits = || -> Vec<VarWait> {
+                let begin = |&for_reading: &bool| {
+                    if for_reading { engine.wait_to_read_async(&token) } else { engine.wait_for_var_async(&token) }
+                };
+                [kinds, kinds].as_flattened().iter().map(begin).collect()
+            };
             let first = pending.begin(&engine, [&token]);
-            let (one, other) = (begin(&token), begin(&token));
+            let before = waits();
             let (sender, second) = mpsc::channel();
             engine
                 .op("second")
                 .writes([&token])
                 .push_async(move |_, done| sender.send(done).expect("the test goes on"))
                 .expect("the engine is open");
-            let mut behind = [begin(&token), begin(&token)];
+            let mut behind = waits();
             first.complete();
-            block_on(one).expect("nothing failed");
-            block_on(other).expect("nothing failed");
+            for wait in before {
+                block_on(wait).expect("nothing failed");
+            }
             let second = second.recv().expect("it starts");
             for wait in &mut behind {
                 assert!(poll_once(wait).is_pending(), "the second operation is not done");
@@ -395,6 +400,33 @@ fn a_wait_covers_what_was_pushed_before_it_and_nothing_after() {
             }
             assert_eq!(engine.version(&token), 2);
         }
+    });
+}
+
+/// A wait that is ready lies on a thread that does something else first. Another has no need to wait for that one.
+#[test]
+fn a_wait_does_not_join_one_that_is_ready_and_held_up() {
+    struct Block(Gate, Gate);
+    impl Wake for Block {
+        fn wake(self: Arc<Self>) {
+            self.0.open();
+            self.1.pass();
+        }
+    }
+    alone_on(&KINDS, 2, |engine| {
+        let (one, other) = (engine.new_var(), engine.new_var());
+        let done = Pending::new().begin(&engine, [&one, &other]);
+        let (blocked, go_on) = (Gate::new(), Gate::new());
+        let mut first = engine.wait_for_var_async(&one);
+        let waker = Waker::from(Arc::new(Block(blocked.clone(), go_on.clone())));
+        assert!(poll_with(&mut first, &waker).is_pending());
+        drop(engine.wait_to_read_async(&other));
+        let thread = thread::spawn(move || done.fail("as planned"));
+        blocked.pass();
+        let waited = engine.wait_to_read_timeout(&other, common::SOON);
+        go_on.open();
+        thread.join().expect("it does not panic");
+        failure(waited);
     });
 }
 
