@@ -403,7 +403,7 @@ impl Engine {
 
     #[track_caller]
     fn wait_async(&self, token: &Token, for_reading: bool) -> VarWait {
-        VarWait(self.core.begin_wait(token, for_reading, Location::caller()).transpose())
+        VarWait::new(self.core.begin_wait(token, for_reading, Location::caller()))
     }
 
     /// Waits for every operation pushed before the call, by whatever thread. Pushes after the call do not prolong it.

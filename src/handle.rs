@@ -9,7 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{core::Core, error::WaitError, outcome::Outcome};
+use crate::{
+    core::Core,
+    error::WaitError,
+    outcome::{Outcome, Waiter},
+};
 
 /// The handle of a pushed operation: its result can be waited for, awaited, or left alone.
 ///
@@ -27,7 +31,7 @@ use crate::{core::Core, error::WaitError, outcome::Outcome};
 /// ```
 #[must_use = "the operation runs anyway; use `push` if its result is not wanted"]
 pub struct OpHandle<R> {
-    outcome: Arc<Outcome<R>>,
+    waiter: Waiter<R>,
     core: Arc<Core>,
 }
 
@@ -39,13 +43,13 @@ impl<R> fmt::Debug for OpHandle<R> {
 
 impl<R> OpHandle<R> {
     pub(crate) fn new(outcome: Arc<Outcome<R>>, core: Arc<Core>) -> Self {
-        Self { outcome, core }
+        Self { waiter: Waiter::new(outcome), core }
     }
 
     /// Whether the operation is done.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.outcome.is_done()
+        self.waiter.outcome().is_done()
     }
 
     /// Waits for the operation and takes its result. Inside an operation, the worker goes on with others meanwhile.
@@ -54,7 +58,7 @@ impl<R> OpHandle<R> {
     /// [`WaitError::Failed`] if the operation failed or was skipped, [`WaitError::WouldDeadlock`] if it is the calling one,
     /// [`WaitError::TooManyWaiting`].
     pub fn wait(self) -> Result<R, WaitError> {
-        self.core.wait_outcome(&self.outcome, None)
+        self.core.wait_outcome(self.waiter.outcome(), None)
     }
 
     /// Waits for the operation at most for `timeout` and takes its result. It can be called again after
@@ -63,15 +67,15 @@ impl<R> OpHandle<R> {
     /// # Errors
     /// As [`wait`](Self::wait), [`WaitError::TimedOut`], and [`WaitError::ValueTaken`] if an earlier call took the result.
     pub fn wait_timeout(&mut self, timeout: Duration) -> Result<R, WaitError> {
-        self.core.wait_outcome(&self.outcome, Instant::now().checked_add(timeout))
+        self.core.wait_outcome(self.waiter.outcome(), Instant::now().checked_add(timeout))
     }
 }
 
 impl<R> Future for OpHandle<R> {
     type Output = Result<R, WaitError>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.outcome.poll(cx.waker())
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.waiter.poll(cx.waker())
     }
 }
 
@@ -79,19 +83,34 @@ impl<R> Future for OpHandle<R> {
 /// siblings.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless awaited"]
-pub struct VarWait(pub(crate) Option<Result<Arc<Outcome<()>>, WaitError>>);
+pub struct VarWait(Waited);
+
+#[derive(Debug)]
+enum Waited {
+    For(Waiter<()>),
+    /// Nothing was pending.
+    Not,
+    Refused(WaitError),
+}
+
+impl VarWait {
+    pub(crate) fn new(begun: Result<Option<Arc<Outcome<()>>>, WaitError>) -> Self {
+        Self(match begun {
+            Ok(Some(outcome)) => Waited::For(Waiter::new(outcome)),
+            Ok(None) => Waited::Not,
+            Err(error) => Waited::Refused(error),
+        })
+    }
+}
 
 impl Future for VarWait {
     type Output = Result<(), WaitError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &self.0 {
-            None => Poll::Ready(Ok(())),
-            Some(Ok(outcome)) => outcome.poll(cx.waker()),
-            Some(Err(_)) => match self.0.take() {
-                Some(Err(error)) => Poll::Ready(Err(error)),
-                _ => Poll::Ready(Ok(())),
-            },
+        match &mut self.0 {
+            Waited::For(waiter) => waiter.poll_shared(cx.waker()),
+            Waited::Not => Poll::Ready(Ok(())),
+            Waited::Refused(error) => Poll::Ready(Err(error.clone())),
         }
     }
 }

@@ -71,7 +71,7 @@ mod tracker;
 mod trouble;
 mod typed;
 mod variable;
-#[allow(dead_code)]
+mod waits;
 mod wakers;
 
 pub use builder::Builder;
@@ -118,14 +118,14 @@ pub mod internals {
     };
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
-        outcome::Outcome,
+        outcome::{Outcome, Waiter},
         progress::Progress,
         scheduler::{DEFAULT_BAND, Injector, Lane, LaneOptions, Sleep, Worker, band_of},
         sync::{
             epoch::Flavour,
             weaken::{Step, remove},
         },
-        tally::{Tally, Ticket},
+        tally::{Tally, Ticket, Waited},
         tracker::{Hold, Mode, Node, Op, OpRef, Pushed, ReadyList, Stack, Stalled, VarQueue, complete, end, push},
     };
 }

@@ -9,17 +9,48 @@ use std::{
 use crate::{
     error::{OpError, WaitError},
     sync::{Condvar, Mutex, lock, wait_until},
-    wakers::Wakers,
+    wakers::{self, Place, Waiting, Wakers},
 };
 
 #[derive(Debug)]
 enum State<R> {
-    Pending(Vec<Waker>),
+    Pending(Waiting),
     Done(Result<R, OpError>),
     Taken,
 }
 
-/// A result that is set once and taken once.
+impl<R> State<R> {
+    /// What `get` makes of the result, or those that wait for it.
+    fn look(&mut self, get: Get<R>) -> Result<Result<R, WaitError>, &mut Waiting> {
+        match self {
+            Self::Pending(waiting) => Err(waiting),
+            done => Ok(get(done)),
+        }
+    }
+
+    fn take(&mut self) -> Result<R, WaitError> {
+        match std::mem::replace(self, Self::Taken) {
+            Self::Done(result) => result.map_err(WaitError::from),
+            Self::Taken => Err(WaitError::ValueTaken),
+            Self::Pending(_) => unreachable!("only called when the result was set"),
+        }
+    }
+}
+
+impl State<()> {
+    fn share(&mut self) -> Result<(), WaitError> {
+        match self {
+            Self::Done(result) => result.clone().map_err(WaitError::from),
+            Self::Taken => Err(WaitError::ValueTaken),
+            Self::Pending(_) => unreachable!("only called when the result was set"),
+        }
+    }
+}
+
+/// What is made of a result that is there.
+type Get<R> = fn(&mut State<R>) -> Result<R, WaitError>;
+
+/// A result that is set once. It is taken once, or [shared](Outcome::wait_shared) by all who ask.
 #[derive(Debug)]
 pub struct Outcome<R> {
     state: Mutex<State<R>>,
@@ -30,20 +61,19 @@ impl<R> Outcome<R> {
     /// A place without a result.
     #[must_use]
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State::Pending(Vec::new())), done: Condvar::new() })
+        Arc::new(Self { state: Mutex::new(State::Pending(Waiting::default())), done: Condvar::new() })
     }
 
-    /// Sets the result and wakes who waits. Later calls change nothing.
+    /// Sets the result and wakes the threads that wait; gives the wakers of the futures that do. Later calls change nothing.
+    #[must_use = "futures wait for it"]
     pub fn set(&self, result: Result<R, OpError>) -> Option<Wakers> {
         let mut state = lock(&self.state);
-        let State::Pending(wakers) = &mut *state else {
-            return None;
-        };
-        let wakers = std::mem::take(wakers);
+        let State::Pending(waiting) = &mut *state else { return None };
+        let wakers = waiting.take_up_to(u64::MAX);
         *state = State::Done(result);
         drop(state);
         self.done.notify_all();
-        Wakers::of(wakers)
+        wakers
     }
 
     /// The result, if it was set and nobody has taken it.
@@ -59,16 +89,12 @@ impl<R> Outcome<R> {
         !matches!(*lock(&self.state), State::Pending(_))
     }
 
-    fn take(state: &mut State<R>) -> Result<R, WaitError> {
-        match std::mem::replace(state, State::Taken) {
-            State::Done(result) => result.map_err(WaitError::from),
-            State::Taken => Err(WaitError::ValueTaken),
-            State::Pending(_) => unreachable!("only called when the result was set"),
-        }
-    }
-
     /// Takes the result, waiting for it at most until `deadline`.
     pub fn wait(&self, deadline: Option<Instant>) -> Result<R, WaitError> {
+        self.wait_for(deadline, State::take)
+    }
+
+    fn wait_for(&self, deadline: Option<Instant>, get: Get<R>) -> Result<R, WaitError> {
         let mut state = lock(&self.state);
         while matches!(*state, State::Pending(_)) {
             state = match wait_until(&self.done, state, deadline) {
@@ -76,18 +102,57 @@ impl<R> Outcome<R> {
                 Err(_) => return Err(WaitError::TimedOut),
             };
         }
-        Self::take(&mut state)
+        get(&mut state)
+    }
+}
+
+impl Outcome<()> {
+    /// As [`wait`](Self::wait), but leaves the result to others who ask.
+    pub fn wait_shared(&self, deadline: Option<Instant>) -> Result<(), WaitError> {
+        self.wait_for(deadline, State::share)
+    }
+}
+
+/// Somebody who waits for an outcome and may poll it. The last waker is left there, and goes with this.
+#[derive(Debug)]
+pub struct Waiter<R> {
+    outcome: Arc<Outcome<R>>,
+    place: Place,
+}
+
+impl<R> Waiter<R> {
+    /// Of a result that is to be asked for.
+    pub fn new(outcome: Arc<Outcome<R>>) -> Self {
+        Self { outcome, place: Place::default() }
+    }
+
+    /// The place of the result.
+    pub fn outcome(&self) -> &Arc<Outcome<R>> {
+        &self.outcome
     }
 
     /// Takes the result, or leaves a waker for it.
-    pub fn poll(&self, waker: &Waker) -> Poll<Result<R, WaitError>> {
-        let mut state = lock(&self.state);
-        if let State::Pending(wakers) = &mut *state {
-            if !wakers.iter().any(|known| known.will_wake(waker)) {
-                wakers.push(waker.clone());
-            }
-            return Poll::Pending;
-        }
-        Poll::Ready(Self::take(&mut state))
+    pub fn poll(&mut self, waker: &Waker) -> Poll<Result<R, WaitError>> {
+        self.poll_for(waker, State::take)
+    }
+
+    fn poll_for(&mut self, waker: &Waker, get: Get<R>) -> Poll<Result<R, WaitError>> {
+        wakers::poll(&self.outcome.state, &mut self.place, waker, |state| state.look(get))
+    }
+}
+
+impl Waiter<()> {
+    /// As [`poll`](Self::poll), but leaves the result to others who ask.
+    pub fn poll_shared(&mut self, waker: &Waker) -> Poll<Result<(), WaitError>> {
+        self.poll_for(waker, State::share)
+    }
+}
+
+impl<R> Drop for Waiter<R> {
+    fn drop(&mut self) {
+        wakers::leave(&self.outcome.state, &mut self.place, |state| match state {
+            State::Pending(waiting) => Some(waiting),
+            State::Done(_) | State::Taken => None,
+        });
     }
 }

@@ -3,8 +3,9 @@
 //! # States
 //!
 //! Operations are counted by *generation*. Exactly one generation is *current*: pushes enter it. A wait for all opens a
-//! free generation in its place and *closes* the old one; a closed generation drains and is free again. Each generation has
-//! two words per shard, and threads are spread over the shards:
+//! free generation in its place and *closes* the old one; a closed generation drains and is free again. Where none is free,
+//! one more is made: the first [`INLINE`] are part of the count, further ones lie in chunks, each as large as all before
+//! it. Each generation has two words per shard, and threads are spread over the shards:
 //!
 //! | word | meaning | bit 0 |
 //! |---|---|---|
@@ -15,12 +16,16 @@
 //! `rest`, which starts at zero and gets the difference of the sums, reaches zero exactly once, when the last operation
 //! leaves; whoever brings it there tells the waiters.
 //!
+//! Each closing has a number, one higher than the last. A wait goes by the number of the generation that it has closed: it
+//! is over when none drains that was closed with this number or a lower one. So it covers what had entered before it, and
+//! nothing else, however many generations drain.
+//!
 //! # Edges
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
 //! | `leave` | `fetch_add` of `left`, `fetch_sub` of `rest` | arming `fetch_or`, the `rest` operation that reaches zero | what the operations did |
-//! | `open` | stores of `entered` and of `current` | CAS and loads in `enter` | the words of the new generation; what was done before it was opened |
+//! | `open` | stores of `entered` and of `current` | CAS and loads in `enter` | the words of the new generation, and its chunk; what was done before it was opened |
 //! | `close` | closing `fetch_or` of `entered` | load of `entered` that finds it closed | the generation that took its place |
 //!
 //! Whoever closes a generation holds the lock, which the last one to leave it takes afterwards. So what was acquired by
@@ -29,26 +34,35 @@
 //! # Progress
 //!
 //! `enter` and `leave` are lock-free; `leave` takes a lock only when it was the last of a closed generation. An entry
-//! is refused only if a wait closed its generation meanwhile, and repeated if another thread of its shard was faster. With more than [`GENERATIONS`] - 1 generations draining at once
-//! a wait cannot close the current one at once and may take in pushes made until one of them is done.
+//! is refused only if a wait closed its generation meanwhile, and repeated if another thread of its shard was faster. A
+//! wait closes the current generation at once, whatever else drains.
+//!
+//! No waker runs in here: whoever leaves as the last gets the wakers, and wakes them when nobody waits for it any more.
 
-use std::{task::Waker, time::Instant};
+use std::{collections::BTreeSet, task::Waker, time::Instant};
 
 use crossbeam_utils::CachePadded;
 
-use crate::sync::{
-    Condvar, Mutex,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
-    atomic::{AtomicU64, AtomicUsize},
-    lock,
-    pause::{self, Point},
-    thread, wait_until,
-    weaken::{Step, removed},
+use crate::{
+    sync::{
+        Condvar, Mutex, OnceLock,
+        Ordering::{AcqRel, Acquire, Relaxed, Release},
+        atomic::{AtomicU64, AtomicUsize},
+        lock,
+        pause::{self, Point},
+        thread, wait_until,
+        weaken::{Step, removed},
+    },
+    wakers::{self, Place, Waiting, Wakers},
 };
-use crate::wakers::Wakers;
 
-/// Generations, the current one included.
-const GENERATIONS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 64 };
+/// Generations that are part of the count. In models so few that others are needed.
+const INLINE: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 64 };
+
+/// Chunks of further generations: enough for as many as a ticket tells apart. Models need two.
+const CHUNKS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 26 };
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+const _: () = assert!((INLINE as u64) << CHUNKS == 1 << u32::BITS, "each generation has a ticket of its own");
 
 const FLAG: u64 = 1;
 const ONE: u64 = 2;
@@ -56,48 +70,75 @@ const ONE: u64 = 2;
 /// `rest` counts from here, so that it may go below its start while it is being computed.
 const ZERO: u64 = 1 << 63;
 
+/// What one shard has of all generations that are part of the count, or of those of a chunk.
 #[derive(Debug)]
-struct Shard {
-    entered: CachePadded<[AtomicU64; GENERATIONS]>,
-    left: CachePadded<[AtomicU64; GENERATIONS]>,
+struct Shard<W> {
+    entered: CachePadded<W>,
+    left: CachePadded<W>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Free,
-    Current,
-    Draining,
+type Words = [AtomicU64; INLINE];
+
+/// Generations beside the first.
+#[derive(Debug)]
+struct Chunk {
+    shards: Box<[Shard<Box<[AtomicU64]>>]>,
+    rest: Box<[AtomicU64]>,
 }
 
-#[derive(Debug)]
-struct Generation {
-    phase: Phase,
-    /// How often it has drained.
-    lap: u64,
+impl Chunk {
+    fn new(shards: usize, generations: usize) -> Self {
+        let words = |word: u64| (0..generations).map(|_| AtomicU64::new(word)).collect::<Box<[_]>>();
+        // As generations that are free: closed.
+        let shard = || Shard { entered: CachePadded::new(words(FLAG)), left: CachePadded::new(words(FLAG)) };
+        Self { shards: (0..shards).map(|_| shard()).collect(), rest: words(ZERO) }
+    }
 }
 
 /// What is changed under the lock.
 #[derive(Debug)]
 struct State {
-    generations: [Generation; GENERATIONS],
-    /// Futures to wake when a generation drains.
-    wakers: Vec<Waker>,
+    /// Generations that may be opened. The lowest is taken, so that those in chunks are used only while they are needed.
+    free: BTreeSet<usize>,
+    /// Of each generation that there is, the number that it was closed with last.
+    numbers: Vec<u64>,
+    /// The numbers of closed generations that have not drained.
+    draining: BTreeSet<u64>,
+    /// The last number given.
+    last: u64,
+    /// Futures, by the numbers that they go by.
+    waiting: Waiting,
 }
 
-/// What a wait covers: generations, and the laps that were not over when it began.
+impl State {
+    /// The number up to which waits are over.
+    fn over(&self) -> u64 {
+        self.draining.first().map_or(self.last, |&first| first - 1)
+    }
+}
+
+/// What a wait that is polled covers, and where it has left its waker. To be given back when it ends.
 #[derive(Debug)]
-pub struct Mark {
-    draining: Vec<(usize, u64)>,
-    /// Something has entered the generation that the mark has opened.
-    entered_since: bool,
+pub struct Mark(Place);
+
+/// How a wait has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// What entered before has left, and nothing at all was pending at some moment of the call.
+    Idle,
+    /// What entered before has left.
+    Over,
+    /// The time was up.
+    TimedOut,
 }
 
 /// The count of pending operations.
 #[derive(Debug)]
 pub struct Tally {
     current: CachePadded<AtomicUsize>,
-    shards: Box<[Shard]>,
-    rest: [AtomicU64; GENERATIONS],
+    shards: Box<[Shard<Words>]>,
+    rest: Words,
+    chunks: [OnceLock<Box<Chunk>>; CHUNKS],
     state: Mutex<State>,
     drained: Condvar,
 }
@@ -106,10 +147,10 @@ pub struct Tally {
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket(u32);
 
-impl Mark {
-    fn is_over(&self, state: &State) -> bool {
-        self.draining.iter().all(|&(index, lap)| state.generations[index].lap != lap)
-    }
+/// The chunk of a generation that is not part of the count, and its place there.
+fn place_in_chunks(generation: usize) -> (usize, usize) {
+    let chunk = (generation / INLINE).ilog2();
+    (chunk as usize, generation - (INLINE << chunk))
 }
 
 impl Tally {
@@ -128,12 +169,13 @@ impl Tally {
                 })
                 .collect(),
             rest: std::array::from_fn(|_| AtomicU64::new(ZERO)),
+            chunks: std::array::from_fn(|_| OnceLock::new()),
             state: Mutex::new(State {
-                generations: std::array::from_fn(|generation| Generation {
-                    phase: if generation == 0 { Phase::Current } else { Phase::Free },
-                    lap: 0,
-                }),
-                wakers: Vec::new(),
+                free: (1..INLINE).collect(),
+                numbers: vec![0; INLINE],
+                draining: BTreeSet::new(),
+                last: 0,
+                waiting: Waiting::default(),
             }),
             drained: Condvar::new(),
         }
@@ -141,9 +183,55 @@ impl Tally {
 
     /// The shard that the calling thread uses.
     #[inline]
-    fn shard(&self) -> &Shard {
+    fn shard(&self) -> usize {
         // The length is a power of two: no division.
-        &self.shards[thread::number() & (self.shards.len() - 1)]
+        thread::number() & (self.shards.len() - 1)
+    }
+
+    /// `entered` of a generation, in a shard.
+    #[inline]
+    fn entered(&self, shard: usize, generation: usize) -> &AtomicU64 {
+        match self.shards[shard].entered.get(generation) {
+            Some(word) => word,
+            None => self.entered_in_chunk(shard, generation),
+        }
+    }
+
+    #[cold]
+    fn entered_in_chunk(&self, shard: usize, generation: usize) -> &AtomicU64 {
+        let (chunk, index) = self.chunk(generation);
+        &chunk.shards[shard].entered[index]
+    }
+
+    /// `left` of a generation, in a shard.
+    #[inline]
+    fn left(&self, shard: usize, generation: usize) -> &AtomicU64 {
+        match self.shards[shard].left.get(generation) {
+            Some(word) => word,
+            None => self.left_in_chunk(shard, generation),
+        }
+    }
+
+    #[cold]
+    fn left_in_chunk(&self, shard: usize, generation: usize) -> &AtomicU64 {
+        let (chunk, index) = self.chunk(generation);
+        &chunk.shards[shard].left[index]
+    }
+
+    /// `rest` of a generation.
+    fn rest(&self, generation: usize) -> &AtomicU64 {
+        self.rest.get(generation).unwrap_or_else(|| {
+            let (chunk, index) = self.chunk(generation);
+            &chunk.rest[index]
+        })
+    }
+
+    /// The chunk of a generation, and its place there.
+    fn chunk(&self, generation: usize) -> (&Chunk, usize) {
+        let (chunk, index) = place_in_chunks(generation);
+        // It was made before the generation was opened for the first time (edge `open`).
+        let Some(chunk) = self.chunks[chunk].get() else { unreachable!("the generation was never opened") };
+        (chunk, index)
     }
 
     /// Counts an operation in. What was done before the current generation was opened is visible after it.
@@ -153,7 +241,7 @@ impl Tally {
         loop {
             // Acquire (edge `open`).
             let generation = self.current.load(Acquire);
-            let word = &shard.entered[generation % GENERATIONS];
+            let word = self.entered(shard, generation);
             // Acquire (edge `close`): a flag seen here carries the generation that took this one's place to the next
             // load of `current`.
             let count = word.load(Acquire);
@@ -169,132 +257,144 @@ impl Tally {
         }
     }
 
-    /// Counts an operation out; what it did is visible to whoever sees the count without it.
+    /// Counts an operation out; what it did is visible to whoever sees the count without it. Gives the wakers of those that
+    /// waited for it.
     #[inline]
-    #[must_use]
+    #[must_use = "futures wait for it"]
     pub fn leave(&self, ticket: Ticket) -> Option<Wakers> {
         let generation = ticket.0 as usize;
-        let shard = self.shard();
+        let left = self.left(self.shard(), generation);
         pause::at(Point::TallyBeforeLeave);
         // Release (edge `leave`). It needs nothing from whoever armed the word.
-        let before = shard.left[generation % GENERATIONS].fetch_add(ONE, Release);
+        let before = left.fetch_add(ONE, Release);
         pause::at(Point::TallyLeft);
-        // AcqRel (edge `leave`).
-        if before & FLAG != 0 && self.rest[generation % GENERATIONS].fetch_sub(1, AcqRel) == ZERO + 1 {
-            return self.finish(generation);
-        }
-        None
+        if before & FLAG == 0 { None } else { self.leave_closed(generation) }
     }
 
+    /// The rest of [`leave`](Self::leave), where the generation was closed.
     #[cold]
+    fn leave_closed(&self, generation: usize) -> Option<Wakers> {
+        // AcqRel (edge `leave`).
+        let is_last = self.rest(generation).fetch_sub(1, AcqRel) == ZERO + 1;
+        is_last.then(|| self.finish(generation)).flatten()
+    }
+
     fn finish(&self, generation: usize) -> Option<Wakers> {
         let mut state = lock(&self.state);
-        Self::free(&mut state.generations[generation]);
-        let wakers = std::mem::take(&mut state.wakers);
+        let before = state.over();
+        let number = state.numbers[generation];
+        let was_draining = state.draining.remove(&number);
+        debug_assert!(was_draining, "a generation drains once");
+        state.free.insert(generation);
+        let over = state.over();
+        let wakers = state.waiting.take_up_to(over);
         drop(state);
         if removed(Step::LeaveNotifies) {
             return None;
         }
-        self.drained.notify_all();
-        Wakers::of(wakers)
-    }
-
-    fn free(generation: &mut Generation) {
-        debug_assert_eq!(generation.phase, Phase::Draining);
-        generation.phase = Phase::Free;
-        generation.lap += 1;
-    }
-
-    /// Waits until every operation that entered before the call has left. `None`: the time was up. `Some(true)`: nothing
-    /// at all was pending at some moment of the call.
-    pub fn wait(&self, deadline: Option<Instant>) -> Option<bool> {
-        let mut state = lock(&self.state);
-        let mut idle = true;
-        let mark = loop {
-            if let Some(mark) = self.mark(&mut state) {
-                break mark;
-            }
-            idle = false;
-            state = wait_until(&self.drained, state, deadline).ok()?;
-        };
-        idle &= !mark.entered_since;
-        while !mark.is_over(&state) {
-            idle = false;
-            state = wait_until(&self.drained, state, deadline).ok()?;
+        // Nobody's wait is over while an earlier generation drains.
+        if over != before {
+            self.drained.notify_all();
         }
-        Some(idle)
+        wakers
     }
 
-    /// Begins a wait that is to be polled; `None` if no generation is free, which is to be tried again when polled.
-    pub fn begin(&self) -> Option<Mark> {
-        self.mark(&mut lock(&self.state))
+    /// Waits until every operation that entered before the call has left.
+    pub fn wait(&self, deadline: Option<Instant>) -> Waited {
+        let mut state = lock(&self.state);
+        let (number, entered_since) = self.close(&mut state);
+        if !entered_since && state.over() >= number {
+            return Waited::Idle;
+        }
+        while state.over() < number {
+            state = match wait_until(&self.drained, state, deadline) {
+                Ok(state) => state,
+                Err(_) => return Waited::TimedOut,
+            };
+        }
+        Waited::Over
+    }
+
+    /// Begins a wait that is to be polled: it covers what entered before this.
+    pub fn begin(&self) -> Mark {
+        let (number, _) = self.close(&mut lock(&self.state));
+        Mark(Place::at(number))
     }
 
     /// Whether what `mark` covers has left; otherwise `waker` will be woken.
-    pub fn poll(&self, mark: &mut Option<Mark>, waker: &Waker) -> bool {
-        let mut state = lock(&self.state);
-        if mark.is_none() {
-            *mark = self.mark(&mut state);
-        }
-        if mark.as_ref().is_some_and(|mark| mark.is_over(&state)) {
-            return true;
-        }
-        if !state.wakers.iter().any(|known| known.will_wake(waker)) {
-            state.wakers.push(waker.clone());
-        }
-        false
+    pub fn poll(&self, mark: &mut Mark, waker: &Waker) -> bool {
+        let number = mark.0.mark();
+        wakers::poll(&self.state, &mut mark.0, waker, |state| {
+            if state.over() >= number { Ok(()) } else { Err(&mut state.waiting) }
+        })
+        .is_ready()
     }
 
-    /// Closes the current generation, if another can take its place, and notes what is draining.
-    fn mark(&self, state: &mut State) -> Option<Mark> {
-        let generations = &mut state.generations;
-        let next = generations.iter().position(|generation| generation.phase == Phase::Free)?;
-        let entered_since = self.rotate(generations, next);
-        let draining = generations
-            .iter()
-            .enumerate()
-            .filter(|(_, generation)| generation.phase == Phase::Draining)
-            .map(|(index, generation)| (index, generation.lap));
-        Some(Mark { draining: draining.collect(), entered_since })
+    /// Ends a wait that was polled, over or not: nobody is woken for it any more.
+    pub fn end(&self, mark: &mut Mark) {
+        wakers::leave(&self.state, &mut mark.0, |state| Some(&mut state.waiting));
+    }
+
+    /// Closes the current generation and opens another; gives the number that it was closed with, and whether the other
+    /// has been entered by the end of that.
+    fn close(&self, state: &mut State) -> (u64, bool) {
+        let next = state.free.pop_first().unwrap_or_else(|| self.make(state));
+        state.last += 1;
+        (state.last, self.rotate(state, next))
+    }
+
+    /// Makes one more generation.
+    #[cold]
+    fn make(&self, state: &mut State) -> usize {
+        let generation = state.numbers.len();
+        let (chunk, index) = place_in_chunks(generation);
+        if index == 0 {
+            let made = self.chunks[chunk].set(Box::new(Chunk::new(self.shards.len(), INLINE << chunk)));
+            debug_assert!(made.is_ok(), "each chunk is made once, under the lock");
+        }
+        state.numbers.push(0);
+        generation
     }
 
     /// Makes `next`, which is free, the current generation, and closes the one before; gives whether `next` has been entered
     /// by the end of that.
-    fn rotate(&self, generations: &mut [Generation; GENERATIONS], next: usize) -> bool {
+    fn rotate(&self, state: &mut State, next: usize) -> bool {
+        let shards = 0..self.shards.len();
         // Relaxed: only changed under the lock.
         let old = self.current.load(Relaxed);
         // Relaxed: nobody leaves a free generation; published by the stores below.
-        self.rest[next].store(ZERO, Relaxed);
-        for shard in &self.shards {
+        self.rest(next).store(ZERO, Relaxed);
+        for shard in shards.clone() {
             // Relaxed: as above.
-            shard.left[next].store(0, Relaxed);
+            self.left(shard, next).store(0, Relaxed);
         }
         // After all of `left`: from here on a thread that has read an old `current` may enter, and leave by any shard.
-        for shard in &self.shards {
+        for shard in shards.clone() {
             // Release (edge `open`): the words above.
-            shard.entered[next].store(0, Release);
+            self.entered(shard, next).store(0, Release);
         }
-        generations[next].phase = Phase::Current;
         // Release (edge `open`).
         self.current.store(next, Release);
 
         // `left` first: everything that leaves after its shard was armed takes one off `rest`, so it does not matter how
         // many more enter or leave meanwhile. Acquire (edge `leave`): what those who left did, their entries included,
         // so that the sum below counts them.
-        let arm = |shard: &Shard| shard.left[old].fetch_or(FLAG, Acquire) / ONE;
-        let left: u64 = self.shards.iter().map(arm).sum();
+        let arm = |shard: usize| self.left(shard, old).fetch_or(FLAG, Acquire) / ONE;
+        let left: u64 = shards.clone().map(arm).sum();
         // Release (edge `close`). An entry comes before this in the word's order and is counted, or its CAS fails.
-        let close = |shard: &Shard| shard.entered[old].fetch_or(FLAG, Release) / ONE;
-        let entered: u64 = self.shards.iter().map(close).sum();
+        let close = |shard: usize| self.entered(shard, old).fetch_or(FLAG, Release) / ONE;
+        let entered: u64 = shards.clone().map(close).sum();
         let pending = entered - left;
-        generations[old].phase = Phase::Draining;
         // Acquire (edge `leave`). The last one out sees `ZERO + 1` only if it comes after this addition, and then takes
         // the lock after this thread.
-        if self.rest[old].fetch_add(pending, Acquire).wrapping_add(pending) == ZERO {
-            Self::free(&mut generations[old]);
+        if self.rest(old).fetch_add(pending, Acquire).wrapping_add(pending) == ZERO {
+            state.free.insert(old);
+        } else {
+            state.numbers[old] = state.last;
+            state.draining.insert(state.last);
         }
         // Relaxed: an operation that entered `next` before another left `old` is seen here if that one was not counted
         // any more, since the read-modify-writes above have acquired its leaving (edge `leave`).
-        self.shards.iter().any(|shard| shard.entered[next].load(Relaxed) != 0)
+        shards.map(|shard| self.entered(shard, next)).any(|word| word.load(Relaxed) != 0)
     }
 }

@@ -498,15 +498,17 @@ impl Work for Await {
     const REPORTS: bool = true;
 
     fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause> {
-        self.failure = cx
-            .op()
-            .accesses()
-            .iter()
+        for access in cx.op().accesses() {
+            let cell = VarCell::of(access);
+            // While the variable cannot be freed.
+            cell.waits().forget(cx.op());
             // SAFETY: the operation runs, so it has the right to read what it names, and comes after what devices write there.
-            .find_map(|access| unsafe { VarCell::of(access).trouble().failure() });
+            self.failure = unsafe { cell.trouble().failure() };
+        }
         Ok(())
     }
 
+    /// Never called: a wait is not refused, skipped or cancelled.
     fn discard(&mut self) {}
 
     /// Not before: whoever waited may look at once whether the variable is idle.

@@ -15,6 +15,7 @@ use crate::{
     task::{Aftermath, Entry, Task, Work},
     tracker::{Access, VarQueue},
     trouble::Trouble,
+    waits::Waits,
 };
 
 /// One variable. Its queue decides who may touch the rest. What pushers use lies apart from what workers write.
@@ -37,6 +38,7 @@ struct State {
     trouble: Trouble<OpError>,
     /// The value was dropped by a deletion. Used by whoever holds the variable for writing.
     emptied: AtomicBool,
+    waits: Waits,
 }
 
 /// A variable and its value.
@@ -106,6 +108,11 @@ impl VarCell {
     #[inline]
     pub(crate) fn trouble(&self) -> &Trouble<OpError> {
         &self.state.trouble
+    }
+
+    /// The waits that others can join.
+    pub(crate) fn waits(&self) -> &Waits {
+        &self.state.waits
     }
 
     pub(crate) fn needs_drop(&self) -> bool {
@@ -197,6 +204,7 @@ impl Token {
                     version: AtomicU64::new(0),
                     trouble: Trouble::default(),
                     emptied: AtomicBool::new(false),
+                    waits: Waits::default(),
                 },
             },
             value: UnsafeCell::new(ManuallyDrop::new(value)),
@@ -293,8 +301,13 @@ impl Work for Free {
         let trouble = unsafe { &raw const (*cell.as_ptr()).state.trouble };
         // SAFETY: as above; what devices had to do with the variable was complete before this operation began.
         drop(unsafe { trouble.read() });
+        // SAFETY: as above.
+        let waits = unsafe { &raw const (*cell.as_ptr()).state.waits };
+        // SAFETY: as above; every wait has begun, and no other will.
+        drop(unsafe { waits.read() });
         let free = move || {
-            // SAFETY: the cell was boxed with this layout; what it owned was dropped: the value, the failure and the core.
+            // SAFETY: the cell was boxed with this layout; what it owned was dropped: the value, the failure,
+            // the waits and the core.
             unsafe { std::alloc::dealloc(cell.as_ptr().cast(), layout) };
         };
         // SAFETY: this operation was the last one ever pushed on the variable and its accesses are done.

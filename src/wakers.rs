@@ -113,10 +113,6 @@ pub fn leave<S>(state: &Mutex<S>, place: &mut Place, waiting: impl FnOnce(&mut S
 pub struct Wakers(Box<Vec<Waker>>);
 
 impl Wakers {
-    pub fn of(wakers: Vec<Waker>) -> Option<Self> {
-        (!wakers.is_empty()).then(|| Wakers(Box::new(wakers)))
-    }
-
     /// Wakes the futures. What a waker panics with goes no further.
     pub fn wake(self) {
         for waker in *self.0 {

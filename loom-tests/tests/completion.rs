@@ -5,7 +5,7 @@
 use std::{
     sync::{
         Arc, Mutex as StdMutex,
-        atomic::{AtomicUsize as StdUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize as StdUsize, Ordering::Relaxed},
     },
     task::{Poll, Wake, Waker},
 };
@@ -13,7 +13,7 @@ use std::{
 use loom::{cell::UnsafeCell, thread};
 use raddle::{
     Cause, Completion, Engine, EngineKind, Token, WaitError,
-    internals::{Flavour, Outcome, Progress, Step},
+    internals::{Flavour, Outcome, Progress, Step, Waiter},
 };
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
@@ -145,41 +145,83 @@ fn without_the_drop_a_wait_never_ends() {
     must_fail("without_the_drop", "deadlock");
 }
 
+/// Sets the result and wakes the futures that wait.
+fn set(outcome: &Outcome<i32>) {
+    if let Some(wakers) = outcome.set(Ok(5)) {
+        wakers.wake();
+    }
+}
+
 #[test]
 fn a_result_reaches_a_thread_that_waits() {
     model(COMPLETE, Flavour::Contract, || {
         let outcome = Outcome::new();
         let other = Arc::clone(&outcome);
-        let thread = thread::spawn(move || other.set(Ok(5)));
+        let thread = thread::spawn(move || set(&other));
         assert_eq!(outcome.wait(None).unwrap(), 5);
         assert!(outcome.is_done());
         thread.join().unwrap();
     });
 }
 
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Count(StdUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
 #[test]
 fn a_result_wakes_a_future_that_has_not_seen_it() {
-    #[derive(Default)]
-    struct Count(StdUsize);
-    impl Wake for Count {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Relaxed);
-        }
-    }
     model(COMPLETE, Flavour::Contract, || {
         let outcome = Outcome::new();
         let other = Arc::clone(&outcome);
-        let thread = thread::spawn(move || other.set(Ok(5)));
-        let count = Arc::new(Count::default());
+        let thread = thread::spawn(move || set(&other));
+        let (count, mut waiter) = (Arc::new(Count::default()), Waiter::new(outcome));
         let waker = Waker::from(Arc::clone(&count));
-        let first = outcome.poll(&waker);
+        let first = waiter.poll(&waker);
         thread.join().unwrap();
         match first {
             Poll::Ready(result) => assert_eq!(result.unwrap(), 5),
             Poll::Pending => {
                 assert_eq!(count.0.load(Relaxed), 1, "the future was not woken");
-                assert!(matches!(outcome.poll(&waker), Poll::Ready(Ok(5))));
+                assert!(matches!(waiter.poll(&waker), Poll::Ready(Ok(5))));
             }
+        }
+    });
+}
+
+/// A future that is dropped while the result is set: it may be woken before, and nothing is left of it after. One that is
+/// polled with another waker has left only that.
+#[test]
+fn a_future_that_is_dropped_leaves_no_waker_with_the_result() {
+    model(COMPLETE, Flavour::Contract, || {
+        let (outcome, dropped) = (Outcome::new(), Arc::new(AtomicBool::new(false)));
+        let (other, is_dropped) = (Arc::clone(&outcome), Arc::clone(&dropped));
+        let thread = thread::spawn(move || {
+            let was_dropped = is_dropped.load(Relaxed);
+            set(&other);
+            was_dropped
+        });
+        let counts = [(); 2].map(|()| Arc::new(Count::default()));
+        let mut waiter = Waiter::new(Arc::clone(&outcome));
+        for count in &counts {
+            if waiter.poll(&Waker::from(Arc::clone(count))).is_ready() {
+                break;
+            }
+        }
+        drop(waiter);
+        dropped.store(true, Relaxed);
+        let woken = |count: &Arc<Count>| count.0.load(Relaxed);
+        if thread.join().unwrap() {
+            assert_eq!(counts.iter().map(woken).sum::<usize>(), 0, "a future was woken that was dropped before");
+        }
+        assert!(counts.iter().map(woken).sum::<usize>() < 2, "a future was woken twice");
+        for count in &counts {
+            assert_eq!(Arc::strong_count(count), 1, "the waker is kept");
         }
     });
 }

@@ -6,7 +6,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize as StdUsize, Ordering::Relaxed},
     },
     task::{Wake, Waker},
 };
@@ -14,7 +14,7 @@ use std::{
 use loom::{cell::UnsafeCell, sync::atomic::AtomicUsize, thread};
 use raddle::{
     Engine, EngineKind, PushError, Shutdown,
-    internals::{Flavour, Step, Tally},
+    internals::{Flavour, Step, Tally, Ticket, Waited},
 };
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
@@ -32,6 +32,23 @@ fn shared() -> Arc<Shared> {
     Arc::new(Shared { tally: Tally::new(2), data: [UnsafeCell::new(0), UnsafeCell::new(0)] })
 }
 
+/// Counts an operation out, and wakes who waited.
+fn leave(tally: &Tally, ticket: Ticket) {
+    if let Some(wakers) = tally.leave(ticket) {
+        wakers.wake();
+    }
+}
+
+/// Counts how often it is woken. Of `std`: it adds no interleavings.
+#[derive(Default)]
+struct Count(StdUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
 /// Two operations entered before the wait leave on two threads; the wait ends after both and sees what they did.
 fn wait_for_two() {
     let shared = shared();
@@ -40,10 +57,10 @@ fn wait_for_two() {
         thread::spawn(move || {
             // SAFETY: the wait comes after, which is what the model checks.
             other.data[index].with_mut(|data| unsafe { *data = 1 });
-            other.tally.leave(ticket);
+            leave(&other.tally, ticket);
         })
     });
-    assert!(shared.tally.wait(None).is_some());
+    assert!(shared.tally.wait(None) != Waited::TimedOut);
     for data in &shared.data {
         // SAFETY: both operations are over.
         assert_eq!(data.with(|data| unsafe { *data }), 1);
@@ -75,28 +92,108 @@ fn without_the_notification_a_wait_for_all_never_ends() {
 /// counted exactly once.
 #[test]
 fn a_wait_for_all_is_not_prolonged_by_what_enters_later() {
-    struct Nobody;
-    impl Wake for Nobody {
-        fn wake(self: Arc<Self>) {}
-    }
     model(2, Flavour::Contract, || {
-        let (shared, waker) = (shared(), Waker::from(Arc::new(Nobody)));
+        let (shared, waker) = (shared(), Waker::from(Arc::new(Count::default())));
         let before = shared.tally.enter();
         let other = Arc::clone(&shared);
-        let thread = thread::spawn(move || other.tally.leave(before));
+        let thread = thread::spawn(move || leave(&other.tally, before));
         let other = Arc::clone(&shared);
         let racing = thread::spawn(move || {
             let ticket = other.tally.enter();
-            other.tally.leave(ticket);
+            leave(&other.tally, ticket);
         });
         let mut mark = shared.tally.begin();
-        assert!(mark.is_some());
         let after = shared.tally.enter();
         thread.join().unwrap();
         racing.join().unwrap();
         assert!(shared.tally.poll(&mut mark, &waker), "the wait holds for what entered after it");
-        shared.tally.leave(after);
-        assert_eq!(shared.tally.wait(None), Some(true), "something is still counted");
+        leave(&shared.tally, after);
+        assert_eq!(shared.tally.wait(None), Waited::Idle, "something is still counted");
+    });
+}
+
+/// The same when all generations that are part of the count drain, so that others have to be made while somebody enters.
+#[test]
+fn a_wait_for_all_is_not_prolonged_however_many_generations_drain() {
+    model(2, Flavour::Contract, || {
+        let (shared, waker) = (shared(), Waker::noop());
+        let first = shared.tally.enter();
+        let mut one = shared.tally.begin();
+        let second = shared.tally.enter();
+        let other = Arc::clone(&shared);
+        let racing = thread::spawn(move || {
+            let ticket = other.tally.enter();
+            // SAFETY: a wait that comes after the join covers it, which is what the model checks.
+            other.data[0].with_mut(|data| unsafe { *data = 1 });
+            leave(&other.tally, ticket);
+        });
+        let mut two = shared.tally.begin();
+        let third = shared.tally.enter();
+        let mut three = shared.tally.begin();
+        let after = shared.tally.enter();
+        leave(&shared.tally, third);
+        for mark in [&mut one, &mut two, &mut three] {
+            assert!(!shared.tally.poll(mark, waker), "what entered before it is pending");
+        }
+        leave(&shared.tally, second);
+        assert!(!shared.tally.poll(&mut two, waker), "what entered before it is pending");
+        leave(&shared.tally, first);
+        assert!(shared.tally.poll(&mut one, waker), "the wait holds for what entered after it");
+        racing.join().unwrap();
+        for mark in [&mut two, &mut three] {
+            assert!(shared.tally.poll(mark, waker), "the wait holds for what entered after it");
+        }
+        leave(&shared.tally, after);
+        assert_eq!(shared.tally.wait(None), Waited::Idle, "something is still counted");
+        // SAFETY: as above.
+        assert_eq!(shared.data[0].with(|data| unsafe { *data }), 1);
+    });
+}
+
+fn a_wait_is_polled() {
+    let shared = shared();
+    let (other, ticket) = (Arc::clone(&shared), shared.tally.enter());
+    let thread = thread::spawn(move || leave(&other.tally, ticket));
+    let count = Arc::new(Count::default());
+    let waker = Waker::from(Arc::clone(&count));
+    let mut mark = shared.tally.begin();
+    let over = shared.tally.poll(&mut mark, &waker);
+    thread.join().unwrap();
+    if !over {
+        assert_eq!(count.0.load(Relaxed), 1, "the future was not woken");
+        assert!(shared.tally.poll(&mut mark, &waker), "it was woken too soon");
+    }
+}
+
+#[test]
+fn a_wait_for_all_that_is_polled_is_woken_when_it_is_over() {
+    model(COMPLETE, Flavour::Contract, a_wait_is_polled);
+}
+
+/// A future that is dropped while what it waits for leaves: it may be woken before, and nothing is left of it after.
+#[test]
+fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
+    model(COMPLETE, Flavour::Contract, || {
+        let shared = shared();
+        let (other, ticket) = (Arc::clone(&shared), shared.tally.enter());
+        let dropped = Arc::new(AtomicBool::new(false));
+        let is_dropped = Arc::clone(&dropped);
+        let thread = thread::spawn(move || {
+            let was_dropped = is_dropped.load(Relaxed);
+            leave(&other.tally, ticket);
+            was_dropped
+        });
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
+        let mut mark = shared.tally.begin();
+        let _ = shared.tally.poll(&mut mark, &waker);
+        shared.tally.end(&mut mark);
+        dropped.store(true, Relaxed);
+        if thread.join().unwrap() {
+            assert_eq!(count.0.load(Relaxed), 0, "a future was woken that was dropped before");
+        }
+        drop(waker);
+        assert_eq!(Arc::strong_count(&count), 1, "the waker is kept");
     });
 }
 
@@ -108,12 +205,12 @@ fn generations_are_reused_exactly() {
         let other = Arc::clone(&shared);
         let thread = thread::spawn(move || {
             let ticket = other.tally.enter();
-            other.tally.leave(ticket);
+            leave(&other.tally, ticket);
         });
-        (0..3).for_each(|_| assert!(shared.tally.wait(None).is_some()));
+        (0..3).for_each(|_| assert!(shared.tally.wait(None) != Waited::TimedOut));
         thread.join().unwrap();
-        assert!(shared.tally.wait(None).is_some());
-        assert_eq!(shared.tally.wait(None), Some(true));
+        assert!(shared.tally.wait(None) != Waited::TimedOut);
+        assert_eq!(shared.tally.wait(None), Waited::Idle);
     });
 }
 
@@ -132,11 +229,11 @@ fn a_count_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
             if its_phase.load(Relaxed) == 0 {
                 assert!(!is_over.load(Relaxed), "the wait is over, but what was done before it is not seen");
             }
-            other.leave(ticket);
+            leave(&other, ticket);
         });
-        assert!(tally.wait(None).is_some());
+        assert!(tally.wait(None) != Waited::TimedOut);
         phase.fetch_add(1, Relaxed);
-        assert!(tally.wait(None).is_some());
+        assert!(tally.wait(None) != Waited::TimedOut);
         over.store(true, Relaxed);
         thread.join().unwrap();
     });
@@ -151,13 +248,13 @@ fn nothing_pending_means_that_what_operations_pushed_is_over_too() {
         let (first, other, mark) = (shared.tally.enter(), Arc::clone(&shared), Arc::clone(&over));
         let thread = thread::spawn(move || {
             let second = other.tally.enter();
-            other.tally.leave(first);
+            leave(&other.tally, first);
             let third = other.tally.enter();
-            other.tally.leave(second);
+            leave(&other.tally, second);
             mark.store(true, Relaxed);
-            other.tally.leave(third);
+            leave(&other.tally, third);
         });
-        while shared.tally.wait(None) == Some(false) {}
+        while shared.tally.wait(None) == Waited::Over {}
         assert!(over.load(Relaxed), "the chain was still going on");
         thread.join().unwrap();
     });

@@ -16,7 +16,7 @@ use raddle::{
     BoxError, Cause, Context, DeviceVec, Engine, EngineKind, GpuStream, IdlePolicy, Property, PushError, Shutdown,
     SimulatedGpu, WaitError,
     internals::{
-        DEFAULT_BAND, Lane, LaneOptions, Mode, OpRef, ReadyList, Step, Tally, VarQueue, Worker, complete, push,
+        DEFAULT_BAND, Lane, LaneOptions, Mode, OpRef, ReadyList, Step, Tally, VarQueue, Waited, Worker, complete, push,
     },
 };
 use raddle_loom_tests::{explore, must_fail, without};
@@ -274,7 +274,7 @@ fn waits_for_all() {
                     let ticket = tally.enter();
                     thread::yield_now();
                     gone.fetch_add(1, Relaxed);
-                    tally.leave(ticket);
+                    drop(tally.leave(ticket));
                 }
             })
         })
@@ -286,15 +286,15 @@ fn waits_for_all() {
                 for _ in 0..2 {
                     let (before, ticket) = (gone.load(Relaxed), tally.enter());
                     gone.fetch_add(1, Relaxed);
-                    tally.leave(ticket);
-                    assert!(tally.wait(None).is_some());
+                    drop(tally.leave(ticket));
+                    assert_ne!(tally.wait(None), Waited::TimedOut);
                     assert!(gone.load(Relaxed) > before, "the wait did not see what had left before");
                 }
             })
         })
         .collect();
     threads.into_iter().chain(waiters).for_each(|thread| thread.join().unwrap());
-    assert_eq!(tally.wait(None), Some(true));
+    assert_eq!(tally.wait(None), Waited::Idle);
 }
 
 #[test]

@@ -108,7 +108,7 @@ impl Core {
     ///
     /// # Safety
     /// 1. As there.
-    unsafe fn begin(&self, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
+    pub(super) unsafe fn begin(&self, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
         // SAFETY: (1).
         unsafe { self.begin_here(spec, priority, entries) }
     }
@@ -146,7 +146,7 @@ impl Core {
     }
 
     /// Puts an operation whose task is there into the queues of its variables, and where it is run if it is ready.
-    fn enqueue(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), PushError> {
+    pub(super) fn enqueue(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), PushError> {
         let pushed = tracker::push(op);
         if let Some(op) = pushed.ready {
             let flags = op.task().flags;

@@ -274,7 +274,6 @@ impl Core {
                 self.complete(op, Err(failure), false, ready)
             }
         };
-        hold.release();
         rest
     }
 
@@ -384,7 +383,7 @@ impl Core {
         }
         pause::at(Point::CompleteBeforeRetire);
         let ticket = op.task().ticket;
-        op.release();
+        drop(op);
         self.count_out(ticket);
     }
 

@@ -8,6 +8,7 @@ use crate::{
     error::ShutdownError,
     panics,
     sync::{Ordering::Relaxed, thread},
+    tally::Waited,
     threads,
 };
 
@@ -40,10 +41,10 @@ impl Core {
         }
         loop {
             match self.tally.wait(deadline) {
-                None => return Err(ShutdownError::TimedOut),
-                Some(true) => break,
+                Waited::TimedOut => return Err(ShutdownError::TimedOut),
+                Waited::Idle => break,
                 // Operations may have pushed others meanwhile.
-                Some(false) => {}
+                Waited::Over => {}
             }
         }
         if let Some(failure) = self.failures.first_unexpected() {

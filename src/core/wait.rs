@@ -1,10 +1,11 @@
 //! What waits do.
 
 use std::{
-    future::{Future, poll_fn},
+    future::Future,
     panic::Location,
+    pin::Pin,
     sync::Arc,
-    task::Poll,
+    task::{Context, Poll},
     time::Instant,
 };
 
@@ -13,7 +14,8 @@ use crate::{
     context,
     error::{Cause, PushError, WaitError},
     outcome::Outcome,
-    task::{Await, Entry, Refs, flag},
+    tally::{Mark, Waited},
+    task::{Await, Entry, Refs, Task, flag},
     threads,
     tracker::Mode,
     variable::{Token, VarCell},
@@ -28,14 +30,15 @@ impl Core {
         deadline: Option<Instant>,
         location: &'static Location<'static>,
     ) -> Result<(), WaitError> {
+        // Also if nothing is pending.
         context::admit_wait()?;
         match self.begin_wait(token, for_reading, location)? {
-            Some(outcome) => self.wait_outcome(&outcome, deadline),
+            Some(outcome) => self.wait_by(&outcome, |outcome| outcome.wait_shared(deadline)),
             None => Ok(()),
         }
     }
 
-    /// Pushes the wait for a variable; `None` if nothing is pending and nothing has failed.
+    /// Joins the last wait for a variable, or pushes one; `None` if nothing is pending and nothing has failed.
     pub(crate) fn begin_wait(
         self: &Arc<Self>,
         token: &Token,
@@ -52,26 +55,50 @@ impl Core {
         if cell.queue().is_idle(for_reading) && !self.is_troubled(cell, for_reading) {
             return Ok(None);
         }
+        let on_device = self.lane_before_wait(cell, for_reading).is_some();
+        if let Some(outcome) = cell.waits().join(for_reading, on_device) {
+            return Ok(Some(outcome));
+        }
         let outcome = Outcome::new();
         // A wait goes behind a deletion as well: it is told when the deletion is done.
         let flags = flag::INLINE | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
         let spec = Spec::internal("wait", 0, flags);
         let mode = if for_reading { Mode::Read } else { Mode::Await };
         let entry = Entry { cell: token.ptr(), mode, refs: Refs::None };
-        self.push_normalised(&spec, 0, location, &[entry], Await::new(Arc::clone(&outcome)))?;
+        // SAFETY: the next lines do that.
+        let op = unsafe { self.begin(&spec, 0, &[entry]) }?;
+        // SAFETY: the task was begun a moment ago.
+        unsafe { Task::fill(op.task_ptr(), spec.name.clone(), location, Await::new(Arc::clone(&outcome))) };
+        // Before the push, since the operation may have begun, and be forgotten, before that returns.
+        cell.waits().remember(for_reading, op.hold(), Arc::clone(&outcome));
+        self.enqueue(op)?;
         Ok(Some(outcome))
     }
 
     /// Whether `cell` has failed, or devices have something left to do with it.
     fn is_troubled(&self, cell: &VarCell, for_reading: bool) -> bool {
-        cell.trouble().is_unsettled(|| self.lane_before(cell, for_reading, |_| true).is_some())
+        cell.trouble().is_unsettled(|| self.lane_before_wait(cell, for_reading).is_some())
     }
 
-    /// Waits for an outcome. An operation that waits gives its worker to another thread meanwhile.
+    /// A lane of a device that has not completed what a wait that is pushed now would come after.
+    fn lane_before_wait(&self, cell: &VarCell, for_reading: bool) -> Option<usize> {
+        self.lane_before(cell, for_reading, |_| true)
+    }
+
+    /// Waits for an outcome and takes it. An operation that waits gives its worker to another thread meanwhile.
     pub(crate) fn wait_outcome<R>(
         self: &Arc<Self>,
         outcome: &Arc<Outcome<R>>,
         deadline: Option<Instant>,
+    ) -> Result<R, WaitError> {
+        self.wait_by(outcome, |outcome| outcome.wait(deadline))
+    }
+
+    /// As [`wait_outcome`](Self::wait_outcome), where `wait` does the waiting.
+    fn wait_by<R>(
+        self: &Arc<Self>,
+        outcome: &Arc<Outcome<R>>,
+        wait: impl FnOnce(&Outcome<R>) -> Result<R, WaitError>,
     ) -> Result<R, WaitError> {
         context::admit_wait()?;
         if !outcome.is_done() {
@@ -86,7 +113,7 @@ impl Core {
             threads::yield_worker()?;
             self.crew.rouse();
         }
-        outcome.wait(deadline)
+        wait(outcome)
     }
 
     /// Waits for every operation pushed before.
@@ -98,25 +125,15 @@ impl Core {
         threads::yield_worker()?;
         self.crew.rouse();
         match self.tally.wait(deadline) {
-            Some(_) => self.all_well(),
-            None => Err(WaitError::TimedOut),
+            Waited::Idle | Waited::Over => self.all_well(),
+            Waited::TimedOut => Err(WaitError::TimedOut),
         }
     }
 
     /// As [`wait_for_all`](Self::wait_for_all), as a future that covers what was pushed before this call.
     pub(crate) fn wait_for_all_async(self: &Arc<Self>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
-        let core = Arc::clone(self);
-        let inside = context::in_operation_of(self);
-        let mut mark = if inside { None } else { self.tally.begin() };
-        poll_fn(move |cx| {
-            if inside {
-                Poll::Ready(Err(WaitError::WouldDeadlock))
-            } else if core.tally.poll(&mut mark, cx.waker()) {
-                Poll::Ready(core.all_well())
-            } else {
-                Poll::Pending
-            }
-        })
+        let mark = (!context::in_operation_of(self)).then(|| self.tally.begin());
+        WaitForAll { core: Arc::clone(self), mark }
     }
 
     /// The earliest failure that nobody knows of.
@@ -124,6 +141,31 @@ impl Core {
         match self.failures.first() {
             Some(failure) => Err(failure.into()),
             None => Ok(()),
+        }
+    }
+}
+
+/// A wait for everything that was pushed before it was made.
+struct WaitForAll {
+    core: Arc<Core>,
+    /// `None` inside an operation, where it is refused.
+    mark: Option<Mark>,
+}
+
+impl Future for WaitForAll {
+    type Output = Result<(), WaitError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { core, mark } = &mut *self;
+        let Some(mark) = mark else { return Poll::Ready(Err(WaitError::WouldDeadlock)) };
+        if core.tally.poll(mark, cx.waker()) { Poll::Ready(core.all_well()) } else { Poll::Pending }
+    }
+}
+
+impl Drop for WaitForAll {
+    fn drop(&mut self) {
+        if let Some(mark) = &mut self.mark {
+            self.core.tally.end(mark);
         }
     }
 }

@@ -254,8 +254,6 @@ mod imp {
 pub(crate) use imp::{Condvar, Mutex, MutexGuard, OnceLock, atomic, cell, hint, mpsc, thread};
 pub(crate) use std::sync::atomic::Ordering;
 
-use crate::panics;
-
 /// Makes the caller see what was done before each release in `counter`'s last changes, one of which it has just made or
 /// seen. A fence, so that only the one who needs it pays for it.
 #[inline(always)]
@@ -300,13 +298,3 @@ pub(crate) fn wait_until<'m, T>(
 /// The deadline of a wait has passed.
 #[derive(Debug)]
 pub(crate) struct TimeIsUp;
-
-/// Wakes futures. A waker is foreign code, whose panic must not reach the caller.
-pub(crate) fn wake_all(wakers: Vec<std::task::Waker>) {
-    for waker in wakers {
-        if let Err(payload) = panics::catch(|| waker.wake()) {
-            log::error!("raddle: a waker panicked");
-            panics::discard(payload);
-        }
-    }
-}

@@ -40,6 +40,10 @@ pub enum Step {
     DropCompletes,
     /// `Tally::leave` tells those who wait for the count.
     LeaveNotifies,
+    /// `Access::stands_for_the_next` looks whether something stands behind the wait that is to be joined.
+    JoinOnlyTheLast,
+    /// `Access::stands_for_the_next` looks whether that wait is in its queue.
+    JoinWhatIsIn,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]

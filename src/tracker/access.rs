@@ -11,6 +11,7 @@ use crate::sync::{
     atomic::{AtomicBool, AtomicU8},
     epoch::{Atomic, unprotected},
     hint,
+    weaken::{Step, removed},
 };
 
 /// Every earlier writer of the variable is done.
@@ -254,6 +255,24 @@ impl<T> Access<T> {
     pub(super) fn share(&self) -> Share<T> {
         // Relaxed: who finds the access spent has acquired `DONE` (edge `complete`).
         Share { op: self.op_ptr(), last: self.last_share.load(Relaxed) }
+    }
+
+    /// Whether an access of the same mode that is pushed now would wait for the same as this one, for whoever keeps both
+    /// records: this one is in its queue, and nothing is known to stand behind it but possibly `other`. Neither mutates. Not
+    /// if this access waits for nothing any more, unless that is to count as well.
+    pub fn stands_for_the_next(&self, other: Option<&Self>, satisfied_as_well: bool) -> bool {
+        // Relaxed, like the next load: what the caller has seen pushed behind this access was linked after the next one
+        // was, which the caller therefore sees (edges `link`, `swing`). Nothing is read by the pointer.
+        let word = self.word.load(Relaxed, unprotected());
+        let is_last = word.is_null()
+            || other.is_some_and(|other| {
+                // Relaxed: as above.
+                std::ptr::eq(word.as_raw(), other) && other.word.load(Relaxed, unprotected()).is_null()
+            });
+        // Registered: what the caller pushes from now on comes behind this access.
+        (is_last || removed(Step::JoinOnlyTheLast))
+            && (satisfied_as_well || !self.is_satisfied_by(word.tag()))
+            && (removed(Step::JoinWhatIsIn) || self.op().is_some_and(Op::is_registered))
     }
 
     /// Whether the access, seen as the last of its variable, has nothing pending before the next one: for a reader's

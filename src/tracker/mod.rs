@@ -430,7 +430,7 @@ pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
 fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
     let hold = complete(op, ready);
     pause::at(Point::CompleteBeforeRetire);
-    hold.release();
+    drop(hold);
 }
 
 /// Marks `access` done and carries what follows from it down the queue; whether it was spent by that.

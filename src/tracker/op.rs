@@ -289,7 +289,6 @@ unsafe impl<T: Send> Send for OpRef<T> {}
 unsafe impl<T: Send> Sync for OpRef<T> {}
 
 /// Shares of an operation's record, which keep it and its task. Each was counted when it was made, and is given up once.
-#[must_use = "a record whose shares are not given up is never reused"]
 pub struct Hold<T> {
     op: NonNull<Op<T>>,
     shares: u32,
@@ -316,10 +315,10 @@ unsafe impl<T: Send> Send for Hold<T> {}
 // SAFETY: as for `OpRef`.
 unsafe impl<T: Send> Sync for Hold<T> {}
 
-impl<T> Hold<T> {
+impl<T> Drop for Hold<T> {
     /// Gives the shares up. The last of a record drops the task and gives the record back after the epoch.
     #[inline]
-    pub fn release(self) {
+    fn drop(&mut self) {
         // SAFETY: the shares are this one's, which ends here.
         unsafe { end_shares(self.op, self.shares) };
     }

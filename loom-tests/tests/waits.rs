@@ -1,0 +1,128 @@
+//! Waits for a variable that join one that is pending.
+#![cfg(raddle_loom)]
+
+use std::{
+    future::Future,
+    pin::Pin,
+    // Of `std`: they are used on one thread, or say what another has done before it was joined.
+    sync::{Arc, Mutex as StdMutex},
+    task::{Context, Poll, Waker},
+};
+
+use loom::thread;
+use raddle::{
+    Completion, Engine, EngineKind, Token, VarWait, WaitError,
+    internals::{Flavour::Contract, Step},
+};
+use raddle_loom_tests::{model, must_fail, without};
+
+/// Where the completion of an operation is once it has started.
+type Place = Arc<StdMutex<Option<Completion>>>;
+
+/// Pushes an asynchronous operation that writes `token`.
+fn push_async(engine: &Engine, token: &Token) -> Place {
+    let place = Place::default();
+    let inner = Arc::clone(&place);
+    engine.push_async(move |_, done| *inner.lock().unwrap() = Some(done), [], [token]).unwrap();
+    place
+}
+
+/// A naive engine, a variable, and the completion of an asynchronous operation that writes it.
+fn pending() -> (Engine, Token, Completion) {
+    let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
+    let token = engine.new_var();
+    let done = push_async(&engine, &token).lock().unwrap().take().unwrap();
+    (engine, token, done)
+}
+
+fn poll(wait: &mut VarWait) -> Poll<Result<(), WaitError>> {
+    Pin::new(wait).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// One thread begins a wait; the other pushes an operation, and then begins one as well.
+fn a_wait_behind_a_push() {
+    let (engine, token, done) = pending();
+    let (other, its_token) = (engine.clone(), token.clone());
+    let thread = thread::spawn(move || {
+        let second = push_async(&other, &its_token);
+        (other.wait_for_var_async(&its_token), second)
+    });
+    drop(engine.wait_for_var_async(&token));
+    let (mut wait, second) = thread.join().unwrap();
+    done.complete();
+    assert!(poll(&mut wait).is_pending(), "the wait is over before what was pushed before it");
+    second.lock().unwrap().take().unwrap().complete();
+    assert!(poll(&mut wait).is_ready());
+}
+
+#[test]
+fn a_wait_that_joins_another_covers_what_was_pushed_before_it() {
+    model(2, Contract, a_wait_behind_a_push);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_the_look_behind_the_wait() {
+    without(Step::JoinOnlyTheLast, || {
+        model(2, Contract, a_wait_behind_a_push);
+    });
+}
+
+#[test]
+fn without_the_look_behind_the_wait_one_that_joins_it_is_over_too_soon() {
+    must_fail("without_the_look_behind_the_wait", "before what was pushed before it");
+}
+
+/// One thread begins a wait; the other begins one as well, and then pushes an operation.
+fn a_wait_in_front_of_a_push() {
+    let (engine, token, done) = pending();
+    let (other, its_token) = (engine.clone(), token.clone());
+    let thread = thread::spawn(move || {
+        let wait = other.wait_for_var_async(&its_token);
+        (wait, push_async(&other, &its_token))
+    });
+    drop(engine.wait_for_var_async(&token));
+    let (mut wait, second) = thread.join().unwrap();
+    done.complete();
+    assert!(poll(&mut wait).is_ready(), "the wait holds for what was pushed after it");
+    second.lock().unwrap().take().unwrap().complete();
+}
+
+#[test]
+fn a_wait_that_joins_another_is_not_prolonged_by_what_is_pushed_after_it() {
+    model(2, Contract, a_wait_in_front_of_a_push);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_the_look_whether_it_is_in() {
+    without(Step::JoinWhatIsIn, || {
+        model(2, Contract, a_wait_in_front_of_a_push);
+    });
+}
+
+#[test]
+fn without_the_look_whether_it_is_in_a_wait_is_prolonged() {
+    must_fail("without_the_look_whether_it_is_in", "holds for what was pushed after it");
+}
+
+/// Waits of both kinds begin while the operation in front of them ends, and with it the wait that they may join. Each is told
+/// of the failure, and the records that were held meanwhile are given back.
+#[test]
+fn waits_that_join_one_that_begins_are_told_of_the_failure() {
+    model(2, Contract, || {
+        let (engine, token, done) = pending();
+        let first = engine.wait_for_var_async(&token);
+        let (other, its_token) = (engine.clone(), token.clone());
+        let thread =
+            thread::spawn(move || [other.wait_to_read_async(&its_token), other.wait_for_var_async(&its_token)]);
+        done.fail("as planned");
+        let others = thread.join().unwrap();
+        for mut wait in others.into_iter().chain([first]) {
+            assert!(matches!(poll(&mut wait), Poll::Ready(Err(WaitError::Failed(_)))), "it is not told");
+        }
+        drop(token);
+        // It was told, and the variable is gone.
+        let _ = engine.wait_for_all();
+    });
+}

@@ -1,0 +1,605 @@
+//! What waits cost and whom they wake: nothing is left of those that timed out or were dropped, nothing that is pushed later
+//! prolongs one, and wakers may do what they like. A binary of its own because it counts the bytes of the whole process.
+
+mod common;
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    future::Future,
+    sync::{
+        Arc, Mutex,
+        atomic::{
+            AtomicBool, AtomicIsize, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
+        mpsc,
+    },
+    task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker},
+    thread,
+    time::Duration,
+};
+
+use common::{Gate, KINDS, THREADED, block_on, engine, failure, hold, lock, poll_once, program::fewer, watched};
+use raddle::{
+    Completion, Context as Place, DeviceVec, Engine, EngineKind, OpHandle, SimulatedGpu, Token, Var, VarWait,
+    WaitError, simulated::Clock,
+};
+
+// ----------------------------------------------------------------------------------------------------- the memory ----
+
+struct Counting;
+
+/// Bytes that are in use.
+static BYTES: AtomicIsize = AtomicIsize::new(0);
+
+// SAFETY: everything is handed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        BYTES.fetch_add(layout.size() as isize, Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        BYTES.fetch_sub(layout.size() as isize, Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// One test of this binary at a time, so that each sees its own bytes.
+static ALONE: Mutex<()> = Mutex::new(());
+
+#[track_caller]
+fn alone(f: impl FnOnce() + Send + 'static) {
+    watched(|| {
+        let _alone = lock(&ALONE);
+        f();
+    });
+}
+
+#[track_caller]
+fn alone_on(kinds: &[EngineKind], workers: usize, f: impl Fn(Engine) + Clone + Send + 'static) {
+    for &kind in kinds {
+        let f = f.clone();
+        alone(move || {
+            println!("on the {kind} engine with {workers} workers");
+            f(engine(kind, workers));
+        });
+    }
+}
+
+/// Bytes that may come up while something is done [`MANY`] times, or three times as often: a few for each are too many.
+const LIMIT: isize = 512 << 10;
+
+/// Runs `f` so many times and says that this leaves memory flat.
+#[track_caller]
+fn assert_flat(what: &str, times: usize, mut f: impl FnMut(usize)) {
+    // What is made for the first ones may stay.
+    (0..1000).for_each(&mut f);
+    let before = BYTES.load(Relaxed);
+    (0..times).for_each(&mut f);
+    let grown = BYTES.load(Relaxed) - before;
+    println!("{what}: {grown} bytes more after {times}");
+    assert!(grown < LIMIT, "{what}: {grown} bytes more after {times}");
+}
+
+const MANY: usize = fewer(100_000);
+
+/// A waker of a kibibyte that counts how often it is woken.
+struct Heavy {
+    woken: AtomicUsize,
+    _weight: [u8; 1024],
+}
+
+impl Wake for Heavy {
+    fn wake(self: Arc<Self>) {
+        self.woken.fetch_add(1, SeqCst);
+    }
+}
+
+fn heavy() -> Arc<Heavy> {
+    Arc::new(Heavy { woken: AtomicUsize::new(0), _weight: [1; 1024] })
+}
+
+/// Polls a future once with a waker of its own and says that it is pending.
+#[track_caller]
+fn poll_heavily<F: Future + Unpin>(future: &mut F) -> Arc<Heavy> {
+    let heavy = heavy();
+    assert!(poll_with(future, &Waker::from(Arc::clone(&heavy))).is_pending());
+    heavy
+}
+
+fn poll_with<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
+    std::pin::Pin::new(future).poll(&mut Context::from_waker(waker))
+}
+
+// --------------------------------------------------------------------------------------- what stands still, and how ----
+
+/// Asynchronous operations that are done when the test says so.
+struct Pending(mpsc::Receiver<Completion>, mpsc::Sender<Completion>);
+
+impl Pending {
+    fn new() -> Self {
+        let (sender, receiver) = mpsc::channel();
+        Self(receiver, sender)
+    }
+
+    /// Begins one that writes `tokens`.
+    fn begin<'t>(&self, engine: &'t Engine, tokens: impl IntoIterator<Item = &'t Token>) -> Completion {
+        let sender = self.1.clone();
+        engine
+            .op("pending")
+            .writes(tokens)
+            .push_async(move |_, done| sender.send(done).unwrap_or_else(|_| unreachable!("the test goes on")))
+            .expect("the engine is open");
+        self.0.recv().expect("it starts")
+    }
+}
+
+fn none() -> [&'static Token; 0] {
+    []
+}
+
+fn timed_out(result: Result<(), WaitError>) {
+    assert!(matches!(result, Err(WaitError::TimedOut)), "{result:?}");
+}
+
+// ------------------------------------------------------------------------------------------------- waits for all ----
+
+#[test]
+fn a_wait_for_all_is_not_prolonged_however_many_others_drain() {
+    alone_on(&KINDS, 2, |engine| {
+        let pending = Pending::new();
+        let mut before = Vec::new();
+        let mut waits = Vec::new();
+        for _ in 0..200 {
+            before.push(pending.begin(&engine, none()));
+            timed_out(engine.wait_for_all_timeout(Duration::ZERO));
+            waits.push(Box::pin(engine.wait_for_all_async()));
+        }
+        let after = pending.begin(&engine, none());
+        let mut last = Box::pin(engine.wait_for_all_async());
+        assert!(poll_once(&mut last).is_pending());
+        // Each is over with the operations that were pushed before it, and not sooner.
+        for (done, mut wait) in before.into_iter().zip(waits) {
+            assert!(poll_once(&mut wait).is_pending());
+            done.complete();
+            block_on(wait).expect("nothing failed");
+        }
+        assert!(poll_once(&mut last).is_pending());
+        after.complete();
+        block_on(last).expect("nothing failed");
+        engine.wait_for_all().expect("nothing failed");
+    });
+}
+
+#[test]
+fn waits_for_all_that_overlap_end_in_any_order_of_what_they_cover() {
+    alone_on(&KINDS, 2, |engine| {
+        let pending = Pending::new();
+        let mut rounds: Vec<_> = (0..130)
+            .map(|_| (Some(pending.begin(&engine, none())), Some(Box::pin(engine.wait_for_all_async()))))
+            .collect();
+        // Those in the middle first: no wait is over while something earlier is pending.
+        for at in (0..rounds.len()).map(|i| i * 37 % 130) {
+            rounds[at].0.take().expect("each once").complete();
+            let done = rounds.iter().take_while(|round| round.0.is_none()).count();
+            for (i, (_, wait)) in rounds.iter_mut().enumerate() {
+                if i < done
+                    && let Some(wait) = wait.take()
+                {
+                    block_on(wait).expect("nothing failed");
+                } else if let Some(wait) = wait {
+                    assert!(poll_once(wait).is_pending(), "wait {i} is over, and operation {done} is not");
+                }
+            }
+        }
+        engine.wait_for_all().expect("nothing failed");
+    });
+}
+
+/// Threads that wait are told when what they cover is over, though generations before and behind drain.
+#[test]
+fn threads_that_wait_for_all_are_woken_among_many_generations() {
+    alone_on(&KINDS, 2, |engine| {
+        let pending = Pending::new();
+        let mut held = Vec::new();
+        let mut threads = Vec::new();
+        for _ in 0..5 {
+            for _ in 0..20 {
+                held.push(pending.begin(&engine, none()));
+                timed_out(engine.wait_for_all_timeout(Duration::ZERO));
+            }
+            let engine = engine.clone();
+            threads.push(thread::spawn(move || engine.wait_for_all()));
+        }
+        for done in held.into_iter().rev() {
+            done.complete();
+        }
+        for thread in threads {
+            thread.join().expect("it does not panic").expect("nothing failed");
+        }
+    });
+}
+
+#[test]
+fn dropped_waits_for_all_leave_nothing() {
+    alone_on(&KINDS, 2, |engine| {
+        let done = Pending::new().begin(&engine, none());
+        assert_flat("dropped waits for all", MANY, |_| {
+            let mut wait = Box::pin(engine.wait_for_all_async());
+            let waker = poll_heavily(&mut wait);
+            drop(wait);
+            assert_eq!(Arc::strong_count(&waker), 1, "the waker is kept");
+        });
+        assert_flat("dropped waits for all beside other work", MANY, |_| {
+            let other = engine.op("other").submit((), |()| ()).expect("the engine is open");
+            poll_heavily(&mut Box::pin(engine.wait_for_all_async()));
+            other.wait().expect("nothing failed");
+        });
+        assert_flat("waits for all that time out", MANY, |_| {
+            timed_out(engine.wait_for_all_timeout(Duration::ZERO));
+        });
+        done.complete();
+        engine.wait_for_all().expect("nothing failed");
+    });
+}
+
+// ------------------------------------------------------------------------------------------- waits for a variable ----
+
+/// The waits for a variable that stands still, each as a call that times out and as a future that is dropped.
+fn wait_in_vain(engine: &Engine, token: &Token, for_reading: bool, i: usize) {
+    if i.is_multiple_of(2) {
+        timed_out(if for_reading {
+            engine.wait_to_read_timeout(token, Duration::ZERO)
+        } else {
+            engine.wait_for_var_timeout(token, Duration::ZERO)
+        });
+    } else {
+        let mut wait = if for_reading { engine.wait_to_read_async(token) } else { engine.wait_for_var_async(token) };
+        let waker = poll_heavily(&mut wait);
+        drop(wait);
+        assert_eq!(Arc::strong_count(&waker), 1, "the waker is kept");
+    }
+}
+
+fn waits_in_vain_leave_memory_flat(engine: &Engine, token: &Token) {
+    for (what, readers) in
+        [("waits to read", [true; 2]), ("waits for all", [false; 2]), ("both in turn", [true, false])]
+    {
+        assert_flat(what, 3 * MANY, |i| wait_in_vain(engine, token, readers[i / 2 % 2], i));
+    }
+}
+
+#[test]
+fn waits_in_vain_for_a_variable_leave_nothing() {
+    alone_on(&KINDS, 2, |engine| {
+        let token = engine.new_var();
+        let gate = hold(&engine, &token);
+        waits_in_vain_leave_memory_flat(&engine, &token);
+        gate.open();
+        engine.wait_for_var(&token).expect("nothing failed");
+    });
+}
+
+#[test]
+fn waits_in_vain_behind_a_reader_leave_nothing() {
+    alone_on(&THREADED, 2, |engine| {
+        let (var, gate) = (engine.var(0), Gate::new());
+        let inside = gate.clone();
+        engine.op("read").push(var.read(), move |_| inside.pass()).expect("the engine is open");
+        assert_flat("waits for readers", 3 * MANY, |i| wait_in_vain(&engine, &var, false, i));
+        engine.wait_to_read(&var).expect("a reader does not count");
+        gate.open();
+        engine.wait_for_var(&var).expect("nothing failed");
+    });
+}
+
+/// A device that stands still: its operation is over for the tracker, and the waits are the lane's guests.
+#[test]
+fn waits_in_vain_for_a_device_leave_nothing() {
+    for kind in THREADED {
+        alone(move || {
+            let gpu = SimulatedGpu::builder().clock(Clock::Manual).build();
+            let engine =
+                Engine::builder().kind(kind).workers(2).pin(false).gpu(gpu.clone()).build().expect("it is built");
+            let var: Var<DeviceVec<u8>> = engine.device_var(Place::Gpu(0), 4).expect("memory");
+            let issued = Gate::new();
+            let inside = issued.clone();
+            engine
+                .op("launch")
+                .on(Place::Gpu(0))
+                .launch(var.write(), move |stream, _| {
+                    let mut stream = stream.simulated().expect("it is");
+                    stream.launch(Duration::from_secs(1), (), |()| {}).expect("the device works");
+                    inside.open();
+                })
+                .expect("the engine is open");
+            issued.pass();
+            waits_in_vain_leave_memory_flat(&engine, &var);
+            let wait = engine.wait_for_var_async(&var);
+            let over = Arc::new(AtomicBool::new(false));
+            let (device, is_over) = (gpu.clone(), Arc::clone(&over));
+            let clock = thread::spawn(move || {
+                while !is_over.load(SeqCst) {
+                    device.advance(Duration::from_millis(1));
+                    thread::yield_now();
+                }
+            });
+            block_on(wait).expect("nothing failed");
+            over.store(true, SeqCst);
+            clock.join().expect("it does not panic");
+        });
+    }
+}
+
+#[test]
+fn a_wait_that_joins_another_returns_the_failure() {
+    alone_on(&KINDS, 2, |engine| {
+        let (token, pending) = (engine.new_var(), Pending::new());
+        let done = pending.begin(&engine, [&token]);
+        drop(engine.wait_for_var_async(&token));
+        timed_out(engine.wait_to_read_timeout(&token, Duration::ZERO));
+        let waits = [(); 4].map(|()| [engine.wait_for_var_async(&token), engine.wait_to_read_async(&token)]);
+        let threads = [true, false].map(|for_reading| {
+            let (engine, token) = (engine.clone(), token.clone());
+            thread::spawn(move || if for_reading { engine.wait_to_read(&token) } else { engine.wait_for_var(&token) })
+        });
+        done.fail("as planned");
+        let mut waits = waits.into_iter().flatten();
+        let first = failure(block_on(waits.next().expect("there are eight")));
+        for wait in waits {
+            assert!(failure(block_on(wait)).is_same(&first));
+        }
+        for thread in threads {
+            assert!(failure(thread.join().expect("it does not panic")).is_same(&first));
+        }
+        // A later one finds the same, until it is cleared.
+        assert!(failure(engine.wait_for_var(&token)).is_same(&first));
+        engine.clear_error(&token).expect("the engine is open");
+        engine.wait_for_var(&token).expect("it was cleared");
+    });
+}
+
+#[test]
+fn a_wait_covers_what_was_pushed_before_it_and_nothing_after() {
+    alone_on(&KINDS, 2, |engine| {
+        // For reading, or not.
+        for kinds in [[true, true], [true, false], [false, true], [false, false]] {
+            let (token, pending) = (engine.new_var(), Pending::new());
+            let waits = || -> Vec<VarWait> {
+                let begin = |&for_reading: &bool| {
+                    if for_reading { engine.wait_to_read_async(&token) } else { engine.wait_for_var_async(&token) }
+                };
+                [kinds, kinds].as_flattened().iter().map(begin).collect()
+            };
+            let first = pending.begin(&engine, [&token]);
+            let before = waits();
+            let (sender, second) = mpsc::channel();
+            engine
+                .op("second")
+                .writes([&token])
+                .push_async(move |_, done| sender.send(done).expect("the test goes on"))
+                .expect("the engine is open");
+            let mut behind = waits();
+            first.complete();
+            for wait in before {
+                block_on(wait).expect("nothing failed");
+            }
+            let second = second.recv().expect("it starts");
+            for wait in &mut behind {
+                assert!(poll_once(wait).is_pending(), "the second operation is not done");
+            }
+            second.complete();
+            for wait in behind {
+                block_on(wait).expect("nothing failed");
+            }
+            assert_eq!(engine.version(&token), 2);
+        }
+    });
+}
+
+/// A wait that is ready lies on a thread that does something else first. Another has no need to wait for that one.
+#[test]
+fn a_wait_does_not_join_one_that_is_ready_and_held_up() {
+    struct Block(Gate, Gate);
+    impl Wake for Block {
+        fn wake(self: Arc<Self>) {
+            self.0.open();
+            self.1.pass();
+        }
+    }
+    alone_on(&KINDS, 2, |engine| {
+        let (one, other) = (engine.new_var(), engine.new_var());
+        let done = Pending::new().begin(&engine, [&one, &other]);
+        let (blocked, go_on) = (Gate::new(), Gate::new());
+        let mut first = engine.wait_for_var_async(&one);
+        let waker = Waker::from(Arc::new(Block(blocked.clone(), go_on.clone())));
+        assert!(poll_with(&mut first, &waker).is_pending());
+        drop(engine.wait_to_read_async(&other));
+        let thread = thread::spawn(move || done.fail("as planned"));
+        blocked.pass();
+        let waited = engine.wait_to_read_timeout(&other, common::SOON);
+        go_on.open();
+        thread.join().expect("it does not panic");
+        failure(waited);
+    });
+}
+
+/// Deletions as well, by a call and by the last handle's drop; joined waits are told.
+#[test]
+fn waits_that_join_are_told_when_the_variable_is_deleted() {
+    alone_on(&KINDS, 2, |engine| {
+        let token = engine.new_var();
+        let done = Pending::new().begin(&engine, [&token]);
+        let before = [engine.wait_for_var_async(&token), engine.wait_for_var_async(&token)];
+        let gone = Gate::new();
+        let inside = gone.clone();
+        engine.delete_variable(&token, move |_| inside.open()).expect("once");
+        let behind = [engine.wait_for_var_async(&token), engine.wait_for_var_async(&token)];
+        drop(token);
+        done.complete();
+        before.into_iter().for_each(|wait| block_on(wait).expect("nothing failed"));
+        behind.into_iter().for_each(|wait| block_on(wait).expect("nothing failed"));
+        assert!(gone.is_open(), "what was behind the deletion is over before it");
+        engine.wait_for_all().expect("nothing failed");
+    });
+}
+
+// -------------------------------------------------------------------------------------------------------- wakers ----
+
+/// Each kind of future that waits for `token`'s operation, or for its handle.
+fn futures(engine: &Engine, token: &Token) -> [Box<dyn Future<Output = bool> + Unpin>; 4] {
+    let handle: OpHandle<()> = engine.op("behind").reads([token]).submit((), |()| ()).expect("it is open");
+    let (var, read) = (engine.wait_for_var_async(token), engine.wait_to_read_async(token));
+    let all = engine.wait_for_all_async();
+    [
+        Box::new(Box::pin(async { handle.await.is_ok() })),
+        Box::new(Box::pin(async { var.await.is_ok() })),
+        Box::new(Box::pin(async { read.await.is_ok() })),
+        Box::new(Box::pin(async { all.await.is_ok() })),
+    ]
+}
+
+#[test]
+fn a_dropped_future_is_not_woken_and_one_that_moves_only_where_it_is() {
+    alone_on(&KINDS, 2, |engine| {
+        let token = engine.new_var();
+        let done = Pending::new().begin(&engine, [&token]);
+        let dropped: Vec<_> = futures(&engine, &token).iter_mut().map(poll_heavily).collect();
+        let mut moved = futures(&engine, &token);
+        let before: Vec<_> = moved.iter_mut().map(poll_heavily).collect();
+        let after: Vec<_> = moved.iter_mut().map(poll_heavily).collect();
+        for waker in dropped.iter().chain(&before) {
+            assert_eq!(Arc::strong_count(waker), 1, "the waker is kept");
+        }
+        done.complete();
+        engine.wait_for_all().expect("nothing failed");
+        for waker in dropped.iter().chain(&before) {
+            assert_eq!(waker.woken.load(SeqCst), 0, "nobody is there to be woken");
+        }
+        common::eventually("each future that is still there is woken", || {
+            after.iter().all(|waker| waker.woken.load(SeqCst) == 1)
+        });
+        for future in moved {
+            assert!(block_on(future), "nothing failed");
+        }
+    });
+}
+
+#[test]
+fn one_future_that_is_polled_often_keeps_one_waker() {
+    alone_on(&KINDS, 2, |engine| {
+        let token = engine.new_var();
+        let done = Pending::new().begin(&engine, [&token]);
+        for mut future in futures(&engine, &token) {
+            assert_flat("polls of one future", MANY, |_| drop(poll_heavily(&mut future)));
+        }
+        done.complete();
+        engine.wait_for_all().expect("nothing failed");
+    });
+}
+
+/// Wakers are woken only when what their future waits for is over.
+#[test]
+fn a_future_is_not_woken_for_what_it_does_not_wait_for() {
+    alone_on(&KINDS, 2, |engine| {
+        let pending = Pending::new();
+        let first = pending.begin(&engine, none());
+        let mut one = Box::pin(engine.wait_for_all_async());
+        let waker = poll_heavily(&mut one);
+        let second = pending.begin(&engine, none());
+        let mut other = Box::pin(engine.wait_for_all_async());
+        let others = poll_heavily(&mut other);
+        second.complete();
+        timed_out(engine.wait_for_all_timeout(Duration::ZERO));
+        assert_eq!((waker.woken.load(SeqCst), others.woken.load(SeqCst)), (0, 0), "the first is pending");
+        first.complete();
+        block_on(one).expect("nothing failed");
+        block_on(other).expect("nothing failed");
+        assert_eq!((waker.woken.load(SeqCst), others.woken.load(SeqCst)), (1, 1));
+    });
+}
+
+/// A waker whose clone, wake and drop each use the engine: push, wait in vain, wait for what is over, poll and drop futures.
+struct Busy {
+    engine: Engine,
+    token: Token,
+    used: AtomicUsize,
+}
+
+impl Busy {
+    fn make_use(&self) {
+        self.used.fetch_add(1, SeqCst);
+        self.engine.op("by a waker").push_sync(|_| {}).expect("the engine is open");
+        let _ = self.engine.wait_for_all_timeout(Duration::ZERO);
+        let _ = self.engine.wait_for_var_timeout(&self.token, Duration::ZERO);
+        drop(poll_once(&mut Box::pin(self.engine.wait_for_all_async())));
+        drop(poll_once(&mut self.engine.wait_for_var_async(&self.token)));
+    }
+
+    fn waker(self: &Arc<Self>) -> Waker {
+        // SAFETY: the functions below keep the contract of wakers with the count of an `Arc`, as `Wake` does.
+        unsafe { Waker::from_raw(Self::raw(Arc::clone(self))) }
+    }
+
+    fn raw(this: Arc<Self>) -> RawWaker {
+        static TABLE: RawWakerVTable = RawWakerVTable::new(
+            |data| {
+                let this = Busy::borrow(data);
+                this.make_use();
+                Busy::raw(Arc::clone(&this))
+            },
+            |data| {
+                Busy::borrow(data).make_use();
+                Busy::give_up(data);
+            },
+            |data| Busy::borrow(data).make_use(),
+            |data| {
+                Busy::borrow(data).make_use();
+                Busy::give_up(data);
+            },
+        );
+        RawWaker::new(Arc::into_raw(this).cast(), &TABLE)
+    }
+
+    fn borrow(data: *const ()) -> std::mem::ManuallyDrop<Arc<Self>> {
+        // SAFETY: made by `raw`, and not given up.
+        std::mem::ManuallyDrop::new(unsafe { Arc::from_raw(data.cast()) })
+    }
+
+    fn give_up(data: *const ()) {
+        drop(std::mem::ManuallyDrop::into_inner(Self::borrow(data)));
+    }
+}
+
+#[test]
+fn wakers_that_use_the_engine_stop_nobody() {
+    alone_on(&KINDS, 2, |engine| {
+        let token = engine.new_var();
+        let done = Pending::new().begin(&engine, [&token]);
+        let busy = [(); 2]
+            .map(|()| Arc::new(Busy { engine: engine.clone(), token: token.clone(), used: AtomicUsize::new(0) }));
+        let mut stay = futures(&engine, &token);
+        for future in &mut stay {
+            // Cloned, replaced by another, and that by the first again.
+            for busy in [&busy[0], &busy[1], &busy[0]] {
+                assert!(poll_with(future, &busy.waker()).is_pending());
+            }
+        }
+        for mut future in futures(&engine, &token) {
+            assert!(poll_with(&mut future, &busy[1].waker()).is_pending());
+        }
+        done.complete();
+        engine.wait_for_all().expect("nothing failed");
+        for future in stay {
+            assert!(block_on(future), "nothing failed");
+        }
+        common::eventually("the engine keeps no waker", || busy.iter().all(|busy| Arc::strong_count(busy) == 1));
+        assert!(busy.iter().all(|busy| busy.used.load(SeqCst) > 8));
+    });
+}
