@@ -21,7 +21,7 @@ type Number = usize;
 type Made = (Arc<Lane<Number>>, Vec<Worker<Number>>);
 
 fn lane(workers: usize) -> Made {
-    Lane::new(LaneOptions { name: "model", workers, threads: workers, idle: IdlePolicy::Park })
+    Lane::new(LaneOptions { name: "model", workers, idle: IdlePolicy::Park })
 }
 
 /// Of workers that nap once before they sleep.
@@ -48,7 +48,7 @@ fn take(worker: &Worker<Number>) -> Option<Number> {
 fn carried<R: 'static>(workers: Vec<Worker<Number>>, f: fn(Worker<Number>) -> R) -> Vec<thread::JoinHandle<R>> {
     let carry = |worker: Worker<Number>| {
         thread::spawn(move || {
-            worker.lane().sleep().carry(worker.index(), worker.index());
+            worker.lane().sleep().carry(worker.index());
             f(worker)
         })
     };
@@ -77,7 +77,7 @@ fn one_worker_of(lane: fn(usize) -> Made, bands: &'static [u8]) -> impl Fn() + S
         let (lane, mut workers) = lane(1);
         let worker = workers.pop().unwrap();
         let thread = thread::spawn(move || {
-            worker.lane().sleep().carry(0, 0);
+            worker.lane().sleep().carry(0);
             let mut taken: Vec<_> = bands.iter().map(|_| take(&worker).unwrap()).collect();
             taken.sort_unstable();
             assert_eq!(taken, (0..bands.len()).collect::<Vec<_>>());
@@ -169,7 +169,7 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
         };
         // The sleeper starts the others when it is announced.
         let sleeper = thread::spawn(move || {
-            lane.sleep().carry(1, 1);
+            lane.sleep().carry(1);
             (0..2).for_each(|worker| lane.sleep().announce(worker, false, false));
             lane.sleep().start_search();
             let (its_lane, its_work) = (Arc::clone(&lane), Arc::clone(&work));
@@ -214,12 +214,12 @@ fn who_is_known_to_have_stopped_searching_is_not_taken_for_a_sleeper_by_another_
 #[test]
 fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
     model(3, Flavour::Contract, || {
-        let options = LaneOptions { name: "model", workers: 1, threads: 2, idle: IdlePolicy::Park };
+        let options = LaneOptions { name: "model", workers: 1, idle: IdlePolicy::Park };
         let (lane, mut workers) = Lane::new(options);
         let worker = workers.pop().unwrap();
-        lane.sleep().carry(0, 0);
+        lane.sleep().carry(0);
         let thread = thread::spawn(move || {
-            worker.lane().sleep().carry(0, 1);
+            worker.lane().sleep().carry(0);
             assert_eq!(take(&worker), Some(0));
         });
         lane.inject(op(0, DEFAULT_BAND));
@@ -253,7 +253,7 @@ fn what_was_done_before_the_end_of_a_lane_is_over_for_its_workers() {
         let (worker, data) = (workers.pop().unwrap(), Arc::new(Data(UnsafeCell::new(0))));
         let other = Arc::clone(&data);
         let thread = thread::spawn(move || {
-            worker.lane().sleep().carry(0, 0);
+            worker.lane().sleep().carry(0);
             assert!(take(&worker).is_none());
             // SAFETY: the lane has ended, and nobody writes after that, which is what the model checks.
             assert_eq!(other.0.with(|data| unsafe { *data }), 1);

@@ -24,8 +24,6 @@ pub struct LaneOptions {
     pub name: &'static str,
     /// Workers, at least one.
     pub workers: usize,
-    /// Threads that may carry a worker in turn.
-    pub threads: usize,
     /// What a worker without work does.
     pub idle: IdlePolicy,
 }
@@ -44,7 +42,7 @@ impl<T> Lane<T> {
     /// A lane and its workers, which threads still have to carry.
     pub fn new(options: LaneOptions) -> (Arc<Self>, Vec<Worker<T>>) {
         let deques: Vec<_> = (0..options.workers).map(|_| deque::Worker::new_fifo()).collect();
-        let sleep = Sleep::new(options.workers, options.threads, options.idle == IdlePolicy::Spin);
+        let sleep = Sleep::new(options.workers, options.idle == IdlePolicy::Spin);
         let lane = Arc::new(Self {
             injector: Injector::default(),
             stealers: deques.iter().map(deque::Worker::stealer).collect(),

@@ -40,7 +40,7 @@ fn a_chain_says_whether_another_one_is_left() {
 #[test]
 fn what_a_popper_leaves_of_a_band_is_marked_although_its_pusher_has_not_come_to_it() {
     let (injector, ops) = (Injector::default(), Ready::new(2, URGENT));
-    ops.iter().for_each(|&op| injector.band(URGENT).push_chain(op, op));
+    ops.iter().for_each(|&op| injector.band(URGENT).push(op));
     assert_eq!(injector.highest(), None);
     assert!(matches!(pop(&injector, URGENT, 1), Some((_, true))));
     assert_eq!(injector.highest(), Some(URGENT));
