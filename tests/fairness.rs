@@ -174,28 +174,35 @@ fn what_is_pushed_from_outside_starts_behind_others() {
     }
 }
 
-/// Those that come from outside go on in the slot of the worker that ran them, while the deque is never empty.
+/// Neither the slot nor the injector is ever empty meanwhile.
 #[test]
-fn what_is_in_a_deque_starts_although_what_comes_from_outside_goes_on_for_ever() {
+fn what_is_in_a_deque_starts_although_more_comes_from_outside_than_can_run() {
     on_kinds(&THREADED, 1, |engine| {
         let chains = Chains::start(&engine, Kind::Successor, 0, 1);
-        for _ in 0..20 {
-            // A chain in the slot, chains from outside, and one operation of a deque, pushed by one of the chains.
-            let (ran, inside) = (Gate::new(), Arc::new(AtomicUsize::new(usize::MAX)));
-            let (told, counted, counts) = (ran.clone(), Arc::clone(&inside), Arc::clone(&chains));
-            let push_inside = move |_: &RunContext<'_>| {
+        for _ in 0..5 {
+            let (outside, inside) = (Gate::new(), Gate::new());
+            let (passed, opened) = (outside.clone(), inside.clone());
+            let begun = Arc::new(AtomicUsize::new(usize::MAX));
+            let (counts, told) = (Arc::clone(&chains), Arc::clone(&begun));
+            let pushes = move |_: &RunContext<'_>| {
+                passed.pass();
                 let (engine, before) = (counts.engine.clone(), counts.count());
                 let in_deque = move |_: &RunContext<'_>| {
-                    counted.store(counts.count() - before, SeqCst);
-                    told.open();
+                    told.store(counts.count() - before, SeqCst);
+                    opened.open();
                 };
                 engine.op("in the deque").push_sync(in_deque).expect("the engine is open");
             };
-            engine.op("pushes inside").push_sync(push_inside).expect("the engine is open");
-            ran.pass();
-            // Two chains may be before it in the deque.
-            let begun = inside.load(SeqCst);
-            assert!(begun < 3 * ROUND, "{begun} operations of the chains went before");
+            engine.op("pushes").push_sync(pushes).expect("the engine is open");
+            for _ in 0..2000 {
+                let chains = Arc::clone(&chains);
+                engine.op("outside").push_sync(move |ctx| chains.note_start(ctx)).expect("the engine is open");
+            }
+            outside.open();
+            inside.pass();
+            // The chains may be before it in the deque.
+            let begun = begun.load(SeqCst);
+            assert!(begun < 3 * ROUND, "{begun} operations went before");
         }
         chains.stop();
     });

@@ -47,6 +47,24 @@ fn what_a_popper_leaves_of_a_band_is_marked_although_its_pusher_has_not_come_to_
     assert!(matches!(pop(&injector, URGENT, 1), Some((_, false))));
 }
 
+/// Otherwise what it holds would wait behind whatever was pushed meanwhile, each time that it is late.
+#[test]
+fn what_a_late_popper_leaves_goes_in_front() {
+    let (injector, ops) = (Injector::default(), Ready::new(5, DEFAULT_BAND));
+    let order: Vec<_> = ops.iter().map(|op| op.as_ptr()).collect();
+    let band = injector.band(DEFAULT_BAND);
+    ops[2..].iter().for_each(|&op| injector.push(op));
+    assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((order[2..3].to_vec(), true)));
+    // It has taken the first two, and turned them round, before the others were pushed.
+    // Relaxed: there is one thread.
+    ops[0].op().link.store(order[1], Relaxed);
+    band.put_in_front(ops[0], ops[1]);
+    for op in [0, 1, 3, 4] {
+        assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((vec![order[op]], false)));
+    }
+    assert!(injector.is_empty());
+}
+
 #[test]
 fn a_mark_without_an_operation_goes_with_the_next_look() {
     let injector = Injector::<usize>::default();
