@@ -13,7 +13,7 @@ use loom::{
     thread,
 };
 use raddle::IdlePolicy;
-use raddle::internals::{DEFAULT_BAND, Flavour, Lane, LaneOptions, OpRef, Step, Worker};
+use raddle::internals::{DEFAULT_BAND, Flavour, Lane, LaneOptions, OpRef, Sleep, Step, Worker};
 use raddle_loom_tests::{model, must_fail, without};
 
 type Number = usize;
@@ -224,6 +224,20 @@ fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
         });
         lane.inject(op(0, DEFAULT_BAND));
         thread.join().unwrap();
+    });
+}
+
+/// A thread carries the worker and then again, as another one would, and ends; somebody wakes the worker meanwhile, through what
+/// was there before or after, which must be whole and not given back.
+#[test]
+fn who_wakes_a_worker_finds_a_thread_that_is_whole_and_not_gone() {
+    model(3, Flavour::Contract, || {
+        let sleep = Arc::new(Sleep::new(1, false));
+        let its_sleep = Arc::clone(&sleep);
+        let carriers = thread::spawn(move || (0..2).for_each(|_| its_sleep.carry(0)));
+        let notifier = thread::spawn(move || sleep.wake_all());
+        carriers.join().unwrap();
+        notifier.join().unwrap();
     });
 }
 

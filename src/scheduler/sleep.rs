@@ -1,4 +1,12 @@
 //! Who sleeps, and who wakes whom: an event count. The protocol is in `README.md` beside this file.
+//!
+//! # Edges
+//!
+//! | edge | release side | acquire side | hands over |
+//! |---|---|---|---|
+//! | `carry` | store of `carry` | load of `carrier` | the handle of the thread that carries a worker |
+//!
+//! What the fences do is in `README.md`.
 
 use std::{
     ptr::{NonNull, null_mut},
