@@ -207,12 +207,7 @@ impl Crew {
         let lanes = specs
             .iter()
             .map(|spec| {
-                let (lane, new) = Lane::new(LaneOptions {
-                    name: spec.name,
-                    workers: spec.workers,
-                    threads: max_threads,
-                    idle: spec.idle,
-                });
+                let (lane, new) = Lane::new(LaneOptions { name: spec.name, workers: spec.workers, idle: spec.idle });
                 workers.extend(new.into_iter().map(Box::new));
                 lane
             })
@@ -445,7 +440,7 @@ fn carry(
     STARTED_FOR.with(|cell| cell.set(Arc::as_ptr(&carrier.core)));
     let mut next = Some(worker);
     while let Some(worker) = next {
-        worker.lane().sleep().carry(worker.index(), number);
+        worker.lane().sleep().carry(worker.index());
         let (lane, placement) = crew.pin(&worker);
         let core = if let Placement::Pinned(core) = placement { Some(core) } else { None };
         worker.lane().sleep().place(worker.index(), core);

@@ -4,8 +4,11 @@
 use std::sync::Arc;
 
 use loom::thread;
-use raddle::internals::{DEFAULT_BAND, Flavour, Injector, OpRef};
-use raddle_loom_tests::model;
+use raddle::{
+    IdlePolicy,
+    internals::{DEFAULT_BAND, Flavour, Injector, Lane, LaneOptions, OpRef, Step},
+};
+use raddle_loom_tests::{model, must_fail, without};
 
 fn op(number: usize, band: u8) -> OpRef<usize> {
     // SAFETY: the operation names no variable.
@@ -153,4 +156,73 @@ fn two_poppers_leave_what_they_do_not_take() {
         popped.sort_unstable();
         assert_eq!(popped, [0, 1, 2, 3]);
     });
+}
+
+/// D and X are ready. A popper has seen D at the front, and X behind it. Another one pops both, and X ends; then it pushes
+/// again, and has D at the front again if it `comes_back`. The first one must not take D for what it was.
+fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + 'static {
+    const D: usize = 1;
+    move || {
+        let lane = lane();
+        let injector = |lane: &Lane<usize>| pop(lane.injector_for_models(), DEFAULT_BAND);
+        (0..3).for_each(|number| lane.inject(op(number, DEFAULT_BAND)));
+        // Now D and X are where everybody finds them.
+        let mut popped: Vec<usize> = injector(&lane).into_iter().collect();
+        let other = Arc::clone(&lane);
+        let thread = thread::spawn(move || injector(&other));
+        if let Some((mut chain, _)) = lane.injector_for_models().pop(DEFAULT_BAND, 1) {
+            let op_d = chain.next().unwrap();
+            // SAFETY: this thread has popped the operation, and nobody changes its task.
+            popped.push(unsafe { *op_d.task_ptr() });
+            popped.extend(injector(&lane));
+            if comes_back && popped[1] == D {
+                lane.inject(op(3, DEFAULT_BAND));
+                lane.inject(op_d);
+                popped.extend(injector(&lane));
+            } else {
+                op_d.release(0);
+                (3..5).for_each(|number| lane.inject(op(number, DEFAULT_BAND)));
+                popped.extend(injector(&lane));
+            }
+        }
+        popped.extend(thread.join().unwrap());
+        popped.extend(std::iter::from_fn(|| injector(&lane)));
+        popped.sort_unstable();
+        assert!(popped.windows(2).all(|pair| pair[0] != pair[1]), "popped twice: {popped:?}");
+        assert_eq!(popped, (0..popped.len()).collect::<Vec<_>>());
+    }
+}
+
+/// Of two workers, whose part this file plays.
+fn lane() -> Arc<Lane<usize>> {
+    Lane::new(LaneOptions { name: "model", workers: 2, idle: IdlePolicy::Park }).0
+}
+
+#[test]
+fn an_operation_that_enters_once_is_popped_once_and_none_that_is_gone_is_reached() {
+    model(3, Flavour::Contract, an_operation_could_come_back(false));
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_a_single_entry() {
+    without(Step::EntersOnce, || {
+        model(3, Flavour::Contract, an_operation_could_come_back(true));
+    });
+}
+
+#[test]
+fn without_a_single_entry_a_popper_reaches_what_is_gone() {
+    must_fail("without_a_single_entry", "use after reclamation");
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn with_a_second_entry() {
+    model(3, Flavour::Contract, an_operation_could_come_back(true));
+}
+
+#[test]
+fn a_second_entry_is_refused() {
+    must_fail("with_a_second_entry", "an operation enters a lane of several workers a second time");
 }

@@ -196,7 +196,7 @@ fn a_lane_with_three_workers() {
         .map(|worker| {
             let (lane, left) = (Arc::clone(&lane), Arc::clone(&left));
             thread::spawn(move || {
-                worker.lane().sleep().carry(worker.index(), worker.index());
+                worker.lane().sleep().carry(worker.index());
                 let mut taken = Vec::new();
                 while let Some(number) = take(&worker) {
                     taken.push(number);
@@ -242,7 +242,7 @@ fn workers_that_take_one_operation_each() {
         .into_iter()
         .map(|worker| {
             thread::spawn(move || {
-                worker.lane().sleep().carry(worker.index(), worker.index());
+                worker.lane().sleep().carry(worker.index());
                 // The worker may have others in its deque, for the others to steal.
                 (take(&worker).unwrap(), worker)
             })

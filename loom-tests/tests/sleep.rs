@@ -13,7 +13,7 @@ use loom::{
     thread,
 };
 use raddle::IdlePolicy;
-use raddle::internals::{DEFAULT_BAND, Flavour, Lane, LaneOptions, OpRef, Step, Worker};
+use raddle::internals::{DEFAULT_BAND, Flavour, Lane, LaneOptions, OpRef, Sleep, Step, Worker};
 use raddle_loom_tests::{model, must_fail, without};
 
 type Number = usize;
@@ -21,7 +21,7 @@ type Number = usize;
 type Made = (Arc<Lane<Number>>, Vec<Worker<Number>>);
 
 fn lane(workers: usize) -> Made {
-    Lane::new(LaneOptions { name: "model", workers, threads: workers, idle: IdlePolicy::Park })
+    Lane::new(LaneOptions { name: "model", workers, idle: IdlePolicy::Park })
 }
 
 /// Of workers that nap once before they sleep.
@@ -48,7 +48,7 @@ fn take(worker: &Worker<Number>) -> Option<Number> {
 fn carried<R: 'static>(workers: Vec<Worker<Number>>, f: fn(Worker<Number>) -> R) -> Vec<thread::JoinHandle<R>> {
     let carry = |worker: Worker<Number>| {
         thread::spawn(move || {
-            worker.lane().sleep().carry(worker.index(), worker.index());
+            worker.lane().sleep().carry(worker.index());
             f(worker)
         })
     };
@@ -77,7 +77,7 @@ fn one_worker_of(lane: fn(usize) -> Made, bands: &'static [u8]) -> impl Fn() + S
         let (lane, mut workers) = lane(1);
         let worker = workers.pop().unwrap();
         let thread = thread::spawn(move || {
-            worker.lane().sleep().carry(0, 0);
+            worker.lane().sleep().carry(0);
             let mut taken: Vec<_> = bands.iter().map(|_| take(&worker).unwrap()).collect();
             taken.sort_unstable();
             assert_eq!(taken, (0..bands.len()).collect::<Vec<_>>());
@@ -169,7 +169,7 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
         };
         // The sleeper starts the others when it is announced.
         let sleeper = thread::spawn(move || {
-            lane.sleep().carry(1, 1);
+            lane.sleep().carry(1);
             (0..2).for_each(|worker| lane.sleep().announce(worker, false, false));
             lane.sleep().start_search();
             let (its_lane, its_work) = (Arc::clone(&lane), Arc::clone(&work));
@@ -214,16 +214,30 @@ fn who_is_known_to_have_stopped_searching_is_not_taken_for_a_sleeper_by_another_
 #[test]
 fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
     model(3, Flavour::Contract, || {
-        let options = LaneOptions { name: "model", workers: 1, threads: 2, idle: IdlePolicy::Park };
+        let options = LaneOptions { name: "model", workers: 1, idle: IdlePolicy::Park };
         let (lane, mut workers) = Lane::new(options);
         let worker = workers.pop().unwrap();
-        lane.sleep().carry(0, 0);
+        lane.sleep().carry(0);
         let thread = thread::spawn(move || {
-            worker.lane().sleep().carry(0, 1);
+            worker.lane().sleep().carry(0);
             assert_eq!(take(&worker), Some(0));
         });
         lane.inject(op(0, DEFAULT_BAND));
         thread.join().unwrap();
+    });
+}
+
+/// A thread carries the worker and then again, as another one would, and ends; somebody wakes the worker meanwhile, through what
+/// was there before or after, which must be whole and not given back.
+#[test]
+fn who_wakes_a_worker_finds_a_thread_that_is_whole_and_not_gone() {
+    model(3, Flavour::Contract, || {
+        let sleep = Arc::new(Sleep::new(1, false));
+        let its_sleep = Arc::clone(&sleep);
+        let carriers = thread::spawn(move || (0..2).for_each(|_| its_sleep.carry(0)));
+        let notifier = thread::spawn(move || sleep.wake_all());
+        carriers.join().unwrap();
+        notifier.join().unwrap();
     });
 }
 
@@ -253,7 +267,7 @@ fn what_was_done_before_the_end_of_a_lane_is_over_for_its_workers() {
         let (worker, data) = (workers.pop().unwrap(), Arc::new(Data(UnsafeCell::new(0))));
         let other = Arc::clone(&data);
         let thread = thread::spawn(move || {
-            worker.lane().sleep().carry(0, 0);
+            worker.lane().sleep().carry(0);
             assert!(take(&worker).is_none());
             // SAFETY: the lane has ended, and nobody writes after that, which is what the model checks.
             assert_eq!(other.0.with(|data| unsafe { *data }), 1);

@@ -96,7 +96,7 @@ struct Issuer<'c> {
 /// The main function of the thread of lane `number`.
 pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
     threads::begin_device_thread(core);
-    worker.lane().sleep().carry(worker.index(), 0);
+    worker.lane().sleep().carry(worker.index());
     let lane = &core.gpus().lanes()[number];
     let context = Context::Gpu(lane.gpu as u32);
     let driver = &core.gpus().gpus[lane.gpu].driver;

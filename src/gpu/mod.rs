@@ -82,7 +82,7 @@ impl Gpus {
         let lanes = (0..drivers.len()).flat_map(|gpu| roles.iter().map(move |&(role, name)| (gpu, role, name)));
         let lanes = lanes
             .map(|(gpu, role, name)| {
-                let (lane, workers) = Lane::new(LaneOptions { name, workers: 1, threads: 1, idle });
+                let (lane, workers) = Lane::new(LaneOptions { name, workers: 1, idle });
                 let worker = Mutex::new(workers.into_iter().next().map(Box::new));
                 GpuLane { lane, gpu, role, timeline: Timeline::default(), started: AtomicBool::new(false), worker }
             })

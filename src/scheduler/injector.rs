@@ -3,15 +3,22 @@
 //! # States
 //!
 //! Each band is two stacks of operations, linked through their records: `inbox`, where they are pushed, and `ready`, from
-//! where they are popped. When `ready` is empty, a popper takes the whole inbox, turns it round and installs it there, so
-//! a band is first in, first out but for what is on its way between the two. A bit per band other than the default one
-//! says that the band may hold something.
+//! where they are popped. When `ready` is empty, a popper takes the whole inbox, turns it round and puts what it does not
+//! keep there, in front of what others may have put there meanwhile. A bit per band other than the default one says that
+//! the band may hold something.
+//!
+//! # Order
+//!
+//! A band is first in, first out, but for what is in the hands of a popper between the two stacks. What others take
+//! meanwhile goes before it; and of poppers that hold a chain each, who installs last is in front. An operation
+//! is in somebody's hands once, and a chain is taken only by who has found `ready` empty. So once an operation is in `ready`,
+//! nothing goes before it but what was in front of it there, and one chain per popper that had found `ready` empty before.
 //!
 //! # Edges
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `inject` | CAS of `inbox`, CAS that installs in `ready` | swap of `inbox`, load and failed CAS of `ready` | the operation |
+//! | `inject` | CAS of `inbox`, CAS that puts a chain into `ready` | swap of `inbox`, load and failed CAS of `ready` | the operation |
 //! | `mask` | `fetch_or` after a push | `fetch_and` before the second look | that the band is not empty |
 //!
 //! All changes of a word after its first are read-modify-writes. So each carries on what the ones before it release,
@@ -24,8 +31,26 @@
 //!
 //! # Why the stacks have no ABA problem
 //!
-//! An operation is never put into `ready` again after it was popped from there, or there is only one popper, as in the
-//! lanes of devices; and its record is not reused while the popper is pinned. On `inbox` only whole-stack swaps remove, which do not care.
+//! The compare-and-swap of [`Band::pop`] takes the head for what it was when it was loaded, with the same links behind it.
+//! It is right in that, because a head that was popped never comes back:
+//!
+//! * **An operation enters an injector with several poppers once.** Then what is popped is run, or goes on in the workers'
+//!   deques, and from there nothing comes back either (`Worker`). Nor does a popper put what it holds
+//!   into `ready` twice. The rule is a demand on whoever calls [`Lane::inject`](super::lane::Lane::inject): an operation
+//!   that a worker of such a lane was given is not given to that lane again, also not after another lane has had it. The engine sees to it before
+//!   it first gives an operation to a lane, and models assert it there.
+//! * **The record of an operation that was popped is not used for another one** while a popper that may have loaded it
+//!   as a head is pinned.
+//!
+//! A head may be covered by a chain that is put before it, and come to the top again. It has been in `ready` all the time,
+//! and what is behind it is the same.
+//!
+//! The lane of a device has one popper, its thread, so that nobody pops between its load and its exchange. That is why an
+//! operation of another lane may come to it as a guest ([`Lane::inject_first`](super::lane::Lane::inject_first)), go on to
+//! a second device and come back.
+//!
+//! From `inbox` operations are only removed all at once, by a swap, which does not care who the head is. A push onto either
+//! stack does not either: it links to whatever the head is.
 
 use crossbeam_utils::CachePadded;
 
@@ -59,21 +84,40 @@ impl<T> Band<T> {
         self.ready.load(Relaxed).is_null() && self.inbox.load(Relaxed).is_null()
     }
 
-    /// Pushes the chain from `first` to `last`, which is linked already.
-    ///
-    /// # Safety
-    /// 1. The caller has the right to each operation of the chain, and gives it up.
-    unsafe fn push_chain(&self, first: NonNull<Op<T>>, last: NonNull<Op<T>>) {
-        // SAFETY: (1).
-        let link = unsafe { &(*last.as_ptr()).link };
+    /// Puts an operation into the inbox.
+    fn push(&self, op: OpRef<T>) {
+        let op = op.into_ptr();
+        // SAFETY: the caller has given up the right to it, which nobody else gets before the CAS.
+        let link = unsafe { &(*op.as_ptr()).link };
         // Relaxed: a guess for the CAS.
         let mut head = self.inbox.load(Relaxed);
         loop {
             // Relaxed: published by the CAS.
             link.store(head, Relaxed);
             // Release (edge `inject`).
-            match self.inbox.compare_exchange_weak(head, first.as_ptr(), Release, Relaxed) {
+            match self.inbox.compare_exchange_weak(head, op.as_ptr(), Release, Relaxed) {
                 Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Puts a chain from `first` to `last`, which was never there, in front of what is ready.
+    ///
+    /// # Safety
+    /// 1. The caller has the right to each operation of the chain, and gives it up.
+    unsafe fn put_in_front(&self, first: NonNull<Op<T>>, last: NonNull<Op<T>>) {
+        // SAFETY: (1).
+        let link = unsafe { &(*last.as_ptr()).link };
+        // A guess: most often it is still as empty as it was found.
+        let mut head = null_mut();
+        loop {
+            // Relaxed: published by the CAS.
+            link.store(head, Relaxed);
+            // Release (edge `inject`).
+            match self.ready.compare_exchange_weak(head, first.as_ptr(), Release, Relaxed) {
+                Ok(_) => return,
+                // Another popper has put a chain there, or taken of it.
                 Err(now) => head = now,
             }
         }
@@ -87,10 +131,11 @@ impl<T> Band<T> {
         let mut head = self.ready.load(Acquire);
         while let Some(first) = NonNull::new(head) {
             // SAFETY: what was in `ready` while this thread is pinned is not reclaimed. If some of it was popped meanwhile,
-            // links may have come to lead elsewhere, but to operations that were alive then; and the CAS fails.
+            // links may have come to lead elsewhere, but to operations that were alive then; and the CAS fails, since the
+            // head does not come back.
             let (len, rest) = unsafe { measure(first, max) };
-            // Relaxed: the head has not been in `ready` twice, so whoever installed it was acquired with it. Acquire
-            // (edge `inject`) on failure: it is the next head.
+            // Relaxed: the head came to `ready` once, so whoever put it there was acquired with it. Acquire (edge `inject`)
+            // on failure: it is the next head.
             match self.ready.compare_exchange_weak(head, rest, Relaxed, Acquire) {
                 Ok(_) => return Some((Chain { next: first, len }, false)),
                 Err(now) => head = now,
@@ -106,14 +151,8 @@ impl<T> Band<T> {
         let Some(rest) = NonNull::new(rest) else {
             return Some((chain, false));
         };
-        // Release (edge `inject`).
-        if self.ready.compare_exchange(null_mut(), rest.as_ptr(), Release, Relaxed).is_err() {
-            // Another popper has installed another chain. This one goes back to the inbox, newest first again.
-            // SAFETY: as above.
-            let newest = unsafe { turn_round(rest) };
-            // SAFETY: as above.
-            unsafe { self.push_chain(newest, rest) };
-        }
+        // SAFETY: as above. What was the newest is the last one now.
+        unsafe { self.put_in_front(rest, newest) };
         Some((chain, true))
     }
 }
@@ -229,9 +268,7 @@ impl<T> Injector<T> {
     #[inline]
     fn push_to(&self, op: OpRef<T>, band: u8) {
         pause::at(Point::InjectBeforeLink);
-        let op = op.into_ptr();
-        // SAFETY: the chain is this one operation.
-        unsafe { self.band(band).push_chain(op, op) };
+        self.band(band).push(op);
         pause::at(Point::InjectBeforeMark);
         self.mark(band);
     }
@@ -258,6 +295,11 @@ impl<T> Injector<T> {
         self.band(DEFAULT_BAND).inbox.load(Relaxed).is_null()
     }
 
+    /// Whether nothing was found in the default band at a glance.
+    pub fn is_default_empty(&self) -> bool {
+        self.band(DEFAULT_BAND).is_empty()
+    }
+
     /// Takes operations of `band`, at most `max` and one at least; the flag says that more have become visible by it, so that
     /// somebody should be woken.
     pub fn pop(&self, band: u8, max: usize) -> Option<(Chain<T>, bool)> {
@@ -280,7 +322,7 @@ impl<T> Injector<T> {
 
     /// Whether nothing was found at a glance.
     pub fn is_empty(&self) -> bool {
-        self.highest().is_none() && self.band(DEFAULT_BAND).is_empty()
+        self.highest().is_none() && self.is_default_empty()
     }
 }
 

@@ -7,6 +7,8 @@ use super::{
     sleep::{IdlePolicy, Sleep},
     worker::Worker,
 };
+#[cfg(any(raddle_loom, raddle_shuttle))]
+use crate::sync::weaken::{Step, removed};
 use crate::{
     sync::{
         Ordering::{Acquire, Release},
@@ -24,8 +26,6 @@ pub struct LaneOptions {
     pub name: &'static str,
     /// Workers, at least one.
     pub workers: usize,
-    /// Threads that may carry a worker in turn.
-    pub threads: usize,
     /// What a worker without work does.
     pub idle: IdlePolicy,
 }
@@ -44,7 +44,7 @@ impl<T> Lane<T> {
     /// A lane and its workers, which threads still have to carry.
     pub fn new(options: LaneOptions) -> (Arc<Self>, Vec<Worker<T>>) {
         let deques: Vec<_> = (0..options.workers).map(|_| deque::Worker::new_fifo()).collect();
-        let sleep = Sleep::new(options.workers, options.threads, options.idle == IdlePolicy::Spin);
+        let sleep = Sleep::new(options.workers, options.idle == IdlePolicy::Spin);
         let lane = Arc::new(Self {
             injector: Injector::default(),
             stealers: deques.iter().map(deque::Worker::stealer).collect(),
@@ -86,15 +86,20 @@ impl<T> Lane<T> {
         &self.sleep
     }
 
-    /// Puts a ready operation in from outside and sees to it that a worker takes it.
+    /// Puts a ready operation in from outside and sees to it that a worker takes it. An operation enters a lane of several
+    /// workers once, or their poppers would take it for what it was (`Injector`).
     #[inline]
     pub fn inject(&self, op: OpRef<T>) {
+        #[cfg(any(raddle_loom, raddle_shuttle))]
+        if self.options.workers > 1 && !removed(Step::EntersOnce) {
+            op.enter_once();
+        }
         self.injector.push(op);
         pause::at(Point::InjectBeforeNotify);
         self.sleep.notify();
     }
 
-    /// As [`inject`](Self::inject), before all that is there. For lanes of one worker, since the operation may come again.
+    /// As [`inject`](Self::inject), before all that is there. For lanes of one worker, to which an operation may come again.
     pub fn inject_first(&self, op: OpRef<T>) {
         debug_assert_eq!(self.options.workers, 1);
         self.injector.push_first(op);

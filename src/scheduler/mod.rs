@@ -2,8 +2,8 @@
 //!
 //! A [`Lane`] is a set of workers with one [`Injector`](injector::Injector). Operations pushed from outside enter
 //! through the injector, as do those with a priority unless the completing worker can run them next; those that become ready by a completion go to the completing worker: the first to its slot, the
-//! others to its deque, where the other workers steal them. See `README.md` beside this file for who sleeps and who wakes
-//! whom.
+//! others to its deque, where the other workers steal them. See `README.md` beside this file for who sleeps, who wakes
+//! whom, and whose turn it is.
 
 mod band;
 mod injector;

@@ -1,13 +1,24 @@
 //! Who sleeps, and who wakes whom: an event count. The protocol is in `README.md` beside this file.
+//!
+//! # Edges
+//!
+//! | edge | release side | acquire side | hands over |
+//! |---|---|---|---|
+//! | `carry` | store of `carry` | load of `carrier` | the handle of the thread that carries a worker |
+//!
+//! What the fences do is in `README.md`.
 
-use std::time::Duration;
+use std::{
+    ptr::{NonNull, null_mut},
+    time::Duration,
+};
 
 use crossbeam_utils::CachePadded;
 
 use crate::sync::{
-    OnceLock,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
-    atomic::{AtomicU64, AtomicUsize, fence},
+    atomic::{AtomicPtr, AtomicU64, AtomicUsize, fence},
+    epoch::{self, Stamp},
     pause::{self, Point},
     thread::{self, Thread},
     weaken::{Step, removed},
@@ -31,7 +42,7 @@ impl Default for IdlePolicy {
     }
 }
 
-/// In place of a thread's number.
+/// In place of a worker's number.
 const NOBODY: usize = usize::MAX;
 
 /// In place of a core's number.
@@ -59,14 +70,21 @@ struct Word {
     crowded: AtomicU64,
 }
 
+/// The thread that carries a worker.
+#[derive(Debug)]
+struct Carrier {
+    thread: Thread,
+    stamp: Stamp,
+}
+
 /// The event count of one lane.
 #[derive(Debug)]
 pub struct Sleep {
     /// Workers that look for work and have not found any.
     searchers: CachePadded<AtomicUsize>,
     words: Box<[CachePadded<Word>]>,
-    /// Which of `threads` carries each worker; `NOBODY` if none has yet.
-    carriers: Box<[AtomicUsize]>,
+    /// Who carries each worker; null if nobody has yet. What is replaced stays until the epoch has passed.
+    carriers: Box<[AtomicPtr<Carrier>]>,
     /// The core that each worker stays on; `NOWHERE` if on none.
     cores: Box<[AtomicUsize]>,
     /// The worker that was placed last on a core, by the core's number modulo the length, a power of two; `NOBODY` if none
@@ -74,32 +92,33 @@ pub struct Sleep {
     placed: Box<[AtomicUsize]>,
     /// How often each worker has looked for an operation.
     looks: Box<[CachePadded<AtomicUsize>]>,
-    threads: Box<[OnceLock<Thread>]>,
     max_searchers: usize,
 }
 
 impl Sleep {
-    /// For `workers` workers carried by at most `threads` threads. At most half of the workers search at once, one at
-    /// least, unless `unbounded`.
-    pub fn new(workers: usize, threads: usize, unbounded: bool) -> Self {
+    /// For `workers` workers, at most half of which search at once, one at least, unless `unbounded`.
+    pub fn new(workers: usize, unbounded: bool) -> Self {
         Self {
             searchers: CachePadded::new(AtomicUsize::new(0)),
             words: (0..workers.div_ceil(64)).map(|_| CachePadded::default()).collect(),
-            carriers: (0..workers).map(|_| AtomicUsize::new(NOBODY)).collect(),
+            carriers: (0..workers).map(|_| AtomicPtr::new(null_mut())).collect(),
             cores: (0..workers).map(|_| AtomicUsize::new(NOWHERE)).collect(),
             looks: (0..workers).map(|_| CachePadded::new(AtomicUsize::new(0))).collect(),
             placed: (0..workers.max(64).next_power_of_two()).map(|_| AtomicUsize::new(NOBODY)).collect(),
-            threads: (0..threads).map(|_| OnceLock::new()).collect(),
             max_searchers: if unbounded { workers } else { (workers / 2).max(1) },
         }
     }
 
-    /// The calling thread, number `thread`, carries `worker` from now on.
-    pub fn carry(&self, worker: usize, thread: usize) {
-        // It is set already if the thread has carried a worker before.
-        let _ = self.threads[thread].set(thread::current());
-        // Release: the thread's handle; pairs with the load in `wake`.
-        self.carriers[worker].store(thread, Release);
+    /// The calling thread carries `worker` from now on, which nobody else does any more.
+    pub fn carry(&self, worker: usize) {
+        let carrier = Box::new(Carrier { thread: thread::current(), stamp: Stamp::new() });
+        // Relaxed: whoever stored it carried the worker before, and has handed that over.
+        let before = self.carriers[worker].load(Relaxed);
+        // Release (edge `carry`): the thread's handle.
+        self.carriers[worker].store(Box::into_raw(carrier), Release);
+        if let Some(before) = NonNull::new(before) {
+            retire(before);
+        }
     }
 
     /// `worker` stays on `core` from now on.
@@ -342,11 +361,45 @@ impl Sleep {
     }
 
     fn wake(&self, worker: usize) {
-        // Acquire: pairs with `carry`.
-        let thread = self.carriers[worker].load(Acquire);
-        if let Some(thread) = self.threads.get(thread).and_then(OnceLock::get) {
-            pause::at(Point::WakeBeforeUnpark);
-            thread.unpark();
+        let Some(thread) = self.carrier(worker) else { return };
+        pause::at(Point::WakeBeforeUnpark);
+        // Not pinned any more: a notifier that stands still here keeps nothing from being reclaimed. The thread may have
+        // ended; then its worker has another one, which has looked for work since it was given it.
+        thread.unpark();
+    }
+
+    /// The thread that carries `worker`.
+    fn carrier(&self, worker: usize) -> Option<Thread> {
+        let _guard = epoch::pin();
+        // Acquire (edge `carry`).
+        let carrier = NonNull::new(self.carriers[worker].load(Acquire))?;
+        // SAFETY: `carry` made it, and what it replaces while this thread is pinned is not reclaimed.
+        let carrier = unsafe { carrier.as_ref() };
+        carrier.stamp.check();
+        Some(carrier.thread.clone())
+    }
+}
+
+/// Gives a carrier back that nobody can find any more, when those have gone who may have found it.
+#[cold]
+fn retire(carrier: NonNull<Carrier>) {
+    // SAFETY: it is not reclaimed before this.
+    let stamp = unsafe { &carrier.as_ref().stamp };
+    // SAFETY: `carry` made it of a box, and this is the only one that gives it back.
+    let free = stamp.killed_by(move || drop(unsafe { Box::from_raw(carrier.as_ptr()) }));
+    // SAFETY: a thread's handle may be dropped on any thread; the closure owns all that it refers to.
+    unsafe { epoch::pin().retire(free) };
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        for carrier in &self.carriers {
+            // Relaxed: nobody else is there.
+            let carrier = carrier.load(Relaxed);
+            if !carrier.is_null() {
+                // SAFETY: `carry` made it of a box, and nobody finds it any more.
+                drop(unsafe { Box::from_raw(carrier) });
+            }
         }
     }
 }

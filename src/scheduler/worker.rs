@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     sync::{
-        deque::{self, Steal},
+        deque::{self, Steal, Stealer},
         hint,
         pause::{self, Point},
         weaken::{Step, removed},
@@ -21,8 +21,12 @@ use crate::{
     tracker::OpRef,
 };
 
-/// Successors that a worker runs one after the other before it looks at what others queued. Picked; not tuned.
+/// Operations of its own that a worker runs before others get their turn (`README.md`, Fairness). Picked; not tuned.
 const MAX_RUN: u32 = 32;
+
+/// Rounds of turns between two visits of a worker to another one's deque. Picked: a visit costs both of them a cache line,
+/// and only what lies in the deque of a worker that does not come to it needs one.
+const ROUNDS_PER_VISIT: u32 = 8;
 
 /// Operations that a worker takes from the injector at once. Picked: what one look costs is small against their cost, and
 /// others can still steal them.
@@ -32,10 +36,6 @@ const MAX_TAKEN: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 /// again, it would pin crossbeam's default collector in the midst of a push or a pop, and that runs what other crates have
 /// left there: a panic of theirs would lose the operation that is on its way.
 const ROOM: usize = 64;
-
-/// Operations between two looks at the injector while the deque is not empty, so that nothing there starves. Picked, as
-/// in tokio, to be no multiple of common periods.
-const INJECTOR_TICK: u32 = 61;
 
 /// Rounds of looking between two looks at the clock.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -55,6 +55,17 @@ const QUICK: Duration = Duration::from_micros(25);
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSES_PER_ROUND: [u32; 2] = [8, 2];
 
+/// Who gets an operation run next when a worker has run `MAX_RUN` of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// The default band of the injector.
+    Injector,
+    /// Another worker's deque, in some rounds.
+    Visit,
+    /// The worker's own deque, and so the next round.
+    Own,
+}
+
 /// One worker of a lane. Exactly one thread at a time carries it; it may move to another while none of its methods runs.
 pub struct Worker<T> {
     lane: Arc<Lane<T>>,
@@ -62,9 +73,14 @@ pub struct Worker<T> {
     deque: deque::Worker<OpRef<T>>,
     /// The first successor of the operation that ran last.
     slot: Cell<Option<OpRef<T>>>,
-    /// Operations taken from the slot in a row.
-    run: Cell<u32>,
-    tick: Cell<u32>,
+    /// Operations of its own, from slot and deque, that the worker may still run before it is the others' turn.
+    left: Cell<u32>,
+    /// What more it may run in a row of those in its slot that are urgent, when it is others' turn who are not.
+    urgent_left: Cell<u32>,
+    /// Whose turn it is when `left` is zero.
+    turn: Cell<Turn>,
+    /// Rounds of turns so far.
+    rounds: Cell<u32>,
     /// Where the next sweep of stealing begins.
     victim: Cell<usize>,
     /// The looks of the lane's workers, and when they were so many.
@@ -85,8 +101,10 @@ impl<T> Worker<T> {
             index,
             deque,
             slot: Cell::new(None),
-            run: Cell::new(0),
-            tick: Cell::new(0),
+            left: Cell::new(MAX_RUN),
+            urgent_left: Cell::new(0),
+            turn: Cell::new(Turn::Injector),
+            rounds: Cell::new(0),
             victim: Cell::new(index + 1),
             seen: Cell::new((Instant::now(), 0)),
         }
@@ -149,60 +167,127 @@ impl<T> Worker<T> {
         }
     }
 
-    /// The next operation, from the highest band on.
+    /// The next operation, from the highest band on; among equals by turns.
     #[inline]
     fn find(&self) -> Option<OpRef<T>> {
         self.lane.sleep().count_look(self.index);
         let slot = self.slot.take();
-        let is_next = |op: &OpRef<T>| {
-            self.run.get() < MAX_RUN && self.lane.injector().highest().is_none_or(|band| band <= op.band)
-        };
-        if slot.as_ref().is_some_and(is_next) {
-            self.run.set(self.run.get() + 1);
+        let highest = self.lane.injector().highest();
+        if slot.as_ref().is_some_and(|op| self.left.get() > 0 && highest.is_none_or(|highest| highest <= op.band)) {
+            self.left.set(self.left.get() - 1);
             return slot;
         }
-        self.find_queued(slot)
+        self.find_queued(slot, highest)
     }
 
-    /// As [`find`](Self::find), when it is not the turn of what was in the slot.
-    fn find_queued(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
+    /// As [`find`](Self::find), when what was in the slot is not simply next.
+    fn find_queued(&self, slot: Option<OpRef<T>>, highest: Option<u8>) -> Option<OpRef<T>> {
         if let Some(op) = slot {
+            if highest <= Some(op.band) && self.may_go_on(op.band, highest) {
+                return Some(op);
+            }
             self.put(op);
         }
-        let urgent = self.lane.injector().highest();
-        self.run.set(0);
-        if urgent.is_some_and(|band| band > DEFAULT_BAND)
+        if highest > Some(DEFAULT_BAND)
             && let Some(op) = self.pop_bands(|band| band > DEFAULT_BAND)
         {
+            if self.left.get() == 0 {
+                self.skip_turns();
+            }
+            self.urgent_left.set(MAX_RUN - self.left.get());
             return Some(op);
         }
-        self.tick.set(self.tick.get().wrapping_add(1));
-        if self.tick.get().is_multiple_of(INJECTOR_TICK)
-            && let Some(op) = self.pop_injector(DEFAULT_BAND)
+        if self.left.get() == 0
+            && let Some(op) = self.take_turns()
         {
             return Some(op);
         }
-        self.deque
+        let op = self
+            .deque
             .pop()
-            .or_else(|| self.pop_injector(DEFAULT_BAND))
+            .or_else(|| self.pop_injector(DEFAULT_BAND, MAX_TAKEN))
             .or_else(|| self.steal())
-            .or_else(|| self.pop_bands(|_| true))
+            .or_else(|| self.pop_bands(|_| true))?;
+        self.left.set(self.left.get() - 1);
+        Some(op)
+    }
+
+    /// Whether what was in the slot, of `band`, is next although it is the others' turn: nothing in the injector is more
+    /// urgent, and nobody who is as urgent has to wait for longer than a run.
+    fn may_go_on(&self, band: u8, highest: Option<u8>) -> bool {
+        let equals_wait = highest == Some(band);
+        if !equals_wait && self.skip_turns() {
+            self.left.set(MAX_RUN - 1);
+            return true;
+        }
+        if band <= DEFAULT_BAND || equals_wait && self.urgent_left.get() == 0 {
+            return false;
+        }
+        if equals_wait {
+            self.urgent_left.set(self.urgent_left.get() - 1);
+        }
+        true
+    }
+
+    /// Goes through the turns of the others, up to an operation. Without one, the worker's own deque is next.
+    fn take_turns(&self) -> Option<OpRef<T>> {
+        if self.turn.get() == Turn::Injector {
+            self.turn.set(Turn::Visit);
+            if let Some(op) = self.pop_injector(DEFAULT_BAND, 1) {
+                return Some(op);
+            }
+        }
+        if self.turn.get() == Turn::Visit {
+            self.turn.set(Turn::Own);
+            if let Some(Steal::Success(op)) = self.visited().map(Stealer::steal) {
+                return Some(op);
+            }
+        }
+        self.begin_round();
+        None
+    }
+
+    /// Begins the next round at once if nobody waits for a turn in this one; says whether it does.
+    fn skip_turns(&self) -> bool {
+        let skips = self.turn.get() == Turn::Injector
+            && self.lane.injector().is_default_empty()
+            && self.deque.is_empty()
+            && self.visited().is_none_or(Stealer::is_empty);
+        if skips {
+            self.begin_round();
+        }
+        skips
+    }
+
+    fn begin_round(&self) {
+        self.turn.set(Turn::Injector);
+        self.rounds.set(self.rounds.get().wrapping_add(1));
+        self.left.set(MAX_RUN);
+        self.urgent_left.set(0);
+    }
+
+    /// Whose deque the worker visits in this round: now and then another's, each in its turn.
+    fn visited(&self) -> Option<&Stealer<OpRef<T>>> {
+        let (round, stealers) = (self.rounds.get(), self.lane.stealers());
+        if stealers.len() < 2 || !round.is_multiple_of(ROUNDS_PER_VISIT) {
+            return None;
+        }
+        let step = (round / ROUNDS_PER_VISIT) as usize % (stealers.len() - 1);
+        Some(&stealers[(self.index + 1 + step) % stealers.len()])
     }
 
     /// Takes from the highest band that `wanted` allows.
     fn pop_bands(&self, wanted: impl Fn(u8) -> bool) -> Option<OpRef<T>> {
         while let Some(band) = self.lane.injector().highest().filter(|&band| wanted(band)) {
-            if let Some(op) = self.pop_injector(band) {
+            if let Some(op) = self.pop_injector(band, 1) {
                 return Some(op);
             }
         }
         None
     }
 
-    /// Takes from a band of the injector; what else is taken from the default band goes into the deque.
-    fn pop_injector(&self, band: u8) -> Option<OpRef<T>> {
-        // One of them does not go into the deque.
-        let max = if band == DEFAULT_BAND { MAX_TAKEN.min(ROOM - self.deque.len() + 1) } else { 1 };
+    /// Takes at most `max` operations from a band of the injector. All but the first go into the deque, which must have room.
+    fn pop_injector(&self, band: u8, max: usize) -> Option<OpRef<T>> {
         let (mut chain, more) = self.lane.injector().pop(band, max)?;
         let op = chain.next();
         let shared = more || chain.is_some_left();

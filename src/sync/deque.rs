@@ -100,6 +100,15 @@ mod model {
             self.0.is_empty()
         }
 
+        /// Takes one element.
+        pub(crate) fn steal(&self) -> Steal<T> {
+            match self.0.take(|_| 0) {
+                Steal::Success((element, _)) => Steal::Success(element),
+                Steal::Empty => Steal::Empty,
+                Steal::Retry => Steal::Retry,
+            }
+        }
+
         /// Takes one element for the caller, and moves half of the others to `destination`, as the real one does. In
         /// between nobody else can see them.
         pub(crate) fn steal_batch_and_pop(&self, destination: &Worker<T>) -> Steal<T> {

@@ -32,6 +32,8 @@ pub enum Step {
     IncludedComesAfter,
     /// What is issued on the lane's stream comes after what was issued on an included one.
     IncludedComesBefore,
+    /// An operation enters a lane of several workers once (asserted in `Lane::inject`).
+    EntersOnce,
     /// A nap ends by itself.
     NapEnds,
     /// `Sleep::retract` says that the worker does not nap any more.

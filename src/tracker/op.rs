@@ -51,6 +51,9 @@ pub struct Op<T> {
     /// The next operation of the list that this one is in: a [`ReadyList`], or a queue of the scheduler.
     pub link: AtomicPtr<Op<T>>,
     pub(super) stamp: Stamp,
+    /// Whether it has entered a lane of several workers. No model looks at the flag: it must order nothing.
+    #[cfg(any(raddle_loom, raddle_shuttle))]
+    entered: std::sync::atomic::AtomicBool,
     room: std::cell::UnsafeCell<MaybeUninit<Room<T>>>,
 }
 
@@ -458,6 +461,8 @@ impl<T> OpRef<T> {
             passes_closed: passes_closed,
             stamp: Stamp::new(),
         }
+        #[cfg(any(raddle_loom, raddle_shuttle))]
+        set! { entered: std::sync::atomic::AtomicBool::new(false) }
         let task_at = Op::<T>::task_behind(places);
         set! { task_at: (task_at / STEP) as u8 }
         let task = op.wrapping_byte_add(task_at).cast::<Place<T>>();
@@ -472,6 +477,14 @@ impl<T> OpRef<T> {
     #[inline(always)]
     pub fn op(&self) -> &Op<T> {
         self
+    }
+
+    /// Notes that the operation enters a lane of several workers, and asserts that it has not done so before.
+    #[cfg(any(raddle_loom, raddle_shuttle))]
+    pub fn enter_once(self) {
+        // Relaxed: models run on one thread of the system.
+        let before = self.op().entered.swap(true, Relaxed);
+        assert!(!before, "an operation enters a lane of several workers a second time");
     }
 
     /// The record's address, as the identity of the operation while it lives.

@@ -40,11 +40,29 @@ fn a_chain_says_whether_another_one_is_left() {
 #[test]
 fn what_a_popper_leaves_of_a_band_is_marked_although_its_pusher_has_not_come_to_it() {
     let (injector, ops) = (Injector::default(), Ready::new(2, URGENT));
-    ops.iter().for_each(|&op| injector.band(URGENT).push_chain(op, op));
+    ops.iter().for_each(|&op| injector.band(URGENT).push(op));
     assert_eq!(injector.highest(), None);
     assert!(matches!(pop(&injector, URGENT, 1), Some((_, true))));
     assert_eq!(injector.highest(), Some(URGENT));
     assert!(matches!(pop(&injector, URGENT, 1), Some((_, false))));
+}
+
+/// Otherwise what it holds would wait behind whatever was pushed meanwhile, each time that it is late.
+#[test]
+fn what_a_late_popper_leaves_goes_in_front() {
+    let (injector, ops) = (Injector::default(), Ready::new(5, DEFAULT_BAND));
+    let order: Vec<_> = ops.iter().map(|op| op.as_ptr()).collect();
+    let band = injector.band(DEFAULT_BAND);
+    ops[2..].iter().for_each(|&op| injector.push(op));
+    assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((order[2..3].to_vec(), true)));
+    // It has taken the first two, and turned them round, before the others were pushed.
+    // Relaxed: there is one thread.
+    ops[0].op().link.store(order[1], Relaxed);
+    band.put_in_front(ops[0], ops[1]);
+    for op in [0, 1, 3, 4] {
+        assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((vec![order[op]], false)));
+    }
+    assert!(injector.is_empty());
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The event count on one thread, which carries every worker.
 
+use std::thread;
+
 use super::{
     super::testing::{assert_not_woken, assert_woken},
     *,
@@ -9,8 +11,8 @@ use super::{
 const WORKERS: usize = 130;
 
 fn carried() -> Sleep {
-    let sleep = Sleep::new(WORKERS, 2, false);
-    (0..WORKERS).for_each(|worker| sleep.carry(worker, 0));
+    let sleep = Sleep::new(WORKERS, false);
+    (0..WORKERS).for_each(|worker| sleep.carry(worker));
     sleep
 }
 
@@ -27,7 +29,7 @@ fn sleepers(sleep: &Sleep) -> Vec<usize> {
 #[test]
 fn half_of_the_workers_search_at_once_and_one_in_any_case() {
     for (workers, unbounded, most) in [(1, false, 1), (2, false, 1), (3, false, 1), (6, false, 3), (3, true, 3)] {
-        let sleep = Sleep::new(workers, workers, unbounded);
+        let sleep = Sleep::new(workers, unbounded);
         assert!((0..most).all(|_| sleep.try_start_search()), "{most} of {workers} may");
         assert!(!sleep.try_start_search(), "only {most} of {workers} may");
         assert_eq!(sleep.stop_search(), most == 1);
@@ -52,11 +54,9 @@ fn each_worker_has_a_bit_of_its_own() {
 
 #[test]
 fn the_worker_with_the_lowest_number_is_woken() {
-    let sleep = Sleep::new(WORKERS, 2, false);
-    // The other thread is not there.
-    sleep.carry(129, 0);
-    // Relaxed: there is one thread.
-    sleep.carriers.iter().take(129).for_each(|carrier| carrier.store(1, Relaxed));
+    let sleep = Sleep::new(WORKERS, false);
+    // Nobody carries the others.
+    sleep.carry(129);
     sleep.announce(129, false, false);
     sleep.announce(100, false, false);
     sleep.notify();
@@ -65,6 +65,23 @@ fn the_worker_with_the_lowest_number_is_woken() {
     let _ = sleep.stop_search();
     sleep.notify();
     assert_woken();
+}
+
+/// Threads that have ended are among them, each of which may have had the number of the next one.
+#[test]
+fn a_worker_is_woken_through_the_thread_that_carries_it_now_whoever_did_before() {
+    let sleep = Sleep::new(1, false);
+    for _ in 0..3 {
+        thread::scope(|scope| {
+            scope.spawn(|| sleep.carry(0));
+        });
+        sleep.carry(0);
+        sleep.announce(0, false, false);
+        sleep.notify();
+        assert_woken();
+        sleep.retract(0);
+        assert!(sleep.stop_search());
+    }
 }
 
 #[test]
@@ -81,8 +98,8 @@ fn nobody_is_woken_while_somebody_searches() {
 
 #[test]
 fn all_are_woken_whatever_they_do() {
-    let sleep = Sleep::new(3, 3, false);
-    sleep.carry(2, 2);
+    let sleep = Sleep::new(3, false);
+    sleep.carry(2);
     assert!(sleep.try_start_search());
     sleep.wake_all();
     assert_woken();
@@ -112,9 +129,9 @@ fn who_naps_is_left_alone_while_somebody_is_awake() {
 
 #[test]
 fn who_sleeps_is_woken_before_who_naps() {
-    let sleep = Sleep::new(WORKERS, 2, false);
-    // The other thread is not there.
-    (0..WORKERS).for_each(|worker| sleep.carry(worker, usize::from(worker != 129)));
+    let sleep = Sleep::new(WORKERS, false);
+    // Nobody carries the others.
+    sleep.carry(129);
     (0..WORKERS).for_each(|worker| sleep.announce(worker, false, worker != 129));
     sleep.notify();
     assert_woken();
@@ -174,16 +191,16 @@ fn stay() -> Option<usize> {
 #[cfg(all(target_os = "linux", not(miri)))]
 fn the_worker_on_the_core_of_who_makes_the_work_is_woken_last_and_told_of_it() {
     let Some(core) = stay() else { return };
-    let sleep = Sleep::new(WORKERS, 2, false);
-    // The other thread is not there.
-    (0..WORKERS).for_each(|worker| sleep.carry(worker, usize::from(worker != 129)));
+    let sleep = Sleep::new(WORKERS, false);
+    // Nobody carries the others.
+    sleep.carry(129);
     sleep.place(0, Some(core));
     sleep.place(129, Some(core + 1));
     sleep.announce(0, false, false);
     sleep.announce(129, false, false);
     sleep.notify();
     assert_woken();
-    sleep.carry(0, 0);
+    sleep.carry(0);
     sleep.retract(129);
     let _ = sleep.stop_search();
     sleep.notify();

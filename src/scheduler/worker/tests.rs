@@ -1,5 +1,7 @@
 //! Workers without threads: what each looks at, in which order, and whom it wakes.
 
+mod turns;
+
 use std::time::{Duration, Instant};
 
 use super::{
@@ -15,12 +17,12 @@ const HIGH: u8 = DEFAULT_BAND + 1;
 const HIGHER: u8 = DEFAULT_BAND + 2;
 
 fn lane(workers: usize, idle: IdlePolicy) -> (Arc<Lane<usize>>, Vec<Worker<usize>>) {
-    Lane::new(LaneOptions { name: "test", workers, threads: workers, idle })
+    Lane::new(LaneOptions { name: "test", workers, idle })
 }
 
 /// A worker that sleeps, as the others see it; the calling thread carries it.
 fn asleep(worker: &Worker<usize>) {
-    worker.lane.sleep().carry(worker.index, 0);
+    worker.lane.sleep().carry(worker.index);
     worker.lane.sleep().announce(worker.index, false, false);
 }
 
@@ -77,22 +79,6 @@ fn between_operations_one_successor_is_kept_and_within_one_none() {
 }
 
 #[test]
-fn a_run_of_successors_is_as_long_as_it_may_be_and_no_longer() {
-    let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(2, DEFAULT_BAND));
-    let (worker, successor, other) = (&workers[0], ops[0], ops[1]);
-    for _ in 0..2 {
-        worker.keep(other, false);
-        for _ in 0..MAX_RUN {
-            worker.keep(successor, true);
-            assert_eq!(found(worker), Some(successor.as_ptr()));
-        }
-        worker.keep(successor, true);
-        assert_eq!(found(worker), Some(other.as_ptr()), "the run is over");
-        assert_eq!(found(worker), Some(successor.as_ptr()));
-    }
-}
-
-#[test]
 fn what_is_more_urgent_than_a_successor_goes_before_it() {
     let ((lane, workers), ops, urgent) = (lane(1, IdlePolicy::Park), Ready::new(1, HIGH), Ready::new(2, HIGHER));
     let worker = &workers[0];
@@ -100,19 +86,6 @@ fn what_is_more_urgent_than_a_successor_goes_before_it() {
     urgent.iter().for_each(|&op| lane.injector().push(op));
     let order = [urgent[0], urgent[1], ops[0]].map(|op| Some(op.as_ptr()));
     assert_eq!([(); 3].map(|()| found(worker)), order);
-}
-
-#[test]
-fn the_injector_is_looked_at_now_and_then_although_the_deque_is_not_empty() {
-    let ((lane, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(2, DEFAULT_BAND));
-    let worker = &workers[0];
-    lane.injector().push(ops[1]);
-    let looks = (1..=INJECTOR_TICK).find(|_| {
-        worker.keep(ops[0], false);
-        found(worker) == Some(ops[1].as_ptr())
-    });
-    assert_eq!(looks, Some(INJECTOR_TICK));
-    assert_eq!(found(worker), Some(ops[0].as_ptr()));
 }
 
 #[test]
@@ -142,15 +115,15 @@ fn whoever_takes_more_than_one_wakes_another_worker_for_the_rest() {
     let [first, second] = [&workers[0], &workers[1]];
     ops[..MAX_TAKEN + 2].iter().for_each(|&op| lane.injector().push(op));
     // Others have come into sight by the first, and are in its deque as well; the second has two, the third none.
-    assert!(first.pop_injector(DEFAULT_BAND).is_some());
+    assert!(first.pop_injector(DEFAULT_BAND, MAX_TAKEN).is_some());
     assert_woken();
-    assert!(second.pop_injector(DEFAULT_BAND).is_some());
+    assert!(second.pop_injector(DEFAULT_BAND, MAX_TAKEN).is_some());
     assert_woken();
     assert!(second.deque.pop().is_some());
-    assert!(first.pop_injector(DEFAULT_BAND).is_none());
+    assert!(first.pop_injector(DEFAULT_BAND, MAX_TAKEN).is_none());
     assert_not_woken();
     lane.injector().push(ops[0]);
-    assert!(first.pop_injector(DEFAULT_BAND).is_some());
+    assert!(first.pop_injector(DEFAULT_BAND, MAX_TAKEN).is_some());
     assert_not_woken(); // There is no rest.
 
     // The same for what is stolen.

@@ -1,0 +1,257 @@
+//! Turns: how many operations of its own a worker runs before others get theirs.
+
+use super::*;
+use crate::tracker::Op;
+
+const RUN: usize = MAX_RUN as usize;
+
+/// How an operation that goes on for ever makes the next one.
+#[derive(Clone, Copy, Debug)]
+enum Chain {
+    /// As its successor, which is next in the slot.
+    Slot,
+    /// By a push from inside, into the deque or the injector.
+    Inside,
+    /// As the second of two successors, of which the first ends.
+    Second,
+}
+
+const CHAINS: [Chain; 3] = [Chain::Slot, Chain::Inside, Chain::Second];
+
+/// A worker, and what goes on for ever on it.
+struct Endless<'w> {
+    worker: &'w Worker<usize>,
+    chain: Chain,
+    /// What ends, in `Chain::Second`.
+    leaf: OpRef<usize>,
+    /// What does not go on.
+    ends: Vec<*mut Op<usize>>,
+}
+
+impl Endless<'_> {
+    /// Runs `count` operations; gives them in their order.
+    fn run(&self, count: usize) -> Vec<*mut Op<usize>> {
+        (0..count).map(|_| self.step()).collect()
+    }
+
+    fn step(&self) -> *mut Op<usize> {
+        let op = self.worker.find().expect("a chain goes on for ever");
+        if op.as_ptr() != self.leaf.as_ptr() && !self.ends.contains(&op.as_ptr()) {
+            match self.chain {
+                Chain::Slot => self.worker.keep(op, true),
+                Chain::Inside => self.worker.keep(op, false),
+                Chain::Second => {
+                    self.worker.keep(self.leaf, true);
+                    self.worker.keep(op, true);
+                }
+            }
+        }
+        op.as_ptr()
+    }
+
+    /// Takes everything out that is left.
+    fn end(&self) {
+        while self.worker.find().is_some() {}
+    }
+
+    /// How many operations of the worker start before each of `ops`, within `limit`.
+    #[track_caller]
+    fn starts(&self, ops: &[OpRef<usize>], limit: usize) -> Vec<usize> {
+        let order = self.run(limit);
+        let place = |op: &OpRef<usize>| order.iter().position(|&other| other == op.as_ptr());
+        ops.iter().map(|op| place(op).expect("it starts within the limit")).collect()
+    }
+}
+
+fn ends(ops: &[OpRef<usize>]) -> Vec<*mut Op<usize>> {
+    ops.iter().map(|op| op.as_ptr()).collect()
+}
+
+#[test]
+fn after_a_run_of_its_own_a_worker_looks_at_the_injector_whatever_that_run_was_of() {
+    for chain in CHAINS {
+        let (lane, workers) = lane(1, IdlePolicy::Park);
+        let (ops, waits) = (Ready::new(2, DEFAULT_BAND), Ready::new(3, DEFAULT_BAND));
+        let endless = Endless { worker: &workers[0], chain, leaf: ops[1], ends: ends(&waits) };
+        workers[0].keep(ops[0], true);
+        waits.iter().for_each(|&op| lane.injector().push(op));
+        let starts = endless.starts(&waits, 4 * (RUN + 1));
+        assert_eq!(starts, [RUN, 2 * RUN + 1, 3 * RUN + 2], "{chain:?}");
+        // Later in the life of the worker as well, whenever it comes.
+        for before in 1..2 * RUN {
+            endless.run(before);
+            lane.injector().push(waits[0]);
+            let start = endless.starts(&waits[..1], RUN + 1)[0];
+            assert!(start <= RUN, "{chain:?}: after {start} operations");
+        }
+        endless.end();
+    }
+}
+
+/// What comes from the injector goes on in the slot, so that it is always somebody else's turn who is not in the deque.
+#[test]
+fn the_deque_is_not_starved_by_slot_and_injector() {
+    let (lane, workers) = lane(1, IdlePolicy::Park);
+    let (chains, waits) = (Ready::new(9, DEFAULT_BAND), Ready::new(3, DEFAULT_BAND));
+    let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
+    workers[0].keep(chains[0], true);
+    chains[1..].iter().for_each(|&op| lane.injector().push(op));
+    waits.iter().for_each(|&op| workers[0].keep(op, false));
+    // Behind a run of the slot and one operation of the injector. They end, so that nothing is in the slot between them.
+    assert_eq!(endless.starts(&waits, 3 * (RUN + 2)), [RUN + 1, RUN + 2, RUN + 3]);
+    // All chains go on.
+    let order = endless.run(9 * 9 * (RUN + 2));
+    assert!(chains.iter().all(|op| order.contains(&op.as_ptr())));
+    endless.end();
+}
+
+#[test]
+fn what_is_anywhere_in_a_full_deque_starts_within_as_many_rounds() {
+    let (lane, workers) = lane(1, IdlePolicy::Park);
+    let (chains, waits) = (Ready::new(ROOM + 1, DEFAULT_BAND), Ready::new(1, DEFAULT_BAND));
+    let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
+    workers[0].keep(chains[0], true);
+    chains[1..].iter().for_each(|&op| workers[0].keep(op, false));
+    assert_eq!(workers[0].deque.len(), ROOM);
+    lane.injector().push(waits[0]);
+    assert_eq!(endless.starts(&waits, RUN + 1), [RUN]);
+    let order = endless.run((ROOM + 1) * (RUN + 2));
+    assert!(chains.iter().all(|op| order.contains(&op.as_ptr())));
+    endless.end();
+}
+
+#[test]
+fn several_are_taken_from_the_injector_only_when_the_deque_is_empty() {
+    let (lane, workers) = lane(1, IdlePolicy::Park);
+    let (chain, waits) = (Ready::new(1, DEFAULT_BAND), Ready::new(4, DEFAULT_BAND));
+    let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
+    workers[0].keep(chain[0], true);
+    waits.iter().for_each(|&op| lane.injector().push(op));
+    for left in [3, 2] {
+        endless.run(RUN + 1);
+        assert!(workers[0].deque.len() <= 1, "the chain alone, if anything");
+        assert!(!lane.injector().is_default_empty(), "{left} are left");
+    }
+    while workers[0].deque.pop().is_some() {}
+    workers[0].slot.set(None);
+    assert_eq!(found(&workers[0]), Some(waits[2].as_ptr()));
+    assert!(lane.injector().is_default_empty(), "nothing else was there");
+    endless.end();
+}
+
+#[test]
+fn equals_in_the_injector_wait_for_no_more_than_a_run_each_in_every_band() {
+    for band in [LOW, DEFAULT_BAND, HIGH] {
+        for chain in [Chain::Slot, Chain::Inside] {
+            let (lane, workers) = lane(1, IdlePolicy::Park);
+            let (ops, waits) = (Ready::new(1, band), Ready::new(3, band));
+            let endless = Endless { worker: &workers[0], chain, leaf: waits[0], ends: ends(&waits) };
+            workers[0].keep(ops[0], true);
+            for before in 0..3 * RUN {
+                waits.iter().for_each(|&op| lane.injector().push(op));
+                let starts = endless.starts(&waits, 3 * (RUN + 1));
+                assert!(starts.is_sorted(), "first in, first out");
+                let bound = |&(others, &start): &(usize, &usize)| start < (others + 1) * (RUN + 1);
+                assert!(starts.iter().enumerate().all(|start| bound(&start)), "{band} {chain:?}: {starts:?}");
+                endless.run(before);
+            }
+            endless.end();
+        }
+    }
+}
+
+/// The turn of the injector's default band comes although something urgent goes before it again and again, whose successors are
+/// not urgent and have the slot.
+#[test]
+fn what_is_urgent_does_not_lengthen_the_run_of_those_who_are_not() {
+    let (lane, workers) = lane(1, IdlePolicy::Park);
+    let (ops, urgent) = (Ready::new(3, DEFAULT_BAND), Ready::new(1, HIGH));
+    let (worker, [chain, waits, successor]) = (&workers[0], [ops[0], ops[1], ops[2]].map(OpRef::as_ptr));
+    for every in 1..RUN {
+        worker.keep(ops[0], true);
+        lane.injector().push(ops[1]);
+        let (mut own, mut is_successor_there) = (0, false);
+        for step in 0.. {
+            if step % every == 0 && lane.injector().highest().is_none() {
+                lane.injector().push(urgent[0]);
+            }
+            let op = found(worker).expect("the chain goes on for ever");
+            if op == waits {
+                break;
+            }
+            if op == urgent[0].as_ptr() {
+                if !std::mem::replace(&mut is_successor_there, true) {
+                    worker.keep(ops[2], true);
+                }
+                continue;
+            }
+            own += 1;
+            assert!(own <= RUN, "with something urgent every {every} operations");
+            if op == chain {
+                worker.keep(ops[0], true);
+            } else {
+                assert_eq!(op, successor);
+                is_successor_there = false;
+            }
+        }
+        while worker.find().is_some() {}
+    }
+}
+
+/// Those that are urgent keep the slot although it would be the turn of others who are not.
+#[test]
+fn urgent_chains_have_runs_of_the_same_length_while_others_wait_who_are_not_urgent() {
+    let (lane, workers) = lane(1, IdlePolicy::Park);
+    let (chains, waits) = (Ready::new(2, HIGH), Ready::new(1, DEFAULT_BAND));
+    let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
+    lane.injector().push(waits[0]);
+    workers[0].keep(chains[0], true);
+    // Alone among equals, it goes on.
+    assert!(endless.run(5 * RUN).iter().all(|&op| op == chains[0].as_ptr()));
+    lane.injector().push(chains[1]);
+    let order = endless.run(9 * RUN);
+    assert!(!order.contains(&waits[0].as_ptr()), "it is less urgent");
+    let mut runs = order.chunk_by(|one, other| one == other).map(<[_]>::len).skip(1).collect::<Vec<_>>();
+    runs.pop();
+    assert!(!runs.is_empty() && runs.iter().all(|&run| run == RUN + 1), "{runs:?}");
+    endless.end();
+}
+
+/// A worker does not come to its deque, and nobody is idle.
+#[test]
+fn what_lies_in_a_deque_is_taken_by_the_others_by_turns() {
+    const WORKERS: usize = 4;
+    const WITHIN: usize = (WORKERS - 1) * (ROUNDS_PER_VISIT as usize) * (RUN + 2);
+    for own in 0..WORKERS {
+        for chain in CHAINS {
+            let (_, workers) = lane(WORKERS, IdlePolicy::Park);
+            let (ops, waits) = (Ready::new(2, DEFAULT_BAND), Ready::new(2 * WORKERS, DEFAULT_BAND));
+            let endless = Endless { worker: &workers[own], chain, leaf: ops[1], ends: ends(&waits) };
+            workers[own].keep(ops[0], true);
+            let others: Vec<_> = (0..WORKERS).filter(|&other| other != own).collect();
+            for (index, &op) in waits.iter().enumerate() {
+                workers[others[index % others.len()]].keep(op, false);
+            }
+            let each = waits.len().div_ceil(others.len());
+            let _ = endless.starts(&waits, each * WITHIN);
+            endless.end();
+        }
+    }
+}
+
+#[test]
+fn a_chain_that_nobody_waits_beside_stays_in_the_slot() {
+    for band in [LOW, DEFAULT_BAND, HIGH] {
+        let ((_, workers), ops) = (lane(2, IdlePolicy::Park), Ready::new(1, band));
+        asleep(&workers[1]);
+        workers[0].keep(ops[0], true);
+        for _ in 0..5 * ROUNDS_PER_VISIT * MAX_RUN {
+            assert_eq!(found(&workers[0]), Some(ops[0].as_ptr()));
+            workers[0].keep(ops[0], true);
+            assert!(workers[0].slot.get().is_some());
+        }
+        assert_not_woken();
+        workers[0].slot.set(None);
+        assert!(workers[0].find().is_none());
+    }
+}
