@@ -61,7 +61,9 @@ mod outcome;
 mod panics;
 mod progress;
 mod property;
+mod roll;
 mod scheduler;
+mod spares;
 mod sync;
 mod tally;
 mod task;
@@ -94,6 +96,7 @@ pub use op_builder::{OpBuilder, Report};
 pub use operator::Operator;
 pub use property::Property;
 pub use scheduler::IdlePolicy;
+pub use threads::unpinned;
 pub use typed::{Accesses, Read, Var, Write};
 pub use variable::Token;
 
@@ -123,6 +126,7 @@ pub mod internals {
             epoch::Flavour,
             weaken::{Step, remove},
         },
+        spares::Spares,
         tally::{Tally, Ticket},
         tracker::{Mode, Node, Op, OpRef, Pushed, ReadyList, Stack, Stalled, VarQueue, complete, end, push},
     };

@@ -242,6 +242,22 @@ impl Tally {
         false
     }
 
+    /// Whether nothing at all was pending at some moment of the call; otherwise `waker` will be woken when it is worth another.
+    pub fn poll_idle(&self, waker: &Waker) -> bool {
+        loop {
+            let mut mark = self.begin();
+            if mark.as_ref().is_some_and(|mark| mark.draining.is_empty() && !mark.entered_since) {
+                return true;
+            }
+            if !self.poll(&mut mark, waker) {
+                return false;
+            }
+            if removed(Step::EndLooksAgain) {
+                return true;
+            }
+        }
+    }
+
     /// Closes the current generation, if another can take its place, and notes what is draining.
     fn mark(&self, state: &mut State) -> Option<Mark> {
         let generations = &mut state.generations;

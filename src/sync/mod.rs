@@ -305,7 +305,7 @@ pub(crate) struct TimeIsUp;
 pub(crate) fn wake_all(wakers: Vec<std::task::Waker>) {
     for waker in wakers {
         if let Err(payload) = panics::catch(|| waker.wake()) {
-            log::error!("raddle: a waker panicked");
+            panics::log!(Error, "raddle: a waker panicked");
             panics::discard(payload);
         }
     }

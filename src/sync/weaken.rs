@@ -38,6 +38,10 @@ pub enum Step {
     RetractNap,
     /// A dropped `Completion` completes its operation.
     DropCompletes,
+    /// A spare thread whose time is up looks whether it has been offered a worker meanwhile.
+    SparesLookAgain,
+    /// Whoever ends an engine in the background looks again when what was pending is over.
+    EndLooksAgain,
     /// `Tally::leave` tells those who wait for the count.
     LeaveNotifies,
 }
