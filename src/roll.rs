@@ -235,4 +235,57 @@ impl Roll {
         let list = lock(&self.list);
         list.left_behind && !list.entries.is_empty()
     }
+
+    /// How many threads were ever entered, and how many are.
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> (u64, usize) {
+        let list = lock(&self.list);
+        (list.next, list.entries.len())
+    }
+}
+
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_ends_by_itself_is_joined_by_the_next_one_or_by_who_joins_all() {
+        let roll = Arc::new(Roll::default());
+        for round in 0..100 {
+            let inner = Arc::clone(&roll);
+            roll.spawn(format!("{round}"), move |number| inner.leave(number)).expect("a thread starts");
+        }
+        roll.join_all();
+        assert_eq!(roll.count(), (100, 0));
+        assert!(roll.join_until(Instant::now()).is_ok());
+    }
+
+    #[test]
+    fn who_has_a_deadline_is_told_of_those_that_have_not_ended() {
+        let roll = Arc::new(Roll::default());
+        let (release, held) = mpsc::channel::<()>();
+        let hold = move |_| _ = held.recv();
+        roll.spawn("held".to_owned(), hold).expect("a thread starts");
+        roll.spawn("short".to_owned(), |_| ()).expect("a thread starts");
+        let look = || roll.join_until(Instant::now() + Duration::from_millis(20));
+        let start = Instant::now();
+        while look() != Err(vec!["held".to_owned()]) {
+            assert!(start.elapsed() < Duration::from_secs(20), "the short thread does not end");
+        }
+        assert!(roll.has_left_behind());
+        drop(release);
+        roll.join_all();
+        assert!(!roll.has_left_behind());
+        assert_eq!(look(), Ok(()));
+    }
+
+    #[test]
+    fn a_thread_that_panics_is_joined_as_well() {
+        let roll = Roll::default();
+        roll.spawn(String::new(), |_| std::panic::resume_unwind(Box::new(()))).expect("a thread starts");
+        roll.join_all();
+        assert_eq!(roll.count(), (1, 0));
+    }
 }

@@ -573,3 +573,46 @@ fn run(carrier: &Carrier) {
         panics::log!(Error, "raddle: thread {} panicked outside an operation's function", carrier.number);
     }
 }
+
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod tests {
+    use super::*;
+    use crate::{Engine, EngineKind};
+
+    /// Waits inside each other, each in an operation that gives its worker to another thread.
+    fn nest(engine: &Engine, depth: usize) -> usize {
+        let inner = engine.clone();
+        let next = engine.op("nest").submit((), move |()| if depth == 0 { 0 } else { nest(&inner, depth - 1) });
+        1 + next.expect("the engine is open").wait().expect("nothing fails")
+    }
+
+    /// In these tests a thread without a worker ends after a millisecond.
+    #[test]
+    #[cfg_attr(miri, ignore = "starts a thousand threads")]
+    fn threads_that_come_and_go_leave_nothing() {
+        const DEPTH: usize = 40;
+        let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).build().expect("it is built");
+        let crew = engine.core().crew();
+        let (lives, known) = (|| crew.roll.count().0, || crew.roll.count().1);
+        let before = known();
+        while lives() < 10_000 {
+            assert_eq!(nest(&engine, DEPTH), DEPTH + 1);
+            let start = Instant::now();
+            // All but the last one, which the next to end joins.
+            while known() > before + 1 {
+                assert!(start.elapsed() < Duration::from_secs(20), "{} threads, {before} before", known());
+                std::thread::yield_now();
+            }
+            assert!(lock(&crew.numbers).given < 3 * DEPTH, "numbers do not come back");
+        }
+    }
+
+    #[test]
+    fn no_two_engines_have_a_number() {
+        let numbers = [(); 2].map(|()| {
+            let engine = Engine::builder().kind(EngineKind::Naive).build().expect("it is built");
+            engine.core().crew().engine
+        });
+        assert!(numbers[0] != numbers[1] && !numbers.contains(&0));
+    }
+}
