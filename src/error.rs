@@ -356,10 +356,10 @@ pub enum ShutdownError {
     TimedOut,
     /// It was called inside an operation, which it would have to wait for. The shutdown goes on by itself.
     InsideOperation,
-    /// Nothing was pending any more, but threads of the engine had not ended at the deadline. These are their names. They are in code of
-    /// the program: the function of an asynchronous operation that goes on after its completion, a destructor of a
-    /// thread-local, a logger, a device's driver. They keep what they use, and end when that code returns. Calling it
-    /// again waits again; dropping the engine does not wait for them.
+    /// Nothing was pending any more, but threads of the engine had not ended at the deadline. These are their names. They
+    /// are in code of the program, such as the function of an asynchronous operation that goes on after its completion, a
+    /// destructor of a thread-local, or a logger. They keep what they use, and end when that code returns. Calling it again
+    /// waits again; dropping the engine does not wait for them.
     ThreadsLeft(Vec<String>),
 }
 
@@ -371,7 +371,11 @@ impl fmt::Display for ShutdownError {
                 f.write_str("a shutdown inside an operation cannot wait for that operation; it goes on by itself")
             }
             Self::ThreadsLeft(names) => {
-                write!(f, "nothing is pending, but threads had not ended at the deadline of the shutdown: {}", names.join(", "))
+                write!(
+                    f,
+                    "nothing is pending, but threads had not ended at the deadline of the shutdown: {}",
+                    names.join(", ")
+                )
             }
         }
     }

@@ -122,11 +122,11 @@ pub mod internals {
         outcome::Outcome,
         progress::Progress,
         scheduler::{DEFAULT_BAND, Injector, Lane, LaneOptions, Sleep, Worker, band_of},
+        spares::Spares,
         sync::{
             epoch::Flavour,
             weaken::{Step, remove},
         },
-        spares::Spares,
         tally::{Tally, Ticket},
         tracker::{Mode, Node, Op, OpRef, Pushed, ReadyList, Stack, Stalled, VarQueue, complete, end, push},
     };

@@ -1,9 +1,9 @@
 //! The threads of an engine that nobody has joined yet.
 //!
-//! A thread is entered before it is started and struck out when it has been joined. So whoever finds the roll empty knows that no
-//! thread that was entered before runs any more, its thread-locals included. To join a thread may take as long as a function of the program, or a
-//! destructor of its thread-locals, pleases; so nobody joins with a lock held, and who has a deadline lets another thread
-//! join.
+//! A thread is entered before it is started and struck out when it has been joined. So whoever finds the roll empty knows
+//! that no thread that was entered before runs any more, nor a destructor of its thread-locals. To join a thread takes as
+//! long as functions and destructors of the program take: nobody joins with a lock held, and who has a deadline lets
+//! another thread join.
 
 use std::{
     io, mem,

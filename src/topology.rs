@@ -167,10 +167,15 @@ mod tests {
             assert!(!keep_to(&[MAX_CORES + 1]), "nor is this one");
             assert!(keep_to(&[before[0], MAX_CORES + 1]));
             assert_eq!(*allowed(), before[..1]);
-            assert_eq!(parallelism(&before), std::thread::spawn(move || {
-                assert!(keep_to(&before));
-                std::thread::available_parallelism().map_or(1, NonZero::get)
-            }).join().expect("it may use all"));
+            assert_eq!(
+                parallelism(&before),
+                std::thread::spawn(move || {
+                    assert!(keep_to(&before));
+                    std::thread::available_parallelism().map_or(1, NonZero::get)
+                })
+                .join()
+                .expect("it may use all")
+            );
             assert_eq!(allowed().len(), 1, "the look at the others has not moved the thread");
         });
         kept.join().expect("it is kept there");

@@ -183,7 +183,7 @@ fn in_a_child_the_logger_blocks() {
     });
 }
 
-// ---------------------------------------------------------------------------------- in the background, and with no threads ----
+// ----------------------------------------------------------------------- in the background, and with no threads ----
 
 /// While this lives, no thread can be started: there is no room for its stack.
 #[cfg(target_os = "linux")]

@@ -59,7 +59,10 @@ impl Core {
             match self.tally.wait(deadline) {
                 None => return Err(ShutdownError::TimedOut),
                 Some(true) => return Ok(()),
-                // Operations may have pushed others meanwhile.
+                // Operations may have pushed others meanwhile, and may go on with that for ever.
+                Some(false) if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                    return Err(ShutdownError::TimedOut);
+                }
                 Some(false) => {}
             }
         }
