@@ -1,6 +1,6 @@
 //! How an engine is made.
 
-use std::{env, num::NonZero, sync::Arc};
+use std::{env, sync::Arc};
 
 use crate::{
     core::Core,
@@ -10,7 +10,8 @@ use crate::{
     gpu::{Gpus, MAX_GPUS},
     kind::EngineKind,
     scheduler::IdlePolicy,
-    threads::{Crew, LaneSpec},
+    threads::{self, Crew, LaneSpec},
+    topology,
 };
 
 /// The most workers of a lane.
@@ -48,8 +49,8 @@ impl Builder {
         self
     }
 
-    /// The number of workers for ordinary operations. Default: one per core that the process may use, counting its
-    /// affinity and its control group's quota. More workers than cores are allowed; those beyond are not pinned.
+    /// The number of workers for ordinary operations. Default: one per core that the engine may use (see [`pin`](Self::pin)),
+    /// and no more than the quota of its control group. More workers than cores are allowed; those beyond are not pinned.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = Some(workers);
         self
@@ -63,9 +64,17 @@ impl Builder {
         self
     }
 
-    /// Whether worker `n` stays on the `n`th core that the process may use. Default: `true`. Where the operating system
-    /// refuses, the worker runs unpinned, [`Engine::placements`] tells, and a warning is logged. The threads of a GPU stay on
-    /// the cores near it, where Linux tells which these are.
+    /// Whether each worker stays on a core of its own. Default: `true`. Where the operating system refuses, the worker runs
+    /// unpinned, [`Engine::placements`] tells, and a warning is logged. The threads of a GPU stay on the cores near it, where
+    /// Linux tells which these are.
+    ///
+    /// An engine may use the cores that the thread which builds it may use at that moment; one that is built by a thread of
+    /// another engine has that engine's. All of its threads keep to them, and what happens to other threads later changes
+    /// nothing. Of these cores it takes as many as it has workers: those that have the fewest pinned workers of
+    /// other engines of the process, and among equals the first ones. A worker gives its core back when the engine ends.
+    ///
+    /// A thread that an operation starts inherits the core of the worker; [`unpinned`](crate::unpinned) is for operations that
+    /// start threads, such as those of a thread pool.
     pub fn pin(mut self, pin: bool) -> Self {
         self.unpinned = !pin;
         self
@@ -97,7 +106,8 @@ impl Builder {
                 return Err(BuildError::UnknownEngine(name.to_string_lossy().into_owned()));
             }
         };
-        let workers = self.workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, NonZero::get));
+        let cores = threads::cores_here();
+        let workers = self.workers.unwrap_or_else(|| topology::parallelism(&cores));
         let prioritized = self.prioritized_workers.unwrap_or(1);
         if workers == 0 || prioritized == 0 {
             return Err(BuildError::NoWorkers);
@@ -119,7 +129,7 @@ impl Builder {
             EngineKind::Pooled => &lanes[..2],
             EngineKind::PerDevice => lanes,
         };
-        let (crew, boxed) = Crew::new(lanes);
+        let (crew, boxed) = Crew::new(lanes, cores);
         let gpus = Gpus::new(self.gpus, kind, self.idle, !self.unpinned);
         let core = Arc::new(Core::new(kind, crew, gpus, (2 * workers + 2).next_power_of_two().min(64)));
         match core.crew().start(&core, boxed) {
@@ -129,6 +139,8 @@ impl Builder {
             }
             Err(error) => {
                 core.crew().end();
+                // There is no deadline.
+                let _ = core.crew().join(None);
                 Err(error)
             }
         }

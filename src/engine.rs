@@ -99,8 +99,7 @@ impl Drop for Engine {
         // AcqRel: what was done through the other handles comes before the shutdown.
         if self.counted && self.core.handles.fetch_sub(1, AcqRel) == 1 {
             self.core.begin_shutdown(false);
-            // Inside an operation it goes on in the background.
-            let _ = self.core.finish_shutdown(None);
+            self.core.finish_by_drop();
         }
     }
 }
@@ -149,7 +148,8 @@ impl Engine {
         self.core.kind()
     }
 
-    /// Where each worker of the CPU's lane was put when the engine was built.
+    /// Where each worker of the CPU's lane was put when the engine was built. Engines of one process are put on different
+    /// cores while there are enough; [`Builder::pin`] says which.
     #[must_use]
     pub fn placements(&self) -> &[Placement] {
         self.core.placements.get().map_or(&[], |placements| placements)
@@ -433,11 +433,12 @@ impl Engine {
 
     // --------------------------------------------------------------------------------------------------- shutdown ----
 
-    /// Shuts the engine down: refuses further pushes, waits until nothing is pending, at most for `timeout`, and ends the
-    /// threads. May be called again, on any handle.
+    /// Shuts the engine down: refuses further pushes, waits until nothing is pending, and ends the threads; all that at most for
+    /// `timeout`, whatever the program's functions do. May be called again, on any handle.
     ///
     /// # Errors
     /// [`ShutdownError::TimedOut`]: operations were still pending; the shutdown has begun, and calling again waits again.
+    /// [`ShutdownError::ThreadsLeft`]: nothing was pending, but these threads had not ended; calling again waits again.
     /// [`ShutdownError::InsideOperation`]: it cannot wait for the operation that calls, or there is no thread to take its worker
     /// over; it goes on in the background.
     pub fn shutdown(&self, how: Shutdown, timeout: Option<Duration>) -> Result<(), ShutdownError> {

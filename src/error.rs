@@ -83,7 +83,7 @@ impl Drop for Failure {
         // SAFETY: the field is dropped once, here.
         let drop_cause = || unsafe { ManuallyDrop::drop(&mut self.cause) };
         if let Err(payload) = panics::catch(drop_cause) {
-            log::error!("raddle: the drop of an operation's error panicked");
+            panics::log!(Error, "raddle: the drop of an operation's error panicked");
             panics::discard(payload);
         }
         // SAFETY: as above.
@@ -378,13 +378,18 @@ impl Error for BuildError {
 }
 
 /// Why a shutdown did not come to its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ShutdownError {
     /// The deadline passed while operations were pending. The shutdown goes on by itself; calling it again waits again.
     TimedOut,
     /// It was called inside an operation, which it would have to wait for. The shutdown goes on by itself.
     InsideOperation,
+    /// Nothing was pending any more, but threads of the engine had not ended at the deadline. These are their names. They
+    /// are in code of the program, such as the function of an asynchronous operation that goes on after its completion, a
+    /// destructor of a thread-local, or a logger. They keep what they use, and end when that code returns. Calling it again
+    /// waits again; dropping the engine does not wait for them.
+    ThreadsLeft(Vec<String>),
 }
 
 impl fmt::Display for ShutdownError {
@@ -393,6 +398,13 @@ impl fmt::Display for ShutdownError {
             Self::TimedOut => f.write_str("operations were still pending at the deadline of the shutdown"),
             Self::InsideOperation => {
                 f.write_str("a shutdown inside an operation cannot wait for that operation; it goes on by itself")
+            }
+            Self::ThreadsLeft(names) => {
+                write!(
+                    f,
+                    "nothing is pending, but threads had not ended at the deadline of the shutdown: {}",
+                    names.join(", ")
+                )
             }
         }
     }

@@ -16,6 +16,8 @@ struct State {
     unknown: BTreeMap<u64, OpError>,
     /// How many more there were, which are not kept.
     more: u64,
+    /// Of one of them the log has told.
+    warned: bool,
 }
 
 /// The failures of an engine that nobody knows of: no wait and no handle has given them to the program, and it has not cleared
@@ -52,9 +54,11 @@ impl Failures {
         lock(&self.0).unknown.values().next().cloned()
     }
 
-    /// The earliest that the program has not asked for itself, as it does by a shutdown that cancels.
-    pub(crate) fn first_unexpected(&self) -> Option<OpError> {
-        lock(&self.0).unknown.values().find(|failure| !failure.is_cancellation()).cloned()
+    /// The earliest that the program has not asked for itself, as it does by a shutdown that cancels; once.
+    pub(crate) fn to_warn_of(&self) -> Option<OpError> {
+        let mut state = lock(&self.0);
+        let warned = std::mem::replace(&mut state.warned, true);
+        state.unknown.values().find(|failure| !warned && !failure.is_cancellation()).cloned()
     }
 
     /// Gives the earliest, and how many there are; all of them are known then.

@@ -61,7 +61,9 @@ mod outcome;
 mod panics;
 mod progress;
 mod property;
+mod roll;
 mod scheduler;
+mod spares;
 mod sync;
 mod tally;
 mod task;
@@ -96,6 +98,7 @@ pub use op_builder::{OpBuilder, Report};
 pub use operator::Operator;
 pub use property::Property;
 pub use scheduler::IdlePolicy;
+pub use threads::unpinned;
 pub use typed::{Accesses, Read, Var, Write};
 pub use variable::Token;
 
@@ -121,6 +124,7 @@ pub mod internals {
         outcome::{Outcome, Waiter},
         progress::Progress,
         scheduler::{DEFAULT_BAND, Injector, Lane, LaneOptions, Sleep, Worker, band_of},
+        spares::Spares,
         sync::{
             epoch::Flavour,
             weaken::{Step, remove},

@@ -1,4 +1,4 @@
-//! Panics of code that is not this crate's: functions, drops, wakers and errors of the program's.
+//! Panics of code that is not this crate's: functions, drops, wakers, loggers and errors of the program's.
 
 use std::{
     any::Any,
@@ -30,3 +30,14 @@ pub(crate) fn message(payload: Payload) -> (Option<String>, Option<Payload>) {
         },
     }
 }
+
+/// Logs at a level of [`log::Level`]. The logger is the program's code, which may panic, push and wait, and so may what it
+/// prints: no lock is held here, and no worker or operation is in the caller's hands.
+macro_rules! log {
+    ($level:ident, $($what:tt)+) => {
+        if let Err(payload) = $crate::panics::catch(|| ::log::log!(::log::Level::$level, $($what)+)) {
+            $crate::panics::discard(payload);
+        }
+    };
+}
+pub(crate) use log;

@@ -335,6 +335,24 @@ impl Tally {
         wakers::leave(&self.state, &mut mark.0, |state| Some(&mut state.waiting));
     }
 
+    /// Whether nothing at all was pending at some moment of the call; otherwise `waker` will be woken when it is worth another.
+    pub fn poll_idle(&self, waker: &Waker) -> bool {
+        loop {
+            let mut state = lock(&self.state);
+            let (number, entered_since) = self.close(&mut state);
+            if !entered_since && state.over() >= number {
+                return true;
+            }
+            drop(state);
+            if !self.poll(&mut Mark(Place::at(number)), waker) {
+                return false;
+            }
+            if removed(Step::EndLooksAgain) {
+                return true;
+            }
+        }
+    }
+
     /// Closes the current generation and opens another; gives the number that it was closed with, and whether the other
     /// has been entered by the end of that.
     fn close(&self, state: &mut State) -> (u64, bool) {

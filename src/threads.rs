@@ -4,9 +4,15 @@
 //! ends without a worker, and its thread becomes a spare. So a wait never keeps a worker, nor can one wait bury another
 //! under it on a stack, as running operations on the waiting thread's stack would.
 
-use std::{cell::Cell, ptr, sync::Arc};
-
-use core_affinity::CoreId;
+use std::{
+    cell::Cell,
+    io, ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
 
 use crate::{
     context,
@@ -14,19 +20,22 @@ use crate::{
     error::{BuildError, WaitError},
     kind::Placement,
     panics,
+    roll::Roll,
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
-    sync::{
-        Condvar, Mutex, lock, mpsc,
-        thread::{self, JoinHandle},
-        thread_static, wait_until,
-    },
+    spares::Spares,
+    sync::{Mutex, lock, mpsc, thread_static},
     task::Task,
+    topology::{self, Claim},
     tracker::{OpRef, ReadyList},
 };
 
 /// Threads beyond the workers, each for an operation that waits inside its function. Picked; it bounds what a program that
 /// waits in thousands of operations at once can take from the machine.
 const MAX_SPARES: usize = 1024;
+
+/// A thread without a worker ends after this time. Picked: long against the waits of a program that goes on waiting. Short
+/// in this crate's own tests, so that they see many ends.
+const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(10) };
 
 type BoxedWorker = Box<Worker<Task>>;
 
@@ -36,43 +45,49 @@ pub(crate) struct LaneSpec {
     pub(crate) name: &'static str,
     pub(crate) workers: usize,
     pub(crate) idle: IdlePolicy,
-    /// Whether worker `n` belongs on the `n`th core.
+    /// Whether each worker has a core of its own, as far as there are cores.
     pub(crate) pinned: bool,
 }
 
+/// Numbers of threads.
 #[derive(Default)]
-struct Spares {
-    /// Workers without a thread, by whether their lane is pinned.
-    offered: [Vec<BoxedWorker>; 2],
-    /// Threads without a worker that wait for one. A thread that was pinned once serves pinned lanes only, since nothing
-    /// unpins it.
-    idle: [usize; 2],
-    /// Threads started so far, spares and others.
-    threads: usize,
-    /// Numbers of threads that could not be started.
+struct Numbers {
+    /// How many were given out.
+    given: usize,
+    /// Those of threads that have ended, or could not be started.
     unused: Vec<usize>,
-    ended: bool,
 }
 
 /// The lanes of an engine and its threads.
 pub(crate) struct Crew {
+    /// No other engine of the process has it, now or later.
+    engine: u64,
     lanes: Box<[Arc<Lane<Task>>]>,
+    /// The cores that the engine's threads may use.
+    mask: Box<[usize]>,
     /// The core of each worker of each lane.
-    cores: Box<[Box<[Option<CoreId>]>]>,
+    cores: Box<[Box<[Option<Claim>]>]>,
     max_threads: usize,
-    spares: Mutex<Spares>,
-    offer: Condvar,
-    handles: Mutex<Vec<JoinHandle<()>>>,
-    /// Held by whoever ends the threads.
-    ending: Mutex<()>,
+    numbers: Mutex<Numbers>,
+    spares: Spares<BoxedWorker>,
+    roll: Arc<Roll>,
+}
+
+/// A number for an engine, from 1.
+fn next_engine() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    // Relaxed: only distinct numbers are needed.
+    NEXT.fetch_add(1, Relaxed)
 }
 
 /// What a thread of an engine carries.
 struct Carrier {
     worker: Cell<Option<BoxedWorker>>,
     core: Arc<Core>,
-    /// The thread's number in the engine.
+    /// The thread's number in the engine; of a thread that carries workers.
     number: usize,
+    /// The thread serves a device's lane, and never carries a worker.
+    on_device: bool,
     /// The worker's deque is being used: it is looking for work, or something is put in. Foreign code may run then:
     /// crossbeam-deque pins crossbeam's own collector, which runs whatever other crates have retired there.
     looking: Cell<bool>,
@@ -89,17 +104,41 @@ impl Drop for Looking<'_> {
 
 thread_static!(static CARRIER: Cell<*const Carrier> = Cell::new(ptr::null()));
 
-// The engine that the thread was started for. It stays when the thread ends, for what its thread-locals do then.
-thread_static!(static STARTED_FOR: Cell<*const Core> = Cell::new(ptr::null()));
+// The number of the engine that the thread was started for, from 1. It stays when the thread ends, for what its
+// thread-locals do then. An address would not do: another engine may have it by then.
+thread_static!(static STARTED_FOR: Cell<u64> = Cell::new(0));
+
+/// The calling thread's carrier can be found, until this is dropped.
+struct Carrying<'c>(&'c Carrier);
+
+impl Drop for Carrying<'_> {
+    fn drop(&mut self) {
+        CARRIER.with(|cell| cell.set(ptr::null()));
+        // For what its thread-locals do now.
+        let _ = topology::keep_to(&self.0.core.crew().mask);
+    }
+}
 
 #[inline]
 fn with_carrier<R>(f: impl FnOnce(&Carrier) -> R) -> Option<R> {
     let carrier = CARRIER.with(Cell::get);
-    // SAFETY: the carrier lives on the stack of the thread's main function, which clears the pointer at its end.
+    // SAFETY: the carrier lives on the stack of the thread's main function; `Carrying` clears the pointer before it goes, on
+    // every way out.
     unsafe { carrier.as_ref() }.map(f)
 }
 
 impl Carrier {
+    fn new(core: Arc<Core>, number: usize, on_device: bool) -> Self {
+        Self { worker: Cell::new(None), core, number, on_device, looking: Cell::new(false) }
+    }
+
+    /// Has the calling thread find this carrier.
+    fn enter(&self) -> Carrying<'_> {
+        CARRIER.with(|cell| cell.set(self));
+        STARTED_FOR.with(|cell| cell.set(self.core.crew().engine));
+        Carrying(self)
+    }
+
     /// The worker that the thread carries now. The reference may not be kept across foreign code, which may give the
     /// worker away.
     fn worker(&self) -> Option<&Worker<Task>> {
@@ -140,7 +179,7 @@ impl Carrier {
 
 /// Whether this thread belongs to `core`.
 pub(crate) fn belongs_to(core: &Core) -> bool {
-    ptr::eq(STARTED_FOR.with(Cell::get), core)
+    STARTED_FOR.with(Cell::get) == core.crew().engine
 }
 
 /// The number of this thread's worker in its lane.
@@ -158,18 +197,55 @@ pub(crate) fn share_slot() {
     });
 }
 
-// The thread serves a device's lane.
-thread_static!(static SERVES_DEVICE: Cell<bool> = Cell::new(false));
-
-/// Says that the calling thread serves a lane of a device of `core`.
-pub(crate) fn begin_device_thread(core: &Arc<Core>) {
-    STARTED_FOR.with(|cell| cell.set(Arc::as_ptr(core)));
-    SERVES_DEVICE.with(|cell| cell.set(true));
+/// Runs `f` as the main function of a thread that serves a lane of a device of `core`, and stays on those of the engine's
+/// cores that are `near`, if there are any.
+pub(crate) fn serve_device<R>(core: &Arc<Core>, near: &[usize], f: impl FnOnce() -> R) -> R {
+    let carrier = Carrier::new(Arc::clone(core), 0, true);
+    let _carrying = carrier.enter();
+    let mask = &core.crew().mask;
+    let near = topology::common(mask, near);
+    let _ = topology::keep_to(if near.is_empty() { mask } else { &near });
+    f()
 }
 
 /// Whether the calling thread serves a lane of a device.
 pub(crate) fn serves_device() -> bool {
-    SERVES_DEVICE.with(Cell::get)
+    with_carrier(|carrier| carrier.on_device) == Some(true)
+}
+
+/// The cores that an engine which the calling thread builds may use: the thread's, or if it belongs to an engine, and may
+/// be pinned, that engine's.
+pub(crate) fn cores_here() -> Box<[usize]> {
+    with_carrier(|carrier| carrier.core.crew().mask.clone()).unwrap_or_else(topology::allowed)
+}
+
+/// Runs `f` with the calling thread free to use all cores of its engine, also if it is pinned to one of them.
+///
+/// Threads inherit the cores of the thread that starts them. What an operation starts on a [pinned](crate::Builder::pin)
+/// worker is therefore pinned to the worker's core as well: a thread pool that is first used there would have all of its
+/// threads on one core. Begin to use it inside `unpinned`. Afterwards, also if `f` panics, the thread is where it was.
+///
+/// Nothing but `f` happens on a thread that is not an engine's, which has the cores that the program gave it, and where the
+/// operating system is not Linux.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
+/// let engine = raddle::Engine::builder().workers(1).build()?;
+/// let started = engine.op("start").submit((), move |()| {
+///     // What is started here may use all cores, and not only the worker's.
+///     raddle::unpinned(|| std::thread::spawn(cores))
+/// })?;
+/// assert_eq!(started.wait()?.join().unwrap(), cores());
+/// # Ok(())
+/// # }
+/// ```
+pub fn unpinned<R>(f: impl FnOnce() -> R) -> R {
+    let _back = with_carrier(|carrier| {
+        let before = topology::allowed();
+        topology::keep_to(&carrier.core.crew().mask).then(|| topology::Restore(before))
+    });
+    f()
 }
 
 /// Gives this thread's worker to a spare thread, if it has one: the calling operation is about to wait.
@@ -186,8 +262,12 @@ pub(crate) fn yield_worker() -> Result<(), WaitError> {
         let Some(worker) = carrier.worker.take() else {
             return Ok(());
         };
-        carrier.core.crew().give_away(&carrier.core, worker).map_err(|worker| {
+        carrier.core.crew().give_away(&carrier.core, worker).map_err(|(worker, error)| {
+            // First, since the logger may wait as well.
             carrier.worker.set(Some(worker));
+            if let Some(error) = error {
+                panics::log!(Warn, "raddle: an operation cannot wait, for want of a thread: {error}");
+            }
             WaitError::TooManyWaiting
         })
     })
@@ -195,14 +275,10 @@ pub(crate) fn yield_worker() -> Result<(), WaitError> {
 }
 
 impl Crew {
-    /// The lanes of an engine, and their workers, whose threads are still to be [started](Self::start).
-    pub(crate) fn new(specs: &[LaneSpec]) -> (Self, Vec<BoxedWorker>) {
+    /// The lanes of an engine that may use the cores `mask`, and their workers, whose threads are still to be
+    /// [started](Self::start).
+    pub(crate) fn new(specs: &[LaneSpec], mask: Box<[usize]>) -> (Self, Vec<BoxedWorker>) {
         let max_threads = specs.iter().map(|spec| spec.workers).sum::<usize>() + MAX_SPARES;
-        let cores = if specs.iter().any(|spec| spec.pinned) {
-            core_affinity::get_core_ids().unwrap_or_default()
-        } else {
-            Vec::new()
-        };
         let mut workers = Vec::new();
         let lanes = specs
             .iter()
@@ -212,17 +288,19 @@ impl Crew {
                 lane
             })
             .collect();
+        let cores_of = |spec: &LaneSpec| {
+            let mut claims = topology::claim(&mask, if spec.pinned { spec.workers } else { 0 }).into_iter();
+            (0..spec.workers).map(|_| claims.next()).collect()
+        };
         let crew = Self {
+            engine: next_engine(),
             lanes,
-            cores: specs
-                .iter()
-                .map(|spec| (0..spec.workers).map(|index| cores.get(index).copied().filter(|_| spec.pinned)).collect())
-                .collect(),
+            cores: specs.iter().map(cores_of).collect(),
+            mask,
             max_threads,
-            spares: Mutex::new(Spares::default()),
-            offer: Condvar::new(),
-            handles: Mutex::new(Vec::new()),
-            ending: Mutex::new(()),
+            numbers: Mutex::new(Numbers::default()),
+            spares: Spares::default(),
+            roll: Arc::default(),
         };
         (crew, workers)
     }
@@ -250,15 +328,15 @@ impl Crew {
 
     /// A number for a thread that is to be started.
     fn next_number(&self) -> Option<usize> {
-        let mut spares = lock(&self.spares);
-        if let Some(number) = spares.unused.pop() {
+        let mut numbers = lock(&self.numbers);
+        if let Some(number) = numbers.unused.pop() {
             return Some(number);
         }
-        if spares.threads == self.max_threads {
+        if numbers.given == self.max_threads {
             return None;
         }
-        spares.threads += 1;
-        Some(spares.threads - 1)
+        numbers.given += 1;
+        Some(numbers.given - 1)
     }
 
     /// Starts thread `number` with `worker`; gives the worker back if that fails.
@@ -268,82 +346,67 @@ impl Crew {
         number: usize,
         worker: BoxedWorker,
         started: Option<mpsc::Sender<(usize, usize, Placement)>>,
-    ) -> Result<(), (std::io::Error, Option<BoxedWorker>)> {
+    ) -> Result<(), (io::Error, Option<BoxedWorker>)> {
         let name = format!("raddle-{}-{number}", worker.lane().name());
-        let core = Arc::clone(core);
-        self.spawn_with(name, worker, move |worker| carry(core, number, worker, started))
+        let (core, roll) = (Arc::clone(core), Arc::clone(&self.roll));
+        self.spawn_with(name, worker, move |worker, in_roll| {
+            if carry(core, number, worker, started) == Ended::Idle {
+                // Nothing is held here, since this may have to wait for a destructor of the program's.
+                roll.leave(in_roll);
+            }
+        })
     }
 
-    /// Starts a thread, to be joined with the others, that does `main` with a worker; gives the worker back if that fails.
+    /// Starts a thread, to be joined with the others, that does `main` with a worker and its number among these; gives the
+    /// worker back if that fails.
     pub(crate) fn spawn_with(
         &self,
         name: String,
         worker: BoxedWorker,
-        main: impl FnOnce(BoxedWorker) + Send + 'static,
-    ) -> Result<(), (std::io::Error, Option<BoxedWorker>)> {
+        main: impl FnOnce(BoxedWorker, u64) + Send + 'static,
+    ) -> Result<(), (io::Error, Option<BoxedWorker>)> {
         // Through a slot, because a thread that cannot be started drops its closure.
         let slot = Arc::new(Mutex::new(Some(worker)));
         let for_thread = Arc::clone(&slot);
-        let spawned = thread::Builder::new().name(name).spawn(move || {
+        let spawned = self.roll.spawn(name, move |in_roll| {
             let worker = lock(&for_thread).take();
             if let Some(worker) = worker {
-                main(worker);
+                main(worker, in_roll);
             }
         });
-        match spawned {
-            Ok(handle) => {
-                lock(&self.handles).push(handle);
-                Ok(())
-            }
-            Err(error) => Err((error, lock(&slot).take())),
-        }
+        spawned.map_err(|error| (error, lock(&slot).take()))
+    }
+
+    /// Starts a thread, to be joined with the others, for something that may take as long as it likes.
+    pub(crate) fn spawn_aside(&self, name: String, main: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        self.roll.spawn(name, move |_| main())
     }
 
     /// Whether the threads have been ended.
     pub(crate) fn has_ended(&self) -> bool {
-        lock(&self.spares).ended
+        self.spares.have_ended()
     }
 
-    /// Finds a thread for `worker`, whose thread is about to sleep; gives it back if there is none.
-    fn give_away(&self, core: &Arc<Core>, worker: BoxedWorker) -> Result<(), BoxedWorker> {
-        let pinned = usize::from(self.is_pinned(&worker));
-        {
-            let mut spares = lock(&self.spares);
-            if spares.idle[pinned] > spares.offered[pinned].len() {
-                spares.offered[pinned].push(worker);
-                self.offer.notify_all();
-                return Ok(());
-            }
-        }
+    /// Finds a thread for `worker`, whose thread is about to sleep; gives it back if there is none, with the reason if that
+    /// is the operating system's.
+    fn give_away(&self, core: &Arc<Core>, worker: BoxedWorker) -> Result<(), (BoxedWorker, Option<io::Error>)> {
+        let Err(worker) = self.spares.offer(worker) else {
+            return Ok(());
+        };
         let Some(number) = self.next_number() else {
-            return Err(worker);
+            return Err((worker, None));
         };
         self.spawn(core, number, worker, None).or_else(|(error, worker)| {
-            log::warn!("raddle: an operation cannot wait, for want of a thread: {error}");
-            lock(&self.spares).unused.push(number);
-            worker.map_or(Ok(()), Err)
+            lock(&self.numbers).unused.push(number);
+            worker.map_or(Ok(()), |worker| Err((worker, Some(error))))
         })
     }
 
-    /// Waits, as a spare, for a worker to carry; `None` when the engine has ended.
-    fn await_offer(&self, pinned: bool) -> Option<BoxedWorker> {
-        let pinned = usize::from(pinned);
-        let mut spares = lock(&self.spares);
-        spares.idle[pinned] += 1;
-        let worker = loop {
-            if let Some(worker) = spares.offered[pinned].pop() {
-                break Some(worker);
-            }
-            if spares.ended {
-                break None;
-            }
-            spares = match wait_until(&self.offer, spares, None) {
-                Ok(spares) => spares,
-                Err(_) => unreachable!("there is no deadline"),
-            };
-        };
-        spares.idle[pinned] -= 1;
-        worker
+    /// Waits, as a spare, for a worker to carry; `None` if the engine has ended, or none has come for long.
+    fn await_offer(&self) -> Option<BoxedWorker> {
+        // Models have no clock: there the time would be up at once.
+        let until = if cfg!(any(raddle_loom, raddle_shuttle)) { None } else { Some(Instant::now() + PATIENCE) };
+        self.spares.wait(until)
     }
 
     /// The lane of an operation.
@@ -380,105 +443,172 @@ impl Crew {
         self.lanes.iter().for_each(|lane| lane.rouse());
     }
 
-    /// Ends all threads and waits for them. To be called when nothing is pending, not by one of them.
+    /// Lets all threads end. To be called when nothing is pending.
     pub(crate) fn end(&self) {
-        // Whoever comes second waits as well.
-        let _ending = lock(&self.ending);
         for lane in &self.lanes {
             lane.end();
         }
-        lock(&self.spares).ended = true;
-        self.offer.notify_all();
-        let handles = std::mem::take(&mut *lock(&self.handles));
-        for handle in handles {
-            if handle.join().is_err() {
-                log::error!("raddle: a worker thread panicked");
+        self.spares.end();
+    }
+
+    /// Waits until all threads have ended, which they must have been [told](Self::end); not to be called by one of them.
+    /// Gives the names of those that have not ended by the deadline.
+    pub(crate) fn join(&self, deadline: Option<Instant>) -> Result<(), Vec<String>> {
+        match deadline {
+            Some(deadline) => self.roll.join_until(deadline),
+            None => {
+                self.roll.join_all();
+                Ok(())
             }
         }
+    }
+
+    /// Whether somebody was told of threads that have not ended yet.
+    pub(crate) fn has_left_behind(&self) -> bool {
+        self.roll.has_left_behind()
     }
 
     fn lane_of(&self, worker: &Worker<Task>) -> usize {
         self.lanes.iter().position(|lane| Arc::ptr_eq(lane, worker.lane())).unwrap_or(0)
     }
 
-    /// Whether the lane of `worker` is pinned.
-    fn is_pinned(&self, worker: &Worker<Task>) -> bool {
-        self.cores[self.lane_of(worker)].iter().any(Option::is_some)
+    /// The core of `worker`, if it has one.
+    fn core_of(&self, worker: &Worker<Task>) -> Option<&Claim> {
+        self.cores[self.lane_of(worker)][worker.index()].as_ref()
     }
 
-    /// Puts the calling thread on the core of `worker`.
-    fn pin(&self, worker: &Worker<Task>) -> (usize, Placement) {
-        let lane = self.lane_of(worker);
-        let placement = match self.cores[lane][worker.index()] {
-            None => Placement::Unpinned,
-            Some(core) if core_affinity::set_for_current(core) => Placement::Pinned(core.id),
-            Some(core) => {
-                log::warn!(
-                    "raddle: worker {} of lane {} could not be pinned to core {}; it runs unpinned",
-                    worker.index(),
-                    worker.lane().name(),
-                    core.id
-                );
-                Placement::Refused(core.id)
+    /// Puts the calling thread on the core of `worker`, or on all of the engine's.
+    fn place(&self, worker: &Worker<Task>) -> Placement {
+        match self.core_of(worker) {
+            Some(claim) if topology::keep_to_one(claim.core) => Placement::Pinned(claim.core),
+            claim => {
+                let _ = topology::keep_to(&self.mask);
+                claim.map_or(Placement::Unpinned, |claim| Placement::Refused(claim.core))
             }
-        };
-        (lane, placement)
+        }
     }
 }
 
-/// The main function of an engine's thread.
+/// Why a thread has ended.
+#[derive(PartialEq, Eq)]
+enum Ended {
+    /// Nobody has needed it for long.
+    Idle,
+    /// Its engine has ended.
+    Over,
+}
+
+/// The main function of an engine's thread that carries workers.
 fn carry(
     core: Arc<Core>,
     number: usize,
     worker: BoxedWorker,
     mut started: Option<mpsc::Sender<(usize, usize, Placement)>>,
-) {
-    let carrier = Carrier { worker: Cell::new(None), core, number, looking: Cell::new(false) };
+) -> Ended {
+    let carrier = Carrier::new(core, number, false);
     let crew = carrier.core.crew();
-    let pinned = crew.is_pinned(&worker);
-    CARRIER.with(|cell| cell.set(&raw const carrier));
-    STARTED_FOR.with(|cell| cell.set(Arc::as_ptr(&carrier.core)));
+    let _carrying = carrier.enter();
     let mut next = Some(worker);
     while let Some(worker) = next {
         worker.lane().sleep().carry(worker.index());
-        let (lane, placement) = crew.pin(&worker);
+        let (lane, index, placement) = (crew.lane_of(&worker), worker.index(), crew.place(&worker));
         let core = if let Placement::Pinned(core) = placement { Some(core) } else { None };
-        worker.lane().sleep().place(worker.index(), core);
+        worker.lane().sleep().place(index, core);
         if let Some(started) = started.take() {
             // Nobody listens if the build has failed meanwhile.
-            let _ = started.send((lane, worker.index(), placement));
+            let _ = started.send((lane, index, placement));
         }
         carrier.worker.set(Some(worker));
+        if let Placement::Refused(core) = placement {
+            let lane = crew.lanes[lane].name();
+            panics::log!(
+                Warn,
+                "raddle: worker {index} of lane {lane} could not be pinned to core {core}; it runs unpinned"
+            );
+        }
         run(&carrier);
         // Either the lane has ended, or the worker was given away.
-        drop(carrier.worker.take());
-        next = crew.await_offer(pinned);
+        if let Some(worker) = carrier.worker.take()
+            && let Some(claim) = crew.core_of(&worker)
+        {
+            claim.give_back();
+        }
+        // Elsewhere than on Linux a thread that was pinned cannot carry a worker that is not.
+        next = if core.is_none() || topology::CAN_WIDEN { crew.await_offer() } else { None };
     }
-    CARRIER.with(|cell| cell.set(ptr::null()));
+    if crew.has_ended() {
+        return Ended::Over;
+    }
+    lock(&crew.numbers).unused.push(number);
+    Ended::Idle
 }
 
 /// Runs operations until the thread's worker is given away or its lane ends.
 fn run(carrier: &Carrier) {
-    // The user's code has its own barriers; this one keeps a defect of the engine, or what other crates have left to
-    // crossbeam's collector, from losing the worker and what is queued here.
-    let guarded = |f: &mut dyn FnMut()| {
-        if let Err(payload) = panics::catch(f) {
-            log::error!("raddle: thread {} panicked outside an operation's function", carrier.number);
-            panics::discard(payload);
-        }
-    };
     let mut ready = ReadyList::default();
-    let mut over = false;
-    while !over {
-        guarded(&mut || {
-            // What a panic has left.
+    loop {
+        // The user's code has its own barriers; this one keeps a defect of the engine, or what other crates have left to
+        // crossbeam's collector, from losing the worker and what is queued here.
+        let result = panics::catch(|| {
             carrier.core.place_all(&mut ready);
             while let Some(op) = carrier.next() {
                 let rest = carrier.core.execute_here(op, &mut ready);
                 carrier.core.place_by(&mut ready, |op| carrier.schedule(op));
                 carrier.core.finish(rest);
             }
-            over = true;
         });
+        let Err(payload) = result else { return };
+        // What the panic has left goes where others find it, since the payload's drop and the logger may wait for that.
+        let placed = panics::catch(|| {
+            carrier.core.place_all(&mut ready);
+            share_slot();
+        });
+        for payload in [Some(payload), placed.err()].into_iter().flatten() {
+            panics::discard(payload);
+        }
+        panics::log!(Error, "raddle: thread {} panicked outside an operation's function", carrier.number);
+    }
+}
+
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod tests {
+    use super::*;
+    use crate::{Engine, EngineKind};
+
+    /// Waits inside each other, each in an operation that gives its worker to another thread.
+    fn nest(engine: &Engine, depth: usize) -> usize {
+        let inner = engine.clone();
+        let next = engine.op("nest").submit((), move |()| if depth == 0 { 0 } else { nest(&inner, depth - 1) });
+        1 + next.expect("the engine is open").wait().expect("nothing fails")
+    }
+
+    /// In these tests a thread without a worker ends after a millisecond.
+    #[test]
+    #[cfg_attr(miri, ignore = "starts a thousand threads")]
+    fn threads_that_come_and_go_leave_nothing() {
+        const DEPTH: usize = 40;
+        let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).build().expect("it is built");
+        let crew = engine.core().crew();
+        let (lives, known) = (|| crew.roll.count().0, || crew.roll.count().1);
+        let before = known();
+        while lives() < 10_000 {
+            assert_eq!(nest(&engine, DEPTH), DEPTH + 1);
+            let start = Instant::now();
+            // All but the last one, which the next to end joins.
+            while known() > before + 1 {
+                assert!(start.elapsed() < Duration::from_secs(20), "{} threads, {before} before", known());
+                std::thread::yield_now();
+            }
+            assert!(lock(&crew.numbers).given < 3 * DEPTH, "numbers do not come back");
+        }
+    }
+
+    #[test]
+    fn no_two_engines_have_a_number() {
+        let numbers = [(); 2].map(|()| {
+            let engine = Engine::builder().kind(EngineKind::Naive).build().expect("it is built");
+            engine.core().crew().engine
+        });
+        assert!(numbers[0] != numbers[1] && !numbers.contains(&0));
     }
 }

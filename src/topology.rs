@@ -1,6 +1,18 @@
-//! Which cores are near a device, and how a thread is kept to them.
+//! Cores: which a thread may use, which are near a device, which have pinned workers, and how a thread is kept to some.
+//!
+//! The count of pinned workers is the process's, and no part of a protocol: it is `std`'s in the models as well.
 
-use std::{fs, ops::RangeInclusive};
+use std::{
+    fs,
+    num::NonZero,
+    ops::RangeInclusive,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use core_affinity::CoreId;
 
 /// The cores near the device with this address on the PCI bus, as Linux tells; none where it does not.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
@@ -26,15 +38,27 @@ fn parse(list: &str) -> Option<Vec<usize>> {
 /// Cores that a mask of the operating system has room for.
 const MAX_CORES: usize = 1024;
 
-/// Keeps the calling thread to those of `cores` that it may use now; `false` where that are none, or it cannot be done.
-pub(crate) fn keep_to(cores: &[usize]) -> bool {
-    let allowed = core_affinity::get_core_ids().unwrap_or_default();
-    let wanted: Vec<usize> = allowed.iter().map(|core| core.id).filter(|core| cores.contains(core)).collect();
-    !wanted.is_empty() && set_affinity(&wanted)
+/// Whether a thread that was kept to one core can be let go again.
+pub(crate) const CAN_WIDEN: bool = cfg!(all(target_os = "linux", not(any(miri, raddle_loom, raddle_shuttle))));
+
+/// The cores that the calling thread may use, rising; none where that cannot be told.
+pub(crate) fn allowed() -> Box<[usize]> {
+    if cfg!(any(miri, raddle_loom, raddle_shuttle)) {
+        return Box::default();
+    }
+    let mut cores: Vec<usize> = core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
+    cores.sort_unstable();
+    cores.into()
 }
 
+/// Keeps the calling thread to `core`; `false` if the operating system refuses.
+pub(crate) fn keep_to_one(core: usize) -> bool {
+    core_affinity::set_for_current(CoreId { id: core })
+}
+
+/// Keeps the calling thread to `cores`; `false` where that are none, or it cannot be done.
 #[cfg(all(target_os = "linux", not(miri)))]
-fn set_affinity(cores: &[usize]) -> bool {
+pub(crate) fn keep_to(cores: &[usize]) -> bool {
     // SAFETY: a mask is a number of bits, all of which may be zero.
     let mut mask: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     for &core in cores.iter().filter(|&&core| core < MAX_CORES) {
@@ -42,12 +66,76 @@ fn set_affinity(cores: &[usize]) -> bool {
         unsafe { libc::CPU_SET(core, &mut mask) };
     }
     // SAFETY: the mask is valid for its size, and 0 is the calling thread.
-    unsafe { libc::sched_setaffinity(0, size_of_val(&mask), &raw const mask) == 0 }
+    !cores.is_empty() && unsafe { libc::sched_setaffinity(0, size_of_val(&mask), &raw const mask) == 0 }
 }
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
-fn set_affinity(_cores: &[usize]) -> bool {
+pub(crate) fn keep_to(_cores: &[usize]) -> bool {
     false
+}
+
+/// What is in both lists.
+pub(crate) fn common(some: &[usize], others: &[usize]) -> Vec<usize> {
+    some.iter().copied().filter(|core| others.contains(core)).collect()
+}
+
+/// How many threads compute at once on `cores`, counting the quota of the process's control group.
+pub(crate) fn parallelism(cores: &[usize]) -> usize {
+    // The library looks at the calling thread's own cores, which may be one of an engine's.
+    let before = allowed();
+    let _restored = (*before != *cores && keep_to(cores)).then(|| Restore(before));
+    std::thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+/// Puts the calling thread back to these cores when dropped.
+pub(crate) struct Restore(pub(crate) Box<[usize]>);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        let _ = keep_to(&self.0);
+    }
+}
+
+/// How many pinned workers, of all engines of the process, each core has.
+static PINNED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// A core that a worker is pinned to, until it is given back or dropped.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub(crate) core: usize,
+    given_back: AtomicBool,
+}
+
+/// Claims `count` of `cores`, or all if these are fewer: those with the fewest pinned workers, the lower number first
+/// among equals. The claims rise.
+pub(crate) fn claim(cores: &[usize], count: usize) -> Vec<Claim> {
+    let mut pinned = PINNED.lock().unwrap_or_else(PoisonError::into_inner);
+    let most = cores.iter().max().map_or(0, |core| core + 1);
+    if pinned.len() < most {
+        pinned.resize(most, 0);
+    }
+    let mut chosen = cores.to_vec();
+    chosen.sort_by_key(|&core| (pinned[core], core));
+    chosen.truncate(count);
+    chosen.sort_unstable();
+    chosen.iter().for_each(|&core| pinned[core] += 1);
+    chosen.into_iter().map(|core| Claim { core, given_back: AtomicBool::new(false) }).collect()
+}
+
+impl Claim {
+    /// Gives the core back, once.
+    pub(crate) fn give_back(&self) {
+        // Relaxed: only decides who takes it off the count, which has a lock.
+        if !self.given_back.swap(true, Relaxed) {
+            PINNED.lock().unwrap_or_else(PoisonError::into_inner)[self.core] -= 1;
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.give_back();
+    }
 }
 
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle, miri))))]
@@ -71,18 +159,45 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_thread_is_kept_to_the_cores_that_it_may_use() {
+    fn a_thread_is_kept_to_the_cores_that_it_is_told() {
         let kept = std::thread::spawn(|| {
-            let allowed: Vec<usize> =
-                core_affinity::get_core_ids().expect("Linux tells").iter().map(|core| core.id).collect();
+            let before = allowed();
+            assert!(!before.is_empty(), "Linux tells");
             assert!(!keep_to(&[]), "that would be no core at all");
             assert!(!keep_to(&[MAX_CORES + 1]), "nor is this one");
-            let wanted = [allowed[0], MAX_CORES + 1];
-            assert!(keep_to(&wanted));
-            let now: Vec<usize> =
-                core_affinity::get_core_ids().expect("Linux tells").iter().map(|core| core.id).collect();
-            assert_eq!(now, [allowed[0]]);
+            assert!(keep_to(&[before[0], MAX_CORES + 1]));
+            assert_eq!(*allowed(), before[..1]);
+            assert_eq!(
+                parallelism(&before),
+                std::thread::spawn(move || {
+                    assert!(keep_to(&before));
+                    std::thread::available_parallelism().map_or(1, NonZero::get)
+                })
+                .join()
+                .expect("it may use all")
+            );
+            assert_eq!(allowed().len(), 1, "the look at the others has not moved the thread");
         });
         kept.join().expect("it is kept there");
+    }
+
+    #[test]
+    fn the_least_used_cores_are_claimed_first_and_given_back_once() {
+        // Cores that no engine of a test has.
+        let cores = [2000, 2001, 2002];
+        let numbers = |claims: &[Claim]| claims.iter().map(|claim| claim.core).collect::<Vec<_>>();
+        let one = claim(&cores, 1);
+        assert_eq!(numbers(&one), [2000]);
+        let two = claim(&cores, 2);
+        assert_eq!(numbers(&two), [2001, 2002]);
+        let all = claim(&cores, 5);
+        assert_eq!(numbers(&all), cores);
+        two[1].give_back();
+        two[1].give_back();
+        drop(two);
+        assert_eq!(numbers(&claim(&cores, 2)), [2001, 2002]);
+        drop((one, all));
+        assert_eq!(numbers(&claim(&cores, 1)), [2000]);
+        assert!(claim(&[], 3).is_empty());
     }
 }

@@ -118,10 +118,7 @@ impl Wakers {
         for waker in *self.0 {
             if let Err(payload) = panics::catch(|| waker.wake()) {
                 panics::discard(payload);
-                // The logger is the program's as well.
-                if let Err(payload) = panics::catch(|| log::error!("raddle: a waker panicked")) {
-                    panics::discard(payload);
-                }
+                panics::log!(Error, "raddle: a waker panicked");
             }
         }
     }

@@ -545,7 +545,9 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
                 match round.engine.shutdown(Shutdown::Drain, Some(random.moment() * 10)) {
                     Ok(()) if held.is_some() => ledger.complain("a drain ends before an operation".to_owned()),
                     Ok(()) => {}
-                    Err(ShutdownError::TimedOut) => ledger.count("shutdowns that ran out of time"),
+                    Err(ShutdownError::TimedOut | ShutdownError::ThreadsLeft(_)) => {
+                        ledger.count("shutdowns that ran out of time");
+                    }
                     Err(error) => ledger.complain(format!("a shutdown fails: {error}")),
                 }
                 if let Some(done) = held {

@@ -1,13 +1,17 @@
 //! How an engine ends.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, Weak},
+    task::{Wake, Waker},
+    time::Instant,
+};
 
 use super::{Core, phase};
 use crate::{
     context,
-    error::ShutdownError,
+    error::{OpError, ShutdownError},
     panics,
-    sync::{Ordering::Relaxed, thread},
+    sync::Ordering::Relaxed,
     tally::Waited,
     threads,
 };
@@ -25,37 +29,80 @@ impl Core {
         self.phase.load(Relaxed) == phase::OPEN
     }
 
-    /// Waits until nothing is pending and ends the threads. The shutdown must have begun.
+    /// Waits until nothing is pending and the threads have ended. The shutdown must have begun.
     pub(crate) fn finish_shutdown(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
+        self.drain(deadline)?;
+        self.end(deadline);
+        self.crew.join(deadline).map_err(ShutdownError::ThreadsLeft)
+    }
+
+    /// As [`finish_shutdown`](Self::finish_shutdown), for the last handle, which does not wait for threads that a shutdown
+    /// has left behind.
+    pub(crate) fn finish_by_drop(self: &Arc<Self>) {
+        if self.drain(None).is_ok() {
+            self.end(None);
+            if !self.crew.has_left_behind() {
+                // There is no deadline.
+                let _ = self.crew.join(None);
+            }
+        }
+    }
+
+    /// Waits until nothing is pending, or has the engine end by itself if the caller must not wait.
+    fn drain(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         debug_assert!(!self.is_open());
         // An operation of another engine gives its worker away meanwhile; it may be what this one needs.
         if context::in_operation_of(self) || threads::belongs_to(self) || threads::yield_worker().is_err() {
-            // Somebody must end the threads when this operation, too, is over.
-            let core = Arc::clone(self);
-            let finisher =
-                thread::Builder::new().name("raddle-shutdown".to_owned()).spawn(move || core.finish_shutdown(None));
-            if let Err(error) = finisher {
-                log::error!("raddle: no thread to end the workers with: {error}; they stay asleep");
-            }
+            Arc::new(End(Arc::downgrade(self))).wake();
             return Err(ShutdownError::InsideOperation);
         }
         loop {
             match self.tally.wait(deadline) {
                 Waited::TimedOut => return Err(ShutdownError::TimedOut),
-                Waited::Idle => break,
-                // Operations may have pushed others meanwhile.
+                Waited::Idle => return Ok(()),
+                // Operations may have pushed others meanwhile, and may go on with that for ever.
+                Waited::Over if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                    return Err(ShutdownError::TimedOut);
+                }
                 Waited::Over => {}
             }
         }
-        if let Some(failure) = self.failures.first_unexpected() {
-            // It prints the user's error, whose code may do anything.
-            let warn = || log::warn!("raddle: a failure that nobody was told of: {failure}");
-            if let Err(payload) = panics::catch(warn) {
-                panics::discard(payload);
-            }
-        }
+    }
+
+    /// Lets the threads end, which nobody needs any more, and warns of a failure that nobody was told of.
+    fn end(&self, deadline: Option<Instant>) {
         self.gpus.end();
+        let failure = self.failures.to_warn_of();
+        let failure = match (failure, deadline) {
+            // The logger, and the error that it prints, may take longer than the caller has time.
+            (Some(failure), Some(_)) => {
+                let for_thread = failure.clone();
+                let warned = self.crew.spawn_aside("raddle-shutdown".to_owned(), move || warn(for_thread));
+                warned.is_err().then_some(failure)
+            }
+            (failure, _) => failure,
+        };
         self.crew.end();
-        Ok(())
+        if let Some(failure) = failure {
+            warn(failure);
+        }
+    }
+}
+
+fn warn(failure: OpError) {
+    panics::log!(Warn, "raddle: a failure that nobody was told of: {failure}");
+}
+
+/// Ends an engine without a thread that waits for it: whoever counts out the last operation does.
+///
+/// It need not keep the engine, since the threads that are to end do.
+struct End(Weak<Core>);
+
+impl Wake for End {
+    fn wake(self: Arc<Self>) {
+        let Some(core) = self.0.upgrade() else { return };
+        if core.tally.poll_idle(&Waker::from(self)) {
+            core.end(None);
+        }
     }
 }

@@ -438,7 +438,7 @@ impl Shared {
             Place::Pinned => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address.ptr().cast()) }),
         };
         if let Err(error) = released {
-            log::warn!("raddle: memory of {} could not be freed: {error}", self.name);
+            panics::log!(Warn, "raddle: memory of {} could not be freed: {error}", self.name);
         }
     }
 
@@ -468,7 +468,7 @@ impl Drop for Shared {
             Ok(())
         });
         if let Err(error) = freed {
-            log::warn!("raddle: what {} had could not be freed: {error}", self.name);
+            panics::log!(Warn, "raddle: what {} had could not be freed: {error}", self.name);
         }
     }
 }

@@ -22,7 +22,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use super::{
-    FIRST_LANE, GpuLane, GpuStream,
+    FIRST_LANE, Gpu, GpuLane, GpuStream,
     marks::{Clock, Recorded},
 };
 use crate::{
@@ -33,7 +33,7 @@ use crate::{
     scheduler::Worker,
     sync::hint,
     task::{Task, flag},
-    threads, topology,
+    threads,
     tracker::{self, Hold, Mode, Op, OpRef, ReadyList},
     variable::VarCell,
 };
@@ -95,15 +95,17 @@ struct Issuer<'c> {
 
 /// The main function of the thread of lane `number`.
 pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
-    threads::begin_device_thread(core);
+    // All that are near, and not one: the workers are pinned to all.
+    let near = |gpu: &Gpu| if core.gpus().pins { gpu.driver.cores_near() } else { Vec::new() };
+    let near = near(&core.gpus().gpus[core.gpus().lanes()[number].gpu]);
+    threads::serve_device(core, &near, || serve_lane(core, number, worker));
+}
+
+fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
     worker.lane().sleep().carry(worker.index());
     let lane = &core.gpus().lanes()[number];
     let context = Context::Gpu(lane.gpu as u32);
     let driver = &core.gpus().gpus[lane.gpu].driver;
-    if core.gpus().pins {
-        // All that are near, and not one: the workers are pinned to all.
-        let _ = topology::keep_to(&driver.cores_near());
-    }
     let opened = panics::catch(|| driver.open(lane.role)).unwrap_or_else(|payload| {
         panics::discard(payload);
         Err(DeviceError::lost(-1, "the driver panicked when a stream was opened"))
@@ -138,8 +140,12 @@ pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
             over = true;
         });
         if let Err(payload) = run {
-            log::error!("raddle: a device's thread panicked outside an operation's function");
-            panics::discard(payload);
+            // What the panic has left goes where others find it before the program's code runs.
+            let placed = panics::catch(|| issuer.place_ready());
+            for payload in [Some(payload), placed.err()].into_iter().flatten() {
+                panics::discard(payload);
+            }
+            panics::log!(Error, "raddle: a device's thread panicked outside an operation's function");
         }
     }
 }
@@ -370,7 +376,7 @@ impl Issuer<'_> {
                 true
             }
             Err(error) => {
-                log::warn!("raddle: an event could not be recorded, so the host waits instead: {error}");
+                panics::log!(Warn, "raddle: an event could not be recorded, so the host waits instead: {error}");
                 false
             }
         }

@@ -13,6 +13,7 @@ use crate::{
     device::{Context, DeviceError, Driver, GpuDriver, Role},
     error::PushError,
     kind::EngineKind,
+    panics,
     property::Property,
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
     sync::{Mutex, OnceLock, Ordering::Relaxed, atomic::AtomicBool, lock},
@@ -127,7 +128,7 @@ impl Gpus {
         let number = gpu as usize * self.lanes_each + role;
         if let Some(lane) = self.lanes.get(number) {
             lane.start(core, number).map_err(|error| {
-                log::warn!("raddle: the thread of a device's lane could not be started: {error}");
+                panics::log!(Warn, "raddle: the thread of a device's lane could not be started: {error}");
                 PushError::DeviceUnavailable(context)
             })?;
         }
@@ -187,7 +188,7 @@ impl Gpu {
         self.driver.abandon(error);
         let loss = error.clone().into_loss();
         if self.lost.set(loss.clone()).is_ok() {
-            log::error!("raddle: {} is lost: {error}", self.driver.name());
+            panics::log!(Error, "raddle: {} is lost: {error}", self.driver.name());
         }
         self.lost.get().cloned().unwrap_or(loss)
     }
@@ -217,7 +218,7 @@ impl GpuLane {
         let Some(worker) = place.take() else { return Ok(()) };
         let name = format!("raddle-gpu{}-{}", self.gpu, self.lane.name());
         let for_thread = Arc::clone(core);
-        let main = move |worker: Box<_>| issuer::serve(&for_thread, number, *worker);
+        let main = move |worker: Box<_>, _| issuer::serve(&for_thread, number, *worker);
         match core.crew().spawn_with(name, worker, main) {
             Ok(()) => {
                 // Relaxed: as above.

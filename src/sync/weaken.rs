@@ -40,6 +40,10 @@ pub enum Step {
     RetractNap,
     /// A dropped `Completion` completes its operation.
     DropCompletes,
+    /// A spare thread whose time is up looks whether it has been offered a worker meanwhile.
+    SparesLookAgain,
+    /// Whoever ends an engine in the background looks again when what was pending is over.
+    EndLooksAgain,
     /// `Tally::leave` tells those who wait for the count.
     LeaveNotifies,
     /// `Access::stands_for_the_next` looks whether something stands behind the wait that is to be joined.

@@ -96,7 +96,7 @@ impl Drop for Kernel {
         if let Some(kernel) = self.0.take()
             && let Err(payload) = panics::catch(|| as_kernel(|| drop(kernel)))
         {
-            log::error!("raddle: the drop of a kernel that was not run panicked");
+            panics::log!(Error, "raddle: the drop of a kernel that was not run panicked");
             as_kernel(|| panics::discard(payload));
         }
     }

@@ -1,0 +1,126 @@
+//! Threads without a worker, and the end of an engine that nobody waits for.
+#![cfg(raddle_loom)]
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Wake, Waker},
+    time::Instant,
+};
+
+use loom::thread;
+use raddle::internals::{Flavour, Spares, Step, Tally};
+use raddle_loom_tests::{COMPLETE, model, must_fail, without};
+
+/// A worker is offered to a thread whose time is up: it is taken, or the one who offers it has it still.
+fn offer_to_who_gives_up() {
+    let spares = Arc::new(Spares::default());
+    let other = Arc::clone(&spares);
+    // In models the time is up at once.
+    let thread = thread::spawn(move || other.wait(Some(Instant::now())));
+    let offered = spares.offer(7);
+    let taken = thread.join().unwrap();
+    match offered {
+        Ok(()) => assert_eq!(taken, Some(7), "the worker is lost"),
+        Err(worker) => assert_eq!((worker, taken), (7, None)),
+    }
+}
+
+#[test]
+fn a_worker_offered_to_a_thread_that_gives_up_is_not_lost() {
+    model(COMPLETE, Flavour::Contract, offer_to_who_gives_up);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_the_second_look() {
+    without(Step::SparesLookAgain, || {
+        model(COMPLETE, Flavour::Contract, offer_to_who_gives_up);
+    });
+}
+
+#[test]
+fn without_a_second_look_a_worker_offered_to_a_thread_that_gives_up_is_lost() {
+    must_fail("without_the_second_look", "the worker is lost");
+}
+
+/// Two workers are offered at once, while two threads wait or are about to. Those that are taken are taken once each, and
+/// the end reaches whoever has got none.
+#[test]
+fn two_workers_offered_at_once_are_taken_once_each_and_the_end_reaches_the_others() {
+    model(2, Flavour::Contract, || {
+        let spares = Arc::new(Spares::default());
+        let threads = [(); 2].map(|()| {
+            let other = Arc::clone(&spares);
+            thread::spawn(move || other.wait(None))
+        });
+        let other = Arc::clone(&spares);
+        let offers = thread::spawn(move || other.offer(1).is_ok());
+        let mine = spares.offer(2).is_ok();
+        let theirs = offers.join().unwrap();
+        spares.end();
+        let taken = threads.map(|thread| thread.join().unwrap());
+        for (worker, offered) in [(1, theirs), (2, mine)] {
+            let takers = taken.iter().filter(|&&taken| taken == Some(worker)).count();
+            assert_eq!(takers, usize::from(offered), "worker {worker}");
+        }
+    });
+}
+
+/// Ends something when the tally finds nothing pending.
+struct Ends {
+    tally: Arc<Tally>,
+    /// Operations that are over.
+    over: Arc<AtomicUsize>,
+    ended: AtomicBool,
+}
+
+impl Wake for Ends {
+    fn wake(self: Arc<Self>) {
+        if self.tally.poll_idle(&Waker::from(Arc::clone(&self))) {
+            // Relaxed: the tally hands over what the operations did, which is a part of the claim.
+            assert_eq!(self.over.load(Relaxed), 3, "something is still pending");
+            self.ended.store(true, Relaxed);
+        }
+    }
+}
+
+/// An operation pushes another and that a third, while an end in the background begins: it comes, and when all are over.
+fn end_behind_a_chain() {
+    let (tally, over) = (Arc::new(Tally::new(2)), Arc::new(AtomicUsize::new(0)));
+    let (first, other, count) = (tally.enter(), Arc::clone(&tally), Arc::clone(&over));
+    let thread = thread::spawn(move || {
+        let second = other.enter();
+        count.fetch_add(1, Relaxed);
+        other.leave(first);
+        let third = other.enter();
+        count.fetch_add(1, Relaxed);
+        other.leave(second);
+        count.fetch_add(1, Relaxed);
+        other.leave(third);
+    });
+    let ends = Arc::new(Ends { tally, over, ended: AtomicBool::new(false) });
+    Arc::clone(&ends).wake();
+    thread.join().unwrap();
+    assert!(ends.ended.load(Relaxed), "nobody has ended it");
+}
+
+#[test]
+fn an_end_in_the_background_comes_when_what_operations_pushed_is_over_too() {
+    model(2, Flavour::Contract, end_behind_a_chain);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_looking_again() {
+    without(Step::EndLooksAgain, || {
+        model(2, Flavour::Contract, end_behind_a_chain);
+    });
+}
+
+#[test]
+fn without_looking_again_an_end_in_the_background_comes_too_soon() {
+    must_fail("without_looking_again", "something is still pending");
+}

@@ -1,0 +1,243 @@
+//! Which cores the threads of an engine stay on, and what they leave to threads that operations start.
+
+#![forbid(unsafe_code)]
+#![cfg(target_os = "linux")]
+#![cfg_attr(miri, allow(unused))]
+
+mod common;
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use common::{Gate, Journal, Meeting, PATIENCE, THREADED, allowed_cores, child_succeeds, is_child, lock, watched};
+use core_affinity::CoreId;
+use raddle::{Context, Engine, EngineKind, Placement, SimulatedGpu, unpinned};
+
+/// The numbers in a kernel's list of cores.
+fn list(cores: &str) -> Vec<usize> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        first.parse().expect("a number")..=last.parse::<usize>().expect("a number")
+    };
+    cores.split(',').flat_map(range).collect()
+}
+
+fn cores() -> Vec<usize> {
+    list(&allowed_cores())
+}
+
+fn core_of(placement: &Placement) -> usize {
+    match placement {
+        Placement::Pinned(core) => *core,
+        other => panic!("the worker is not pinned, but {other:?}"),
+    }
+}
+
+/// The cores that threads may use which an operation starts.
+fn cores_of_a_thread() -> String {
+    thread::spawn(allowed_cores).join().expect("it only looks")
+}
+
+/// The thread of a device's lane is started by the first push for it, which may be inside an operation on a pinned worker.
+#[test]
+#[cfg_attr(miri, ignore = "pins threads")]
+fn the_thread_of_a_lane_that_an_operation_has_started_may_use_all_cores() {
+    for kind in THREADED {
+        watched(move || {
+            let engine = Engine::builder().kind(kind).workers(1).gpu(SimulatedGpu::new()).build().expect("it is built");
+            let gpu = Context::Gpu(0);
+            let memory = engine.device_var::<u32>(gpu, 4).expect("there is memory");
+            let (inside, found) = (engine.clone(), Journal::new());
+            let journal = found.clone();
+            let push = engine.op("push").submit((), move |()| {
+                let launch = inside.op("look").on(gpu);
+                launch.launch(memory.write(), move |_, _| journal.add(allowed_cores())).expect("it is open");
+                allowed_cores()
+            });
+            let worker = push.expect("it is open").wait().expect("nothing fails");
+            engine.wait_for_all().expect("nothing fails");
+            assert_eq!(list(&worker), [core_of(&engine.placements()[0])], "the worker is pinned");
+            assert_eq!(found.take(), [allowed_cores()], "the lane's thread on the {kind} engine");
+        });
+    }
+}
+
+/// Threads hand workers to each other when operations wait. Each is where its worker belongs afterwards.
+#[test]
+#[cfg_attr(miri, ignore = "pins threads")]
+fn a_thread_is_where_its_worker_belongs_whatever_it_carried_before() {
+    watched(|| {
+        let (all, cores) = (allowed_cores(), cores());
+        let count = cores.len() + 1;
+        let engine = Engine::builder().workers(count).build().expect("it is built");
+        for round in 0..20 {
+            // All workers run an operation each, which look where they are, and then wait and so give the workers away.
+            let (meeting, found) = (Meeting::new(count), Arc::new(Mutex::new(Vec::new())));
+            let token = engine.new_var();
+            let gate = common::hold(&engine, &token);
+            let inside: Vec<_> = (0..count)
+                .map(|_| {
+                    let (inner, meeting) = (engine.clone(), meeting.clone());
+                    let (found, token) = (Arc::clone(&found), token.clone());
+                    let waits = move |cx: &raddle::RunContext<'_>| {
+                        meeting.join();
+                        lock(&found).push((cx.worker().expect("a worker"), allowed_cores()));
+                        inner.wait_for_var(&token).expect("nothing fails");
+                    };
+                    engine.op("waits").push_sync(waits)
+                })
+                .collect();
+            assert!(inside.iter().all(Result::is_ok));
+            common::eventually("all are there", || lock(&found).len() == count);
+            gate.open();
+            engine.wait_for_all().expect("nothing fails");
+            for (worker, at) in lock(&found).iter() {
+                match engine.placements()[*worker] {
+                    Placement::Pinned(core) => assert_eq!(list(at), [core], "worker {worker} in round {round}"),
+                    _ => assert_eq!(*at, all, "worker {worker} in round {round}, which is not pinned"),
+                }
+            }
+        }
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "pins threads")]
+fn an_engine_that_an_operation_builds_has_the_cores_of_the_engine() {
+    watched(|| {
+        let engine = Engine::builder().workers(1).build().expect("it is built");
+        let build = || {
+            let built = Engine::builder().build().expect("it is built");
+            let look = built.op("look").priority(1).property(raddle::Property::CpuPrioritized);
+            let at = look.submit((), |()| allowed_cores()).expect("it is open").wait().expect("nothing fails");
+            (built.placements().len(), at)
+        };
+        let (outside, inside) = (build(), engine.op("build").submit((), move |()| build()));
+        assert_eq!(inside.expect("it is open").wait().expect("nothing fails"), outside);
+        assert_eq!(outside, (thread::available_parallelism().expect("Linux tells").get(), allowed_cores()));
+    });
+}
+
+/// The mask of the thread that builds an engine is that of all of its threads, also of those that are started later by others.
+#[test]
+#[cfg_attr(miri, ignore = "pins threads")]
+fn an_engine_keeps_to_the_cores_of_the_thread_that_built_it() {
+    watched(|| {
+        let last = *cores().last().expect("there is one");
+        let engine = thread::spawn(move || {
+            assert!(core_affinity::set_for_current(CoreId { id: last }));
+            Engine::builder().gpu(SimulatedGpu::new()).build().expect("it is built")
+        });
+        let engine = engine.join().expect("it is built");
+        assert_eq!(engine.placements(), [Placement::Pinned(last)]);
+        let gpu = Context::Gpu(0);
+        let memory = engine.device_var::<u32>(gpu, 4).expect("there is memory");
+        let found = Journal::new();
+        let journal = found.clone();
+        engine.op("").on(gpu).launch(memory.write(), move |_, _| journal.add(allowed_cores())).expect("it is open");
+        let journal = found.clone();
+        let copy = engine.op("").property(raddle::Property::CopyFromGpu);
+        copy.push((), move |()| journal.add(allowed_cores())).expect("it is open");
+        engine.wait_for_all().expect("nothing fails");
+        assert_eq!(found.take(), [last.to_string(), last.to_string()]);
+    });
+}
+
+// --------------------------------------------------------------------------------------------- several engines ----
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn two_engines_share_no_core_while_others_are_free() {
+    child_succeeds("in_a_child_two_engines_share_no_core_while_others_are_free");
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own"]
+fn in_a_child_two_engines_share_no_core_while_others_are_free() {
+    if !is_child() {
+        return;
+    }
+    watched(|| {
+        let cores = cores();
+        let build = |workers| Engine::builder().workers(workers).build().expect("it is built");
+        let places = |engine: &Engine| engine.placements().iter().map(core_of).collect::<Vec<_>>();
+        let mut engines: Vec<_> = cores.iter().map(|_| build(1)).collect();
+        assert_eq!(engines.iter().flat_map(&places).collect::<Vec<_>>(), cores, "one engine each, in order");
+        // All are taken once: from the beginning.
+        let again = build(1);
+        assert_eq!(places(&again), cores[..1]);
+        drop(again);
+        // One that has ended gives its cores back, also while somebody has a handle of it.
+        let kept = engines.pop().expect("there is one core at least");
+        kept.shutdown(raddle::Shutdown::Drain, None).expect("nothing hangs");
+        assert_eq!(places(&build(1)), cores[cores.len() - 1..]);
+        // A larger one takes all there are, each once.
+        assert_eq!(places(&build(cores.len())), cores);
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------- unpinned ----
+
+#[test]
+#[cfg_attr(miri, ignore = "pins threads")]
+fn threads_that_an_operation_starts_unpinned_may_use_all_cores() {
+    watched(|| {
+        let engine = Engine::builder().workers(1).build().expect("it is built");
+        let inside = engine.op("start").submit((), |()| {
+            let before = allowed_cores();
+            let found = (cores_of_a_thread(), unpinned(cores_of_a_thread));
+            assert_eq!(allowed_cores(), before, "the worker is where it was");
+            let panicked = catch_unwind(AssertUnwindSafe(|| unpinned(|| std::panic::resume_unwind(Box::new(())))));
+            assert!(panicked.is_err());
+            assert_eq!(allowed_cores(), before, "the worker is where it was after a panic");
+            // One inside the other.
+            assert_eq!(unpinned(|| (unpinned(allowed_cores), allowed_cores())), (found.1.clone(), found.1.clone()));
+            assert_eq!(allowed_cores(), before);
+            found
+        });
+        let pinned = core_of(&engine.placements()[0]).to_string();
+        assert_eq!(inside.expect("it is open").wait().expect("nothing fails"), (pinned, allowed_cores()));
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "pins threads")]
+fn unpinned_is_nothing_outside_of_engines() {
+    watched(|| {
+        let last = *cores().last().expect("there is one");
+        assert!(core_affinity::set_for_current(CoreId { id: last }));
+        assert_eq!(unpinned(allowed_cores), last.to_string());
+        let naive = common::engine(EngineKind::Naive, 1);
+        let inside = naive.op("").submit((), |()| unpinned(allowed_cores)).expect("it is open");
+        assert_eq!(inside.wait().expect("nothing fails"), last.to_string());
+    });
+}
+
+/// A wait inside gives the worker to another thread. Afterwards both are where they belong.
+#[test]
+#[cfg_attr(miri, ignore = "pins threads")]
+fn a_wait_inside_unpinned_leaves_every_thread_where_it_belongs() {
+    watched(|| {
+        let engine = Engine::builder().workers(1).build().expect("it is built");
+        let pinned = core_of(&engine.placements()[0]).to_string();
+        for _ in 0..10 {
+            let (inside, gate) = (engine.clone(), Gate::new());
+            let open = gate.clone();
+            let waits = engine.op("waits").submit((), move |()| {
+                unpinned(|| {
+                    let other = inside.op("other").submit((), |()| allowed_cores()).expect("it is open");
+                    open.open();
+                    (other.wait().expect("nothing fails"), allowed_cores())
+                })
+            });
+            assert!(gate.pass_within(PATIENCE));
+            let found = waits.expect("it is open").wait().expect("nothing fails");
+            assert_eq!(found, (pinned.clone(), allowed_cores()));
+            let next = engine.op("next").submit((), |()| allowed_cores()).expect("it is open");
+            assert_eq!(next.wait().expect("nothing fails"), pinned);
+        }
+    });
+}

@@ -1,0 +1,351 @@
+//! How an engine ends: a shutdown keeps its deadline whatever functions of the program do, and the last handle ends the
+//! threads wherever it is dropped.
+
+#![cfg_attr(miri, allow(unused))]
+
+mod common;
+
+use std::{
+    cell::RefCell,
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{Gate, MOMENT, PATIENCE, THREADED, child_succeeds, eventually, is_child, on_kinds, watched};
+use raddle::{Engine, RunContext, Shutdown, ShutdownError};
+
+/// Shuts the engine down again and again, which must leave `name` each time, until that is the only thread left.
+#[track_caller]
+fn assert_leaves(engine: &Engine, how: Shutdown, name: &str) {
+    eventually("the other threads have ended", || match engine.shutdown(how, Some(MOMENT)) {
+        Err(ShutdownError::ThreadsLeft(names)) => {
+            assert!(names.iter().any(|left| left == name), "{names:?} does not name {name}");
+            names.len() == 1
+        }
+        other => panic!("a thread should have been left, but there is {other:?}"),
+    });
+}
+
+/// An asynchronous operation that is complete, and whose function goes on until the gate is opened.
+fn goes_on(engine: &Engine) -> Gate {
+    let gate = Gate::new();
+    let inside = gate.clone();
+    let function = move |_: &RunContext<'_>, done: raddle::Completion| {
+        done.complete();
+        inside.pass();
+    };
+    engine.op("goes on").push_async(function).expect("the engine is open");
+    engine.wait_for_all().expect("nothing fails");
+    gate
+}
+
+// The gate is opened after the shutdown has returned: whoever waits for the function hangs.
+
+#[test]
+fn a_deadline_holds_though_an_asynchronous_function_goes_on_after_its_completion() {
+    on_kinds(&THREADED, 1, |engine| {
+        let gate = goes_on(&engine);
+        for how in [Shutdown::Drain, Shutdown::Cancel] {
+            assert_leaves(&engine, how, "raddle-cpu-0");
+        }
+        gate.open();
+        // Calling it again waits again.
+        engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the function returns");
+        engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all have ended");
+    });
+}
+
+#[test]
+fn a_deadline_holds_though_a_destructor_of_a_thread_local_blocks() {
+    struct Blocks(Gate);
+    impl Drop for Blocks {
+        fn drop(&mut self) {
+            self.0.pass();
+        }
+    }
+    thread_local!(static LOCAL: RefCell<Option<Blocks>> = const { RefCell::new(None) });
+    on_kinds(&THREADED, 1, |engine| {
+        let gate = Gate::new();
+        let inside = gate.clone();
+        engine.push_sync(move |_| LOCAL.set(Some(Blocks(inside.clone()))), [], []).expect("the engine is open");
+        assert_leaves(&engine, Shutdown::Drain, "raddle-cpu-0");
+        gate.open();
+        engine.shutdown(Shutdown::Drain, None).expect("the destructor returns");
+    });
+}
+
+#[test]
+fn a_deadline_holds_though_another_thread_is_inside_a_shutdown() {
+    on_kinds(&THREADED, 1, |engine| {
+        let gate = goes_on(&engine);
+        thread::scope(|scope| {
+            let begun = Gate::new();
+            let other = scope.spawn({
+                let (engine, begun) = (engine.clone(), begun.clone());
+                move || {
+                    begun.open();
+                    engine.shutdown(Shutdown::Drain, None)
+                }
+            });
+            begun.pass();
+            for _ in 0..10 {
+                assert_leaves(&engine, Shutdown::Drain, "raddle-cpu-0");
+            }
+            gate.open();
+            other.join().expect("it does not panic").expect("the function returns");
+        });
+        engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all have ended");
+    });
+}
+
+/// What is left behind keeps what it uses, and nobody waits for it any more but who asks.
+#[test]
+fn threads_that_were_left_behind_keep_what_they_use_and_the_drop_does_not_wait_for_them() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (gate, (sender, receiver)) = (Gate::new(), mpsc::channel());
+        let (inside, value) = (gate.clone(), engine.var(7));
+        let function = move |cx: &RunContext<'_>, done: raddle::Completion| {
+            done.complete();
+            inside.pass();
+            sender.send(cx.engine().get(&value).expect("it can still be read")).expect("somebody listens");
+        };
+        engine.op("goes on").push_async(function).expect("the engine is open");
+        engine.wait_for_all().expect("nothing fails");
+        assert_leaves(&engine, Shutdown::Cancel, "raddle-cpu-0");
+        drop(engine);
+        gate.open();
+        assert_eq!(receiver.recv_timeout(PATIENCE), Ok(7));
+    });
+}
+
+// ----------------------------------------------------------------------------------------------------- loggers ----
+
+type Hook = Arc<dyn Fn(&str) + Send + Sync>;
+
+static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
+
+struct Logger;
+
+impl log::Log for Logger {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let hook = HOOK.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(hook) = hook {
+            hook(&record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// In this process, what is logged goes to `hook`.
+fn log_to(hook: impl Fn(&str) + Send + Sync + 'static) {
+    *HOOK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hook));
+    if log::set_logger(&Logger).is_ok() {
+        log::set_max_level(log::LevelFilter::Trace);
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_deadline_holds_though_the_logger_blocks() {
+    child_succeeds("in_a_child_the_logger_blocks");
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own"]
+fn in_a_child_the_logger_blocks() {
+    if !is_child() {
+        return;
+    }
+    on_kinds(&common::KINDS, 1, |engine| {
+        let (gate, logged) = (Gate::new(), Arc::new(AtomicUsize::new(0)));
+        let (inside, count) = (gate.clone(), Arc::clone(&logged));
+        log_to(move |text| {
+            assert!(text.contains("nobody was told of"), "{text}");
+            count.fetch_add(1, SeqCst);
+            inside.pass();
+        });
+        engine.op("fails").push_sync(|_: &RunContext<'_>| panic!("on purpose")).expect("the engine is open");
+        assert_leaves(&engine, Shutdown::Drain, "raddle-shutdown");
+        gate.open();
+        engine.shutdown(Shutdown::Drain, None).expect("the logger returns");
+        assert_eq!(logged.load(SeqCst), 1);
+    });
+}
+
+// ----------------------------------------------------------------------- in the background, and with no threads ----
+
+/// While this lives, no thread can be started: there is no room for its stack.
+#[cfg(target_os = "linux")]
+struct NoThreads {
+    before: libc::rlimit,
+    /// They have what stacks are left of threads that have ended.
+    parked: Vec<thread::JoinHandle<()>>,
+    over: Gate,
+}
+
+#[cfg(target_os = "linux")]
+impl NoThreads {
+    fn new() -> Self {
+        let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).expect("a line VmSize");
+        let used = line.trim().trim_end_matches("kB").trim().parse::<u64>().expect("a number of kB") * 1024;
+        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: there is a place to write to.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut before) }, 0);
+        // Less than a stack, enough for what is allocated meanwhile.
+        Self::set(libc::rlimit { rlim_cur: used + (1 << 20), ..before });
+        let over = Gate::new();
+        let park = || {
+            let over = over.clone();
+            thread::Builder::new().spawn(move || over.pass()).ok()
+        };
+        let parked = std::iter::from_fn(park).collect();
+        Self { before, parked, over }
+    }
+
+    fn set(limit: libc::rlimit) {
+        // SAFETY: there is a limit to read.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for NoThreads {
+    fn drop(&mut self) {
+        Self::set(self.before);
+        self.over.open();
+        self.parked.drain(..).for_each(|thread| thread.join().expect("it only waits"));
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod without_threads {
+    use super::*;
+    use common::thread_count;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "starts a process")]
+    fn a_deadline_holds_with_no_thread_that_could_join_the_others() {
+        child_succeeds("without_threads::in_a_child_nobody_can_join");
+    }
+
+    #[test]
+    #[ignore = "run by another test in a process of its own"]
+    fn in_a_child_nobody_can_join() {
+        if !is_child() {
+            return;
+        }
+        on_kinds(&THREADED, 1, |engine| {
+            let gate = goes_on(&engine);
+            {
+                let _none = NoThreads::new();
+                assert_leaves(&engine, Shutdown::Drain, "raddle-cpu-0");
+                gate.open();
+                engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the function returns");
+            }
+            engine.shutdown(Shutdown::Drain, None).expect("all have ended");
+        });
+    }
+
+    /// Notes when the engine that it is a failure of is gone.
+    #[derive(Debug)]
+    struct Noted(Arc<AtomicBool>);
+
+    impl fmt::Display for Noted {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("on purpose")
+        }
+    }
+
+    impl std::error::Error for Noted {}
+
+    impl Drop for Noted {
+        fn drop(&mut self) {
+            self.0.store(true, SeqCst);
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "starts a process")]
+    fn the_last_handle_dropped_inside_an_operation_with_no_thread_to_be_had_ends_the_workers() {
+        child_succeeds("without_threads::in_a_child_the_last_handle_is_dropped_inside");
+    }
+
+    #[test]
+    #[ignore = "run by another test in a process of its own"]
+    fn in_a_child_the_last_handle_is_dropped_inside() {
+        const CHAIN: usize = 200;
+        /// Pushes another operation, and so on.
+        fn chain(cx: &RunContext<'_>, left: usize, ran: &Arc<AtomicUsize>) {
+            ran.fetch_add(1, SeqCst);
+            if left > 0 {
+                let ran = Arc::clone(ran);
+                let next = move |cx: &RunContext<'_>| chain(cx, left - 1, &ran);
+                cx.engine().push_sync(next, [], []).expect("operations may push while the engine drains");
+            }
+        }
+        if !is_child() {
+            return;
+        }
+        watched(|| {
+            for kind in THREADED {
+                let before = thread_count();
+                let (ran, gone) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+                let (start, over) = (Gate::new(), Gate::new());
+                {
+                    let engine = common::engine(kind, 2);
+                    let noted = Noted(Arc::clone(&gone));
+                    engine.op("fails").push((), |()| Err::<(), _>(noted)).expect("it is open");
+                    let (last, ran) = (Mutex::new(Some(engine.clone())), Arc::clone(&ran));
+                    let (started, over) = (start.clone(), over.clone());
+                    let drops = move |cx: &RunContext<'_>| {
+                        started.pass();
+                        let none = NoThreads::new();
+                        drop(common::lock(&last).take());
+                        drop(none);
+                        over.open();
+                        chain(cx, CHAIN, &ran);
+                    };
+                    engine.op("drops").push_sync(drops).expect("it is open");
+                    // The other handle goes first, and does not wait.
+                    drop(engine);
+                    start.open();
+                }
+                over.pass();
+                eventually("the threads have ended", || thread_count() == before);
+                assert_eq!(ran.load(SeqCst), CHAIN + 1, "{kind}");
+                assert!(gone.load(SeqCst), "the {kind} engine is still there");
+            }
+        });
+    }
+
+    /// A handle that does not keep the engine open may join what ends by itself.
+    #[test]
+    fn an_explicit_shutdown_joins_what_the_last_handle_has_ended_in_the_background() {
+        on_kinds(&THREADED, 2, |engine| {
+            let (sender, receiver) = mpsc::channel();
+            let last = Mutex::new(Some(engine.clone()));
+            let drops = move |cx: &RunContext<'_>| {
+                sender.send(cx.engine()).expect("somebody listens");
+                drop(common::lock(&last).take());
+            };
+            engine.op("drops").push_sync(drops).expect("it is open");
+            let uncounted = receiver.recv_timeout(PATIENCE).expect("the operation runs");
+            drop(engine);
+            let start = Instant::now();
+            uncounted.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("nothing hangs");
+            assert!(start.elapsed() < PATIENCE);
+        });
+    }
+}

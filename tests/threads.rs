@@ -1,0 +1,338 @@
+//! The threads of an engine: what a logger may do there, and how long threads stay that were made for waits.
+
+#![cfg(target_os = "linux")]
+#![cfg_attr(miri, allow(unused))]
+
+mod common;
+
+use std::{
+    cell::{Cell, RefCell},
+    panic::resume_unwind,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{
+    AWHILE, Gate, Journal, Meeting, THREADED, child_succeeds, eventually, is_child, on_kinds, thread_count, watched_for,
+};
+use crossbeam_epoch as epoch;
+use raddle::{Engine, EngineKind, PushError, Shutdown, Token, WaitError};
+
+// ----------------------------------------------------------------------------------------------------- loggers ----
+
+type Hook = Arc<dyn Fn(&str) + Send + Sync>;
+
+static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
+
+struct Logger;
+
+impl log::Log for Logger {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let hook = HOOK.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(hook) = hook {
+            hook(&record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// In this process, what is logged goes to `hook`.
+fn log_to(hook: impl Fn(&str) + Send + Sync + 'static) {
+    *HOOK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hook));
+    if log::set_logger(&Logger).is_ok() {
+        log::set_max_level(log::LevelFilter::Trace);
+    }
+}
+
+/// Has threads of the engine panic outside of operations, in what another crate has left to crossbeam's collector, until
+/// `is_enough`.
+fn panic_outside(engine: &Engine, is_enough: impl Fn() -> bool) {
+    eventually("code that others have deferred has run on a worker", || {
+        epoch::pin().defer(|| {
+            if thread::current().name().is_some_and(|name| name.starts_with("raddle-")) {
+                resume_unwind(Box::new("deferred by another crate"));
+            }
+        });
+        epoch::pin().flush();
+        for _ in 0..400 {
+            engine.push_sync(|_| {}, [], []).expect("the engine is open");
+        }
+        is_enough()
+    });
+}
+
+/// Asserts that both workers run operations, and that nothing is left.
+fn assert_both_work(engine: &Engine) {
+    let meeting = Meeting::new(2);
+    let meet = || {
+        let meeting = meeting.clone();
+        engine.op("meet").submit((), move |()| meeting.join_within(common::SOON)).expect("the engine is open")
+    };
+    for handle in [meet(), meet()] {
+        assert!(handle.wait().expect("nothing fails"), "a worker is lost");
+    }
+    engine.wait_for_all_timeout(common::SOON).expect("nothing is lost");
+}
+
+/// A logger that panics while a worker says that it has caught a panic takes neither the worker with it nor its
+/// operations, and what the thread's locals do at its end finds no worker that is gone.
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_logger_that_panics_loses_neither_the_worker_nor_its_operations() {
+    child_succeeds("in_a_child_the_logger_panics");
+}
+
+struct PushesWhenDropped(Engine, Arc<AtomicUsize>);
+
+impl Drop for PushesWhenDropped {
+    fn drop(&mut self) {
+        // The engine has ended, since it joins the thread.
+        let pushed = self.0.push_sync(|_| {}, [], []);
+        assert_eq!(pushed, Err(PushError::ShutDown));
+        self.1.fetch_add(1, SeqCst);
+    }
+}
+
+thread_local!(static LOCAL: RefCell<Option<PushesWhenDropped>> = const { RefCell::new(None) });
+
+#[test]
+#[ignore = "run by another test in a process of its own"]
+fn in_a_child_the_logger_panics() {
+    if !is_child() {
+        return;
+    }
+    for kind in THREADED {
+        watched_for(AWHILE, move || {
+            let engine = common::engine(kind, 2);
+            let (logged, dropped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+            let count = Arc::clone(&logged);
+            log_to(move |text| {
+                if text.contains("panicked outside") {
+                    count.fetch_add(1, SeqCst);
+                    resume_unwind(Box::new("the logger panics"));
+                }
+            });
+            let (uncounted, count) = (engine.clone(), Arc::clone(&dropped));
+            let sets = move |cx: &raddle::RunContext<'_>| {
+                let _ = &uncounted;
+                LOCAL.set(Some(PushesWhenDropped(cx.engine(), Arc::clone(&count))));
+            };
+            engine.push_sync(sets, [], []).expect("the engine is open");
+            panic_outside(&engine, || logged.load(SeqCst) >= 3);
+            assert_both_work(&engine);
+            engine.shutdown(Shutdown::Drain, None).expect("it ends");
+            assert_eq!(dropped.load(SeqCst), 1);
+        });
+    }
+}
+
+/// The logger is told that a worker has caught a panic. What it waits for then is run by another thread.
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_logger_may_push_and_wait_where_a_worker_has_caught_a_panic() {
+    child_succeeds("in_a_child_the_logger_waits");
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own"]
+fn in_a_child_the_logger_waits() {
+    if !is_child() {
+        return;
+    }
+    for kind in THREADED {
+        watched_for(AWHILE, move || {
+            let engine = common::engine(kind, 2);
+            let (inner, waits) = (engine.clone(), Journal::new());
+            let journal = waits.clone();
+            log_to(move |text| {
+                if text.contains("panicked outside") {
+                    let pushed = inner.op("by the logger").submit((), |()| 7).expect("the engine is open");
+                    journal.add(pushed.wait().map_err(|error| error.to_string()));
+                }
+            });
+            panic_outside(&engine, || waits.len() >= 3);
+            assert_both_work(&engine);
+            assert!(waits.take().iter().all(|result| *result == Ok(7)));
+            log_to(|_| {});
+        });
+    }
+}
+
+/// While this lives, no thread can be started: there is no room for its stack.
+struct NoThreads {
+    before: libc::rlimit,
+    /// They have what stacks are left of threads that have ended.
+    parked: Vec<thread::JoinHandle<()>>,
+    over: Gate,
+}
+
+impl NoThreads {
+    fn new() -> Self {
+        let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).expect("a line VmSize");
+        let used = line.trim().trim_end_matches("kB").trim().parse::<u64>().expect("a number of kB") * 1024;
+        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: there is a place to write to.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut before) }, 0);
+        // Less than a stack, enough for what is allocated meanwhile.
+        Self::set(libc::rlimit { rlim_cur: used + (1 << 20), ..before });
+        let over = Gate::new();
+        let park = || {
+            let over = over.clone();
+            thread::Builder::new().spawn(move || over.pass()).ok()
+        };
+        let parked = std::iter::from_fn(park).collect();
+        Self { before, parked, over }
+    }
+
+    fn set(limit: libc::rlimit) {
+        // SAFETY: there is a limit to read.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+    }
+}
+
+impl Drop for NoThreads {
+    fn drop(&mut self) {
+        Self::set(self.before);
+        self.over.open();
+        self.parked.drain(..).for_each(|thread| thread.join().expect("it only waits"));
+    }
+}
+
+/// No thread can be had for the worker of an operation that waits. The logger is told when the operation has its worker
+/// again: a wait of the logger's is refused as well, and not one that nobody can end.
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_logger_may_wait_where_an_operation_cannot() {
+    child_succeeds("in_a_child_the_logger_waits_where_an_operation_cannot");
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own"]
+fn in_a_child_the_logger_waits_where_an_operation_cannot() {
+    thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
+    if !is_child() {
+        return;
+    }
+    on_kinds(&THREADED, 1, |engine| {
+        let (inner, waits) = (engine.clone(), Journal::new());
+        let (journal, other) = (waits.clone(), engine.clone());
+        log_to(move |text| {
+            assert!(text.contains("for want of a thread"), "{text}");
+            if !INSIDE.replace(true) {
+                let pushed = other.op("by the logger").submit((), |()| ()).expect("the engine is open");
+                journal.add(pushed.wait().map_err(|error| error.to_string()));
+                INSIDE.set(false);
+            }
+        });
+        let waiting = engine.op("waits").submit((), move |()| {
+            let pushed = inner.op("another").submit((), |()| 7).expect("the engine is open");
+            let refused = {
+                let _none = NoThreads::new();
+                inner.wait_for_var(&pending(&inner)).map_err(|error| error.to_string())
+            };
+            (refused, pushed.wait())
+        });
+        let (refused, waited) = waiting.expect("it is open").wait().expect("nothing fails");
+        let refusal = Err(WaitError::TooManyWaiting.to_string());
+        assert_eq!(refused, refusal);
+        assert_eq!(waited.expect("there are threads again"), 7);
+        assert_eq!(waits.take(), [refusal]);
+        engine.wait_for_all().expect("nothing fails");
+    });
+}
+
+/// A variable with something pending that nobody runs until this thread lets its worker go.
+fn pending(engine: &Engine) -> Token {
+    let token = engine.new_var();
+    engine.push_sync(|_| {}, [], [&token]).expect("the engine is open");
+    token
+}
+
+// ------------------------------------------------------------------------------------------------------ spares ----
+
+/// Waits inside each other, `depth` of them, each in an operation that gives its worker to another thread.
+fn nest(engine: &Engine, depth: usize) -> Result<usize, WaitError> {
+    let inner = engine.clone();
+    let next = engine.op("nest").try_submit((), move |()| if depth == 0 { Ok(0) } else { nest(&inner, depth - 1) });
+    Ok(1 + next.expect("the engine is open").wait()?)
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes ten seconds")]
+fn threads_that_were_made_for_waits_end_when_idle() {
+    child_succeeds("in_a_child_threads_that_were_made_for_waits_end_when_idle");
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own"]
+fn in_a_child_threads_that_were_made_for_waits_end_when_idle() {
+    const DEPTH: usize = 50;
+    if !is_child() {
+        return;
+    }
+    common::watched(|| {
+        let engines = THREADED.map(|kind| common::engine(kind, 1));
+        let before = thread_count();
+        for _ in 0..2 {
+            let start = Instant::now();
+            for engine in &engines {
+                assert_eq!(nest(engine, DEPTH).expect("nothing fails"), DEPTH + 1);
+            }
+            let after = thread_count();
+            assert!(after > before + DEPTH - 10, "{after} threads, and {before} before");
+            // A wait in need of a thread finds one that is there.
+            if start.elapsed() < Duration::from_secs(5) {
+                assert_eq!(nest(&engines[0], DEPTH / 2).expect("nothing fails"), DEPTH / 2 + 1);
+                assert!(thread_count() <= after, "a thread was started while others were idle");
+            }
+            eventually("the threads have ended", || thread_count() == before);
+            assert!(start.elapsed() > Duration::from_secs(8), "they have ended too soon: {:?}", start.elapsed());
+        }
+        // The engines work as before.
+        for engine in &engines {
+            let value = engine.var(0);
+            for _ in 0..1000 {
+                engine.op("").push(value.write(), |value| *value += 1).expect("the engine is open");
+            }
+            assert_eq!(engine.get(&value).expect("nothing fails"), 1000);
+        }
+    });
+}
+
+/// What serves a workload that needs few threads at a time are few threads: the others end although there are waits all
+/// the time.
+#[test]
+#[cfg_attr(miri, ignore = "takes ten seconds")]
+fn threads_that_a_later_load_does_not_need_end_while_it_goes_on() {
+    child_succeeds("in_a_child_a_later_load_needs_fewer_threads");
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own"]
+fn in_a_child_a_later_load_needs_fewer_threads() {
+    if !is_child() {
+        return;
+    }
+    common::watched(|| {
+        let engine = common::engine(EngineKind::PerDevice, 1);
+        let before = thread_count();
+        assert_eq!(nest(&engine, 50).expect("nothing fails"), 51);
+        assert!(thread_count() > before + 40);
+        eventually("most threads have ended", || {
+            (0..10).for_each(|_| assert_eq!(nest(&engine, 1).expect("nothing fails"), 2));
+            thread_count() <= before + 5
+        });
+        let gate = Gate::new();
+        gate.open();
+    });
+}
