@@ -71,6 +71,12 @@ pub(crate) fn enter<R>(core: &Core, op: OpRef<Task>, holding: bool, f: impl FnOn
     })
 }
 
+/// Leaves the operations that run on this thread, which has just been forked: they are the parent's.
+#[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
+pub(crate) fn leave_all() {
+    FRAME.with(|cell| cell.set(ptr::null()));
+}
+
 /// The frames of this thread, innermost first.
 fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     let mut at = innermost();

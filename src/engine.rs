@@ -19,7 +19,7 @@ use crate::{
     context::{self, RunContext},
     core::{Core, Entries, Spec},
     device::{Context, DeviceError, DeviceVec, Driver, PinnedVec},
-    error::{BuildError, OpError, PushError, ShutdownError, WaitError},
+    error::{BuildError, FORKED, OpError, PushError, ShutdownError, WaitError},
     gpu::ImportedStream,
     handle::VarWait,
     kind::{EngineKind, Placement},
@@ -27,6 +27,7 @@ use crate::{
     op_builder::{OpBuilder, Report},
     operator::Operator,
     outcome::Outcome,
+    sync::fork::PerProcess,
     task::{Returning, flag},
     typed::{Accesses, Read, Var, sealed::List},
     variable::Token,
@@ -96,6 +97,9 @@ impl Clone for Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        if self.core.is_forked() {
+            return;
+        }
         // AcqRel: what was done through the other handles comes before the shutdown.
         if self.counted && self.core.handles.fetch_sub(1, AcqRel) == 1 {
             self.core.begin_shutdown(false);
@@ -130,17 +134,8 @@ impl Engine {
     /// # Errors
     /// What [`Builder::build`] says, if the first call failed; later calls try again.
     pub fn global() -> Result<&'static Self, BuildError> {
-        static GLOBAL: OnceLock<Engine> = OnceLock::new();
-        static BUILDING: std::sync::Mutex<()> = std::sync::Mutex::new(());
-        if let Some(engine) = GLOBAL.get() {
-            return Ok(engine);
-        }
-        let _building = BUILDING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(engine) = GLOBAL.get() {
-            return Ok(engine);
-        }
-        let engine = Self::builder().build()?;
-        Ok(GLOBAL.get_or_init(|| engine))
+        static GLOBAL: PerProcess<Global> = PerProcess::new();
+        GLOBAL.get(Global::default).engine()
     }
 
     /// The engine's kind.
@@ -194,6 +189,9 @@ impl Engine {
     }
 
     fn driver(&self, context: Context) -> Result<Arc<dyn Driver>, DeviceError> {
+        if self.core.is_forked() {
+            return Err(DeviceError::refused(-1, FORKED));
+        }
         match self.core.gpus().gpu(context) {
             Some(gpu) => Ok(Arc::clone(&gpu.driver)),
             None => Err(DeviceError::refused(
@@ -242,6 +240,9 @@ impl Engine {
     /// Forgets the failures that sit on no variable, which [`wait_for_all`](Self::wait_for_all) reports; gives the first
     /// and how many there were.
     pub fn clear_errors(&self) -> Option<(OpError, u64)> {
+        if self.core.is_forked() {
+            return None;
+        }
         let cleared = self.core.failures().clear_loose();
         if let Some((failure, _)) = &cleared {
             failure.mark_reported();
@@ -406,7 +407,7 @@ impl Engine {
 
     #[track_caller]
     fn wait_async(&self, token: &Token, for_reading: bool) -> VarWait {
-        VarWait(self.core.begin_wait(token, for_reading, Location::caller()).transpose())
+        VarWait::new(self.core.begin_wait(token, for_reading, Location::caller()).transpose())
     }
 
     /// Waits for every operation pushed before the call, by whatever thread. Pushes after the call do not prolong it.
@@ -450,6 +451,27 @@ impl Engine {
     /// [`Cause::Cancelled`](crate::Cause::Cancelled), and pushes are refused.
     pub fn notify_shutdown(&self) {
         self.core.begin_shutdown(true);
+    }
+}
+
+/// The engine of a process.
+#[derive(Default)]
+struct Global {
+    engine: OnceLock<Engine>,
+    building: std::sync::Mutex<()>,
+}
+
+impl Global {
+    fn engine(&self) -> Result<&Engine, BuildError> {
+        if let Some(engine) = self.engine.get() {
+            return Ok(engine);
+        }
+        let _building = self.building.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(engine) = self.engine.get() {
+            return Ok(engine);
+        }
+        let engine = Engine::builder().build()?;
+        Ok(self.engine.get_or_init(|| engine))
     }
 }
 

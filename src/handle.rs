@@ -9,7 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{core::Core, error::WaitError, outcome::Outcome};
+use crate::{
+    core::Core,
+    error::{PushError, WaitError},
+    outcome::Outcome,
+    sync::fork::Birth,
+};
 
 /// The handle of a pushed operation: its result can be waited for, awaited, or left alone.
 ///
@@ -42,10 +47,10 @@ impl<R> OpHandle<R> {
         Self { outcome, core }
     }
 
-    /// Whether the operation is done.
+    /// Whether the operation is done. In a forked child `true` for what was pushed before the fork: a wait does not wait.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.outcome.is_done()
+        self.core.is_forked() || self.outcome.is_done()
     }
 
     /// Waits for the operation and takes its result. Inside an operation, the worker goes on with others meanwhile.
@@ -71,24 +76,45 @@ impl<R> Future for OpHandle<R> {
     type Output = Result<R, WaitError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.core.is_forked() {
+            return Poll::Ready(Err(PushError::Forked.into()));
+        }
         self.outcome.poll(cx.waker())
     }
 }
 
 /// A wait for a variable, to be awaited; from [`Engine::wait_for_var_async`](crate::Engine::wait_for_var_async) and its
 /// siblings.
-#[derive(Debug)]
 #[must_use = "futures do nothing unless awaited"]
-pub struct VarWait(pub(crate) Option<Result<Arc<Outcome<()>>, WaitError>>);
+pub struct VarWait {
+    state: Option<Result<Arc<Outcome<()>>, WaitError>>,
+    birth: Birth,
+}
+
+impl VarWait {
+    /// A wait that was begun, or is over.
+    pub(crate) fn new(state: Option<Result<Arc<Outcome<()>>, WaitError>>) -> Self {
+        Self { state, birth: Birth::now() }
+    }
+}
+
+impl fmt::Debug for VarWait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VarWait").finish_non_exhaustive()
+    }
+}
 
 impl Future for VarWait {
     type Output = Result<(), WaitError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &self.0 {
+        if self.birth.is_foreign() {
+            return Poll::Ready(Err(PushError::Forked.into()));
+        }
+        match &self.state {
             None => Poll::Ready(Ok(())),
             Some(Ok(outcome)) => outcome.poll(cx.waker()),
-            Some(Err(_)) => match self.0.take() {
+            Some(Err(_)) => match self.state.take() {
                 Some(Err(error)) => Poll::Ready(Err(error)),
                 _ => Poll::Ready(Ok(())),
             },

@@ -51,6 +51,7 @@ mod device;
 mod engine;
 mod error;
 mod failures;
+mod fork;
 mod gpu;
 mod handle;
 mod kind;
@@ -116,6 +117,7 @@ pub mod internals {
     };
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
+        fork::Slots,
         outcome::Outcome,
         progress::Progress,
         scheduler::{DEFAULT_BAND, Injector, Lane, LaneOptions, Sleep, Worker, band_of},

@@ -45,6 +45,9 @@ struct Owner(ManuallyDrop<Box<Inner>>);
 impl Drop for Owner {
     #[track_caller]
     fn drop(&mut self) {
+        if self.0.core.is_forked() {
+            return;
+        }
         // SAFETY: this is the only use of the field after which it is not used again.
         let mut inner = unsafe { ManuallyDrop::take(&mut self.0) };
         // Here, and not where the rest is dropped: whoever waits for all after this waits for what comes of it.

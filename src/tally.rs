@@ -40,6 +40,7 @@ use crate::sync::{
     Condvar, Mutex,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
     atomic::{AtomicU64, AtomicUsize},
+    fork::Birth,
     lock,
     pause::{self, Point},
     thread, wait_until, wake_all,
@@ -99,6 +100,8 @@ pub struct Tally {
     rest: [AtomicU64; GENERATIONS],
     state: Mutex<State>,
     drained: Condvar,
+    /// In a forked child the lock may be held for ever.
+    birth: Birth,
 }
 
 /// The generation that an operation entered.
@@ -135,6 +138,7 @@ impl Tally {
                 wakers: Vec::new(),
             }),
             drained: Condvar::new(),
+            birth: Birth::now(),
         }
     }
 
@@ -185,6 +189,9 @@ impl Tally {
 
     #[cold]
     fn finish(&self, generation: usize) {
+        if self.birth.is_foreign() {
+            return;
+        }
         let mut state = lock(&self.state);
         Self::free(&mut state.generations[generation]);
         let wakers = std::mem::take(&mut state.wakers);

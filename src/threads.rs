@@ -138,6 +138,14 @@ impl Carrier {
     }
 }
 
+/// Takes the calling thread, which has just been forked, out of the engine that it belonged to.
+#[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
+pub(crate) fn leave_engine() {
+    CARRIER.with(|cell| cell.set(ptr::null()));
+    STARTED_FOR.with(|cell| cell.set(ptr::null()));
+    SERVES_DEVICE.with(|cell| cell.set(false));
+}
+
 /// Whether this thread belongs to `core`.
 pub(crate) fn belongs_to(core: &Core) -> bool {
     ptr::eq(STARTED_FOR.with(Cell::get), core)
@@ -402,6 +410,11 @@ impl Crew {
         }
     }
 
+    /// Lets a worker's thread end that has forked, in the child.
+    pub(crate) fn end_in_child(&self) {
+        self.lanes.iter().for_each(|lane| lane.end_in_child());
+    }
+
     fn lane_of(&self, worker: &Worker<Task>) -> usize {
         self.lanes.iter().position(|lane| Arc::ptr_eq(lane, worker.lane())).unwrap_or(0)
     }
@@ -456,7 +469,13 @@ fn carry(
         carrier.worker.set(Some(worker));
         run(&carrier);
         // Either the lane has ended, or the worker was given away.
-        drop(carrier.worker.take());
+        let worker = carrier.worker.take();
+        if carrier.core.is_forked() {
+            // This thread has forked, and what it carried was the parent's.
+            std::mem::forget(worker);
+            break;
+        }
+        drop(worker);
         next = crew.await_offer(pinned);
     }
     CARRIER.with(|cell| cell.set(ptr::null()));

@@ -44,6 +44,7 @@ impl Core {
             Verdict::Skip(failure) => self.skip(op, failure, ready),
             Verdict::Elsewhere(lane) => self.gpus.send(lane, op),
             Verdict::Nothing => self.drop_rejected(op, ready),
+            Verdict::Forked => {}
         }
     }
 
@@ -72,7 +73,7 @@ impl Core {
             troubled |= VarCell::of(access).trouble().is_any();
         });
         // Relaxed: an operation that starts while the cancellation begins may do either.
-        if troubled || op.op().is_rejected() || self.phase.load(Relaxed) == phase::CANCELLING {
+        if troubled || op.op().is_rejected() || self.phase.load(Relaxed) >= phase::CANCELLING {
             self.verdict_at(op, Context::Cpu)
         } else {
             Verdict::Run
@@ -84,6 +85,9 @@ impl Core {
     #[cold]
     pub(crate) fn verdict_at(&self, op: OpRef<Task>, at: Context) -> Verdict {
         let task = op.task();
+        if self.is_forked() {
+            return Verdict::Forked;
+        }
         if op.op().is_rejected() {
             return Verdict::Nothing;
         }
@@ -216,6 +220,9 @@ impl Core {
             Err(payload) => Some(Cause::panic(payload)),
         };
         if let Some(cause) = cause {
+            if self.is_forked() {
+                return;
+            }
             let failure = op.task().failed_by(cause);
             if lost {
                 // The completion went down with the function; what is left to do for it is done here.
@@ -250,6 +257,10 @@ impl Core {
         mut result: Result<(), OpError>,
         ready: &mut ReadyList<Task>,
     ) {
+        if self.is_forked() {
+            // The function, or a completion, of an operation of the parent's: what it did is done there.
+            return;
+        }
         if op.task().has(flag::SILENT | flag::DEVICE) {
             self.note_special(op, &mut result);
         } else {
@@ -317,12 +328,17 @@ impl Core {
         let failure = match self.verdict_at(op, context) {
             Verdict::Run => None,
             Verdict::Skip(failure) => Some(failure),
-            Verdict::Elsewhere(_) | Verdict::Nothing => unreachable!("`verdict` has said that it runs"),
+            Verdict::Elsewhere(_) | Verdict::Nothing | Verdict::Forked => unreachable!("`verdict` has said that it runs"),
         };
         if let Some(failure) = failure {
             return self.skip(op, failure, ready);
         }
         let mut result = self.call(op, Some(&mut stream));
+        if self.is_forked() {
+            // Neither is the stream dropped, whose device may be locked.
+            std::mem::forget(stream);
+            return;
+        }
         if let Err(error) = stream.finish() {
             let failure = op.task().failed_by(Cause::Device(gpu.lose(&error)));
             result = result.and(Err(failure));
@@ -340,7 +356,9 @@ impl Core {
     /// Runs `f`, which may drop the user's values, as a part of `op`; a panic there becomes a failure that `wait_for_all`
     /// reports.
     fn guarded(&self, op: OpRef<Task>, holding: bool, f: impl FnOnce()) {
-        if let Err(payload) = panics::catch(|| context::enter(self, op, holding, |_| f())) {
+        if let Err(payload) = panics::catch(|| context::enter(self, op, holding, |_| f()))
+            && !self.is_forked()
+        {
             self.failures.add_loose(op.task().failed_by(Cause::panic(payload)));
         }
     }
@@ -433,6 +451,9 @@ impl Core {
 
     /// Ends an asynchronous operation, by its completion.
     pub(crate) fn resolve(self: &Arc<Self>, op: OpRef<Task>, result: Result<(), Cause>) {
+        if self.is_forked() {
+            return;
+        }
         let result = match op.task().progress().and_then(Progress::resolve) {
             Some(failure) => Err(failure),
             None => result.map_err(|cause| op.task().failed_by(cause)),
@@ -449,4 +470,6 @@ pub(crate) enum Verdict {
     /// What it comes after is not complete on that lane of a device.
     Elsewhere(usize),
     Nothing,
+    /// This is a forked child, where the parent's operations are left alone.
+    Forked,
 }

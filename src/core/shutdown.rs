@@ -27,6 +27,9 @@ impl Core {
     /// Waits until nothing is pending and ends the threads. The shutdown must have begun.
     pub(crate) fn finish_shutdown(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         debug_assert!(!self.is_open());
+        if self.is_forked() {
+            return Err(ShutdownError::Forked);
+        }
         // An operation of another engine gives its worker away meanwhile; it may be what this one needs.
         if context::in_operation_of(self) || threads::belongs_to(self) || threads::yield_worker().is_err() {
             // Somebody must end the threads when this operation, too, is over.

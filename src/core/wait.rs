@@ -41,6 +41,9 @@ impl Core {
         for_reading: bool,
         location: &'static Location<'static>,
     ) -> Result<Option<Arc<Outcome<()>>>, WaitError> {
+        if self.is_forked() {
+            return Err(PushError::Forked.into());
+        }
         let cell = token.cell();
         if cell.queue().owner() != self.mark() {
             return Err(PushError::ForeignVariable.into());
@@ -72,6 +75,9 @@ impl Core {
         outcome: &Arc<Outcome<R>>,
         deadline: Option<Instant>,
     ) -> Result<R, WaitError> {
+        if self.is_forked() {
+            return Err(PushError::Forked.into());
+        }
         if !outcome.is_done() {
             if context::sets(Arc::as_ptr(outcome).cast()) {
                 return Err(WaitError::WouldDeadlock);
@@ -92,6 +98,9 @@ impl Core {
 
     /// Waits for every operation pushed before.
     pub(crate) fn wait_for_all(&self, deadline: Option<Instant>) -> Result<(), WaitError> {
+        if self.is_forked() {
+            return Err(PushError::Forked.into());
+        }
         if context::in_operation_of(self) {
             return Err(WaitError::WouldDeadlock);
         }
@@ -107,9 +116,11 @@ impl Core {
     pub(crate) fn wait_for_all_async(self: &Arc<Self>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
         let core = Arc::clone(self);
         let inside = context::in_operation_of(self);
-        let mut mark = if inside { None } else { self.tally.begin() };
+        let mut mark = if inside || self.is_forked() { None } else { self.tally.begin() };
         poll_fn(move |cx| {
-            if inside {
+            if core.is_forked() {
+                Poll::Ready(Err(PushError::Forked.into()))
+            } else if inside {
                 Poll::Ready(Err(WaitError::WouldDeadlock))
             } else if core.tally.poll(&mut mark, cx.waker()) {
                 Poll::Ready(core.all_well())
