@@ -70,6 +70,20 @@ pub enum Shutdown {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// # Forked processes
+///
+/// A child that was forked by `fork` has none of the threads of its parent's engines, and is not of use to them. On Linux,
+/// every call on such an engine, or on what it gave, ends at once there, with [`PushError::Forked`] where it can give an
+/// error: a wait with [`WaitError::Refused`], a shutdown with [`ShutdownError::Forked`], a future when it is polled. Nothing
+/// that was pending runs there, and drops do nothing: variables and their values stay in memory. The parent notices nothing.
+///
+/// An engine that is built in the child works, as [`global`](Self::global) does, which is another one there. So does a child
+/// that was forked inside an operation; if that was on a thread of the engine, the thread ends when the operation's function
+/// has returned. GPUs of the parent are not for engines of the child: simulated ones are lost there, and CUDA cannot be used
+/// in a child of a process that has used it.
+///
+/// Other systems, and `clone` without `fork`, are not noticed. The child must not use an engine there.
 pub struct Engine {
     core: Arc<Core>,
     /// Whether this handle keeps the engine open.
@@ -129,7 +143,8 @@ impl Engine {
     }
 
     /// The engine of the process, built with the defaults when it is first asked for. It is never dropped; a program that
-    /// must see its last operations done calls [`shutdown`](Self::shutdown) or a wait before it ends.
+    /// must see its last operations done calls [`shutdown`](Self::shutdown) or a wait before it ends. A forked child builds
+    /// one of its own.
     ///
     /// # Errors
     /// What [`Builder::build`] says, if the first call failed; later calls try again.
@@ -238,7 +253,7 @@ impl Engine {
     }
 
     /// Forgets the failures that sit on no variable, which [`wait_for_all`](Self::wait_for_all) reports; gives the first
-    /// and how many there were.
+    /// and how many there were. In a forked child there are none.
     pub fn clear_errors(&self) -> Option<(OpError, u64)> {
         if self.core.is_forked() {
             return None;

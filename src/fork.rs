@@ -170,7 +170,8 @@ mod imp {
         threads::leave_engine();
         context::leave_all();
         ENGINES.each(|core| {
-            // The threads of the engine are gone, and must not be detached: their handles may name others soon.
+            // What it has stays, handles or not: its drop may take locks, and would detach threads that are gone, whose names
+            // others may have soon.
             // SAFETY: it is from an `Arc`, and takes itself out of the list before it ends. A thread that was about to end it is
             // gone.
             unsafe { Arc::increment_strong_count(core.as_ptr()) };

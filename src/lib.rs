@@ -110,11 +110,6 @@ struct Readme;
 pub mod internals {
     #[cfg(raddle_pause)]
     pub use crate::sync::pause::{Point, Stop, passings};
-    #[cfg(raddle_loom)]
-    pub use crate::{
-        gpu::marks::{Marks, Recorded, Timeline},
-        trouble::{Trouble, Turns},
-    };
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
         fork::Slots,
@@ -127,5 +122,10 @@ pub mod internals {
         },
         tally::{Tally, Ticket},
         tracker::{Mode, Node, Op, OpRef, Pushed, ReadyList, Stack, Stalled, VarQueue, complete, end, push},
+    };
+    #[cfg(raddle_loom)]
+    pub use crate::{
+        gpu::marks::{Marks, Recorded, Timeline},
+        trouble::{Trouble, Turns},
     };
 }

@@ -79,7 +79,10 @@ fn join(child: libc::pid_t, what: &str) {
     }
     let hangs = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGALRM;
     let what = if hangs { format!("{what} (it hangs)") } else { what.to_owned() };
-    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "in a forked process, {what}: status {status:#x}");
+    assert!(
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+        "in a forked process, {what}: status {status:#x}"
+    );
 }
 
 /// Runs `f` in a forked process.
@@ -657,6 +660,38 @@ tests! {
                 children.into_iter().for_each(|child| join(child, &format!("{kind}: {name}")));
                 drop(all);
             }
+        }
+    }
+
+    /// Another thread waits for all, and holds the lock of the count at the moment of the fork. The operation that has forked
+    /// is the last one that it waits for.
+    whoever_leaves_last_in_a_child_takes_no_lock in in_a_child_the_count_is_locked {
+        for kind in THREADED {
+            STANDS.store(false, SeqCst);
+            GO.store(false, SeqCst);
+            let engine = engine(kind);
+            let children = Arc::new(Mutex::new(Vec::new()));
+            let forker = Forker { kind, children: Arc::clone(&children) };
+            let (inner, started) = (engine.clone(), common::Gate::new());
+            let has_started = started.clone();
+            let forks = move |()| {
+                has_started.open();
+                eventually("the other thread stands", || STANDS.load(SeqCst));
+                forker.fork(&inner);
+            };
+            engine.op("").push((), forks).unwrap();
+            started.pass();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    // What is under way is noted under the lock.
+                    stand_still(0, 0);
+                    engine.wait_for_all().unwrap();
+                });
+                eventually("a process is forked", || !lock(&children).is_empty());
+                let child = lock(&children).pop().unwrap();
+                join(child, &format!("{kind}: the end of the operation that has forked"));
+                GO.store(true, SeqCst);
+            });
         }
     }
 

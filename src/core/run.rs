@@ -328,7 +328,9 @@ impl Core {
         let failure = match self.verdict_at(op, context) {
             Verdict::Run => None,
             Verdict::Skip(failure) => Some(failure),
-            Verdict::Elsewhere(_) | Verdict::Nothing | Verdict::Forked => unreachable!("`verdict` has said that it runs"),
+            Verdict::Elsewhere(_) | Verdict::Nothing | Verdict::Forked => {
+                unreachable!("`verdict` has said that it runs")
+            }
         };
         if let Some(failure) = failure {
             return self.skip(op, failure, ready);
