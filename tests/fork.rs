@@ -294,7 +294,7 @@ impl World {
     }
 
     /// In a forked child: every call ends at once, with an error, and drops do nothing.
-    fn is_dead(self) {
+    fn assert_dead(self) {
         let start = Instant::now();
         dead_engine(&self.engine);
         self.variables_are_dead();
@@ -504,7 +504,7 @@ tests! {
                 }
                 None => {
                     let calls = || {
-                        world.is_dead();
+                        world.assert_dead();
                         a_new_engine_works(kind);
                     };
                     exit(i32::from(panic::catch_unwind(panic::AssertUnwindSafe(calls)).is_err()));
@@ -559,7 +559,7 @@ tests! {
                     |begin| call(&world, begin),
                     |at| forked(&format!("{kind}, a thread in {name} at its allocation {at}"), || {
                         // SAFETY: this process does not go on with the parent's.
-                        unsafe { std::ptr::read(&raw const world) }.is_dead();
+                        unsafe { std::ptr::read(&raw const world) }.assert_dead();
                         a_new_engine_works(kind);
                     }),
                 );
