@@ -122,6 +122,7 @@ impl Core {
 
     /// Ends the engine in a forked child, by the only thread there: what is pending stays so, calls are refused, and a
     /// thread of the engine ends.
+    #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
     pub(crate) fn end_in_child(&self) {
         // Relaxed: there is no other thread.
         self.phase.store(phase::FORKED, Relaxed);
