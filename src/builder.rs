@@ -7,6 +7,7 @@ use crate::{
     device::GpuDriver,
     engine::Engine,
     error::BuildError,
+    fork,
     gpu::{Gpus, MAX_GPUS},
     kind::EngineKind,
     scheduler::IdlePolicy,
@@ -132,6 +133,7 @@ impl Builder {
         let (crew, boxed) = Crew::new(lanes, cores);
         let gpus = Gpus::new(self.gpus, kind, self.idle, !self.unpinned);
         let core = Arc::new(Core::new(kind, crew, gpus, (2 * workers + 2).next_power_of_two().min(64)));
+        fork::watch(&core);
         match core.crew().start(&core, boxed) {
             Ok(placements) => {
                 core.placements.get_or_init(|| placements.into());

@@ -121,6 +121,12 @@ fn enter_with<R>(
     })
 }
 
+/// Leaves the operations that run on this thread, which has just been forked: they are the parent's.
+#[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
+pub(crate) fn leave_all() {
+    FRAME.with(|cell| cell.set(ptr::null()));
+}
+
 /// Whether one of the frames of this thread, innermost first, is `wanted`.
 fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     let mut at = innermost();

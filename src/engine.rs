@@ -19,7 +19,7 @@ use crate::{
     context::{self, RunContext},
     core::{Core, Entries, Spec},
     device::{Context, DeviceError, DeviceVec, Driver, PinnedVec},
-    error::{BuildError, OpError, PushError, ShutdownError, WaitError},
+    error::{BuildError, FORKED, OpError, PushError, ShutdownError, WaitError},
     gpu::ImportedStream,
     handle::VarWait,
     kind::{EngineKind, Placement},
@@ -27,6 +27,7 @@ use crate::{
     op_builder::{OpBuilder, Report},
     operator::Operator,
     outcome::Outcome,
+    sync::fork::PerProcess,
     task::{Returning, flag},
     typed::{Accesses, Read, Var, sealed::List},
     variable::Token,
@@ -69,6 +70,20 @@ pub enum Shutdown {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// # Forked processes
+///
+/// A child that was forked by `fork` has none of the threads of its parent's engines, and is not of use to them. On Linux,
+/// every call on such an engine, or on what it gave, ends at once there, with [`PushError::Forked`] where it can give an
+/// error: a wait with [`WaitError::Refused`], a shutdown with [`ShutdownError::Forked`], a future when it is polled. Nothing
+/// that was pending runs there, and drops do nothing: variables and their values stay in memory. The parent notices nothing.
+///
+/// An engine that is built in the child works, as [`global`](Self::global) does, which is another one there. So does a child
+/// that was forked inside an operation; if that was on a thread of the engine, the thread ends when the operation's function
+/// has returned. GPUs of the parent are not for engines of the child: simulated ones are lost there, and CUDA cannot be used
+/// in a child of a process that has used it.
+///
+/// Other systems, and `clone` without `fork`, are not noticed. The child must not use an engine there.
 pub struct Engine {
     core: Arc<Core>,
     /// Whether this handle keeps the engine open.
@@ -96,6 +111,9 @@ impl Clone for Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        if self.core.is_forked() {
+            return;
+        }
         // AcqRel: what was done through the other handles comes before the shutdown.
         if self.counted && self.core.handles.fetch_sub(1, AcqRel) == 1 {
             self.core.begin_shutdown(false);
@@ -124,22 +142,14 @@ impl Engine {
     }
 
     /// The engine of the process, built with the defaults when it is first asked for. It is never dropped; a program that
-    /// must see its last operations done calls [`shutdown`](Self::shutdown) or a wait before it ends.
+    /// must see its last operations done calls [`shutdown`](Self::shutdown) or a wait before it ends. A forked child builds
+    /// one of its own.
     ///
     /// # Errors
     /// What [`Builder::build`] says, if the first call failed; later calls try again.
     pub fn global() -> Result<&'static Self, BuildError> {
-        static GLOBAL: OnceLock<Engine> = OnceLock::new();
-        static BUILDING: std::sync::Mutex<()> = std::sync::Mutex::new(());
-        if let Some(engine) = GLOBAL.get() {
-            return Ok(engine);
-        }
-        let _building = BUILDING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(engine) = GLOBAL.get() {
-            return Ok(engine);
-        }
-        let engine = Self::builder().build()?;
-        Ok(GLOBAL.get_or_init(|| engine))
+        static GLOBAL: PerProcess<Global> = PerProcess::new();
+        GLOBAL.get(Global::default).engine()
     }
 
     /// The engine's kind.
@@ -194,6 +204,9 @@ impl Engine {
     }
 
     fn driver(&self, context: Context) -> Result<Arc<dyn Driver>, DeviceError> {
+        if self.core.is_forked() {
+            return Err(DeviceError::refused(-1, FORKED));
+        }
         match self.core.gpus().gpu(context) {
             Some(gpu) => Ok(Arc::clone(&gpu.driver)),
             None => Err(DeviceError::refused(
@@ -240,8 +253,11 @@ impl Engine {
     }
 
     /// Takes all failures that [`wait_for_all`](Self::wait_for_all) has yet to report; returns the earliest and how many
-    /// there were. Failed variables stay failed.
+    /// there were. Failed variables stay failed. In a forked child there are none.
     pub fn clear_errors(&self) -> Option<(OpError, u64)> {
+        if self.core.is_forked() {
+            return None;
+        }
         self.core.failures().clear()
     }
 
@@ -304,7 +320,7 @@ impl Engine {
     /// [`WaitError::Refused`] if it is another engine's or deleted, [`WaitError::TooManyWaiting`].
     #[track_caller]
     pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
-        context::admit_wait()?;
+        self.core.admit_wait()?;
         if context::holds(var.ptr()) {
             return Err(WaitError::WouldDeadlock);
         }
@@ -450,6 +466,27 @@ impl Engine {
     /// [`Cause::Cancelled`](crate::Cause::Cancelled), and pushes are refused.
     pub fn notify_shutdown(&self) {
         self.core.begin_shutdown(true);
+    }
+}
+
+/// The engine of a process.
+#[derive(Default)]
+struct Global {
+    engine: OnceLock<Engine>,
+    building: std::sync::Mutex<()>,
+}
+
+impl Global {
+    fn engine(&self) -> Result<&Engine, BuildError> {
+        if let Some(engine) = self.engine.get() {
+            return Ok(engine);
+        }
+        let _building = self.building.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(engine) = self.engine.get() {
+            return Ok(engine);
+        }
+        let engine = Engine::builder().build()?;
+        Ok(self.engine.get_or_init(|| engine))
     }
 }
 

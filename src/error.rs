@@ -215,6 +215,8 @@ impl Error for OpError {
     }
 }
 
+pub(crate) const FORKED: &str = "the engine is that of a process which has forked this one; make another engine";
+
 /// Why a push was refused. The operation will never run, and changes nothing.
 ///
 /// A push that loses a race against a deletion may find that out when it already has its place in the queues of other
@@ -242,6 +244,8 @@ pub enum PushError {
     NotOfDevice(Property, Context),
     /// The call is for operations of a device, and [`OpBuilder::on`](crate::OpBuilder::on) was not given one.
     NotOnDevice,
+    /// The engine was made before this process was forked from the one that has its threads. Make another one.
+    Forked,
 }
 
 impl fmt::Display for PushError {
@@ -268,6 +272,7 @@ impl fmt::Display for PushError {
                 write!(f, "the property {property:?} means nothing on {context}; use another, or none")
             }
             Self::NotOnDevice => f.write_str("the operation is for a device; name one with `on`"),
+            Self::Forked => f.write_str(FORKED),
         }
     }
 }
@@ -390,12 +395,15 @@ pub enum ShutdownError {
     /// destructor of a thread-local, or a logger. They keep what they use, and end when that code returns. Calling it again
     /// waits again; dropping the engine does not wait for them.
     ThreadsLeft(Vec<String>),
+    /// The engine was made before this process was forked from the one that has its threads. There is nothing to shut down.
+    Forked,
 }
 
 impl fmt::Display for ShutdownError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TimedOut => f.write_str("operations were still pending at the deadline of the shutdown"),
+            Self::Forked => f.write_str(FORKED),
             Self::InsideOperation => {
                 f.write_str("a shutdown inside an operation cannot wait for that operation; it goes on by itself")
             }

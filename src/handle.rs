@@ -11,8 +11,9 @@ use std::{
 
 use crate::{
     core::Core,
-    error::WaitError,
+    error::{PushError, WaitError},
     outcome::{Outcome, Waiter},
+    sync::fork::Birth,
 };
 
 /// The handle of a pushed operation: its result can be waited for, awaited, or left alone.
@@ -46,10 +47,10 @@ impl<R> OpHandle<R> {
         Self { waiter: Waiter::new(outcome), core }
     }
 
-    /// Whether the operation is done.
+    /// Whether the operation is done. In a forked child `true` for what was pushed before the fork: a wait does not wait.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.waiter.outcome().is_done()
+        self.core.is_forked() || self.waiter.outcome().is_done()
     }
 
     /// Waits for the operation and takes its result. Inside an operation, the worker goes on with others meanwhile.
@@ -75,17 +76,21 @@ impl<R> Future for OpHandle<R> {
     type Output = Result<R, WaitError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.core.is_forked() {
+            return Poll::Ready(Err(PushError::Forked.into()));
+        }
         self.waiter.poll(cx.waker())
     }
 }
 
 /// A wait for a variable, to be awaited; from [`Engine::wait_for_var_async`](crate::Engine::wait_for_var_async) and its
 /// siblings.
-#[derive(Debug)]
 #[must_use = "futures do nothing unless awaited"]
-pub struct VarWait(Waited);
+pub struct VarWait {
+    waited: Waited,
+    birth: Birth,
+}
 
-#[derive(Debug)]
 enum Waited {
     For(Waiter<()>),
     /// Nothing was pending.
@@ -95,11 +100,18 @@ enum Waited {
 
 impl VarWait {
     pub(crate) fn new(begun: Result<Option<Arc<Outcome<()>>>, WaitError>) -> Self {
-        Self(match begun {
+        let waited = match begun {
             Ok(Some(outcome)) => Waited::For(Waiter::new(outcome)),
             Ok(None) => Waited::Not,
             Err(error) => Waited::Refused(error),
-        })
+        };
+        Self { waited, birth: Birth::now() }
+    }
+}
+
+impl fmt::Debug for VarWait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VarWait").finish_non_exhaustive()
     }
 }
 
@@ -107,7 +119,10 @@ impl Future for VarWait {
     type Output = Result<(), WaitError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.0 {
+        if self.birth.is_foreign() {
+            return Poll::Ready(Err(PushError::Forked.into()));
+        }
+        match &mut self.waited {
             Waited::For(waiter) => waiter.poll_shared(cx.waker()),
             Waited::Not => Poll::Ready(Ok(())),
             Waited::Refused(error) => Poll::Ready(Err(error.clone())),

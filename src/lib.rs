@@ -51,6 +51,7 @@ mod device;
 mod engine;
 mod error;
 mod failures;
+mod fork;
 mod gpu;
 mod handle;
 mod kind;
@@ -114,13 +115,9 @@ struct Readme;
 pub mod internals {
     #[cfg(raddle_pause)]
     pub use crate::sync::pause::{Point, Stop, passings};
-    #[cfg(raddle_loom)]
-    pub use crate::{
-        gpu::marks::{Marks, Recorded, Timeline},
-        trouble::{Trouble, Turns},
-    };
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
+        fork::Slots,
         outcome::{Outcome, Waiter},
         progress::Progress,
         scheduler::{DEFAULT_BAND, Injector, Lane, LaneOptions, Sleep, Worker, band_of},
@@ -131,5 +128,10 @@ pub mod internals {
         },
         tally::{Tally, Ticket, Waited},
         tracker::{Hold, Mode, Node, Op, OpRef, Pushed, ReadyList, Stack, Stalled, VarQueue, complete, end, push},
+    };
+    #[cfg(raddle_loom)]
+    pub use crate::{
+        gpu::marks::{Marks, Recorded, Timeline},
+        trouble::{Trouble, Turns},
     };
 }

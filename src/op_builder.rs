@@ -475,6 +475,9 @@ impl<'e> OpBuilder<'e> {
         function: Function,
     ) -> Result<Operator, PushError> {
         let core = self.engine.core();
+        if core.is_forked() {
+            return Err(PushError::Forked);
+        }
         let fixed_priority = self.property.route(core.kind()).priority.is_some();
         self.finish(accesses, flags)?;
         core.normalise(&mut self.entries)?;
@@ -524,6 +527,9 @@ impl<'e> OpBuilder<'e> {
     #[cold]
     fn route(&mut self) -> Result<(), PushError> {
         let core = self.engine.core();
+        if core.is_forked() {
+            return Err(PushError::Forked);
+        }
         let route = self.property.route(core.kind());
         let (lane, flags) = match self.context {
             Context::Cpu => (route.lane, route.flags),

@@ -73,6 +73,9 @@ impl Drop for Remains {
 impl Drop for Owner {
     #[track_caller]
     fn drop(&mut self) {
+        if self.get().core.is_forked() {
+            return;
+        }
         let remains = Remains(self.inner);
         let Some(&entry) = self.get().entries.first() else {
             // Runs without variables have counted themselves among the owners.

@@ -48,6 +48,7 @@ use crate::{
         Condvar, Mutex, OnceLock,
         Ordering::{AcqRel, Acquire, Relaxed, Release},
         atomic::{AtomicU64, AtomicUsize},
+        fork::Birth,
         lock,
         pause::{self, Point},
         thread, wait_until,
@@ -141,6 +142,8 @@ pub struct Tally {
     chunks: [OnceLock<Box<Chunk>>; CHUNKS],
     state: Mutex<State>,
     drained: Condvar,
+    /// In a forked child the lock may be held for ever.
+    birth: Birth,
 }
 
 /// The generation that an operation entered.
@@ -178,6 +181,7 @@ impl Tally {
                 waiting: Waiting::default(),
             }),
             drained: Condvar::new(),
+            birth: Birth::now(),
         }
     }
 
@@ -280,6 +284,9 @@ impl Tally {
     }
 
     fn finish(&self, generation: usize) -> Option<Wakers> {
+        if self.birth.is_foreign() {
+            return None;
+        }
         let mut state = lock(&self.state);
         let before = state.over();
         let number = state.numbers[generation];

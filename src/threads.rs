@@ -177,6 +177,15 @@ impl Carrier {
     }
 }
 
+/// Takes the calling thread, which has just been forked, out of the engine that it belonged to.
+#[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
+pub(crate) fn leave_engine() {
+    // What the child starts is not to stay on a worker's core.
+    with_carrier(|carrier| _ = topology::keep_to(&carrier.core.crew().mask));
+    CARRIER.with(|cell| cell.set(ptr::null()));
+    STARTED_FOR.with(|cell| cell.set(0));
+}
+
 /// Whether this thread belongs to `core`.
 pub(crate) fn belongs_to(core: &Core) -> bool {
     STARTED_FOR.with(Cell::get) == core.crew().engine
@@ -468,6 +477,11 @@ impl Crew {
         self.roll.has_left_behind()
     }
 
+    /// Lets a worker's thread end that has forked, in the child.
+    pub(crate) fn end_in_child(&self) {
+        self.lanes.iter().for_each(|lane| lane.end_in_child());
+    }
+
     fn lane_of(&self, worker: &Worker<Task>) -> usize {
         self.lanes.iter().position(|lane| Arc::ptr_eq(lane, worker.lane())).unwrap_or(0)
     }
@@ -528,7 +542,13 @@ fn carry(
         }
         run(&carrier);
         // Either the lane has ended, or the worker was given away.
-        if let Some(worker) = carrier.worker.take()
+        let worker = carrier.worker.take();
+        if carrier.core.is_forked() {
+            // This thread has forked, and what it carried was the parent's.
+            std::mem::forget(worker);
+            return Ended::Over;
+        }
+        if let Some(worker) = worker
             && let Some(claim) = crew.core_of(&worker)
         {
             claim.give_back();

@@ -7,12 +7,14 @@ use std::{
     num::NonZero,
     ops::RangeInclusive,
     sync::{
-        Mutex, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
 
 use core_affinity::CoreId;
+
+use crate::sync::fork::{Birth, PerProcess};
 
 /// The cores near the device with this address on the PCI bus, as Linux tells; none where it does not.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
@@ -96,20 +98,25 @@ impl Drop for Restore {
     }
 }
 
-/// How many pinned workers, of all engines of the process, each core has.
-static PINNED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+/// How many pinned workers, of all engines of the process, each core has. A forked child has none of them.
+static PINNED: PerProcess<Mutex<Vec<usize>>> = PerProcess::new();
+
+fn pinned() -> MutexGuard<'static, Vec<usize>> {
+    PINNED.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A core that a worker is pinned to, until it is given back or dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) core: usize,
     given_back: AtomicBool,
+    birth: Birth,
 }
 
 /// Claims `count` of `cores`, or all if these are fewer: those with the fewest pinned workers, the lower number first
 /// among equals. The claims rise.
 pub(crate) fn claim(cores: &[usize], count: usize) -> Vec<Claim> {
-    let mut pinned = PINNED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut pinned = pinned();
     let most = cores.iter().max().map_or(0, |core| core + 1);
     if pinned.len() < most {
         pinned.resize(most, 0);
@@ -119,15 +126,16 @@ pub(crate) fn claim(cores: &[usize], count: usize) -> Vec<Claim> {
     chosen.truncate(count);
     chosen.sort_unstable();
     chosen.iter().for_each(|&core| pinned[core] += 1);
-    chosen.into_iter().map(|core| Claim { core, given_back: AtomicBool::new(false) }).collect()
+    let birth = Birth::now();
+    chosen.into_iter().map(|core| Claim { core, given_back: AtomicBool::new(false), birth }).collect()
 }
 
 impl Claim {
     /// Gives the core back, once.
     pub(crate) fn give_back(&self) {
         // Relaxed: only decides who takes it off the count, which has a lock.
-        if !self.given_back.swap(true, Relaxed) {
-            PINNED.lock().unwrap_or_else(PoisonError::into_inner)[self.core] -= 1;
+        if !self.given_back.swap(true, Relaxed) && !self.birth.is_foreign() {
+            pinned()[self.core] -= 1;
         }
     }
 }

@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     panics,
-    sync::{Mutex, lock},
+    sync::{Mutex, fork::Birth, lock},
 };
 
 /// A future's place among those that wait.
@@ -19,8 +19,8 @@ use crate::{
 pub struct Place {
     /// What the future waits for, in the order in which that ends.
     mark: u64,
-    /// What tells it from others with this mark, once it has left a waker.
-    number: Option<u64>,
+    /// What tells it from others with this mark, once it has left a waker, and where that was.
+    number: Option<(u64, Birth)>,
 }
 
 impl Place {
@@ -35,7 +35,7 @@ impl Place {
     }
 
     fn key(&self) -> Option<(u64, u64)> {
-        self.number.map(|number| (self.mark, number))
+        self.number.map(|(number, _)| (self.mark, number))
     }
 }
 
@@ -57,9 +57,9 @@ impl Waiting {
     /// Leaves `waker` for the future at `place`; gives the one before.
     #[must_use = "it is to be dropped after the lock"]
     fn put(&mut self, place: &mut Place, waker: Waker) -> Option<Waker> {
-        let number = *place.number.get_or_insert_with(|| {
+        let (number, _) = *place.number.get_or_insert_with(|| {
             self.last += 1;
-            self.last
+            (self.last, Birth::now())
         });
         self.wakers.insert((place.mark, number), waker)
     }
@@ -100,7 +100,10 @@ pub fn poll<S, R>(
 /// Takes away what the future at `place`, which is dropped, has left with `waiting`.
 pub fn leave<S>(state: &Mutex<S>, place: &mut Place, waiting: impl FnOnce(&mut S) -> Option<&mut Waiting>) {
     let Some(key) = place.key() else { return };
-    place.number = None;
+    if place.number.take().is_some_and(|(_, birth)| birth.is_foreign()) {
+        // In a forked child the lock may be held for ever.
+        return;
+    }
     let waker = waiting(&mut lock(state)).and_then(|waiting| waiting.wakers.remove(&key));
     drop(waker);
 }

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use crate::{
     failures::Failures,
+    fork,
     gpu::Gpus,
     kind::{EngineKind, Placement},
     name::Name,
@@ -39,6 +40,8 @@ mod phase {
     pub(super) const DRAINING: u8 = 1;
     /// Only the engine itself may push; what has not started is cancelled.
     pub(super) const CANCELLING: u8 = 2;
+    /// The engine is that of a process which has forked this one. Every call ends at once, before it takes a lock.
+    pub(super) const FORKED: u8 = 3;
 }
 
 /// The variables an operation names, in the making.
@@ -95,6 +98,12 @@ impl std::fmt::Debug for Core {
     }
 }
 
+impl Drop for Core {
+    fn drop(&mut self) {
+        fork::forget(self);
+    }
+}
+
 impl Core {
     pub(crate) fn new(kind: EngineKind, crew: Crew, gpus: Gpus, shards: usize) -> Self {
         Self {
@@ -112,6 +121,24 @@ impl Core {
 
     pub(crate) fn kind(&self) -> EngineKind {
         self.kind
+    }
+
+    /// Ends the engine in a forked child, by the only thread there: what is pending stays so, calls are refused, and a
+    /// thread of the engine ends.
+    #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
+    pub(crate) fn end_in_child(&self) {
+        // Relaxed: there is no other thread.
+        self.phase.store(phase::FORKED, Relaxed);
+        self.crew.end_in_child();
+        self.gpus.end_in_child();
+    }
+
+    /// Whether the engine is that of a process which has forked this one. Then nothing of it may be locked, since a thread
+    /// that is gone may hold the lock.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        // Relaxed: it changes only where there is no other thread.
+        self.phase.load(Relaxed) == phase::FORKED
     }
 
     pub(crate) fn crew(&self) -> &Crew {

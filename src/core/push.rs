@@ -11,6 +11,7 @@ use crate::{
     kind::EngineKind,
     scheduler::{DEFAULT_BAND, band_of},
     sync::Ordering::Relaxed,
+    tally::Ticket,
     task::{Entry, Refs, Task, Work, flag},
     threads,
     tracker::{self, INLINE_ACCESSES, Mode, OpRef, ReadyList, VarQueue},
@@ -124,12 +125,8 @@ impl Core {
         // Relaxed: the count was entered first. Either the drain waits for it, or it entered a generation that was
         // opened after the phase was set; entering has acquired that (edge `open`), and it is seen here.
         let phase = self.phase.load(Relaxed);
-        if phase != phase::OPEN && spec.flags & flag::INTERNAL == 0 {
-            let allowed = phase == phase::DRAINING && context::in_operation_of(self);
-            if !allowed {
-                self.count_out(ticket);
-                return Err(PushError::ShutDown);
-            }
+        if phase != phase::OPEN {
+            self.admit_late(phase, spec, ticket)?;
         }
         if self.kind == EngineKind::Naive && !self.admits_naively(spec) {
             self.count_out(ticket);
@@ -143,6 +140,21 @@ impl Core {
         // SAFETY: whoever made the entries keeps handles until the push is over. `init` begins the task, and (1) ends it. A
         // slice knows its length.
         Ok(unsafe { OpRef::new_with(init, band, passes_closed, accesses) })
+    }
+
+    /// Whether an operation may be pushed in a phase that is not `OPEN`. If not, it is counted out.
+    #[cold]
+    fn admit_late(&self, phase: u8, spec: &Spec, ticket: Ticket) -> Result<(), PushError> {
+        if phase == phase::FORKED {
+            // Nobody counts here, and to leave may take a lock.
+            return Err(PushError::Forked);
+        }
+        let drained = || phase == phase::DRAINING && context::in_operation_of(self);
+        if spec.flags & flag::INTERNAL != 0 || drained() {
+            return Ok(());
+        }
+        self.count_out(ticket);
+        Err(PushError::ShutDown)
     }
 
     /// Puts an operation whose task is there into the queues of its variables, and where it is run if it is ready.
@@ -225,6 +237,9 @@ impl Core {
     /// Runs what is not for others.
     #[inline(never)]
     fn run_here(self: &Arc<Self>, mut here: ReadyList<Task>) {
+        if self.is_forked() {
+            return;
+        }
         threads::share_slot();
         if !self.defer(&mut here) {
             self.run_all(&mut here, Rest::Nothing, false);

@@ -95,6 +95,7 @@ impl Core {
                 Rest::Nothing
             }
             Verdict::Nothing => Self::drop_rejected(op, ready),
+            Verdict::Forked => Rest::Nothing,
         }
     }
 
@@ -120,13 +121,16 @@ impl Core {
             sound &= !VarCell::of(access).trouble().is_any();
         });
         // Relaxed: an operation that starts while the cancellation begins may do either.
-        sound && !op.is_rejected() && self.phase.load(Relaxed) != phase::CANCELLING
+        sound && !op.is_rejected() && self.phase.load(Relaxed) < phase::CANCELLING
     }
 
     /// Whether a ready operation may be issued `at` a device, or run on the CPU. What a stream must wait for is not asked here.
     #[cold]
     pub(crate) fn verdict_at(&self, op: &Op<Task>, at: Context) -> Verdict {
         let task = op.task();
+        if self.is_forked() {
+            return Verdict::Forked;
+        }
         if op.is_rejected() {
             return Verdict::Nothing;
         }
@@ -261,6 +265,11 @@ impl Core {
             Ok(Err(cause)) => Some(hold.task().failed_by(cause)),
             Err(payload) => Some(hold.task().failed_by_panic(payload)),
         };
+        if self.is_forked() {
+            // The operation is the parent's.
+            std::mem::forget((hold, failure));
+            return Rest::Nothing;
+        }
         let rest = match (lost, failure) {
             (None, None) => Rest::Nothing,
             (None, Some(failure)) => {
@@ -314,6 +323,11 @@ impl Core {
         unused: bool,
         ready: &mut ReadyList<Task>,
     ) -> Rest {
+        if self.is_forked() {
+            // The function, or a completion, of an operation of the parent's: what it did is done there.
+            std::mem::forget(result);
+            return Rest::Nothing;
+        }
         let mut ended = Vec::new();
         if op.task().has(flag::SILENT | flag::DEVICE) {
             self.note_special(&op, &mut result, &mut ended);
@@ -392,7 +406,9 @@ impl Core {
     fn let_go(self: &Arc<Self>, op: &Op<Task>, f: impl FnOnce()) {
         // It may take its time.
         threads::share_slot();
-        if let Err(payload) = panics::catch(|| context::enter(self, op, Has::Nothing, |_| f())) {
+        if let Err(payload) = panics::catch(|| context::enter(self, op, Has::Nothing, |_| f()))
+            && !self.is_forked()
+        {
             op.task().failed_by_panic(payload).keep(&self.failures);
         }
     }
@@ -421,13 +437,18 @@ impl Core {
         let failure = match self.verdict_at(&op, context) {
             Verdict::Run => None,
             Verdict::Skip(failure) => Some(failure),
-            Verdict::Elsewhere(_) | Verdict::Nothing => unreachable!("the operation was to run"),
+            Verdict::Elsewhere(_) | Verdict::Nothing | Verdict::Forked => unreachable!("the operation was to run"),
         };
         if let Some(failure) = failure {
             gpu.put_back(stream);
             return self.skip(op, failure, ready);
         }
         let mut result = self.call(&op, Some(&mut stream));
+        if self.is_forked() {
+            // Neither is the stream dropped, whose device may be locked.
+            std::mem::forget((stream, result));
+            return Rest::Nothing;
+        }
         if let Err(error) = stream.finish() {
             let failure = op.task().failed_by(Cause::Device(gpu.lose(&error)));
             result = result.and(Err(failure));
@@ -505,6 +526,9 @@ impl Core {
 
     /// Ends an asynchronous operation, by its completion.
     pub(crate) fn resolve(self: &Arc<Self>, op: OpRef<Task>, result: Result<(), Cause>) {
+        if self.is_forked() {
+            return std::mem::forget(result);
+        }
         let early = op.task().progress().and_then(Progress::resolve);
         let own = result.map_err(|cause| op.task().failed_by(cause));
         let (result, unused) = match early {
@@ -526,4 +550,6 @@ pub(crate) enum Verdict {
     /// What it comes after is not complete on that lane of a device.
     Elsewhere(usize),
     Nothing,
+    /// This is a forked child, where the parent's operations are left alone.
+    Forked,
 }

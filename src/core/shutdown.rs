@@ -51,6 +51,9 @@ impl Core {
     /// Waits until nothing is pending, or has the engine end by itself if the caller must not wait.
     fn drain(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         debug_assert!(!self.is_open());
+        if self.is_forked() {
+            return Err(ShutdownError::Forked);
+        }
         // An operation of another engine gives its worker away meanwhile; it may be what this one needs.
         if context::in_operation_of(self) || threads::belongs_to(self) || threads::yield_worker().is_err() {
             Arc::new(End(Arc::downgrade(self))).wake();

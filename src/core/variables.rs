@@ -37,6 +37,9 @@ impl Core {
         location: &'static Location<'static>,
         f: impl FnOnce(&RunContext<'_>) + Send + 'static,
     ) -> Result<(), PushError> {
+        if self.is_forked() {
+            return Err(PushError::Forked);
+        }
         let entry = Entry { cell: token.ptr(), mode: Mode::Overwrite, refs: Refs::None };
         self.admit(token.cell().queue())?;
         if !token.cell().queue().close() {
@@ -70,6 +73,9 @@ impl Core {
             let cell = cell.as_ref();
             (Arc::clone(cell.core()), cell.queue(), cell.needs_drop())
         };
+        if core.is_forked() {
+            return;
+        }
         queue.close();
         // The value is the user's, and its drop runs on a worker; otherwise there is nothing to run.
         let at_once = if needs_drop { 0 } else { flag::INLINE };

@@ -31,7 +31,7 @@ impl Core {
         location: &'static Location<'static>,
     ) -> Result<(), WaitError> {
         // Also if nothing is pending.
-        context::admit_wait()?;
+        self.admit_wait()?;
         match self.begin_wait(token, for_reading, location)? {
             Some(outcome) => self.wait_by(&outcome, |outcome| outcome.wait_shared(deadline)),
             None => Ok(()),
@@ -45,6 +45,9 @@ impl Core {
         for_reading: bool,
         location: &'static Location<'static>,
     ) -> Result<Option<Arc<Outcome<()>>>, WaitError> {
+        if self.is_forked() {
+            return Err(PushError::Forked.into());
+        }
         let cell = token.cell();
         if cell.queue().owner() != self.mark() {
             return Err(PushError::ForeignVariable.into());
@@ -75,6 +78,14 @@ impl Core {
         Ok(Some(outcome))
     }
 
+    /// That the calling thread may wait for this engine, whatever for.
+    pub(crate) fn admit_wait(&self) -> Result<(), WaitError> {
+        if self.is_forked() {
+            return Err(PushError::Forked.into());
+        }
+        context::admit_wait()
+    }
+
     /// Whether `cell` has failed, or devices have something left to do with it.
     fn is_troubled(&self, cell: &VarCell, for_reading: bool) -> bool {
         cell.trouble().is_unsettled(|| self.lane_before_wait(cell, for_reading).is_some())
@@ -100,7 +111,7 @@ impl Core {
         outcome: &Arc<Outcome<R>>,
         wait: impl FnOnce(&Outcome<R>) -> Result<R, WaitError>,
     ) -> Result<R, WaitError> {
-        context::admit_wait()?;
+        self.admit_wait()?;
         if !outcome.is_done() {
             if context::sets(Arc::as_ptr(outcome).cast()) {
                 return Err(WaitError::WouldDeadlock);
@@ -118,7 +129,7 @@ impl Core {
 
     /// Waits for every operation pushed before.
     pub(crate) fn wait_for_all(&self, deadline: Option<Instant>) -> Result<(), WaitError> {
-        context::admit_wait()?;
+        self.admit_wait()?;
         if context::in_operation_of(self) {
             return Err(WaitError::WouldDeadlock);
         }
@@ -132,7 +143,7 @@ impl Core {
 
     /// As [`wait_for_all`](Self::wait_for_all), as a future that covers what was pushed before this call.
     pub(crate) fn wait_for_all_async(self: &Arc<Self>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
-        let mark = (!context::in_operation_of(self)).then(|| self.tally.begin());
+        let mark = (!context::in_operation_of(self) && !self.is_forked()).then(|| self.tally.begin());
         WaitForAll { core: Arc::clone(self), mark }
     }
 
@@ -157,6 +168,9 @@ impl Future for WaitForAll {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { core, mark } = &mut *self;
+        if core.is_forked() {
+            return Poll::Ready(Err(PushError::Forked.into()));
+        }
         let Some(mark) = mark else { return Poll::Ready(Err(WaitError::WouldDeadlock)) };
         if core.tally.poll(mark, cx.waker()) { Poll::Ready(core.all_well()) } else { Poll::Pending }
     }

@@ -36,7 +36,7 @@ use std::{
 };
 
 use super::{Address, Block, DeviceError, Driver, Event, GpuDriver, Home, Place, Recorded, Role, Stream, pool};
-use crate::sync::{Condvar, Mutex, lock};
+use crate::sync::{Condvar, Mutex, MutexGuard, fork::Birth, lock};
 
 mod kernel;
 mod timeline;
@@ -154,6 +154,7 @@ impl Builder {
             number: NEXT.fetch_add(1, Relaxed),
             state: Mutex::new(State::new(self.compute_engines, self.clock, self.seed)),
             idle: Condvar::new(),
+            birth: Birth::now(),
             pool: pool::Pool::new(),
             options: self,
         }))
@@ -214,7 +215,8 @@ pub struct Usage {
 
 /// A simulated GPU. See [`simulated`](self).
 ///
-/// Clones are the same device. Any thread may use any of them, while engines use the device.
+/// Clones are the same device. Any thread may use any of them, while engines use the device. In a forked child it is lost:
+/// an engine there needs a device that was made there.
 #[derive(Clone)]
 pub struct SimulatedGpu(Arc<Device>);
 
@@ -226,6 +228,8 @@ struct Device {
     /// Told whenever an effect has ended after the device was lost.
     idle: Condvar,
     pool: pool::Pool,
+    /// In a forked child the locks may be held for ever.
+    birth: Birth,
 }
 
 impl SimulatedGpu {
@@ -244,7 +248,7 @@ impl SimulatedGpu {
     /// Moves the time of a device with a [manual clock](Clock::Manual). What is done by then, the next poll finds done.
     /// Nothing happens where the clock is another one.
     pub fn advance(&self, by: Duration) {
-        lock(&self.0.state).advance_clock(by);
+        self.0.control(|state| state.advance_clock(by));
     }
 
     /// Loses the device, as if it had been pulled out: what is not done will never be, and every call of the engine's
@@ -256,40 +260,40 @@ impl SimulatedGpu {
     /// Makes the `n`-th copy or kernel issued from now on fail when its time has come, as one that touches memory that
     /// is not its own: the device is lost then. 1 is the next one; 0 takes it back.
     pub fn fail_at(&self, n: u64) {
-        lock(&self.0.state).fail_in = n;
+        self.0.control(|state| state.fail_in = n);
     }
 
     /// Makes the `n`-th call from now on fail without an effect, and leave the device as it is. Copies, launches,
     /// events, waits, marks and allocations are calls. 1 is the next one; 0 takes it back.
     pub fn refuse_at(&self, n: u64) {
-        lock(&self.0.state).refuse(n, false);
+        self.0.control(|state| state.refuse(n, false));
     }
 
     /// As [`refuse_at`](Self::refuse_at), for the `n`-th call and all that follow, until one of the two is called again.
     pub fn refuse_from(&self, n: u64) {
-        lock(&self.0.state).refuse(n, true);
+        self.0.control(|state| state.refuse(n, true));
     }
 
     /// Makes the device stand still: it takes commands and does nothing, until [`resume`](Self::resume).
     pub fn stall(&self) {
-        lock(&self.0.state).stall();
+        self.0.control(|state| state.stall());
     }
 
     /// Ends a [stall](Self::stall). What had not begun begins now at the earliest.
     pub fn resume(&self) {
-        lock(&self.0.state).resume();
+        self.0.control(|state| state.resume());
     }
 
     /// What was asked for so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        lock(&self.0.state).counts
+        self.0.control(|state| state.counts)
     }
 
     /// What was done so far, and when.
     #[must_use]
     pub fn usage(&self) -> Usage {
-        lock(&self.0.state).usage()
+        self.0.control(|state| state.usage())
     }
 }
 
@@ -317,8 +321,21 @@ fn layout(bytes: usize) -> Layout {
 }
 
 impl Device {
+    /// The state; an error in a process that was forked since the device was made.
+    fn state(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
+        if self.birth.is_foreign() {
+            return Err(DeviceError::lost(-1, "the device is that of a process which has forked this one"));
+        }
+        Ok(lock(&self.state))
+    }
+
+    /// Calls `f` with the state, unless the process was forked since the device was made.
+    fn control<R: Default>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        self.state().map(|mut state| f(&mut state)).unwrap_or_default()
+    }
+
     fn lose(&self, error: DeviceError) {
-        let leftovers = lock(&self.state).lose(error);
+        let leftovers = self.control(|state| Some(state.lose(error)));
         // Kernels have drops of the program's: no lock is held.
         drop(leftovers);
     }
@@ -372,13 +389,13 @@ impl Driver for SimulatedGpu {
     }
 
     fn open(&self, role: Role) -> Result<Box<dyn Stream>, DeviceError> {
-        let index = lock(&self.0.state).open(role)?;
+        let index = self.0.state()?.open(role)?;
         Ok(Box::new(Simulated { device: Arc::clone(&self.0), index }))
     }
 
     fn allocate(&self, place: Place, bytes: usize) -> Result<Block, DeviceError> {
         let device = &*self.0;
-        lock(&device.state).call(Call::Allocate)?;
+        device.state()?.call(Call::Allocate)?;
         let mut asked = bytes == 0;
         let ask = |bytes| {
             asked = true;
@@ -398,7 +415,7 @@ impl Driver for SimulatedGpu {
     fn abandon(&self, error: &DeviceError) {
         self.0.lose(error.clone().into_loss());
         // Another thread may be copying or running a kernel: until that has ended, memory is in use.
-        drop(timeline::quiet(lock(&self.0.state), &self.0.idle));
+        drop(self.0.state().and_then(|state| timeline::quiet(state, &self.0.idle)));
     }
 }
 
@@ -418,7 +435,7 @@ struct Simulated {
 impl Simulated {
     /// Adds a command to the stream, or says why not.
     fn issue(&self, call: Call, command: Command) -> Result<(), DeviceError> {
-        let mut state = lock(&self.device.state);
+        let mut state = self.device.state()?;
         if let Err(error) = state.call(call) {
             // Whoever hears from a stream that the device is lost may end the memory.
             drop(if error.is_lost() { timeline::quiet(state, &self.device.idle).ok() } else { Some(state) });
@@ -440,7 +457,7 @@ impl Simulated {
 
 impl Drop for Simulated {
     fn drop(&mut self) {
-        lock(&self.device.state).close(self.index);
+        self.device.control(|state| state.close(self.index));
     }
 }
 
@@ -468,13 +485,13 @@ impl Stream for Simulated {
     }
 
     fn passed(&mut self) -> Result<u64, DeviceError> {
-        let mut state = lock(&self.device.state);
+        let mut state = self.device.state()?;
         state.counts.polls += 1;
         Ok(timeline::work(&self.device.state, state, &self.device.idle)?.passed(self.index))
     }
 
     fn probe(&mut self) -> Result<(), DeviceError> {
-        let mut state = lock(&self.device.state);
+        let mut state = self.device.state()?;
         state.counts.probes += 1;
         timeline::work(&self.device.state, state, &self.device.idle).map(drop)
     }

@@ -148,6 +148,10 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
             panics::log!(Error, "raddle: a device's thread panicked outside an operation's function");
         }
     }
+    if core.is_forked() {
+        // This thread has forked. What it had is the parent's, and its device may be locked.
+        std::mem::forget(issuer);
+    }
 }
 
 impl Issuer<'_> {
@@ -158,10 +162,13 @@ impl Issuer<'_> {
     /// Serves the lane until it ends.
     fn run(&mut self) {
         self.place_ready();
-        loop {
+        while !self.core.is_forked() {
             for _ in 0..BATCH {
                 let Some(op) = self.worker.try_next() else { break };
                 self.take(op);
+                if self.core.is_forked() {
+                    return;
+                }
             }
             if !self.flights.is_empty() || !self.watched.is_empty() {
                 self.poll();
@@ -278,6 +285,7 @@ impl Issuer<'_> {
             Verdict::Elsewhere(number) => self.send(number, op),
             Verdict::Skip(failure) => return self.core.skip(op, failure, &mut self.ready),
             Verdict::Nothing => return Core::drop_rejected(op, &mut self.ready),
+            Verdict::Forked => {}
         }
         Rest::Nothing
     }
@@ -324,6 +332,9 @@ impl Issuer<'_> {
             VarCell::of(access).trouble().note_on_device(marks, self.number, seq, access.mode().is_write());
         }
         let mut result = self.core.call(&op, Some(&mut self.stream));
+        if self.core.is_forked() {
+            return;
+        }
         if let Some(error) = self.stream.given_up().or_else(|| result.as_ref().err()?.loss()) {
             // At once, so that what comes next is told of that, and not that its stream is dead.
             self.core.gpus().gpus[self.lane().gpu].lose(error);
@@ -384,7 +395,7 @@ impl Issuer<'_> {
 
     /// Has the stream say when what has been issued so far is complete.
     fn mark(&mut self) {
-        if self.marked == self.issued {
+        if self.marked == self.issued || self.core.is_forked() {
             return;
         }
         let seq = self.issued;

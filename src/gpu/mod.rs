@@ -176,6 +176,11 @@ impl Gpus {
     pub(crate) fn end(&self) {
         self.lanes.iter().for_each(|lane| lane.lane.end());
     }
+
+    /// As [`Lane::end_in_child`].
+    pub(crate) fn end_in_child(&self) {
+        self.lanes.iter().for_each(|lane| lane.lane.end_in_child());
+    }
 }
 
 impl Gpu {

@@ -11,7 +11,7 @@ use super::{
 use crate::sync::weaken::{Step, removed};
 use crate::{
     sync::{
-        Ordering::{Acquire, Release},
+        Ordering::{Acquire, Relaxed, Release},
         atomic::AtomicBool,
         deque::{self, Stealer},
         pause::{self, Point},
@@ -134,6 +134,12 @@ impl<T> Lane<T> {
         // Release: what was done before is over for the workers; pairs with `has_ended`.
         self.ended.store(true, Release);
         self.sleep.wake_all();
+    }
+
+    /// Lets the worker end that has forked, in the child, where there is no other.
+    pub fn end_in_child(&self) {
+        // Relaxed: there is no other thread.
+        self.ended.store(true, Relaxed);
     }
 
     pub(super) fn has_ended(&self) -> bool {

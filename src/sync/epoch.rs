@@ -4,7 +4,7 @@
 //! existed at that moment is gone.
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) use real::{Guard, Stamp, pin};
+pub(crate) use real::{Guard, Stamp, leave, make_default, pin};
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use model::Flavour;
@@ -27,9 +27,50 @@ pub(crate) fn unprotected() -> &'static crossbeam_epoch::Guard {
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 mod real {
-    use std::sync::LazyLock;
+    use std::{cell::UnsafeCell, mem::ManuallyDrop};
 
     use crossbeam_epoch::{Collector, LocalHandle};
+
+    use crate::sync::fork::PerProcess;
+
+    /// A collector of its own: what other users of crossbeam-epoch retire is not run inside this crate. A forked child has
+    /// another one, in which no thread is pinned that it does not have.
+    static COLLECTOR: PerProcess<Collector> = PerProcess::new();
+
+    /// The thread's handle of the collector, from its first pin on. It has no drop of its own, so that to look at it is to
+    /// look at one word.
+    struct Place(UnsafeCell<Option<ManuallyDrop<LocalHandle>>>);
+
+    /// Gives the thread's handle up when the thread ends.
+    struct Owner;
+
+    std::thread_local! {
+        static PLACE: Place = const { Place(UnsafeCell::new(None)) };
+        static OWNER: Owner = const { Owner };
+    }
+
+    impl Place {
+        #[inline]
+        fn pin(&self) -> Option<Guard> {
+            // SAFETY: only this thread uses the cell, and nothing that `LocalHandle::pin` calls changes it.
+            let handle = unsafe { &*self.0.get() };
+            handle.as_ref().map(|handle| Guard(handle.pin()))
+        }
+
+        fn replace(&self, handle: Option<LocalHandle>) -> Option<ManuallyDrop<LocalHandle>> {
+            // SAFETY: only this thread uses the cell, and no reference into it is kept.
+            let place = unsafe { &mut *self.0.get() };
+            std::mem::replace(place, handle.map(ManuallyDrop::new))
+        }
+    }
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            // Out of the cell first: it may run what was retired.
+            let handle = PLACE.with(|place| place.replace(None));
+            drop(handle.map(ManuallyDrop::into_inner));
+        }
+    }
 
     /// Keeps what is reachable now from being reclaimed.
     #[derive(Debug)]
@@ -38,11 +79,39 @@ mod real {
     /// Enters the current epoch.
     #[inline]
     pub(crate) fn pin() -> Guard {
-        // A collector of its own: what other users of crossbeam-epoch retire is not run inside this crate.
-        static COLLECTOR: LazyLock<Collector> = LazyLock::new(Collector::new);
-        std::thread_local!(static HANDLE: LocalHandle = COLLECTOR.register());
-        // Without the thread's handle, which is gone when the thread ends, by one for this guard alone.
-        Guard(HANDLE.try_with(LocalHandle::pin).unwrap_or_else(|_| COLLECTOR.register().pin()))
+        match PLACE.with(Place::pin) {
+            Some(guard) => guard,
+            None => pin_first(),
+        }
+    }
+
+    /// As [`pin`], by a thread without a handle.
+    #[cold]
+    fn pin_first() -> Guard {
+        let handle = COLLECTOR.get(Collector::new).register();
+        // When the thread ends there is no owner any more, and the handle is for this guard alone.
+        if OWNER.try_with(|_| ()).is_err() {
+            return Guard(handle.pin());
+        }
+        PLACE.with(|place| {
+            place.replace(Some(handle));
+            place.pin().expect("the handle is there")
+        })
+    }
+
+    /// Leaves the collector of the process that has forked this one, with all that is retired there: threads that are gone
+    /// may be pinned in it. The guards that the calling thread has there stay good, and keep what they kept.
+    #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
+    pub(crate) fn leave() {
+        // The handle is not dropped.
+        PLACE.with(|place| place.replace(None));
+    }
+
+    /// Makes crossbeam's default collector, which crossbeam-deque pins, so that a fork cannot catch another thread while it
+    /// makes it, under a lock.
+    #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
+    pub(crate) fn make_default() {
+        crossbeam_epoch::default_collector();
     }
 
     impl Guard {

@@ -36,6 +36,7 @@
 
 pub(crate) mod deque;
 pub(crate) mod epoch;
+pub(crate) mod fork;
 pub(crate) mod pause;
 pub(crate) mod weaken;
 

@@ -473,12 +473,6 @@ impl<T> OpRef<T> {
         Self(record)
     }
 
-    /// The record.
-    #[inline(always)]
-    pub fn op(&self) -> &Op<T> {
-        self
-    }
-
     /// Notes that the operation enters a lane of several workers, and asserts that it has not done so before.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub fn enter_once(self) {

@@ -8,6 +8,9 @@
 //! be waited for in turn: it is made of groups, whose first record names the others, and a thread asks for the next
 //! records before it needs them.
 //!
+//! A forked child goes on with the free records that it finds: the stack is whole at every moment, and what threads had that
+//! are gone is lost, a few hundred records each, with all that was retired and not yet free.
+//!
 //! The stack of batches, which is all that threads share, is in `stack.rs`, and in the models. The first record of a
 //! batch is its node. It is pushed again only after the epoch: its records have been used and retired since.
 //!

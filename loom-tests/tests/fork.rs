@@ -1,0 +1,98 @@
+//! The list of engines that a forked child ends. That a fork hands over what was done before is not in the models: there,
+//! another thread looks.
+#![cfg(raddle_loom)]
+
+use std::{ptr::NonNull, sync::Arc};
+
+use loom::{cell::UnsafeCell, thread};
+use raddle::internals::{Flavour, Slots};
+use raddle_loom_tests::{COMPLETE, model};
+
+struct Engine(UnsafeCell<u32>);
+
+/// An engine that lives until the model ends.
+#[derive(Clone, Copy)]
+struct Name(NonNull<Engine>);
+
+// SAFETY: loom reports an engine that two threads use at once.
+unsafe impl Send for Name {}
+
+impl Name {
+    /// A new engine, which its maker has used.
+    fn new(number: u32) -> Self {
+        let engine = Box::new(Engine(UnsafeCell::new(0)));
+        // SAFETY: nobody else knows it.
+        engine.0.with_mut(|value| unsafe { *value = number });
+        Self(NonNull::from(Box::leak(engine)))
+    }
+
+    fn number(self) -> u32 {
+        // SAFETY: it is never freed before `end`.
+        let engine = unsafe { self.0.as_ref() };
+        // SAFETY: loom reports whoever writes meanwhile.
+        engine.0.with(|value| unsafe { *value })
+    }
+
+    fn end(self) {
+        // SAFETY: it was leaked by `new`, and is ended once, by the last thread.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+fn numbers(slots: &Slots<Engine>) -> Vec<u32> {
+    let mut numbers = Vec::new();
+    slots.each(|engine| numbers.push(Name(engine).number()));
+    numbers.sort_unstable();
+    numbers
+}
+
+/// One slot is free, and both threads find it.
+#[test]
+fn each_engine_has_a_slot_of_its_own() {
+    model(COMPLETE, Flavour::Contract, || {
+        let slots = Arc::new(Slots::default());
+        let [first, second, third] = [1, 2, 3].map(Name::new);
+        slots.add(first.0);
+        slots.remove(first.0);
+        let its_slots = Arc::clone(&slots);
+        let thread = thread::spawn(move || {
+            let second = second;
+            its_slots.add(second.0);
+        });
+        slots.add(third.0);
+        thread.join().unwrap();
+        assert_eq!(numbers(&slots), [2, 3], "not all are there");
+        slots.remove(second.0);
+        assert_eq!(numbers(&slots), [3], "not all are there");
+        [first, second, third].into_iter().for_each(Name::end);
+    });
+}
+
+#[test]
+fn what_is_in_a_new_slot_may_be_looked_at() {
+    model(COMPLETE, Flavour::Contract, || {
+        let slots = Arc::new(Slots::default());
+        let its_slots = Arc::clone(&slots);
+        let thread = thread::spawn(move || assert!(matches!(*numbers(&its_slots), [] | [1])));
+        let engine = Name::new(1);
+        slots.add(engine.0);
+        thread.join().unwrap();
+        engine.end();
+    });
+}
+
+#[test]
+fn what_is_in_a_slot_that_is_used_again_may_be_looked_at() {
+    model(COMPLETE, Flavour::Contract, || {
+        let slots = Arc::new(Slots::default());
+        let first = Name::new(1);
+        slots.add(first.0);
+        slots.remove(first.0);
+        let its_slots = Arc::clone(&slots);
+        let thread = thread::spawn(move || assert!(matches!(*numbers(&its_slots), [] | [2])));
+        let second = Name::new(2);
+        slots.add(second.0);
+        thread.join().unwrap();
+        [first, second].into_iter().for_each(Name::end);
+    });
+}
