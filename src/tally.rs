@@ -193,7 +193,6 @@ impl Tally {
     }
 
     /// `entered` of a generation, in a shard.
-    #[inline]
     fn entered(&self, shard: usize, generation: usize) -> &AtomicU64 {
         match self.shards[shard].entered.get(generation) {
             Some(word) => word,
@@ -223,11 +222,18 @@ impl Tally {
     }
 
     /// `rest` of a generation.
+    #[inline]
     fn rest(&self, generation: usize) -> &AtomicU64 {
-        self.rest.get(generation).unwrap_or_else(|| {
-            let (chunk, index) = self.chunk(generation);
-            &chunk.rest[index]
-        })
+        match self.rest.get(generation) {
+            Some(word) => word,
+            None => self.rest_in_chunk(generation),
+        }
+    }
+
+    #[cold]
+    fn rest_in_chunk(&self, generation: usize) -> &AtomicU64 {
+        let (chunk, index) = self.chunk(generation);
+        &chunk.rest[index]
     }
 
     /// The chunk of a generation, and its place there.
@@ -241,11 +247,15 @@ impl Tally {
     /// Counts an operation in. What was done before the current generation was opened is visible after it.
     #[inline]
     pub fn enter(&self) -> Ticket {
-        let shard = self.shard();
+        let number = self.shard();
+        let shard = &self.shards[number];
         loop {
             // Acquire (edge `open`).
             let generation = self.current.load(Acquire);
-            let word = self.entered(shard, generation);
+            let word = match shard.entered.get(generation) {
+                Some(word) => word,
+                None => self.entered_in_chunk(number, generation),
+            };
             // Acquire (edge `close`): a flag seen here carries the generation that took this one's place to the next
             // load of `current`.
             let count = word.load(Acquire);
@@ -276,13 +286,14 @@ impl Tally {
     }
 
     /// The rest of [`leave`](Self::leave), where the generation was closed.
-    #[cold]
     fn leave_closed(&self, generation: usize) -> Option<Wakers> {
         // AcqRel (edge `leave`).
         let is_last = self.rest(generation).fetch_sub(1, AcqRel) == ZERO + 1;
-        is_last.then(|| self.finish(generation)).flatten()
+        if is_last { self.finish(generation) } else { None }
     }
 
+    #[cold]
+    #[inline(never)]
     fn finish(&self, generation: usize) -> Option<Wakers> {
         if self.birth.is_foreign() {
             return None;

@@ -417,15 +417,15 @@ impl Core {
     #[inline(always)]
     pub(crate) fn count_out(&self, ticket: Ticket) {
         if let Some(wakers) = self.tally.leave(ticket) {
-            Self::wake(wakers);
+            self.wake(wakers);
         }
     }
 
     /// Wakes futures that wait for all.
     #[cold]
-    fn wake(wakers: Wakers) {
+    fn wake(&self, wakers: Wakers) {
         threads::share_slot();
-        context::enter_after(|| wakers.wake());
+        context::enter_after(self, || wakers.wake());
     }
 
     /// Runs an operation of a device on this thread, in the naive engine: to its end on the device.

@@ -50,11 +50,12 @@ mod real {
     }
 
     impl Place {
-        #[inline]
-        fn pin(&self) -> Option<Guard> {
-            // SAFETY: only this thread uses the cell, and nothing that `LocalHandle::pin` calls changes it.
+        /// The thread's handle, for as long as nobody replaces it.
+        #[inline(always)]
+        fn handle(&self) -> *const LocalHandle {
+            // SAFETY: only this thread uses the cell, and no reference into it is kept.
             let handle = unsafe { &*self.0.get() };
-            handle.as_ref().map(|handle| Guard(handle.pin()))
+            handle.as_deref().map_or(std::ptr::null(), std::ptr::from_ref)
         }
 
         fn replace(&self, handle: Option<LocalHandle>) -> Option<ManuallyDrop<LocalHandle>> {
@@ -79,8 +80,10 @@ mod real {
     /// Enters the current epoch.
     #[inline]
     pub(crate) fn pin() -> Guard {
-        match PLACE.with(Place::pin) {
-            Some(guard) => guard,
+        let handle = PLACE.with(Place::handle);
+        // SAFETY: nothing that `LocalHandle::pin` calls replaces the handle.
+        match unsafe { handle.as_ref() } {
+            Some(handle) => Guard(handle.pin()),
             None => pin_first(),
         }
     }
@@ -93,10 +96,9 @@ mod real {
         if OWNER.try_with(|_| ()).is_err() {
             return Guard(handle.pin());
         }
-        PLACE.with(|place| {
-            place.replace(Some(handle));
-            place.pin().expect("the handle is there")
-        })
+        let guard = Guard(handle.pin());
+        PLACE.with(|place| place.replace(Some(handle)));
+        guard
     }
 
     /// Leaves the collector of the process that has forked this one, with all that is retired there: threads that are gone
