@@ -453,10 +453,9 @@ impl Work for Await {
 
     /// Not before: whoever waited may look at once whether the variable is idle.
     fn report(&mut self, _result: Result<(), &OpError>) {
-        if let Some(outcome) = self.outcome.take() {
-            if let Some(wakers) = outcome.set(self.failure.take().map_or(Ok(()), Err)) {
-                wakers.wake();
-            }
+        let Some(outcome) = self.outcome.take() else { return };
+        if let Some(wakers) = outcome.set(self.failure.take().map_or(Ok(()), Err)) {
+            wakers.wake();
         }
     }
 }
