@@ -44,7 +44,6 @@ impl Core {
             Verdict::Skip(failure) => self.skip(op, failure, ready),
             Verdict::Elsewhere(lane) => self.gpus.send(lane, op),
             Verdict::Nothing => self.drop_rejected(op, ready),
-            Verdict::Forked => {}
         }
     }
 
@@ -58,6 +57,9 @@ impl Core {
     /// Ends an operation whose push was refused.
     #[cold]
     pub(crate) fn drop_rejected(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
+        if self.is_forked() {
+            return;
+        }
         self.discard(op);
         let ticket = op.task().ticket;
         tracker::end(op, ready);
@@ -86,7 +88,7 @@ impl Core {
     pub(crate) fn verdict_at(&self, op: OpRef<Task>, at: Context) -> Verdict {
         let task = op.task();
         if self.is_forked() {
-            return Verdict::Forked;
+            return Verdict::Nothing;
         }
         if op.op().is_rejected() {
             return Verdict::Nothing;
@@ -328,9 +330,7 @@ impl Core {
         let failure = match self.verdict_at(op, context) {
             Verdict::Run => None,
             Verdict::Skip(failure) => Some(failure),
-            Verdict::Elsewhere(_) | Verdict::Nothing | Verdict::Forked => {
-                unreachable!("`verdict` has said that it runs")
-            }
+            Verdict::Elsewhere(_) | Verdict::Nothing => unreachable!("`verdict` has said that it runs"),
         };
         if let Some(failure) = failure {
             return self.skip(op, failure, ready);
@@ -471,7 +471,6 @@ pub(crate) enum Verdict {
     Skip(OpError),
     /// What it comes after is not complete on that lane of a device.
     Elsewhere(usize),
+    /// Its push was refused; or this is a forked child, where the parent's operations are left alone.
     Nothing,
-    /// This is a forked child, where the parent's operations are left alone.
-    Forked,
 }

@@ -274,7 +274,6 @@ impl Issuer<'_> {
             Verdict::Elsewhere(number) => self.send(number, op),
             Verdict::Skip(failure) => self.core.skip(op, failure, &mut self.ready),
             Verdict::Nothing => self.core.drop_rejected(op, &mut self.ready),
-            Verdict::Forked => {}
         }
     }
 
