@@ -50,14 +50,6 @@ mod real {
     }
 
     impl Place {
-        /// The thread's handle, for as long as nobody replaces it.
-        #[inline(always)]
-        fn handle(&self) -> *const LocalHandle {
-            // SAFETY: only this thread uses the cell, and no reference into it is kept.
-            let handle = unsafe { &*self.0.get() };
-            handle.as_deref().map_or(std::ptr::null(), std::ptr::from_ref)
-        }
-
         fn replace(&self, handle: Option<LocalHandle>) -> Option<ManuallyDrop<LocalHandle>> {
             // SAFETY: only this thread uses the cell, and no reference into it is kept.
             let place = unsafe { &mut *self.0.get() };
@@ -80,9 +72,11 @@ mod real {
     /// Enters the current epoch.
     #[inline]
     pub(crate) fn pin() -> Guard {
-        let handle = PLACE.with(Place::handle);
-        // SAFETY: nothing that `LocalHandle::pin` calls replaces the handle.
-        match unsafe { handle.as_ref() } {
+        // The place, and not the guard: little enough to be inlined.
+        let place = PLACE.with(|place| place.0.get());
+        // SAFETY: only this thread uses the cell, which stays as long as the thread, and nothing that `LocalHandle::pin` calls
+        // changes it.
+        match unsafe { &*place } {
             Some(handle) => Guard(handle.pin()),
             None => pin_first(),
         }
@@ -96,9 +90,8 @@ mod real {
         if OWNER.try_with(|_| ()).is_err() {
             return Guard(handle.pin());
         }
-        let guard = Guard(handle.pin());
         PLACE.with(|place| place.replace(Some(handle)));
-        guard
+        pin()
     }
 
     /// Leaves the collector of the process that has forked this one, with all that is retired there: threads that are gone
