@@ -188,7 +188,7 @@ fn op(number: Number) -> OpRef<Number> {
 
 fn a_lane_with_three_workers() {
     const OPERATIONS: usize = 18;
-    let options = LaneOptions { name: "model", workers: 3, threads: 3, idle: IdlePolicy::Park };
+    let options = LaneOptions { name: "model", workers: 3, idle: IdlePolicy::Park };
     let (lane, workers) = Lane::new(options);
     let left = Arc::new(AtomicUsize::new(OPERATIONS));
     let workers: Vec<_> = workers
@@ -236,8 +236,7 @@ fn three_workers_take_each_operation_once_and_all_end() {
 /// Workers that take one operation each, and no more: whoever finds several, or the last searcher, must wake another.
 fn workers_that_take_one_operation_each() {
     const WORKERS: usize = 4;
-    let (lane, workers) =
-        Lane::new(LaneOptions { name: "model", workers: WORKERS, threads: WORKERS, idle: IdlePolicy::Park });
+    let (lane, workers) = Lane::new(LaneOptions { name: "model", workers: WORKERS, idle: IdlePolicy::Park });
     let threads: Vec<_> = workers
         .into_iter()
         .map(|worker| {
