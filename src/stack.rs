@@ -124,6 +124,6 @@ mod tests {
     #[should_panic(expected = "over there")]
     fn a_panic_on_another_stack_goes_on_here() {
         // SAFETY: as above.
-        let _ = unsafe { on_another(|| panic!("over there")) };
+        let _ = unsafe { on_another::<()>(|| panic!("over there")) };
     }
 }

@@ -8,7 +8,7 @@ use raddle::{
     IdlePolicy,
     internals::{DEFAULT_BAND, Flavour, Injector, Lane, LaneOptions, OpRef, Step},
 };
-use raddle_loom_tests::{model, must_fail, without};
+use raddle_loom_tests::{end_alone, model, must_fail, without};
 
 fn op(number: usize, band: u8) -> OpRef<usize> {
     // SAFETY: the operation names no variable.
@@ -27,7 +27,7 @@ fn pop_several(injector: &Injector<usize>, band: u8, max: usize) -> Vec<usize> {
         .map(|op| {
             // SAFETY: this thread has popped the operation, and nobody changes its task.
             let number = unsafe { *op.task_ptr() };
-            op.release(0);
+            end_alone(op);
             number
         })
         .collect();
@@ -183,7 +183,7 @@ fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + '
                 lane.inject(first);
             } else {
                 pushed.extend([3, 4]);
-                first.release(0);
+                end_alone(first);
                 lane.inject(op(4, DEFAULT_BAND));
             }
             popped.extend(pop(&lane));

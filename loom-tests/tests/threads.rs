@@ -94,12 +94,12 @@ fn end_behind_a_chain() {
     let thread = thread::spawn(move || {
         let second = other.enter();
         count.fetch_add(1, Relaxed);
-        other.leave(first);
+        drop(other.leave(first));
         let third = other.enter();
         count.fetch_add(1, Relaxed);
-        other.leave(second);
+        drop(other.leave(second));
         count.fetch_add(1, Relaxed);
-        other.leave(third);
+        drop(other.leave(third));
     });
     let ends = Arc::new(Ends { tally, over, ended: AtomicBool::new(false) });
     Arc::clone(&ends).wake();

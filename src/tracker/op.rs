@@ -475,9 +475,9 @@ impl<T> OpRef<T> {
 
     /// Notes that the operation enters a lane of several workers, and asserts that it has not done so before.
     #[cfg(any(raddle_loom, raddle_shuttle))]
-    pub fn enter_once(self) {
+    pub fn enter_once(&self) {
         // Relaxed: models run on one thread of the system.
-        let before = self.op().entered.swap(true, Relaxed);
+        let before = self.entered.swap(true, Relaxed);
         assert!(!before, "an operation enters a lane of several workers a second time");
     }
 

@@ -1,6 +1,7 @@
 //! The tracker by hand, on one thread: what one thread leaves half done, and what the others make of it.
 
 use std::{
+    ops::Deref,
     ptr::NonNull,
     sync::{Arc, Weak},
     thread,
@@ -55,53 +56,95 @@ impl Drop for Var {
             // SAFETY: `new` has leaked the box.
             let free = move || drop(unsafe { Box::from_raw(queue.as_ptr()) });
             // SAFETY: each test ends what it has pushed, and this comes once.
-            unsafe { self.queue().dispose(free) };
+            unsafe { VarQueue::dispose(queue, free) };
         }
     }
 }
 
-fn operation_that(passes_closed: bool, accesses: &[(&Var, Mode)]) -> (OpRef<Task>, Weak<()>) {
+/// An operation by its address. The test has the right to it as well, but while the tracker has that.
+#[derive(Clone, Copy)]
+struct Known(NonNull<Op<Task>>);
+
+impl Known {
+    fn as_ptr(self) -> *mut Op<Task> {
+        self.0.as_ptr()
+    }
+
+    /// The right, where it is the test's: the operation was not pushed yet, or has turned out to be ready.
+    fn right(self) -> OpRef<Task> {
+        // SAFETY: the test has the right, as it says by this.
+        unsafe { OpRef::from_ptr(self.0) }
+    }
+}
+
+impl Deref for Known {
+    type Target = Op<Task>;
+
+    fn deref(&self) -> &Op<Task> {
+        // SAFETY: the tests look at no record that was given up.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+fn operation_that(passes_closed: bool, accesses: &[(&Var, Mode)]) -> (Known, Weak<()>) {
     let task = Arc::new(());
     let alive = Arc::downgrade(&task);
     // SAFETY: the place is for a task.
     let init = move |place: *mut Task| unsafe { place.write(task) };
     let accesses: Vec<_> = accesses.iter().map(|(var, mode)| (var.0, *mode)).collect();
-    // SAFETY: the tests keep their variables; `init` makes a task.
-    (unsafe { OpRef::new_with(init, 0, passes_closed, accesses.into_iter()) }, alive)
+    // SAFETY: the tests keep their variables; `init` makes a task; a `Vec` knows its length.
+    (Known(unsafe { OpRef::new_with(init, 0, passes_closed, accesses.into_iter()) }.into_ptr()), alive)
 }
 
-fn operation(accesses: &[(&Var, Mode)]) -> OpRef<Task> {
+fn operation(accesses: &[(&Var, Mode)]) -> Known {
     operation_that(false, accesses).0
 }
 
-/// Pushes an operation, and whether it is ready.
-fn pushed(accesses: &[(&Var, Mode)]) -> (OpRef<Task>, bool) {
+/// Pushes `op`; whether it is ready and whether it is rejected.
+fn push(op: Known) -> [bool; 2] {
+    outcome(op, super::push(op.right()))
+}
+
+/// What a push of `op` has found out, which gives the right back to the test if the operation is ready.
+fn outcome(op: Known, pushed: Pushed<Task>) -> [bool; 2] {
+    let Pushed { ready, rejected } = pushed;
+    let is_ready = ready.is_some();
+    ready.into_iter().for_each(|ready| assert_eq!(ready.into_ptr(), op.0));
+    [is_ready, rejected]
+}
+
+const READY: [bool; 2] = [true, false];
+const REJECTED: [bool; 2] = [false, true];
+
+/// Makes and pushes an operation, and says whether it is ready.
+fn pushed(accesses: &[(&Var, Mode)]) -> (Known, bool) {
     let op = operation(accesses);
-    let pushed = push(op);
-    assert!(!pushed.rejected);
-    (op, pushed.ready)
+    let [is_ready, rejected] = push(op);
+    assert!(!rejected);
+    (op, is_ready)
 }
 
 /// Inserts the first access of `op`, as its pusher, which stands still then. Gives what it has counted.
-fn begun(op: OpRef<Task>, guard: &Guard) -> u32 {
+fn begun(op: Known, guard: &Guard) -> u32 {
     let mut satisfied = 0;
-    assert!(matches!(
-        insert(op.op(), &op.op().accesses()[0], Inserter::Pusher, &mut satisfied, guard),
-        Insertion::Linked
-    ));
+    assert!(matches!(insert(&op, &op.accesses()[0], Inserter::Pusher, &mut satisfied, guard), Insertion::Linked));
     satisfied
 }
 
+/// Goes on with a push that was [begun].
+fn finish_push(op: Known, satisfied: u32, guard: &Guard) -> [bool; 2] {
+    outcome(op, super::finish_push(op.right(), 1, satisfied, guard))
+}
+
 /// Ends `op` and gives what became ready by it, in that order.
-fn end(op: OpRef<Task>) -> Vec<*mut Op<Task>> {
+fn end(op: Known) -> Vec<*mut Op<Task>> {
     let mut list = ReadyList::default();
     assert!(list.is_empty());
-    let spent = complete(op, &mut list);
-    op.release(spent);
+    drop(complete(op.right(), &mut list));
     let is_empty = list.is_empty();
     let mut ready = Vec::new();
     while let Some(op) = list.pop() {
-        ready.push(op.as_ptr());
+        ready.push(op.into_ptr().as_ptr());
     }
     assert_eq!(is_empty, ready.is_empty());
     assert!(list.is_empty());
@@ -156,7 +199,7 @@ fn readers_run_side_by_side_and_writers_alone_and_each_record_is_given_up() {
     let var = Var::new(1);
     let modes = [Write, Read, Read, Overwrite, Await, Read];
     let (ops, tasks): (Vec<_>, Vec<_>) = modes.map(|mode| operation_that(false, &[(&var, mode)])).into_iter().unzip();
-    let ready: Vec<_> = ops.iter().map(|&op| push(op).ready).collect();
+    let ready: Vec<_> = ops.iter().map(|&op| push(op)[0]).collect();
     assert_eq!(ready, [true, false, false, false, false, false]);
     let [_, first, second, overwrite, wait, last] = std::array::from_fn(|index| ops[index].as_ptr());
     assert_eq!(end(ops[0]), [first, second]);
@@ -192,13 +235,13 @@ fn who_comes_behind_a_half_done_push_helps_it_to_the_end() {
     let guard = epoch::pin();
     let half = operation(&[(&a, Write), (&b, Write)]);
     let satisfied = begun(half, &guard);
-    assert!(!half.op().is_registered());
+    assert!(!half.is_registered());
     let (behind, ready) = pushed(&[(&a, Write)]);
     assert!(!ready);
-    assert!(half.op().is_registered(), "its pusher need not come back");
+    assert!(half.is_registered(), "its pusher need not come back");
     let (reader, ready) = pushed(&[(&b, Read)]);
     assert!(!ready);
-    assert!(finish_push(half, 1, satisfied, &guard).ready);
+    assert_eq!(finish_push(half, satisfied, &guard), READY);
     assert_eq!(end(half), [behind.as_ptr(), reader.as_ptr()]);
     assert_eq!(end(reader), []);
     assert_eq!(end(behind), []);
@@ -212,7 +255,7 @@ fn a_helped_writer_waits_for_the_readers_before_it() {
     let half = operation(&[(&a, Write), (&b, Write)]);
     let satisfied = begun(half, &guard);
     let (behind, _) = pushed(&[(&a, Write)]);
-    assert!(!finish_push(half, 1, satisfied, &guard).ready);
+    assert_eq!(finish_push(half, satisfied, &guard), [false, false]);
     assert_eq!(end(reader), [half.as_ptr()]);
     assert_eq!(end(half), [behind.as_ptr()]);
     assert_eq!(end(behind), []);
@@ -237,7 +280,7 @@ fn a_helped_reader_lets_readers_behind_it_go() {
     let (behind, _) = pushed(&[(&a, Write)]);
     let (before, ready) = pushed(&[(&b, Read)]);
     assert!(ready, "by the hint of its predecessor");
-    assert!(finish_push(half, 1, satisfied, &guard).ready);
+    assert_eq!(finish_push(half, satisfied, &guard), READY);
     let (after, ready) = pushed(&[(&b, Read)]);
     assert!(ready);
     assert_eq!(end(half), [behind.as_ptr()]);
@@ -253,7 +296,7 @@ fn a_reader_behind_a_helped_reader_goes_by_its_flags_and_hints() {
     let half = operation(&[(&a, Write), (&b, Read)]);
     let satisfied = begun(half, &guard);
     let (behind, _) = pushed(&[(&a, Write)]);
-    assert!(finish_push(half, 1, satisfied, &guard).ready);
+    assert_eq!(finish_push(half, satisfied, &guard), READY);
     let (reader, ready) = pushed(&[(&b, Read)]);
     assert!(ready);
     assert_eq!(end(reader), []);
@@ -267,12 +310,12 @@ fn who_finds_a_link_without_its_tail_moves_that_and_leaves_the_hints() {
     let guard = epoch::pin();
     let half = operation(&[(&a, Write), (&b, Read)]);
     let satisfied = begun(half, &guard);
-    b.link(&half.op().accesses()[1]);
+    b.link(&half.accesses()[1]);
     let (behind, ready) = pushed(&[(&b, Read)]);
     assert!(ready, "by the hint of its predecessor");
-    assert!(half.op().is_registered());
-    assert_eq!(b.tail(), std::ptr::from_ref(&behind.op().accesses()[0]));
-    assert!(finish_push(half, 1, satisfied, &guard).ready);
+    assert!(half.is_registered());
+    assert_eq!(b.tail(), std::ptr::from_ref(&behind.accesses()[0]));
+    assert_eq!(finish_push(half, satisfied, &guard), READY);
     assert_eq!(end(behind), []);
     assert_eq!(end(half), []);
 }
@@ -283,11 +326,8 @@ fn an_access_that_is_in_is_not_inserted_again() {
     let guard = epoch::pin();
     let (first, _) = pushed(&[(&a, Write), (&b, Write)]);
     let (second, _) = pushed(&[(&b, Write)]);
-    assert!(matches!(
-        insert(first.op(), &first.op().accesses()[1], Inserter::Helper, &mut 0, &guard),
-        Insertion::WasIn
-    ));
-    let last = &second.op().accesses()[0];
+    assert!(matches!(insert(&first, &first.accesses()[1], Inserter::Helper, &mut 0, &guard), Insertion::WasIn));
+    let last = &second.accesses()[0];
     assert_eq!(b.tail(), std::ptr::from_ref(last));
     // Relaxed: there is one thread.
     assert!(last.word.load(Relaxed, &guard).is_null());
@@ -301,14 +341,14 @@ fn what_a_helper_has_inserted_is_counted_by_the_next_look() {
     let guard = epoch::pin();
     let half = operation(&[(&a, Write), (&b, Write)]);
     let satisfied = begun(half, &guard);
-    assert!(matches!(insert(half.op(), &half.op().accesses()[0], Inserter::Helper, &mut 0, &guard), Insertion::WasIn));
-    assert_eq!(half.op().next_unregistered().map(|access| access.index), Some(1));
-    let last = &half.op().accesses()[1];
-    assert!(matches!(insert(half.op(), last, Inserter::Helper, &mut 0, &guard), Insertion::Linked));
-    assert_eq!(half.op().next_unregistered().map(|access| access.index), Some(1));
-    assert!(matches!(insert(half.op(), last, Inserter::Helper, &mut 0, &guard), Insertion::WasIn));
-    assert!(half.op().next_unregistered().is_none());
-    assert!(finish_push(half, 1, satisfied, &guard).ready);
+    assert!(matches!(insert(&half, &half.accesses()[0], Inserter::Helper, &mut 0, &guard), Insertion::WasIn));
+    assert_eq!(half.next_unregistered().map(|access| access.index), Some(1));
+    let last = &half.accesses()[1];
+    assert!(matches!(insert(&half, last, Inserter::Helper, &mut 0, &guard), Insertion::Linked));
+    assert_eq!(half.next_unregistered().map(|access| access.index), Some(1));
+    assert!(matches!(insert(&half, last, Inserter::Helper, &mut 0, &guard), Insertion::WasIn));
+    assert!(half.next_unregistered().is_none());
+    assert_eq!(finish_push(half, satisfied, &guard), READY);
     assert_eq!(end(half), []);
 }
 
@@ -317,16 +357,16 @@ fn a_completion_takes_the_tail_past_what_it_ends() {
     let (a, b) = (Var::new(1), Var::new(2));
     let guard = epoch::pin();
     let (first, task) = operation_that(false, &[(&a, Write)]);
-    assert!(push(first).ready);
+    assert_eq!(push(first), READY);
     let half = operation(&[(&a, Read), (&b, Read)]);
-    a.link(&half.op().accesses()[0]);
+    a.link(&half.accesses()[0]);
     assert_eq!(end(first), []);
-    assert_eq!(a.tail(), std::ptr::from_ref(&half.op().accesses()[0]));
+    assert_eq!(a.tail(), std::ptr::from_ref(&half.accesses()[0]));
     assert_eq!(task.strong_count(), 0);
     // Another reader goes by the hints, which say what was so at the link: nothing. The completion has it in the word.
     let (reader, ready) = pushed(&[(&a, Read)]);
     assert!(ready);
-    assert!(finish_push(half, 1, 0, &guard).ready, "its first access was satisfied by the completion");
+    assert_eq!(finish_push(half, 0, &guard), READY, "its first access was satisfied by the completion");
     assert_eq!(end(half), []);
     assert_eq!(end(reader), []);
 }
@@ -340,7 +380,7 @@ fn an_operation_whose_predecessor_ends_during_its_push_is_its_pushers() {
     let satisfied = begun(second, &guard);
     assert_eq!(satisfied, 0);
     assert_eq!(end(first), [], "the push goes on");
-    assert!(finish_push(second, 1, satisfied, &guard).ready);
+    assert_eq!(finish_push(second, satisfied, &guard), READY);
     assert_eq!(end(second), []);
 }
 
@@ -352,11 +392,11 @@ fn who_comes_behind_a_deletion_is_rejected_and_lets_the_others_go() {
     assert!(!a.queue().close());
     assert!(a.queue().is_closed());
     let (deletion, _) = operation_that(true, &[(&a, Write)]);
-    let is = push(deletion);
-    assert!(is.ready && !is.rejected && !deletion.op().is_rejected());
+    assert_eq!(push(deletion), READY);
+    assert!(!deletion.is_rejected());
     let late = operation(&[(&a, Write), (&b, Write)]);
-    let is = push(late);
-    assert!(is.rejected && !is.ready && late.op().is_rejected());
+    assert_eq!(push(late), REJECTED);
+    assert!(late.is_rejected());
     let (behind, ready) = pushed(&[(&b, Write)]);
     assert!(!ready);
     assert_eq!(end(deletion), [late.as_ptr()]);
@@ -370,15 +410,14 @@ fn an_operation_that_a_helper_rejects_takes_its_other_places() {
     let guard = epoch::pin();
     b.queue().close();
     let (deletion, _) = operation_that(true, &[(&b, Write)]);
-    assert!(push(deletion).ready);
+    assert_eq!(push(deletion), READY);
     let half = operation(&[(&a, Write), (&b, Write), (&c, Write), (&d, Write)]);
     let satisfied = begun(half, &guard);
     let (behind, _) = pushed(&[(&a, Write)]);
-    assert!(half.op().is_registered() && half.op().is_rejected());
+    assert!(half.is_registered() && half.is_rejected());
     let (last, ready) = pushed(&[(&d, Write)]);
     assert!(!ready);
-    let is = finish_push(half, 1, satisfied, &guard);
-    assert!(is.rejected && !is.ready);
+    assert_eq!(finish_push(half, satisfied, &guard), REJECTED);
     assert_eq!(end(deletion), [half.as_ptr()]);
     assert_eq!(end(half), [behind.as_ptr(), last.as_ptr()]);
     assert_eq!(end(behind), []);
@@ -389,7 +428,7 @@ fn an_operation_that_a_helper_rejects_takes_its_other_places() {
 fn registrations_are_counted_one_by_one_and_a_rejection_only_before_its_access() {
     let (a, b) = (Var::new(1), Var::new(2));
     let op = operation(&[(&a, Read), (&b, Read)]);
-    let record = op.op();
+    let record = &*op;
     let next = || record.next_unregistered().map(|access| access.index);
     let past = || [0, 1].map(|index| record.is_past(index));
     record.advance(1);
@@ -412,25 +451,25 @@ fn registrations_are_counted_one_by_one_and_a_rejection_only_before_its_access()
     assert!(record.end_registration(2));
     assert_eq!((next(), record.is_registered(), record.is_rejected()), (None, true, true));
     // It was never in a queue: its shares are this test's.
-    op.release(2);
+    drop(op.right().completed(2));
 }
 
 #[test]
 fn an_operation_without_variables_is_registered_and_ready() {
     let op = operation(&[]);
-    assert!(op.op().is_registered());
-    assert!(push(op).ready);
+    assert!(op.is_registered());
+    assert_eq!(push(op), READY);
     assert_eq!(end(op), []);
 }
 
 #[test]
 fn a_record_ends_with_its_last_holder() {
     let (op, task) = operation_that(false, &[]);
-    assert!(push(op).ready);
-    op.hold();
+    assert_eq!(push(op), READY);
+    let hold = op.right().hold();
     assert_eq!(end(op), []);
     assert_eq!(task.strong_count(), 1);
-    op.release(0);
+    drop(hold);
     assert_eq!(task.strong_count(), 0);
 }
 
@@ -440,14 +479,14 @@ fn as_many_accesses_as_there_are_keep_their_order_and_their_variables_and_the_ta
         let vars: Vec<_> = (0..count).map(|id| Var::new(id as u64)).collect();
         let accesses: Vec<_> = vars.iter().map(|var| (var, Write)).collect();
         let (first, task) = operation_that(false, &accesses);
-        assert!(push(first).ready);
+        assert_eq!(push(first), READY);
         let (second, ready) = pushed(&accesses);
         assert!(!ready);
-        for (index, (access, var)) in first.op().accesses().iter().zip(&vars).enumerate() {
+        for (index, (access, var)) in first.accesses().iter().zip(&vars).enumerate() {
             assert_eq!((access.index as usize, access.mode(), access.queue().id()), (index, Write, index as u64));
             assert_eq!((access.queue_ptr(), access.queue().owner()), (var.0, 7));
         }
-        assert_eq!(first.op().accesses().len(), count);
+        assert_eq!(first.accesses().len(), count);
         // SAFETY: the operation is this test's.
         assert_eq!(unsafe { Arc::as_ptr(&*first.task_ptr()) }, task.as_ptr());
         assert_eq!(end(first), [second.as_ptr()]);
@@ -459,7 +498,7 @@ fn as_many_accesses_as_there_are_keep_their_order_and_their_variables_and_the_ta
 #[test]
 fn debug_output_names_the_flags_and_the_counts() {
     let (a, b) = (Var::new(1), Var::new(2));
-    let access = |op: OpRef<Task>| format!("{:?}", op.op().accesses()[0]);
+    let access = |op: Known| format!("{:?}", op.accesses()[0]);
     let (reader, _) = pushed(&[(&a, Read)]);
     assert_eq!(
         access(reader),
@@ -481,10 +520,10 @@ fn debug_output_names_the_flags_and_the_counts() {
         access(last),
         "Access { mode: Write, read_ok: false, write_ok: false, done: false, has_next: false, .. }"
     );
-    let text = format!("{:?}", writer.op());
+    let text = format!("{:?}", *writer);
     assert!(text.starts_with("Op { wait: 1, registered: 2, live: 3, accesses: [Access {"), "{text}");
     assert_eq!(format!("{:?}", a.queue()), "VarQueue { id: 1, closed: false, .. }");
-    assert_eq!(format!("{reader:?}"), format!("OpRef({:?})", reader.as_ptr()));
+    assert_eq!(format!("{:?}", reader.right()), format!("OpRef({:?})", reader.as_ptr()));
     assert_eq!(end(second), []);
     assert_eq!(access(second), "Access { mode: Read, read_ok: true, write_ok: false, done: true, has_next: true, .. }");
     assert_eq!(end(reader), [writer.as_ptr()]);
@@ -496,9 +535,9 @@ fn debug_output_names_the_flags_and_the_counts() {
 #[test]
 fn followers_are_what_conflicts_up_to_the_next_writer_of_each_variable() {
     let (a, b) = (Var::new(1), Var::new(2));
-    let seen = |op: OpRef<Task>| {
+    let seen = |op: Known| {
         let mut seen = Vec::new();
-        followers(op, |op, access| seen.push((op.as_ptr(), access.queue().id(), access.mode())));
+        followers(&op, |op, access| seen.push((std::ptr::from_ref(op).cast_mut(), access.queue().id(), access.mode())));
         seen
     };
     let (first, _) = pushed(&[(&a, Write), (&b, Read)]);
@@ -533,11 +572,11 @@ fn followers_end_after_a_few_and_may_have_ended_themselves() {
     end(beside);
     let (writer, _) = pushed(&[(&var, Write)]);
     let mut seen = Vec::new();
-    followers(first, |op, access| seen.push((op.as_ptr(), access.mode())));
+    followers(&first, |op, access| seen.push((std::ptr::from_ref(op).cast_mut(), access.mode())));
     assert_eq!(seen, [(writer.as_ptr(), Write)]);
     let mut readers: Vec<_> = (0..2 * MAX_FOLLOWERS).map(|_| pushed(&[(&var, Read)]).0).collect();
     let mut count = 0;
-    followers(writer, |_, access| {
+    followers(&writer, |_, access| {
         assert_eq!(access.mode(), Read);
         count += 1;
     });

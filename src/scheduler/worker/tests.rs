@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{
     super::{
         lane::LaneOptions,
-        testing::{Ready, assert_not_woken, assert_woken},
+        testing::{Known, Ready, assert_not_woken, assert_woken},
     },
     *,
 };
@@ -27,7 +27,14 @@ fn asleep(worker: &Worker<usize>) {
 }
 
 fn found(worker: &Worker<usize>) -> Option<*mut crate::tracker::Op<usize>> {
-    worker.find().map(OpRef::as_ptr)
+    worker.find().map(|op| op.as_ptr())
+}
+
+fn in_slot(worker: &Worker<usize>) -> Option<*mut crate::tracker::Op<usize>> {
+    let slot = worker.slot.take();
+    let op = slot.as_ref().map(|op| op.as_ptr());
+    worker.slot.set(slot);
+    op
 }
 
 #[test]
@@ -35,11 +42,11 @@ fn a_lane_has_work_while_something_can_be_taken() {
     let ((lane, workers), ops) = (lane(2, IdlePolicy::Park), Ready::new(3, DEFAULT_BAND));
     assert_eq!((lane.idle(), lane.name()), (IdlePolicy::Park, "test"));
     assert!(!lane.has_work());
-    lane.inject(ops[0]);
+    lane.inject(ops[0].right());
     assert!(lane.has_work());
     assert!(workers[0].find().is_some());
     assert!(!lane.has_work());
-    workers[1].keep(ops[1], true);
+    workers[1].keep(ops[1].right(), true);
     assert!(!lane.has_work(), "what is in the slot is that worker's");
     workers[1].share();
     assert!(lane.has_work());
@@ -53,14 +60,14 @@ fn a_successor_is_kept_unless_the_injector_has_something_more_urgent() {
     let worker = &workers[0];
     let ops = [LOW, DEFAULT_BAND, HIGH, HIGH, HIGHER].map(|band| Ready::new(1, band));
     let [low, normal, waits, high, higher] = ops.each_ref().map(|ops| ops[0]);
-    lane.injector().push(waits);
+    lane.injector().push(waits.right());
     for kept in [high, higher] {
-        worker.keep(kept, true);
-        assert_eq!(worker.slot.take().map(OpRef::as_ptr), Some(kept.as_ptr()));
+        worker.keep(kept.right(), true);
+        assert_eq!(worker.slot.take().map(|op| op.as_ptr()), Some(kept.as_ptr()));
     }
     for passed_over in [low, normal] {
-        worker.keep(passed_over, true);
-        assert!(worker.slot.get().is_none());
+        worker.keep(passed_over.right(), true);
+        assert_eq!(in_slot(worker), None);
     }
     let order = [waits, normal, low].map(|op| Some(op.as_ptr()));
     assert_eq!([(); 3].map(|()| found(worker)), order);
@@ -70,11 +77,11 @@ fn a_successor_is_kept_unless_the_injector_has_something_more_urgent() {
 fn between_operations_one_successor_is_kept_and_within_one_none() {
     let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(3, DEFAULT_BAND));
     let worker = &workers[0];
-    worker.keep(ops[0], false);
-    assert!(worker.slot.get().is_none());
-    worker.keep(ops[1], true);
-    worker.keep(ops[2], true);
-    assert_eq!(worker.slot.get().map(OpRef::as_ptr), Some(ops[1].as_ptr()));
+    worker.keep(ops[0].right(), false);
+    assert_eq!(in_slot(worker), None);
+    worker.keep(ops[1].right(), true);
+    worker.keep(ops[2].right(), true);
+    assert_eq!(in_slot(worker), Some(ops[1].as_ptr()));
     assert_eq!([(); 3].map(|()| found(worker)), [1, 0, 2].map(|number| Some(ops[number].as_ptr())));
 }
 
@@ -82,8 +89,8 @@ fn between_operations_one_successor_is_kept_and_within_one_none() {
 fn what_is_more_urgent_than_a_successor_goes_before_it() {
     let ((lane, workers), ops, urgent) = (lane(1, IdlePolicy::Park), Ready::new(1, HIGH), Ready::new(2, HIGHER));
     let worker = &workers[0];
-    worker.keep(ops[0], true);
-    urgent.iter().for_each(|&op| lane.injector().push(op));
+    worker.keep(ops[0].right(), true);
+    urgent.iter().for_each(|op| lane.injector().push(op.right()));
     let order = [urgent[0], urgent[1], ops[0]].map(|op| Some(op.as_ptr()));
     assert_eq!([(); 3].map(|()| found(worker)), order);
 }
@@ -95,9 +102,9 @@ fn every_deque_of_the_lane_is_stolen_from_wherever_the_sweep_begins() {
     for (thief, victim, start) in (0..WORKERS.pow(3)).map(|n| (n % WORKERS, n / WORKERS % WORKERS, n / WORKERS.pow(2)))
     {
         if thief != victim {
-            workers[victim].deque.push(ops[0]);
+            workers[victim].deque.push(ops[0].right());
             workers[thief].victim.set(start);
-            assert_eq!(workers[thief].steal().map(OpRef::as_ptr), Some(ops[0].as_ptr()), "{thief} {victim} {start}");
+            assert_eq!(workers[thief].steal().map(|op| op.as_ptr()), Some(ops[0].as_ptr()), "{thief} {victim} {start}");
             assert_eq!(workers[thief].victim.get(), victim, "the next sweep begins where there was something");
         }
     }
@@ -113,7 +120,7 @@ fn whoever_takes_more_than_one_wakes_another_worker_for_the_rest() {
     let ((lane, workers), ops) = (lane(3, IdlePolicy::Park), Ready::new(3 * MAX_TAKEN, DEFAULT_BAND));
     asleep(&workers[2]);
     let [first, second] = [&workers[0], &workers[1]];
-    ops[..MAX_TAKEN + 2].iter().for_each(|&op| lane.injector().push(op));
+    ops[..MAX_TAKEN + 2].iter().for_each(|op| lane.injector().push(op.right()));
     // Others have come into sight by the first, and are in its deque as well; the second has two, the third none.
     assert!(first.pop_injector(DEFAULT_BAND, MAX_TAKEN).is_some());
     assert_woken();
@@ -122,18 +129,18 @@ fn whoever_takes_more_than_one_wakes_another_worker_for_the_rest() {
     assert!(second.deque.pop().is_some());
     assert!(first.pop_injector(DEFAULT_BAND, MAX_TAKEN).is_none());
     assert_not_woken();
-    lane.injector().push(ops[0]);
+    lane.injector().push(ops[0].right());
     assert!(first.pop_injector(DEFAULT_BAND, MAX_TAKEN).is_some());
     assert_not_woken(); // There is no rest.
 
     // The same for what is stolen.
     while first.deque.pop().is_some() {}
-    ops[..4].iter().for_each(|&op| first.deque.push(op));
+    ops[..4].iter().for_each(|op| first.deque.push(op.right()));
     assert!(second.steal().is_some());
     assert!(!second.deque.is_empty(), "a batch is stolen");
     assert_woken();
     while first.deque.pop().or_else(|| second.deque.pop()).is_some() {}
-    first.deque.push(ops[0]);
+    first.deque.push(ops[0].right());
     assert!(second.steal().is_some());
     assert_not_woken(); // There is no rest.
 }
@@ -145,16 +152,16 @@ fn the_last_searcher_wakes_another_worker_if_there_is_more() {
     let (worker, sleep) = (&workers[0], lane.sleep());
     // There is no more.
     sleep.start_search();
-    assert!(worker.found(ops[0]).is_some());
+    assert!(worker.found(ops[0].right()).is_some());
     assert_not_woken();
-    lane.injector().push(ops[0]);
+    lane.injector().push(ops[0].right());
     // There is, but another one searches.
     sleep.start_search();
     sleep.start_search();
-    assert!(worker.found(ops[0]).is_some());
+    assert!(worker.found(ops[0].right()).is_some());
     assert_not_woken();
     // That was the last one.
-    assert!(worker.found(ops[0]).is_some());
+    assert!(worker.found(ops[0].right()).is_some());
     assert_woken();
     assert!(worker.find().is_some());
 }
@@ -163,8 +170,8 @@ fn the_last_searcher_wakes_another_worker_if_there_is_more() {
 fn a_search_finds_what_there_is_under_every_policy() {
     for idle in [IdlePolicy::Spin, IdlePolicy::SpinThenPark(Duration::ZERO), IdlePolicy::Park] {
         let ((lane, workers), ops) = (lane(1, idle), Ready::new(1, DEFAULT_BAND));
-        lane.injector().push(ops[0]);
-        assert_eq!(workers[0].spin().map(OpRef::as_ptr), Some(ops[0].as_ptr()), "{idle:?}");
+        lane.injector().push(ops[0].right());
+        assert_eq!(workers[0].spin().map(|op| op.as_ptr()), Some(ops[0].as_ptr()), "{idle:?}");
     }
 }
 
@@ -197,7 +204,7 @@ fn debug_output_names_the_lane_and_the_worker() {
 #[should_panic(expected = "operations are left in worker 0 of lane test")]
 fn a_worker_is_not_dropped_with_an_operation_in_its_slot() {
     let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
-    workers[0].keep(ops[0], true);
+    workers[0].keep(ops[0].right(), true);
     drop(workers);
 }
 
@@ -206,6 +213,6 @@ fn a_worker_is_not_dropped_with_an_operation_in_its_slot() {
 #[should_panic(expected = "operations are left in worker 0 of lane test")]
 fn a_worker_is_not_dropped_with_an_operation_in_its_deque() {
     let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
-    workers[0].keep(ops[0], false);
+    workers[0].keep(ops[0].right(), false);
     drop(workers);
 }

@@ -23,7 +23,7 @@ struct Endless<'w> {
     worker: &'w Worker<usize>,
     chain: Chain,
     /// What ends, in `Chain::Second`.
-    leaf: OpRef<usize>,
+    leaf: Known,
     /// What does not go on.
     ends: Vec<*mut Op<usize>>,
 }
@@ -36,17 +36,18 @@ impl Endless<'_> {
 
     fn step(&self) -> *mut Op<usize> {
         let op = self.worker.find().expect("a chain goes on for ever");
-        if op.as_ptr() != self.leaf.as_ptr() && !self.ends.contains(&op.as_ptr()) {
+        let found = op.as_ptr();
+        if found != self.leaf.as_ptr() && !self.ends.contains(&found) {
             match self.chain {
                 Chain::Slot => self.worker.keep(op, true),
                 Chain::Inside => self.worker.keep(op, false),
                 Chain::Second => {
-                    self.worker.keep(self.leaf, true);
+                    self.worker.keep(self.leaf.right(), true);
                     self.worker.keep(op, true);
                 }
             }
         }
-        op.as_ptr()
+        found
     }
 
     /// Takes everything out that is left.
@@ -56,14 +57,14 @@ impl Endless<'_> {
 
     /// How many operations of the worker start before each of `ops`, within `limit`.
     #[track_caller]
-    fn starts(&self, ops: &[OpRef<usize>], limit: usize) -> Vec<usize> {
+    fn starts(&self, ops: &[Known], limit: usize) -> Vec<usize> {
         let order = self.run(limit);
-        let place = |op: &OpRef<usize>| order.iter().position(|&other| other == op.as_ptr());
+        let place = |op: &Known| order.iter().position(|&other| other == op.as_ptr());
         ops.iter().map(|op| place(op).expect("it starts within the limit")).collect()
     }
 }
 
-fn ends(ops: &[OpRef<usize>]) -> Vec<*mut Op<usize>> {
+fn ends(ops: &[Known]) -> Vec<*mut Op<usize>> {
     ops.iter().map(|op| op.as_ptr()).collect()
 }
 
@@ -73,14 +74,14 @@ fn after_a_run_of_its_own_a_worker_looks_at_the_injector_whatever_that_run_was_o
         let (lane, workers) = lane(1, IdlePolicy::Park);
         let (ops, waits) = (Ready::new(2, DEFAULT_BAND), Ready::new(3, DEFAULT_BAND));
         let endless = Endless { worker: &workers[0], chain, leaf: ops[1], ends: ends(&waits) };
-        workers[0].keep(ops[0], true);
-        waits.iter().for_each(|&op| lane.injector().push(op));
+        workers[0].keep(ops[0].right(), true);
+        waits.iter().for_each(|op| lane.injector().push(op.right()));
         let starts = endless.starts(&waits, 4 * (RUN + 1));
         assert_eq!(starts, [RUN, 2 * RUN + 1, 3 * RUN + 2], "{chain:?}");
         // Later in the life of the worker as well, whenever it comes.
         for before in 1..2 * RUN {
             endless.run(before);
-            lane.injector().push(waits[0]);
+            lane.injector().push(waits[0].right());
             let start = endless.starts(&waits[..1], RUN + 1)[0];
             assert!(start <= RUN, "{chain:?}: after {start} operations");
         }
@@ -94,9 +95,9 @@ fn the_deque_is_not_starved_by_slot_and_injector() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let (chains, waits) = (Ready::new(9, DEFAULT_BAND), Ready::new(3, DEFAULT_BAND));
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
-    workers[0].keep(chains[0], true);
-    chains[1..].iter().for_each(|&op| lane.injector().push(op));
-    waits.iter().for_each(|&op| workers[0].keep(op, false));
+    workers[0].keep(chains[0].right(), true);
+    chains[1..].iter().for_each(|op| lane.injector().push(op.right()));
+    waits.iter().for_each(|op| workers[0].keep(op.right(), false));
     // Behind a run of the slot and one operation of the injector. They end, so that nothing is in the slot between them.
     assert_eq!(endless.starts(&waits, 3 * (RUN + 2)), [RUN + 1, RUN + 2, RUN + 3]);
     // All chains go on.
@@ -110,10 +111,10 @@ fn what_is_anywhere_in_a_full_deque_starts_within_as_many_rounds() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let (chains, waits) = (Ready::new(ROOM + 1, DEFAULT_BAND), Ready::new(1, DEFAULT_BAND));
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
-    workers[0].keep(chains[0], true);
-    chains[1..].iter().for_each(|&op| workers[0].keep(op, false));
+    workers[0].keep(chains[0].right(), true);
+    chains[1..].iter().for_each(|op| workers[0].keep(op.right(), false));
     assert_eq!(workers[0].deque.len(), ROOM);
-    lane.injector().push(waits[0]);
+    lane.injector().push(waits[0].right());
     assert_eq!(endless.starts(&waits, RUN + 1), [RUN]);
     let order = endless.run((ROOM + 1) * (RUN + 2));
     assert!(chains.iter().all(|op| order.contains(&op.as_ptr())));
@@ -125,8 +126,8 @@ fn several_are_taken_from_the_injector_only_when_the_deque_is_empty() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let (chain, waits) = (Ready::new(1, DEFAULT_BAND), Ready::new(4, DEFAULT_BAND));
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
-    workers[0].keep(chain[0], true);
-    waits.iter().for_each(|&op| lane.injector().push(op));
+    workers[0].keep(chain[0].right(), true);
+    waits.iter().for_each(|op| lane.injector().push(op.right()));
     for left in [3, 2] {
         endless.run(RUN + 1);
         assert!(workers[0].deque.len() <= 1, "the chain alone, if anything");
@@ -146,9 +147,9 @@ fn equals_in_the_injector_wait_for_no_more_than_a_run_each_in_every_band() {
             let (lane, workers) = lane(1, IdlePolicy::Park);
             let (ops, waits) = (Ready::new(1, band), Ready::new(3, band));
             let endless = Endless { worker: &workers[0], chain, leaf: waits[0], ends: ends(&waits) };
-            workers[0].keep(ops[0], true);
+            workers[0].keep(ops[0].right(), true);
             for before in 0..3 * RUN {
-                waits.iter().for_each(|&op| lane.injector().push(op));
+                waits.iter().for_each(|op| lane.injector().push(op.right()));
                 let starts = endless.starts(&waits, 3 * (RUN + 1));
                 assert!(starts.is_sorted(), "first in, first out");
                 let bound = |&(others, &start): &(usize, &usize)| start < (others + 1) * (RUN + 1);
@@ -166,14 +167,14 @@ fn equals_in_the_injector_wait_for_no_more_than_a_run_each_in_every_band() {
 fn what_is_urgent_does_not_lengthen_the_run_of_those_who_are_not() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let (ops, urgent) = (Ready::new(3, DEFAULT_BAND), Ready::new(1, HIGH));
-    let (worker, [chain, waits, successor]) = (&workers[0], [ops[0], ops[1], ops[2]].map(OpRef::as_ptr));
+    let (worker, [chain, waits, successor]) = (&workers[0], [ops[0], ops[1], ops[2]].map(|op| op.as_ptr()));
     for every in 1..RUN {
-        worker.keep(ops[0], true);
-        lane.injector().push(ops[1]);
+        worker.keep(ops[0].right(), true);
+        lane.injector().push(ops[1].right());
         let (mut own, mut is_successor_there) = (0, false);
         for step in 0.. {
             if step % every == 0 && lane.injector().highest().is_none() {
-                lane.injector().push(urgent[0]);
+                lane.injector().push(urgent[0].right());
             }
             let op = found(worker).expect("the chain goes on for ever");
             if op == waits {
@@ -181,14 +182,14 @@ fn what_is_urgent_does_not_lengthen_the_run_of_those_who_are_not() {
             }
             if op == urgent[0].as_ptr() {
                 if !std::mem::replace(&mut is_successor_there, true) {
-                    worker.keep(ops[2], true);
+                    worker.keep(ops[2].right(), true);
                 }
                 continue;
             }
             own += 1;
             assert!(own <= RUN, "with something urgent every {every} operations");
             if op == chain {
-                worker.keep(ops[0], true);
+                worker.keep(ops[0].right(), true);
             } else {
                 assert_eq!(op, successor);
                 is_successor_there = false;
@@ -204,11 +205,11 @@ fn urgent_chains_have_runs_of_the_same_length_while_others_wait_who_are_not_urge
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let (chains, waits) = (Ready::new(2, HIGH), Ready::new(1, DEFAULT_BAND));
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
-    lane.injector().push(waits[0]);
-    workers[0].keep(chains[0], true);
+    lane.injector().push(waits[0].right());
+    workers[0].keep(chains[0].right(), true);
     // Alone among equals, it goes on.
     assert!(endless.run(5 * RUN).iter().all(|&op| op == chains[0].as_ptr()));
-    lane.injector().push(chains[1]);
+    lane.injector().push(chains[1].right());
     let order = endless.run(9 * RUN);
     assert!(!order.contains(&waits[0].as_ptr()), "it is less urgent");
     let mut runs = order.chunk_by(|one, other| one == other).map(<[_]>::len).skip(1).collect::<Vec<_>>();
@@ -227,10 +228,10 @@ fn what_lies_in_a_deque_is_taken_by_the_others_by_turns() {
             let (_, workers) = lane(WORKERS, IdlePolicy::Park);
             let (ops, waits) = (Ready::new(2, DEFAULT_BAND), Ready::new(2 * WORKERS, DEFAULT_BAND));
             let endless = Endless { worker: &workers[own], chain, leaf: ops[1], ends: ends(&waits) };
-            workers[own].keep(ops[0], true);
+            workers[own].keep(ops[0].right(), true);
             let others: Vec<_> = (0..WORKERS).filter(|&other| other != own).collect();
-            for (index, &op) in waits.iter().enumerate() {
-                workers[others[index % others.len()]].keep(op, false);
+            for (index, op) in waits.iter().enumerate() {
+                workers[others[index % others.len()]].keep(op.right(), false);
             }
             let each = waits.len().div_ceil(others.len());
             let _ = endless.starts(&waits, each * WITHIN);
@@ -244,11 +245,11 @@ fn a_chain_that_nobody_waits_beside_stays_in_the_slot() {
     for band in [LOW, DEFAULT_BAND, HIGH] {
         let ((_, workers), ops) = (lane(2, IdlePolicy::Park), Ready::new(1, band));
         asleep(&workers[1]);
-        workers[0].keep(ops[0], true);
+        workers[0].keep(ops[0].right(), true);
         for _ in 0..5 * ROUNDS_PER_VISIT * MAX_RUN {
             assert_eq!(found(&workers[0]), Some(ops[0].as_ptr()));
-            workers[0].keep(ops[0], true);
-            assert!(workers[0].slot.get().is_some());
+            workers[0].keep(ops[0].right(), true);
+            assert!(in_slot(&workers[0]).is_some());
         }
         assert_not_woken();
         workers[0].slot.set(None);
