@@ -15,7 +15,7 @@ use crate::{
     progress::Progress,
     stack,
     sync::thread_static,
-    task::{Task, flag},
+    task::Task,
     threads,
     tracker::{Op, OpRef, ReadyList},
     variable::VarCell,
@@ -126,6 +126,7 @@ fn enter_with<R>(
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn leave_all() {
     FRAME.with(|cell| cell.set(ptr::null()));
+    KEPT.with(|cell| cell.set(None));
 }
 
 /// Whether one of the frames of this thread, innermost first, is `wanted`.
@@ -218,12 +219,12 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     if threads::yield_worker().is_err() {
         return Err(f);
     }
-    let (frame, drain, kernel) = (innermost(), DRAIN.with(Cell::get), in_kernel());
+    let (frame, drain, kept, kernel) = (innermost(), DRAIN.with(Cell::get), KEPT.with(Cell::get), in_kernel());
     let mut f = Some(f);
     let go_on = || {
         FRAME.with(|cell| cell.set(frame));
         DRAIN.with(|cell| cell.set(drain));
-        let mut run = || f.take().into_iter().for_each(|f| f());
+        let mut run = || set_kept(kept, || f.take().into_iter().for_each(|f| f()));
         if kernel { as_kernel(run) } else { run() }
     };
     // SAFETY: nothing of the engine is bound to a thread but what is in thread-locals, and those that matter are taken over.
@@ -277,21 +278,44 @@ pub(crate) fn take_lost(core: &Core) -> Option<OpRef<Task>> {
     lost
 }
 
-/// Whether the function of a device operation, of any engine, runs on this thread, or something that its device does.
-pub(crate) fn in_device_function() -> bool {
-    in_kernel() || any_frame(|frame| frame.holding && frame.op().is_some_and(|op| op.task().has(flag::DEVICE)))
+/// Why the program's code that runs on this thread may not wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// The function of a device operation, of any engine: what it has in hand is not complete when it returns.
+    InDeviceFunction,
+    /// A deletion, of any engine.
+    InDeletion,
 }
 
-/// Whether a deletion, of any engine, runs on this thread.
-pub(crate) fn in_deletion() -> bool {
-    any_frame(|frame| frame.holding && frame.op().is_some_and(|op| op.task().has(flag::DELETES)))
+// The innermost reason on this thread. Not looked for in the frames, which may be many, since each push of a naive engine asks.
+thread_static!(static KEPT: Cell<Option<Kept>> = Cell::new(None));
+
+/// Runs `f`, code of the program's that may not wait.
+pub(crate) fn keep<R>(why: Kept, f: impl FnOnce() -> R) -> R {
+    set_kept(Some(why), f)
+}
+
+fn set_kept<R>(kept: Option<Kept>, f: impl FnOnce() -> R) -> R {
+    struct Restore(Option<Kept>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            KEPT.with(|cell| cell.set(self.0));
+        }
+    }
+    let _restore = Restore(KEPT.with(|cell| cell.replace(kept)));
+    f()
+}
+
+/// Whether the function of a device operation, of any engine, runs on this thread, or something that its device does.
+pub(crate) fn in_device_function() -> bool {
+    in_kernel() || KEPT.with(Cell::get) == Some(Kept::InDeviceFunction)
 }
 
 /// That the calling thread may wait, whatever for.
 pub(crate) fn admit_wait() -> Result<(), WaitError> {
     if threads::serves_device() || in_device_function() {
         Err(WaitError::OnDevice)
-    } else if in_deletion() {
+    } else if KEPT.with(Cell::get) == Some(Kept::InDeletion) {
         Err(WaitError::InDeletion)
     } else {
         Ok(())

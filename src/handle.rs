@@ -47,10 +47,15 @@ impl<R> OpHandle<R> {
         Self { waiter: Waiter::new(outcome), core }
     }
 
-    /// Whether the operation is done. In a forked child `true` for what was pushed before the fork: a wait does not wait.
+    /// Whether the operation is done. On a [`Naive`](crate::EngineKind::Naive) engine this runs it first if it was pushed
+    /// too deep inside other operations to run in its push. In a forked child `true` for what was pushed before the fork: a wait does not wait.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.core.is_forked() || self.waiter.outcome().is_done()
+        if self.core.is_forked() || self.waiter.outcome().is_done() {
+            return true;
+        }
+        self.core.run_deferred();
+        self.waiter.outcome().is_done()
     }
 
     /// Waits for the operation and takes its result. Inside an operation, the worker goes on with others meanwhile.

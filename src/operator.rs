@@ -4,7 +4,7 @@ use std::{fmt, panic::Location, ptr::NonNull, sync::Arc};
 
 use crate::{
     completion::Completion,
-    context::RunContext,
+    context::{self, Kept, RunContext},
     core::{Core, Spec},
     error::{Cause, PushError},
     task::{Entry, Plain, Refs, Work, async_body, flag},
@@ -81,13 +81,12 @@ impl Drop for Owner {
             // Runs without variables have counted themselves among the owners.
             return drop(remains);
         };
-        let flags = flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED | flag::DELETES;
-        let spec = Spec::internal("delete_operator", i32::MAX, flags);
+        let spec = Spec::internal("delete_operator", i32::MAX, flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED);
         // Every run names the variable, so all of them are over when this one's turn has come.
         let entry = Entry { mode: Mode::Await, refs: Refs::None, ..entry };
         let core = Arc::clone(&self.get().core);
         let delete = move |_: &RunContext<'_>| {
-            drop(remains);
+            context::keep(Kept::InDeletion, || drop(remains));
             Ok(())
         };
         // The tokens go after this, and not with the rest: whoever waits for all then waits for what comes of it.

@@ -193,7 +193,12 @@ impl Roll {
                 list = lock(&self.list);
                 helped
             };
-            let look = if helped { deadline } else { deadline.min(Instant::now() + LOOK) };
+            if list.entries.is_empty() {
+                // While the lock was given up.
+                break;
+            }
+            // Whoever joins says so. A thread that was found may have found nothing to join, and be gone.
+            let look = if list.helped { deadline } else { deadline.min(Instant::now() + LOOK) };
             list = match self.wait(list, Some(look)) {
                 Some(list) => list,
                 None => lock(&self.list),

@@ -51,8 +51,6 @@ pub(crate) mod flag {
     pub(crate) const PASSES_CLOSED: u16 = 2048;
     /// Its name owns memory.
     pub(crate) const OWNS_NAME: u16 = 4096;
-    /// It deletes something, and drops what that owned: its function may not wait.
-    pub(crate) const DELETES: u16 = 8192;
 }
 
 /// In [`Task::waited`]: every lane has been asked. It is more than there are lanes.

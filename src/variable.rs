@@ -3,7 +3,7 @@
 use std::{alloc::Layout, fmt, mem::ManuallyDrop, panic::Location, ptr::NonNull, sync::Arc};
 
 use crate::{
-    context::RunContext,
+    context::{self, Kept, RunContext},
     core::Core,
     error::{Cause, OpError},
     sync::{
@@ -280,7 +280,7 @@ impl Work for Free {
         // SAFETY: this operation holds the variable for writing, and comes after what is complete on devices.
         self.failure = unsafe { cell.trouble().set_failure(None) };
         // SAFETY: as above, and it is the last one.
-        unsafe { cell.empty() };
+        context::keep(Kept::InDeletion, || unsafe { cell.empty() });
         Ok(())
     }
 

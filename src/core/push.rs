@@ -290,22 +290,26 @@ impl Core {
             }
             return self.run_all(ready, rest, at_once);
         }
-        if !context::is_stack_short() {
-            return self.run_all(ready, rest, at_once);
+        if context::is_stack_short() && context::leave_to_drain(self, ready) {
+            return self.finish(rest);
         }
-        let mut rest = Some(rest);
-        let elsewhere = context::on_another_stack(|| {
-            rest.take().into_iter().for_each(|rest| self.run_all(ready, rest, at_once));
-        });
-        if elsewhere.is_err() {
-            // The rest of the stack has to do for what is there; more comes when that is over.
-            drop(elsewhere);
-            let left = context::leave_to_drain(self, ready);
-            rest.take().into_iter().for_each(|rest| self.finish(rest));
-            if !left {
-                self.run_all(ready, Rest::Nothing, at_once);
-            }
+        self.run_all(ready, rest, at_once);
+    }
+
+    /// Runs what was left to drains on this thread: the caller waits for it, or asks whether it is done.
+    pub(crate) fn run_deferred(self: &Arc<Self>) {
+        let mut deferred = context::take_deferred(self);
+        if deferred.is_empty() {
+            return;
         }
+        let ready = &mut deferred;
+        if context::is_stack_short()
+            && context::on_another_stack(|| self.run_all(&mut *ready, Rest::Nothing, false)).is_ok()
+        {
+            return;
+        }
+        // There may be no other stack to be had.
+        self.run_all(&mut deferred, Rest::Nothing, false);
     }
 
     /// Gives to the workers all that need not run on this thread, and returns what does.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Core, phase};
 use crate::{
-    context::{self, Frame, Has, RunContext},
+    context::{self, Frame, Has, Kept, RunContext},
     device::{Context, DeviceError},
     error::{Cause, OpError},
     gpu::{FIRST_LANE, GpuStream},
@@ -74,7 +74,7 @@ impl Core {
         if op.task().has(flag::DEVICE | flag::ASYNC) || !self.is_sound(&op) {
             return self.execute_specially(op, ready);
         }
-        match self.call(&op, None) {
+        match self.call(&op) {
             Ok(()) if !op.task().has(flag::SILENT | flag::REPORTS) => self.complete_plainly(op, ready),
             result => self.complete(op, result, false, ready),
         }
@@ -86,7 +86,7 @@ impl Core {
             Verdict::Run if op.task().has(flag::DEVICE) => self.run_on_device(op, ready),
             Verdict::Run if op.task().has(flag::ASYNC) => self.start_async(op, ready),
             Verdict::Run => {
-                let result = self.call(&op, None);
+                let result = self.call(&op);
                 self.complete(op, result, false, ready)
             }
             Verdict::Skip(failure) => self.skip(op, failure, ready),
@@ -230,13 +230,32 @@ impl Core {
 
     /// Calls the function of `op`.
     #[inline]
-    pub(crate) fn call(self: &Arc<Self>, op: &OpRef<Task>, stream: Option<&mut GpuStream>) -> Result<(), OpError> {
+    fn call(self: &Arc<Self>, op: &OpRef<Task>) -> Result<(), OpError> {
         let result = panics::catch(|| {
             context::enter(self, op, Has::Variables, |frame| {
                 // SAFETY: the operation is ready, was handed to this thread alone, and is started here only.
-                unsafe { op.start(&RunContext::new(frame, self, stream)) }
+                unsafe { op.start(&RunContext::new(frame, self, None)) }
             })
         });
+        self.result_of(op, result)
+    }
+
+    /// Calls the function of `op`, an operation of a device, which gets `stream`.
+    pub(crate) fn call_on(self: &Arc<Self>, op: &OpRef<Task>, stream: &mut GpuStream) -> Result<(), OpError> {
+        let result = panics::catch(|| {
+            context::keep(Kept::InDeviceFunction, || {
+                context::enter(self, op, Has::Variables, |frame| {
+                    // SAFETY: as in `call`.
+                    unsafe { op.start(&RunContext::new(frame, self, Some(stream))) }
+                })
+            })
+        });
+        self.result_of(op, result)
+    }
+
+    /// What a function's call comes to.
+    #[inline(always)]
+    fn result_of(&self, op: &Op<Task>, result: Result<Result<(), Cause>, panics::Payload>) -> Result<(), OpError> {
         match result {
             Ok(Ok(())) => Ok(()),
             Ok(Err(cause)) => Err(op.task().failed_by(cause)),
@@ -445,7 +464,7 @@ impl Core {
             gpu.put_back(stream);
             return self.skip(op, failure, ready);
         }
-        let mut result = self.call(&op, Some(&mut stream));
+        let mut result = self.call_on(&op, &mut stream);
         if self.is_forked() {
             // Neither is the stream dropped, whose device may be locked.
             std::mem::forget((stream, result));

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::{Core, Spec};
 use crate::{
-    context::RunContext,
+    context::{self, Kept, RunContext},
     error::{Cause, OpError, PushError},
     panics,
     task::{Aftermath, Entry, Plain, Refs, Work, flag},
@@ -46,7 +46,7 @@ impl Core {
             return Err(PushError::DeletedVariable);
         }
         // Before everything else: it gives memory back.
-        let flags = flag::EAGER | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED | flag::DELETES;
+        let flags = flag::EAGER | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
         let spec = Spec::internal("delete_variable", i32::MAX, flags);
         let delete = move |cx: &RunContext<'_>| {
             let empty = || {
@@ -56,11 +56,13 @@ impl Core {
                 }
             };
             // What the value's drop does must not keep the clean-up from running.
-            let emptied = panics::catch(empty);
-            f(cx);
-            if let Err(payload) = emptied {
-                resume_unwind(payload);
-            }
+            context::keep(Kept::InDeletion, || {
+                let emptied = panics::catch(empty);
+                f(cx);
+                if let Err(payload) = emptied {
+                    resume_unwind(payload);
+                }
+            });
             Ok(())
         };
         self.push_normalised(&spec, spec.priority, location, &[entry], Plain::new(delete))
@@ -79,7 +81,7 @@ impl Core {
         queue.close();
         // The value is the user's, and its drop runs on a worker; otherwise there is nothing to run.
         let at_once = if needs_drop { 0 } else { flag::INLINE };
-        let flags = at_once | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED | flag::DELETES;
+        let flags = at_once | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
         let spec = Spec::internal("drop", i32::MAX, flags);
         let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
         let pushed = core.push_normalised(&spec, spec.priority, location, &[entry], Free::new(cell));

@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use super::{Core, Rest, Spec};
+use super::{Core, Spec};
 use crate::{
     context,
     error::{Cause, PushError, WaitError},
@@ -120,7 +120,7 @@ impl Core {
             while let Some(lost) = context::take_lost(self) {
                 self.resolve(lost, Err(Cause::LostCompletion));
             }
-            self.run_all(&mut context::take_deferred(self), Rest::Nothing, false);
+            self.run_deferred();
             threads::yield_worker()?;
             self.crew.rouse();
         }

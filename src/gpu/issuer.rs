@@ -330,7 +330,7 @@ impl Issuer<'_> {
         for access in op.accesses() {
             VarCell::of(access).trouble().note_on_device(marks, self.number, seq, access.mode().is_write());
         }
-        let mut result = self.core.call(&op, Some(&mut self.stream));
+        let mut result = self.core.call_on(&op, &mut self.stream);
         if self.core.is_forked() {
             return;
         }

@@ -791,7 +791,8 @@ impl Run {
     fn asynchronous(self: Arc<Self>, done: Completion, finish: Finish) -> Result<(), String> {
         let seen = self.enter();
         let ends = self.operation().ends;
-        if !matches!(ends, Ends::Well | Ends::Fail | Ends::Lost) {
+        // What a function returns whose completion is gone comes too late to be counted on; a panic brings its own end.
+        if !matches!(ends, Ends::Well | Ends::Error | Ends::Fail | Ends::Lost) {
             self.leave(seen);
             return self.end();
         }
