@@ -2223,6 +2223,26 @@ mod failures {
         });
     }
 
+    /// What the failure reached on its way does not matter, nor when that is freed.
+    #[test]
+    fn a_failure_that_was_told_and_cleared_is_not_reported_again() {
+        on_kinds(&KINDS, 2, |engine| {
+            let kept = engine.var(0);
+            for round in 0..2000 {
+                {
+                    let temporary = engine.var(0);
+                    engine.op("fails").push(temporary.write(), |_| Err("no")).unwrap();
+                    engine.op("").push((temporary.read(), kept.write()), |(from, to)| *to = *from).unwrap();
+                }
+                if round % 2 == 0 {
+                    assert_eq!(failure(engine.get(&kept)).name(), "fails");
+                }
+                engine.clear_error(&kept).unwrap();
+                engine.wait_for_all().unwrap_or_else(|error| panic!("round {round}: {error}"));
+            }
+        });
+    }
+
     #[test]
     fn deletions_run_on_failed_variables() {
         on_kinds(&KINDS, 1, |engine| {
@@ -2930,6 +2950,43 @@ mod engines {
             let count = Arc::new(AtomicUsize::new(0));
             descend(here.clone(), there, Arc::clone(&count));
             eventually("the deepest has run", || count.load(SeqCst) == DEPTH);
+        }
+    }
+
+    /// As deep as programs nest, what the naive engine is given has run when the push returns.
+    #[test]
+    fn a_naive_engine_runs_operations_inside_pushes_that_are_deep() {
+        fn descend(engine: &Engine, depth: usize, ran: &Arc<AtomicUsize>) {
+            let (inside, count) = (engine.clone(), Arc::clone(ran));
+            let before = ran.load(SeqCst);
+            let push = engine.op("").push((), move |()| {
+                count.fetch_add(1, SeqCst);
+                if depth > 0 {
+                    descend(&inside, depth - 1, &count);
+                }
+            });
+            push.unwrap();
+            assert_eq!(ran.load(SeqCst), before + depth + 1, "a push returned before its operation ran");
+        }
+        watched(|| descend(&engine(EngineKind::Naive, 1), 200, &Arc::default()));
+    }
+
+    /// Deeper than the stack has room for, what was pushed can still be asked for, and waited for.
+    #[test]
+    #[cfg_attr(miri, ignore = "uses much of the stack")]
+    fn a_naive_engine_runs_what_is_asked_for_at_any_depth() {
+        fn descend(engine: &Engine, depth: usize, polls: bool) -> usize {
+            let inside = engine.clone();
+            let next =
+                engine.op("").submit((), move |()| if depth == 0 { 0 } else { descend(&inside, depth - 1, polls) });
+            let next = next.unwrap();
+            while polls && !next.is_done() {
+                thread::yield_now();
+            }
+            1 + next.wait().unwrap()
+        }
+        for polls in [false, true] {
+            watched(move || assert_eq!(descend(&engine(EngineKind::Naive, 1), 20_000, polls), 20_001));
         }
     }
 

@@ -183,6 +183,40 @@ fn in_a_child_the_logger_blocks() {
     });
 }
 
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn what_a_shutdown_was_asked_to_cancel_is_no_reason_to_warn() {
+    child_succeeds("in_a_child_operations_are_cancelled");
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own"]
+fn in_a_child_operations_are_cancelled() {
+    if !is_child() {
+        return;
+    }
+    on_kinds(&common::KINDS, 1, |engine| {
+        for fails in [false, true] {
+            let engine = common::engine(engine.kind(), 1);
+            let logged = Arc::new(Mutex::new(Vec::new()));
+            let log = Arc::clone(&logged);
+            log_to(move |text| log.lock().expect("no panics").push(text.to_owned()));
+            let token = engine.new_var();
+            if fails {
+                engine.op("fails").push_sync(|_: &RunContext<'_>| panic!("on purpose")).expect("the engine is open");
+            }
+            let gate = common::hold(&engine, &token);
+            engine.op("cancelled").writes([&token]).push_sync(|_| ()).expect("the engine is open");
+            engine.notify_shutdown();
+            gate.open();
+            engine.shutdown(Shutdown::Cancel, None).expect("it ends");
+            let logged = std::mem::take(&mut *logged.lock().expect("no panics"));
+            assert_eq!(logged.len(), usize::from(fails), "{logged:?}");
+            assert!(logged.iter().all(|text| text.contains("on purpose")), "{logged:?}");
+        }
+    });
+}
+
 // ----------------------------------------------------------------------- in the background, and with no threads ----
 
 /// While this lives, no thread can be started: there is no room for its stack.

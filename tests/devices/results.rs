@@ -524,6 +524,24 @@ fn names_of_devices_are_checked() {
     }
 }
 
+#[test]
+fn properties_that_mean_nothing_on_a_device_are_refused() {
+    for kind in KINDS {
+        let engine = engine(kind, &SimulatedGpu::default());
+        let (var, host) = (device(&engine, 1), pinned(&engine, 1));
+        for property in [Property::CpuPrioritized, Property::Async] {
+            let refused = Err(raddle::PushError::NotOfDevice(property, GPU));
+            let op = || engine.op("").on(GPU).property(property);
+            assert_eq!(op().launch(var.write(), |_, _| {}), refused, "{kind}");
+            assert_eq!(op().copy_to_device(&host, &var), refused, "{kind}");
+            assert_eq!(op().push_sync(|_| {}), refused, "{kind}");
+            assert!(op().launch_operator(var.write(), |_, _| {}).is_err(), "{kind}");
+        }
+        engine.wait_for_all().unwrap();
+        assert_eq!(engine.version(&var) + engine.version(&host), 0);
+    }
+}
+
 /// A kernel may push, as any code may.
 #[test]
 fn what_a_kernel_pushes_is_run() {
