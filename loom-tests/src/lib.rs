@@ -28,6 +28,14 @@ mod twin;
 #[cfg(raddle_loom)]
 mod world;
 
+/// Ends an operation that names no variable, and was not executed.
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub fn end_alone<T>(op: raddle::internals::OpRef<T>) {
+    let mut ready = raddle::internals::ReadyList::default();
+    raddle::internals::end(op, &mut ready);
+    assert!(ready.is_empty(), "nothing was behind it");
+}
+
 #[cfg(raddle_loom)]
 pub use model::{COMPLETE, model};
 #[cfg(raddle_shuttle)]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use loom::{alloc::Track, cell::UnsafeCell};
-use raddle::internals::{Mode, OpRef, Pushed, ReadyList, Stalled, VarQueue, end, push};
+use raddle::internals::{Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, end, push};
 
 /// What the models put into an operation's record.
 pub struct Task {
@@ -71,7 +71,6 @@ impl Diary {
 #[derive(Debug)]
 pub struct StalledPush {
     number: usize,
-    op: OpRef<Task>,
     push: Stalled<Task>,
 }
 
@@ -143,52 +142,52 @@ impl World {
     /// Makes the operation that deletes `variable`, and closes the variable.
     pub fn deletion(&self, variable: usize) -> OpRef<Task> {
         let op = self.make(&[(variable, Mode::Overwrite)], true);
-        self.diary.entry(Self::number(op), |entry| entry.deletes = true);
+        self.diary.entry(Self::number(&op), |entry| entry.deletes = true);
         assert!(self.queue(variable).close(), "only one operation deletes a variable");
         op
     }
 
-    fn number(op: OpRef<Task>) -> usize {
+    fn number(op: &Op<Task>) -> usize {
         // SAFETY: the caller holds the operation; the number never changes.
         unsafe { (*op.task_ptr()).number }
     }
 
     /// Pushes `op` and leaves it to the caller to run it.
-    pub fn push(&self, op: OpRef<Task>) -> Pushed {
-        let number = self.note_push_begins(op);
+    pub fn push(&self, op: OpRef<Task>) -> Pushed<Task> {
+        let number = self.note_push_begins(&op);
         let pushed = push(op);
         self.note_push_ends(number, pushed)
     }
 
     /// Begins to push `op` and stands still when its first access is in its queue, which is nobody else's so far.
     pub fn stall(&self, op: OpRef<Task>) -> StalledPush {
-        StalledPush { number: self.note_push_begins(op), op, push: Stalled::after(1, op) }
+        StalledPush { number: self.note_push_begins(&op), push: Stalled::after(1, op) }
     }
 
     /// The same when all its accesses are in, and the last tail is not moved yet.
     pub fn stall_before_swing(&self, op: OpRef<Task>) -> StalledPush {
-        StalledPush { number: self.note_push_begins(op), op, push: Stalled::before_swing(op) }
+        StalledPush { number: self.note_push_begins(&op), push: Stalled::before_swing(op) }
     }
 
     /// The same when its last access is in by a helper, which stands still before it moves the tail, for good.
     pub fn stall_beside_a_helper(&self, op: OpRef<Task>) -> StalledPush {
-        StalledPush { number: self.note_push_begins(op), op, push: Stalled::beside_a_helper(op) }
+        StalledPush { number: self.note_push_begins(&op), push: Stalled::beside_a_helper(op) }
     }
 
     /// Ends the push of an operation that stood still; gives the operation if it is ready.
     pub fn finish_push(&self, stalled: StalledPush) -> Option<OpRef<Task>> {
         let pushed = stalled.push.finish();
-        self.note_push_ends(stalled.number, pushed).ready.then_some(stalled.op)
+        self.note_push_ends(stalled.number, pushed).ready
     }
 
-    fn note_push_begins(&self, op: OpRef<Task>) -> usize {
+    fn note_push_begins(&self, op: &Op<Task>) -> usize {
         let number = Self::number(op);
         self.diary.entry(number, |entry| entry.push_began = Some(self.diary.tick()));
         number
     }
 
     /// Takes the number, since the operation may be gone.
-    fn note_push_ends(&self, number: usize, pushed: Pushed) -> Pushed {
+    fn note_push_ends(&self, number: usize, pushed: Pushed<Task>) -> Pushed<Task> {
         self.diary.entry(number, |entry| {
             entry.push_ended = Some(self.diary.tick());
             entry.rejected[0] = Some(pushed.rejected);
@@ -198,7 +197,7 @@ impl World {
 
     /// Pushes `op`, and runs it and what becomes ready by it if it is ready.
     pub fn push_and_run(&self, op: OpRef<Task>) {
-        if self.push(op).ready {
+        if let Some(op) = self.push(op).ready {
             self.run(op);
         }
     }
@@ -213,15 +212,15 @@ impl World {
     /// Runs what is ready and what becomes ready by it.
     pub fn run_all(&self, ready: &mut ReadyList<Task>) {
         while let Some(op) = ready.pop() {
-            self.execute(op);
+            self.execute(&op);
             self.complete(op, ready);
         }
     }
 
     /// Does what `op` is to do with the data of its variables.
-    pub fn execute(&self, op: OpRef<Task>) {
-        let rejected = op.op().is_rejected();
-        for access in op.op().accesses() {
+    pub fn execute(&self, op: &Op<Task>) {
+        let rejected = op.is_rejected();
+        for access in op.accesses() {
             let data = &self.variables[access.queue().id() as usize].data;
             if rejected {
                 continue;
@@ -264,7 +263,7 @@ impl World {
         let world = Arc::clone(self);
         // SAFETY: all operations on the variable are done, and no other will be pushed. The closure keeps the world, and
         // thereby the memory, until it has run.
-        unsafe { variable.queue.dispose(move || drop(world)) };
+        unsafe { VarQueue::dispose(NonNull::from(&variable.queue), move || drop(world)) };
     }
 
     /// Ends the world when all threads are joined: every operation was ready once, ran once and in an order that respects

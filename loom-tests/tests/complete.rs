@@ -20,7 +20,7 @@ use raddle_loom_tests::{COMPLETE, Task, World, model, must_fail, without};
 fn hand_over(before: Mode, after: Mode) {
     let world = World::new(1);
     let first = world.op(&[(0, before)]);
-    assert!(world.push(first).ready, "nothing is pending");
+    let first = world.push(first).ready.expect("nothing is pending");
     let other = Arc::clone(&world);
     let thread = thread::spawn(move || other.run(first));
     world.push_and_run(world.op(&[(0, after)]));
@@ -73,7 +73,7 @@ fn meet_helped(bound: usize, before: Mode, after: Mode) {
     model(bound, Contract, move || {
         let world = World::new(2);
         let first = world.op(&[(1, before)]);
-        assert!(world.push(first).ready, "nothing is pending");
+        let first = world.push(first).ready.expect("nothing is pending");
         let stalled = world.stall(world.op(&[(0, Write), (1, after)]));
         let behind = world.op(&[(0, Write)]);
         let (completer, helper) = (Arc::clone(&world), Arc::clone(&world));
@@ -101,7 +101,7 @@ fn end_and_help(before: Mode, after: Mode) {
     model(2, Contract, move || {
         let world = World::new(2);
         let first = world.op(&[(1, before)]);
-        assert!(world.push(first).ready, "nothing is pending");
+        let first = world.push(first).ready.expect("nothing is pending");
         let stalled = world.stall(world.op(&[(0, Write), (1, after)]));
         let behind = world.op(&[(0, Write)]);
         let other = Arc::clone(&world);
@@ -131,17 +131,15 @@ fn the_last_of_two_predecessors_makes_the_successor_ready() {
     model(COMPLETE, Contract, || {
         let world = World::new(2);
         let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
-        for op in firsts {
-            // Or their ends would pass the fences of the epoch, which might hide that something is not handed over.
-            op.hold();
-            assert!(world.push(op).ready, "nothing is pending");
-        }
-        assert!(!world.push(world.op(&[(0, Write), (1, Read)])).ready, "two predecessors are pending");
+        // Or their ends would pass the fences of the epoch, which might hide that something is not handed over.
+        let holds = firsts.each_ref().map(OpRef::hold);
+        let [one, two] = firsts.map(|op| world.push(op).ready.expect("nothing is pending"));
+        assert!(world.push(world.op(&[(0, Write), (1, Read)])).ready.is_none(), "two predecessors are pending");
         let other = Arc::clone(&world);
-        let thread = thread::spawn(move || other.run(firsts[0]));
-        world.run(firsts[1]);
+        let thread = thread::spawn(move || other.run(one));
+        world.run(two);
         thread.join().unwrap();
-        firsts.into_iter().for_each(|op| op.release(0));
+        drop(holds);
         world.end();
     });
 }
@@ -152,17 +150,15 @@ fn two_predecessors_end_while_the_successor_is_pushed() {
     model(4, Contract, || {
         let world = World::new(2);
         let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
-        for op in firsts {
-            // As above.
-            op.hold();
-            assert!(world.push(op).ready, "nothing is pending");
-        }
+        // As above.
+        let holds = firsts.each_ref().map(OpRef::hold);
+        let firsts = firsts.map(|op| world.push(op).ready.expect("nothing is pending"));
         let successor = world.op(&[(0, Read), (1, Write)]);
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || firsts.into_iter().for_each(|op| other.run(op)));
         world.push_and_run(successor);
         thread.join().unwrap();
-        firsts.into_iter().for_each(|op| op.release(0));
+        drop(holds);
         world.end();
     });
 }
@@ -175,20 +171,23 @@ fn readers_between_writers(bound: usize, ends: [usize; 2]) {
         let writer = world.op(&[(0, Write)]);
         let readers = [Read; 2].map(|mode| world.op(&[(0, mode)]));
         let last = world.op(&[(0, Write)]);
-        assert!(world.push(writer).ready, "nothing is pending");
-        for reader in readers {
-            assert!(!world.push(reader).ready, "a writer is pending");
-        }
+        let writer = world.push(writer).ready.expect("nothing is pending");
+        let readers = readers.map(|reader| {
+            let address = reader.as_ptr();
+            assert!(world.push(reader).ready.is_none(), "a writer is pending");
+            address
+        });
         let mut ready = ReadyList::default();
-        world.execute(writer);
+        world.execute(&writer);
         world.complete(writer, &mut ready);
-        for reader in readers {
+        let mut readers = readers.map(|reader| {
             let popped = ready.pop().expect("both readers are ready");
-            assert_eq!(popped.as_ptr(), reader.as_ptr(), "the readers are ready in the order of their pushes");
-        }
+            assert_eq!(popped.as_ptr(), reader, "the readers are ready in the order of their pushes");
+            Some(popped)
+        });
         let threads = ends.map(|reader| {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.run(readers[reader]))
+            let (world, reader) = (Arc::clone(&world), readers[reader].take().unwrap());
+            thread::spawn(move || world.run(reader))
         });
         world.push_and_run(last);
         for thread in threads {
@@ -215,15 +214,15 @@ fn readers_side_by_side(flavour: Flavour) {
         let world = World::new(1);
         let writer = world.op(&[(0, Write)]);
         let readers = readers_of(&world);
-        assert!(world.push(writer).ready, "nothing is pending");
+        let writer = world.push(writer).ready.expect("nothing is pending");
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || {
             let mut ready = ReadyList::default();
-            other.execute(writer);
+            other.execute(&writer);
             other.complete(writer, &mut ready);
             ready
         });
-        let mut found: Vec<_> = readers.into_iter().filter(|&op| world.push(op).ready).collect();
+        let mut found: Vec<_> = readers.into_iter().filter_map(|op| world.push(op).ready).collect();
         let mut ready = thread.join().unwrap();
         found.extend(std::iter::from_fn(|| ready.pop()));
         assert_eq!(found.len(), 2, "a reader waits for another reader");
@@ -259,7 +258,7 @@ fn three_in_a_row(bound: usize, modes: [Mode; 3]) {
     model(bound, Contract, move || {
         let world = World::new(1);
         let [first, second, third] = modes.map(|mode| world.op(&[(0, mode)]));
-        assert!(world.push(first).ready, "nothing is pending");
+        let first = world.push(first).ready.expect("nothing is pending");
         let (completer, pusher) = (Arc::clone(&world), Arc::clone(&world));
         let threads = [thread::spawn(move || completer.run(first)), thread::spawn(move || pusher.push_and_run(third))];
         world.push_and_run(second);
@@ -297,23 +296,24 @@ fn a_reader_behind_a_helped_reader_does_not_wait_for_it() {
     model(2, Contract, || {
         let world = World::new(2);
         let first = world.op(&[(1, Read)]);
-        assert!(world.push(first).ready, "nothing is pending");
+        let first = world.push(first).ready.expect("nothing is pending");
         let stalled = world.stall(world.op(&[(0, Write), (1, Read)]));
         let (helping, behind) = (world.op(&[(0, Write)]), world.op(&[(1, Read)]));
         let (completer, helper) = (Arc::clone(&world), Arc::clone(&world));
         let completer = thread::spawn(move || {
             let mut ready = ReadyList::default();
-            completer.execute(first);
+            completer.execute(&first);
             completer.complete(first, &mut ready);
             ready
         });
-        let helper = thread::spawn(move || assert!(!helper.push(helping).ready, "the stalled operation is before it"));
+        let helper =
+            thread::spawn(move || assert!(helper.push(helping).ready.is_none(), "the stalled operation is before it"));
         let at_once = world.push(behind).ready;
         helper.join().unwrap();
         let mut ready = completer.join().unwrap();
         let later = ready.pop();
-        assert!(at_once || later.is_some(), "a reader waits for another reader");
-        world.run(behind);
+        assert!(at_once.is_none() || later.is_none(), "an operation is ready twice");
+        world.run(at_once.or(later).expect("a reader waits for another reader"));
         world.finish_push(stalled).into_iter().for_each(|op| world.run(op));
         assert!(ready.is_empty(), "an operation is ready twice");
         world.end();
@@ -328,15 +328,13 @@ fn an_access_is_kept_while_a_completion_walks_past_it() {
         let world = World::new(2);
         let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
         let behind = [world.op(&[(0, Read), (1, Read)]), world.op(&[(0, Read)]), world.op(&[(0, Write)])];
-        for op in firsts {
-            assert!(world.push(op).ready, "nothing is pending");
-        }
+        let [one, two] = firsts.map(|op| world.push(op).ready.expect("nothing is pending"));
         for op in behind {
-            assert!(!world.push(op).ready, "a writer is pending");
+            assert!(world.push(op).ready.is_none(), "a writer is pending");
         }
         let other = Arc::clone(&world);
-        let thread = thread::spawn(move || other.run(firsts[0]));
-        world.run(firsts[1]);
+        let thread = thread::spawn(move || other.run(one));
+        world.run(two);
         thread.join().unwrap();
         world.end();
     });
@@ -348,7 +346,7 @@ fn who_finds_an_access_where_a_completion_has_moved_the_tail_may_look_at_it() {
     model(2, Contract, || {
         let world = World::new(1);
         let first = world.op(&[(0, Write)]);
-        assert!(world.push(first).ready, "nothing is pending");
+        let first = world.push(first).ready.expect("nothing is pending");
         let (completer, looker) = (Arc::clone(&world), Arc::clone(&world));
         let threads =
             [thread::spawn(move || completer.run(first)), thread::spawn(move || _ = looker.queue(0).is_idle(false))];
@@ -363,7 +361,7 @@ fn who_finds_an_access_where_a_completion_has_moved_the_tail_may_look_at_it() {
 /// Runs `op` alone; gives what becomes ready by it.
 fn end(world: &World, op: OpRef<Task>) -> ReadyList<Task> {
     let mut ready = ReadyList::default();
-    world.execute(op);
+    world.execute(&op);
     world.complete(op, &mut ready);
     ready
 }
@@ -375,13 +373,13 @@ fn readers_do_not_wait_for_each_other_when_the_one_before_them_ends_while_they_a
     model(2, Contract, || {
         let world = World::new(2);
         let first = world.op(&[(1, Read)]);
-        assert!(world.push(first).ready, "nothing is pending");
+        let first = world.push(first).ready.expect("nothing is pending");
         let second = world.op(&[(0, Write), (1, Read)]);
         let stalled = world.stall(second);
         let third = world.op(&[(1, Read)]);
         let (completer, pusher) = (Arc::clone(&world), Arc::clone(&world));
         let completer = thread::spawn(move || end(&completer, first));
-        let pusher = thread::spawn(move || pusher.push(third).ready.then_some(third));
+        let pusher = thread::spawn(move || pusher.push(third).ready);
         let mut found: Vec<_> = world.finish_push(stalled).into_iter().collect();
         found.extend(pusher.join().unwrap());
         let mut ready = completer.join().unwrap();
@@ -400,12 +398,12 @@ fn an_access_waits_for_the_completion_that_walks_to_it() {
     model(2, Contract, || {
         let world = World::new(2);
         let first = world.op(&[(1, Write)]);
-        assert!(world.push(first).ready, "nothing is pending");
+        let first = world.push(first).ready.expect("nothing is pending");
         let stalled = world.stall_before_swing(world.op(&[(0, Write), (1, Write)]));
         let completer = Arc::clone(&world);
         let thread = thread::spawn(move || completer.run(first));
         let third = world.op(&[(0, Write), (1, Write)]);
-        let at_once = world.push(third).ready.then_some(third);
+        let at_once = world.push(third).ready;
         for op in [world.finish_push(stalled), at_once].into_iter().flatten() {
             world.run(op);
         }
@@ -420,13 +418,13 @@ fn an_access_that_a_helper_has_linked_waits_for_the_completion_that_walks_to_it(
     model(2, Contract, || {
         let world = World::new(2);
         let first = world.op(&[(1, Write)]);
-        assert!(world.push(first).ready, "nothing is pending");
+        let first = world.push(first).ready.expect("nothing is pending");
         let stalled = world.stall_beside_a_helper(world.op(&[(0, Write), (1, Write)]));
         let completer = Arc::clone(&world);
         let thread = thread::spawn(move || completer.run(first));
         let helped = world.finish_push(stalled);
         let third = world.op(&[(0, Write), (1, Write)]);
-        let at_once = world.push(third).ready.then_some(third);
+        let at_once = world.push(third).ready;
         for op in [helped, at_once].into_iter().flatten() {
             world.run(op);
         }
@@ -440,19 +438,17 @@ fn an_access_that_a_helper_has_linked_waits_for_the_completion_that_walks_to_it(
 fn a_pusher_hands_over_what_it_found_done() {
     model(COMPLETE, Contract, || {
         let world = World::new(2);
-        let [one, other] = [0, 1].map(|variable| world.op(&[(variable, Write)]));
-        for op in [one, other] {
-            // Or their ends would pass the epoch, which might hide that something is not handed over.
-            op.hold();
-            assert!(world.push(op).ready, "nothing is pending");
-        }
+        let ops = [0, 1].map(|variable| world.op(&[(variable, Write)]));
+        // Or their ends would pass the epoch, which might hide that something is not handed over.
+        let holds = ops.each_ref().map(OpRef::hold);
+        let [one, other] = ops.map(|op| world.push(op).ready.expect("nothing is pending"));
         let stalled = world.stall(world.op(&[(0, Read), (1, Read)]));
         let completer = Arc::clone(&world);
         let thread = thread::spawn(move || completer.run(one));
         world.run(other);
         world.finish_push(stalled).into_iter().for_each(|op| world.run(op));
         thread.join().unwrap();
-        [one, other].into_iter().for_each(|op| op.release(0));
+        drop(holds);
         world.end();
     });
 }
@@ -464,7 +460,7 @@ fn who_finds_a_variable_idle_sees_what_was_done() {
         model(COMPLETE, Contract, move || {
             let world = World::new(1);
             let op = world.op(&[(0, Write)]);
-            assert!(world.push(op).ready, "nothing is pending");
+            let op = world.push(op).ready.expect("nothing is pending");
             let other = Arc::clone(&world);
             let thread = thread::spawn(move || other.run(op));
             if world.queue(0).is_idle(for_reading) {
@@ -486,9 +482,9 @@ fn readers_of_an_idle_variable_are_ready_at_once() {
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || other.push(one).ready);
         let at_once = world.push(both).ready;
-        assert!(thread.join().unwrap() && at_once, "a reader waits for another reader");
-        world.run(both);
-        world.run(one);
+        for op in [at_once, thread.join().unwrap()] {
+            world.run(op.expect("a reader waits for another reader"));
+        }
         world.end();
     });
 }

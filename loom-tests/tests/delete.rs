@@ -85,7 +85,7 @@ fn what_is_in_is_not_rejected() {
         let helper = Arc::clone(&world);
         let thread = thread::spawn(move || {
             let deletion = helper.deletion(1);
-            assert!(!helper.push(behind).ready, "the stalled operation is before it");
+            assert!(helper.push(behind).ready.is_none(), "the stalled operation is before it");
             deletion
         });
         // It runs when the helper is through, so that it sees whatever that has done to it.

@@ -8,7 +8,7 @@ use raddle::{
     IdlePolicy,
     internals::{DEFAULT_BAND, Flavour, Injector, Lane, LaneOptions, OpRef, Step},
 };
-use raddle_loom_tests::{model, must_fail, without};
+use raddle_loom_tests::{end_alone, model, must_fail, without};
 
 fn op(number: usize, band: u8) -> OpRef<usize> {
     // SAFETY: the operation names no variable.
@@ -27,7 +27,7 @@ fn pop_several(injector: &Injector<usize>, band: u8, max: usize) -> Vec<usize> {
         .map(|op| {
             // SAFETY: this thread has popped the operation, and nobody changes its task.
             let number = unsafe { *op.task_ptr() };
-            op.release(0);
+            end_alone(op);
             number
         })
         .collect();
@@ -173,14 +173,15 @@ fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + '
         if let Some((mut chain, _)) = lane.injector_for_models().pop(DEFAULT_BAND, 1) {
             let op_d = chain.next().unwrap();
             // SAFETY: this thread has popped the operation, and nobody changes its task.
-            popped.push(unsafe { *op_d.task_ptr() });
+            let number = unsafe { *op_d.task_ptr() };
             popped.extend(injector(&lane));
-            if comes_back && popped[1] == D {
+            if comes_back && number == D {
                 lane.inject(op(3, DEFAULT_BAND));
                 lane.inject(op_d);
                 popped.extend(injector(&lane));
             } else {
-                op_d.release(0);
+                end_alone(op_d);
+                popped.push(number);
                 (3..5).for_each(|number| lane.inject(op(number, DEFAULT_BAND)));
                 popped.extend(injector(&lane));
             }

@@ -20,7 +20,7 @@ use raddle_loom_tests::{StalledPush, Task, World, model, must_fail, without};
 
 /// Pushes lists of operations, each on a thread of its own and the last one on this, then runs everything.
 fn push_all(world: &Arc<World>, stalled: Option<StalledPush>, mut lists: Vec<Vec<OpRef<Task>>>) {
-    let push = |world: &World, ops: Vec<_>| ops.into_iter().filter(|&op| world.push(op).ready).collect();
+    let push = |world: &World, ops: Vec<_>| ops.into_iter().filter_map(|op| world.push(op).ready).collect();
     let mine = lists.pop().expect("somebody pushes");
     let mut threads = Vec::<thread::JoinHandle<Vec<_>>>::new();
     if let Some(stalled) = stalled {
@@ -74,10 +74,10 @@ fn without_help_two_pushes_deadlock() {
 fn two_run_at_once(flavour: Flavour, bound: usize, modes: [Mode; 2]) {
     model(bound, flavour, move || {
         let world = World::new(2);
-        let ops = modes.map(|mode| world.op(&[(0, mode), B]));
+        let [one, two] = modes.map(|mode| world.op(&[(0, mode), B]));
         let other = Arc::clone(&world);
-        let thread = thread::spawn(move || other.push_and_run(ops[0]));
-        world.push_and_run(ops[1]);
+        let thread = thread::spawn(move || other.push_and_run(one));
+        world.push_and_run(two);
         thread.join().unwrap();
         world.end();
     });
@@ -144,7 +144,7 @@ fn a_pusher_that_stands_still_holds_up_nobody() {
         let (behind, beside) = (world.op(&[A, B]), world.op(&[B, C]));
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || other.push_and_run(beside));
-        assert!(!world.push(behind).ready, "an operation passed another that stands still before it");
+        assert!(world.push(behind).ready.is_none(), "an operation passed another that stands still before it");
         thread.join().unwrap();
         // All pushes but one are over, and what is ready ran, which is none that comes after that one.
         assert_eq!(world.runs(STALLED), 0);
@@ -163,10 +163,10 @@ fn an_access_that_two_threads_help_with_is_counted_once() {
     model(1, Contract, || {
         let world = World::new(2);
         let stalled = world.stall(world.op(&[A, B]));
-        let ops = [(); 2].map(|()| world.op(&[A]));
+        let [one, two] = [(); 2].map(|()| world.op(&[A]));
         let other = Arc::clone(&world);
-        let thread = thread::spawn(move || assert!(!other.push(ops[0]).ready, "an operation passed another"));
-        assert!(!world.push(ops[1]).ready, "an operation passed another");
+        let thread = thread::spawn(move || assert!(other.push(one).ready.is_none(), "an operation passed another"));
+        assert!(world.push(two).ready.is_none(), "an operation passed another");
         thread.join().unwrap();
         world.finish_push(stalled).into_iter().for_each(|op| world.run(op));
         world.end();
@@ -179,11 +179,7 @@ fn an_access_that_two_threads_help_with_is_counted_once() {
 fn who_finds_an_access_at_the_tail_may_look_at_it() {
     model(2, Contract, || {
         let world = World::new(1);
-        let push = |world: &World| {
-            let op = world.op(&[(0, Read)]);
-            assert!(world.push(op).ready, "nothing is pending but readers");
-            op
-        };
+        let push = |world: &World| world.push(world.op(&[(0, Read)])).ready.expect("nothing is pending but readers");
         let (pusher, looker) = (Arc::clone(&world), Arc::clone(&world));
         let pusher = thread::spawn(move || push(&pusher));
         let looker = thread::spawn(move || _ = looker.queue(0).is_idle(false));
@@ -204,8 +200,8 @@ fn a_ring_of_three_pushes_by_two_threads_never_deadlocks() {
         let stalled = world.stall(world.op(&[A, B]));
         let (second, third) = (world.op(&[B, C]), world.op(&[A, C]));
         let other = Arc::clone(&world);
-        let thread = thread::spawn(move || other.push(second).ready.then_some(second));
-        let mut ready = vec![world.push(third).ready.then_some(third), world.finish_push(stalled)];
+        let thread = thread::spawn(move || other.push(second).ready);
+        let mut ready = vec![world.push(third).ready, world.finish_push(stalled)];
         ready.push(thread.join().unwrap());
         ready.into_iter().flatten().for_each(|op| world.run(op));
         world.end();
@@ -223,7 +219,7 @@ fn a_ring_of_three_pushes_by_three_threads_never_deadlocks() {
             thread::spawn(move || world.finish_push(stalled))
         });
         let third = world.op(&[A, C]);
-        let mut ready = vec![world.push(third).ready.then_some(third)];
+        let mut ready = vec![world.push(third).ready];
         ready.extend(threads.map(|thread| thread.join().unwrap()));
         ready.into_iter().flatten().for_each(|op| world.run(op));
         world.end();

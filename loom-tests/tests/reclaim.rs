@@ -18,7 +18,7 @@ use raddle::internals::{
     Mode::{self, Read, Write},
     OpRef, ReadyList, Step,
 };
-use raddle_loom_tests::{COMPLETE, World, model, must_fail, without};
+use raddle_loom_tests::{COMPLETE, World, end_alone, model, must_fail, without};
 
 /// An idle variable is used again by one thread while another looks whether it is idle.
 fn use_again_while_another_looks(bound: Option<usize>, flavour: Flavour, for_reading: bool) {
@@ -62,10 +62,10 @@ fn an_idle_variable_is_used_again_by_two_threads() {
     model(3, Contract, || {
         let world = World::new(1);
         world.push_and_run(world.op(&[(0, Write)]));
-        let ops = [Write, Read].map(|mode| world.op(&[(0, mode)]));
+        let [one, two] = [Write, Read].map(|mode| world.op(&[(0, mode)]));
         let other = Arc::clone(&world);
-        let thread = thread::spawn(move || other.push_and_run(ops[0]));
-        world.push_and_run(ops[1]);
+        let thread = thread::spawn(move || other.push_and_run(one));
+        world.push_and_run(two);
         thread.join().unwrap();
         world.end();
     });
@@ -77,7 +77,7 @@ fn end_while_another_appends(bound: usize) {
     model(bound, Contract, || {
         let world = World::new(1);
         let [first, second, third] = [(); 3].map(|()| world.op(&[(0, Write)]));
-        assert!(world.push(first).ready, "nothing is pending");
+        let first = world.push(first).ready.expect("nothing is pending");
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || other.push_and_run(second));
         world.run(first);
@@ -108,20 +108,20 @@ fn end_and_look_while_another_appends(accesses: &'static [(usize, Mode)]) {
     model(3, Contract, move || {
         let world = World::new(2);
         let first = world.op(&[(1, Write)]);
-        assert!(world.push(first).ready, "nothing is pending");
+        let first = world.push(first).ready.expect("nothing is pending");
         let second = world.op(accesses);
-        let stalled = (accesses.len() > 1).then(|| world.stall(second));
+        let second = if accesses.len() > 1 { Ok(world.stall(second)) } else { Err(second) };
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || {
             let mut ready = ReadyList::default();
-            other.execute(first);
+            other.execute(&first);
             other.complete(first, &mut ready);
             let _ = other.queue(1).is_idle(false);
             ready
         });
-        let mine = match stalled {
-            Some(stalled) => world.finish_push(stalled),
-            None => world.push(second).ready.then_some(second),
+        let mine = match second {
+            Ok(stalled) => world.finish_push(stalled),
+            Err(second) => world.push(second).ready,
         };
         let mut ready = thread.join().unwrap();
         mine.into_iter().for_each(|op| world.run(op));
@@ -149,7 +149,7 @@ fn whoever_is_last_gives_a_record_back() {
         let world = World::new(2);
         let first = world.op(&[(0, Write), (1, Write)]);
         let nexts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
-        assert!(world.push(first).ready, "nothing is pending");
+        let first = world.push(first).ready.expect("nothing is pending");
         let threads = nexts.map(|op| {
             let world = Arc::clone(&world);
             thread::spawn(move || world.push_and_run(op))
@@ -187,13 +187,13 @@ fn a_task_is_dropped_after_what_other_holders_did_with_it() {
     model(COMPLETE, Contract, || {
         // SAFETY: the operation names no variable.
         let op = unsafe { OpRef::new(0, DEFAULT_BAND, false, std::iter::empty()) };
-        op.hold();
+        let hold = op.hold();
         let thread = thread::spawn(move || {
             // loom takes this for a use of the task by one thread alone.
-            let _ = op.task_ptr();
-            op.release(0);
+            let _ = hold.task_ptr();
+            drop(hold);
         });
-        op.release(0);
+        end_alone(op);
         thread.join().unwrap();
     });
 }
@@ -204,13 +204,13 @@ fn an_operation_that_another_thread_holds_keeps_its_record() {
     model(COMPLETE, Contract, || {
         let world = World::new(1);
         let op = world.op(&[(0, Write)]);
-        assert!(world.push(op).ready, "nothing is before it");
-        world.execute(op);
-        op.hold();
+        let op = world.push(op).ready.expect("nothing is before it");
+        world.execute(&op);
+        let hold = op.hold();
         let thread = thread::spawn(move || {
             // loom takes this for a use of the task by one thread alone.
-            let _ = op.task_ptr();
-            op.release(0);
+            let _ = hold.task_ptr();
+            drop(hold);
         });
         world.complete(op, &mut ReadyList::default());
         // Spends the access of the first.

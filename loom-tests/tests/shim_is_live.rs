@@ -24,10 +24,10 @@ mod under_loom {
 
     fn two_threads_push_on_one_variable() {
         let world = World::new(1);
-        let ops = [(); 2].map(|()| world.op(&[(0, Mode::Write)]));
+        let [one, two] = [(); 2].map(|()| world.op(&[(0, Mode::Write)]));
         let other = Arc::clone(&world);
-        let thread = thread::spawn(move || other.push_and_run(ops[0]));
-        world.push_and_run(ops[1]);
+        let thread = thread::spawn(move || other.push_and_run(one));
+        world.push_and_run(two);
         thread.join().unwrap();
         world.end();
     }

@@ -19,7 +19,7 @@ use raddle::{
         DEFAULT_BAND, Lane, LaneOptions, Mode, OpRef, ReadyList, Step, Tally, VarQueue, Waited, Worker, complete, push,
     },
 };
-use raddle_loom_tests::{explore, must_fail, without};
+use raddle_loom_tests::{end_alone, explore, must_fail, without};
 use shuttle::{
     rand::{Rng, thread_rng},
     thread,
@@ -100,17 +100,14 @@ impl World {
         let pushed = push(op);
         self.note(number, 1);
         let mut ready = ReadyList::default();
-        if pushed.ready {
-            ready.push(op);
-        }
+        pushed.ready.into_iter().for_each(|op| ready.push(op));
         while let Some(op) = ready.pop() {
             // SAFETY: the operation is ready and this thread's; the number never changes.
             let number = unsafe { (*op.task_ptr()).number };
             self.note(number, 2);
             thread::yield_now();
             self.note(number, 3);
-            let spent = complete(op, &mut ready);
-            op.release(spent);
+            drop(complete(op, &mut ready));
         }
     }
 
@@ -133,7 +130,7 @@ impl World {
         for queue in &self.queues {
             let world = Arc::clone(&self);
             // SAFETY: all operations are done and no other is pushed; the closure keeps the world until it has run.
-            unsafe { queue.dispose(move || drop(world)) };
+            unsafe { VarQueue::dispose(NonNull::from(queue), move || drop(world)) };
         }
         assert_eq!(self.dropped.load(Relaxed), made.len(), "records that were dropped (left) and made (right)");
         assert!(made.iter().any(|made| made.thread > 0), "only one thread has pushed");
@@ -176,7 +173,7 @@ fn take(worker: &Worker<Number>) -> Option<Number> {
     let op = worker.next()?;
     // SAFETY: the worker was handed the operation, and nobody changes its task.
     let number = unsafe { *op.task_ptr() };
-    op.release(0);
+    end_alone(op);
     Some(number)
 }
 
@@ -188,7 +185,7 @@ fn op(number: Number) -> OpRef<Number> {
 
 fn a_lane_with_three_workers() {
     const OPERATIONS: usize = 18;
-    let options = LaneOptions { name: "model", workers: 3, threads: 3, idle: IdlePolicy::Park };
+    let options = LaneOptions { name: "model", workers: 3, idle: IdlePolicy::Park };
     let (lane, workers) = Lane::new(options);
     let left = Arc::new(AtomicUsize::new(OPERATIONS));
     let workers: Vec<_> = workers
@@ -236,8 +233,7 @@ fn three_workers_take_each_operation_once_and_all_end() {
 /// Workers that take one operation each, and no more: whoever finds several, or the last searcher, must wake another.
 fn workers_that_take_one_operation_each() {
     const WORKERS: usize = 4;
-    let (lane, workers) =
-        Lane::new(LaneOptions { name: "model", workers: WORKERS, threads: WORKERS, idle: IdlePolicy::Park });
+    let (lane, workers) = Lane::new(LaneOptions { name: "model", workers: WORKERS, idle: IdlePolicy::Park });
     let threads: Vec<_> = workers
         .into_iter()
         .map(|worker| {

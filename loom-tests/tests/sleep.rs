@@ -14,7 +14,7 @@ use loom::{
 };
 use raddle::IdlePolicy;
 use raddle::internals::{DEFAULT_BAND, Flavour, Lane, LaneOptions, OpRef, Sleep, Step, Worker};
-use raddle_loom_tests::{model, must_fail, without};
+use raddle_loom_tests::{end_alone, model, must_fail, without};
 
 type Number = usize;
 
@@ -40,7 +40,7 @@ fn take(worker: &Worker<Number>) -> Option<Number> {
     let op = worker.next()?;
     // SAFETY: the worker was handed the operation, and nobody changes its task.
     let number = unsafe { *op.task_ptr() };
-    op.release(0);
+    end_alone(op);
     Some(number)
 }
 
@@ -123,8 +123,7 @@ fn what_is_pushed_while_one_worker_searches_is_taken_and_the_end_reaches_all() {
         // A lane ends when nothing is pending; here it ends early, and what was not taken yet is still there.
         let mut left = 0;
         while let Some((chain, _)) = lane.injector_for_models().pop(DEFAULT_BAND, 1) {
-            let op = chain.last().unwrap();
-            op.release(0);
+            end_alone(chain.last().unwrap());
             left += 1;
         }
         assert_eq!(taken + left, 2);
