@@ -13,7 +13,10 @@ use crate::{
     error::WaitError,
     gpu::GpuStream,
     progress::Progress,
-    sync::thread_static,
+    sync::{
+        thread_static,
+        weaken::{Step, removed},
+    },
     task::{Task, flag},
     threads,
     tracker::{Op, OpRef, ReadyList},
@@ -298,7 +301,10 @@ pub(crate) fn leave_lost(op: OpRef<Task>) -> Option<OpRef<Task>> {
     // SAFETY: as in `any_frame`.
     let frame = unsafe { innermost().as_ref() };
     match frame {
-        Some(frame) if frame.op.is_some_and(|own| own.as_ptr() == op.as_ptr()) && std::thread::panicking() => {
+        Some(frame)
+            if frame.op.is_some_and(|own| own.as_ptr() == op.as_ptr())
+                && (std::thread::panicking() || removed(Step::DropEndsAtOnce)) =>
+        {
             frame.right.set(Some(op));
             None
         }
