@@ -9,10 +9,11 @@ use std::{
 
 use crate::{
     core::Core,
-    device::{Context, in_kernel},
+    device::{Context, as_kernel, in_kernel},
     error::WaitError,
     gpu::GpuStream,
     progress::Progress,
+    stack,
     sync::{
         thread_static,
         weaken::{Step, removed},
@@ -27,7 +28,6 @@ use crate::{
 pub(crate) struct Frame {
     /// Whoever has entered the frame has the right to the operation, or a share of its record, until it leaves.
     op: Option<NonNull<Op<Task>>>,
-    /// Null without an operation.
     core: *const Core,
     /// The outcome that the operation is going to set, if somebody has its handle.
     outcome: Cell<*const ()>,
@@ -82,22 +82,23 @@ pub(crate) enum Has {
 /// Runs `f` as a part of `op`.
 #[inline]
 pub(crate) fn enter<R>(core: &Core, op: &Op<Task>, has: Has, f: impl FnOnce(&Frame) -> R) -> R {
-    enter_with(Some((core, op)), has, None, f)
+    enter_with(core, Some(op), has, None, f)
 }
 
 /// Runs `f` as the function of the asynchronous operation `op`, whose completion takes `right` out of the frame.
 pub(crate) fn enter_async<R>(core: &Core, op: &Op<Task>, right: OpRef<Task>, f: impl FnOnce(&Frame) -> R) -> R {
-    enter_with(Some((core, op)), Has::Variables, Some(right), f)
+    enter_with(core, Some(op), Has::Variables, Some(right), f)
 }
 
-/// Runs `f`, which is the program's but no part of an operation: all operations that it could be one of are counted out.
-pub(crate) fn enter_after<R>(f: impl FnOnce() -> R) -> R {
-    enter_with(None, Has::Nothing, None, |_| f())
+/// Runs `f`, which is the program's, for `core`, but no part of an operation: that is counted out.
+pub(crate) fn enter_after<R>(core: &Core, f: impl FnOnce() -> R) -> R {
+    enter_with(core, None, Has::Nothing, None, |_| f())
 }
 
 #[inline(always)]
 fn enter_with<R>(
-    of: Option<(&Core, &Op<Task>)>,
+    core: &Core,
+    op: Option<&Op<Task>>,
     has: Has,
     right: Option<OpRef<Task>>,
     f: impl FnOnce(&Frame) -> R,
@@ -111,8 +112,8 @@ fn enter_with<R>(
     FRAME.with(|innermost| {
         let parent = innermost.get();
         let frame = Frame {
-            op: of.map(|(_, op)| NonNull::from(op)),
-            core: of.map_or(ptr::null(), |(core, _)| ptr::from_ref(core)),
+            op: op.map(NonNull::from),
+            core: ptr::from_ref(core),
             outcome: Cell::new(ptr::null()),
             right: Cell::new(right),
             holding: has == Has::Variables,
@@ -143,8 +144,8 @@ fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     false
 }
 
-/// Drains inside each other before what becomes ready is left to the innermost: enough for programs that nest on purpose,
-/// little enough for any stack. Picked.
+/// Drains inside each other before what becomes ready is left to others: enough for programs that nest on purpose, little
+/// enough for any stack. Picked.
 const MAX_DRAINS: usize = 64;
 
 /// A loop that runs ready operations on this thread, innermost first.
@@ -208,13 +209,40 @@ pub(crate) fn is_deep() -> bool {
     unsafe { DRAIN.with(Cell::get).as_ref() }.is_some_and(|drain| drain.depth >= MAX_DRAINS)
 }
 
-/// Leaves `ready` to a drain of this thread if so many are inside each other that another might be too much for the stack.
-pub(crate) fn defer(core: &Core, ready: &mut ReadyList<Task>) -> bool {
-    let drain = if is_deep() { drain_of(core) } else { None };
-    if let Some(drain) = drain {
-        drain.push_all(ready);
+/// Whether the stack of this thread had better not be used for another operation inside the ones that run.
+pub(crate) fn is_stack_short() -> bool {
+    stack::is_short().unwrap_or_else(is_deep)
+}
+
+/// Runs `f` on another stack, as the calling thread would; gives it back where there is none to be had.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
+    // What it waits for may need the worker.
+    if threads::yield_worker().is_err() {
+        return Err(f);
     }
-    drain.is_some()
+    let (frame, drain, kernel) = (innermost(), DRAIN.with(Cell::get), in_kernel());
+    let mut f = Some(f);
+    let go_on = || {
+        FRAME.with(|cell| cell.set(frame));
+        DRAIN.with(|cell| cell.set(drain));
+        let mut run = || f.take().into_iter().for_each(|f| f());
+        if kernel { as_kernel(run) } else { run() }
+    };
+    // SAFETY: nothing of the engine is bound to a thread but what is in thread-locals, and those that matter are taken over.
+    // The frames and drains of the calling thread, which stands still, are the other one's meanwhile.
+    let done = unsafe { stack::on_another(go_on) };
+    match (done, f) {
+        (Err(_), Some(f)) => Err(f),
+        _ => Ok(()),
+    }
+}
+
+/// Models have small stacks, which are enough for them.
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
+    let _ = (as_kernel::<()> as fn(fn()), stack::on_another::<(), fn()> as unsafe fn(fn()) -> std::io::Result<()>);
+    Err(f)
 }
 
 /// What is left to drains of `core` on this thread, for a caller that is about to wait and may wait for it.
@@ -232,10 +260,12 @@ pub(crate) fn take_deferred(core: &Core) -> ReadyList<Task> {
 }
 
 /// Leaves `ready` to the innermost drain of `core` on this thread, if there is one.
-pub(crate) fn leave_to_drain(core: &Core, ready: &mut ReadyList<Task>) {
-    if let Some(drain) = drain_of(core) {
+pub(crate) fn leave_to_drain(core: &Core, ready: &mut ReadyList<Task>) -> bool {
+    let drain = drain_of(core);
+    if let Some(drain) = drain {
         drain.push_all(ready);
     }
+    drain.is_some()
 }
 
 /// An operation of `core` on this thread whose completion a panic of its function has dropped, and that is about to wait.
@@ -278,6 +308,12 @@ pub(crate) fn has_drain(core: &Core) -> bool {
 
 /// Whether this thread is inside an operation of `core`.
 pub(crate) fn in_operation_of(core: &Core) -> bool {
+    any_frame(|frame| ptr::eq(frame.core, core) && frame.op.is_some() && !frame.is_over())
+}
+
+/// Whether this thread is inside an operation of `core`, or runs the program's code for it otherwise: it may have
+/// operations in hand that have yet to be counted out.
+pub(crate) fn works_for(core: &Core) -> bool {
     any_frame(|frame| ptr::eq(frame.core, core) && !frame.is_over())
 }
 

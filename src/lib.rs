@@ -65,6 +65,7 @@ mod property;
 mod roll;
 mod scheduler;
 mod spares;
+mod stack;
 mod sync;
 mod tally;
 mod task;

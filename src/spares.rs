@@ -205,6 +205,28 @@ mod tests {
         println!("{taken} of 2000 were taken");
     }
 
+    /// So that those whom nobody needs grow old.
+    #[test]
+    fn who_sat_down_last_is_offered_a_worker_first() {
+        let spares = Spares::default();
+        thread::scope(|scope| {
+            let waits: Vec<_> = (1..=3)
+                .map(|count| {
+                    let wait = scope.spawn(|| spares.wait(None));
+                    while lock(&spares.0).seats.len() < count {
+                        thread::yield_now();
+                    }
+                    wait
+                })
+                .collect();
+            for worker in [3, 2, 1] {
+                spares.offer(worker).expect("a thread waits");
+            }
+            let taken: Vec<_> = waits.into_iter().map(|wait| wait.join().expect("it has a worker")).collect();
+            assert_eq!(taken, [Some(1), Some(2), Some(3)]);
+        });
+    }
+
     #[test]
     fn the_end_is_told_to_those_who_wait_and_to_those_who_come() {
         let spares = Spares::<()>::default();

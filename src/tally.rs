@@ -193,41 +193,34 @@ impl Tally {
     }
 
     /// `entered` of a generation, in a shard.
-    #[inline]
     fn entered(&self, shard: usize, generation: usize) -> &AtomicU64 {
-        match self.shards[shard].entered.get(generation) {
-            Some(word) => word,
-            None => self.entered_in_chunk(shard, generation),
-        }
-    }
-
-    #[cold]
-    fn entered_in_chunk(&self, shard: usize, generation: usize) -> &AtomicU64 {
-        let (chunk, index) = self.chunk(generation);
-        &chunk.shards[shard].entered[index]
+        self.shards[shard].entered.get(generation).unwrap_or_else(|| {
+            let (chunk, index) = self.chunk(generation);
+            &chunk.shards[shard].entered[index]
+        })
     }
 
     /// `left` of a generation, in a shard.
-    #[inline]
     fn left(&self, shard: usize, generation: usize) -> &AtomicU64 {
-        match self.shards[shard].left.get(generation) {
+        self.shards[shard].left.get(generation).unwrap_or_else(|| {
+            let (chunk, index) = self.chunk(generation);
+            &chunk.shards[shard].left[index]
+        })
+    }
+
+    /// `rest` of a generation.
+    #[inline]
+    fn rest(&self, generation: usize) -> &AtomicU64 {
+        match self.rest.get(generation) {
             Some(word) => word,
-            None => self.left_in_chunk(shard, generation),
+            None => self.rest_in_chunk(generation),
         }
     }
 
     #[cold]
-    fn left_in_chunk(&self, shard: usize, generation: usize) -> &AtomicU64 {
+    fn rest_in_chunk(&self, generation: usize) -> &AtomicU64 {
         let (chunk, index) = self.chunk(generation);
-        &chunk.shards[shard].left[index]
-    }
-
-    /// `rest` of a generation.
-    fn rest(&self, generation: usize) -> &AtomicU64 {
-        self.rest.get(generation).unwrap_or_else(|| {
-            let (chunk, index) = self.chunk(generation);
-            &chunk.rest[index]
-        })
+        &chunk.rest[index]
     }
 
     /// The chunk of a generation, and its place there.
@@ -241,24 +234,47 @@ impl Tally {
     /// Counts an operation in. What was done before the current generation was opened is visible after it.
     #[inline]
     pub fn enter(&self) -> Ticket {
-        let shard = self.shard();
+        let shard = &self.shards[self.shard()];
         loop {
             // Acquire (edge `open`).
             let generation = self.current.load(Acquire);
-            let word = self.entered(shard, generation);
-            // Acquire (edge `close`): a flag seen here carries the generation that took this one's place to the next
-            // load of `current`.
-            let count = word.load(Acquire);
-            pause::at(Point::TallyBeforeEnter);
-            // By CAS and not by addition, so that an entry that is refused leaves no trace: the generation may be opened and
-            // closed again before it could take one back.
-            // Acquire (edge `open`): the word may have been closed, opened and counted up to the same again since the
-            // load. It releases nothing: what was done before is handed over by `leave`.
-            if count & FLAG == 0 && word.compare_exchange(count, count + ONE, Acquire, Relaxed).is_ok() {
-                pause::at(Point::TallyEntered);
+            let Some(word) = shard.entered.get(generation) else { return self.enter_chunk() };
+            if Self::enter_by(word) {
                 return Ticket(generation as u32);
             }
         }
+    }
+
+    /// As [`enter`](Self::enter), where the current generation was found in a chunk.
+    #[cold]
+    #[inline(never)]
+    fn enter_chunk(&self) -> Ticket {
+        let shard = self.shard();
+        loop {
+            // Acquire (edge `open`), as in `enter`.
+            let generation = self.current.load(Acquire);
+            if Self::enter_by(self.entered(shard, generation)) {
+                return Ticket(generation as u32);
+            }
+        }
+    }
+
+    /// Counts an operation in by a generation's `word`, unless that is closed or another thread is faster.
+    #[inline(always)]
+    fn enter_by(word: &AtomicU64) -> bool {
+        // Acquire (edge `close`): a flag seen here carries the generation that took this one's place to the next
+        // load of `current`.
+        let count = word.load(Acquire);
+        pause::at(Point::TallyBeforeEnter);
+        // By CAS and not by addition, so that an entry that is refused leaves no trace: the generation may be opened and
+        // closed again before it could take one back.
+        // Acquire (edge `open`): the word may have been closed, opened and counted up to the same again since the
+        // load. It releases nothing: what was done before is handed over by `leave`.
+        if count & FLAG == 0 && word.compare_exchange(count, count + ONE, Acquire, Relaxed).is_ok() {
+            pause::at(Point::TallyEntered);
+            return true;
+        }
+        false
     }
 
     /// Counts an operation out; what it did is visible to whoever sees the count without it. Gives the wakers of those that
@@ -267,22 +283,35 @@ impl Tally {
     #[must_use = "futures wait for it"]
     pub fn leave(&self, ticket: Ticket) -> Option<Wakers> {
         let generation = ticket.0 as usize;
-        let left = self.left(self.shard(), generation);
+        let shard = &self.shards[self.shard()];
+        let (Some(left), Some(rest)) = (shard.left.get(generation), self.rest.get(generation)) else {
+            return self.leave_chunk(generation);
+        };
+        if Self::leave_by(left, rest) { self.finish(generation) } else { None }
+    }
+
+    /// As [`leave`](Self::leave), where the generation is in a chunk.
+    #[cold]
+    #[inline(never)]
+    fn leave_chunk(&self, generation: usize) -> Option<Wakers> {
+        let (left, rest) = (self.left(self.shard(), generation), self.rest(generation));
+        if Self::leave_by(left, rest) { self.finish(generation) } else { None }
+    }
+
+    /// Counts an operation out by a generation's words; whether it was the last of one that is closed.
+    #[inline(always)]
+    fn leave_by(left: &AtomicU64, rest: &AtomicU64) -> bool {
         pause::at(Point::TallyBeforeLeave);
         // Release (edge `leave`). It needs nothing from whoever armed the word.
         let before = left.fetch_add(ONE, Release);
         pause::at(Point::TallyLeft);
-        if before & FLAG == 0 { None } else { self.leave_closed(generation) }
-    }
-
-    /// The rest of [`leave`](Self::leave), where the generation was closed.
-    #[cold]
-    fn leave_closed(&self, generation: usize) -> Option<Wakers> {
         // AcqRel (edge `leave`).
-        let is_last = self.rest(generation).fetch_sub(1, AcqRel) == ZERO + 1;
-        is_last.then(|| self.finish(generation)).flatten()
+        before & FLAG != 0 && rest.fetch_sub(1, AcqRel) == ZERO + 1
     }
 
+    /// Frees a generation that has drained.
+    #[cold]
+    #[inline(never)]
     fn finish(&self, generation: usize) -> Option<Wakers> {
         if self.birth.is_foreign() {
             return None;

@@ -426,18 +426,16 @@ impl Crew {
 
     /// Puts a ready operation where a worker of its lane takes it.
     pub(crate) fn schedule(&self, op: OpRef<Task>) {
-        let lane = self.lane(&op);
-        let mut left = Some(op);
+        if !self.is_served_here(op.task().lane) {
+            return self.lane(&op).inject_from_outside(op);
+        }
         with_carrier(|carrier| {
-            if let Some(worker) = carrier.free_worker().filter(|worker| Arc::ptr_eq(worker.lane(), lane)) {
-                let _looking = carrier.look();
-                let between = !context::in_program();
-                left.take().into_iter().for_each(|op| worker.keep(op, between));
+            let between = !context::in_program();
+            let _looking = carrier.look();
+            if let Some(worker) = carrier.worker() {
+                worker.keep(op, between);
             }
         });
-        if let Some(op) = left {
-            lane.inject_from_outside(op);
-        }
     }
 
     /// Whether the calling thread will itself run what it schedules in `lane`, though that may have ended.
@@ -535,10 +533,12 @@ fn carry(
         carrier.worker.set(Some(worker));
         if let Placement::Refused(core) = placement {
             let lane = crew.lanes[lane].name();
-            panics::log!(
-                Warn,
-                "raddle: worker {index} of lane {lane} could not be pinned to core {core}; it runs unpinned"
-            );
+            context::enter_after(&carrier.core, || {
+                panics::log!(
+                    Warn,
+                    "raddle: worker {index} of lane {lane} could not be pinned to core {core}; it runs unpinned"
+                );
+            });
         }
         run(&carrier);
         // Either the lane has ended, or the worker was given away.
@@ -584,10 +584,12 @@ fn run(carrier: &Carrier) {
             carrier.core.place_all(&mut ready);
             share_slot();
         });
-        for payload in [Some(payload), placed.err()].into_iter().flatten() {
-            panics::discard(payload);
-        }
-        panics::log!(Error, "raddle: thread {} panicked outside an operation's function", carrier.number);
+        context::enter_after(&carrier.core, || {
+            for payload in [Some(payload), placed.err()].into_iter().flatten() {
+                panics::discard(payload);
+            }
+            panics::log!(Error, "raddle: thread {} panicked outside an operation's function", carrier.number);
+        });
     }
 }
 

@@ -117,6 +117,8 @@ pub struct Wakers(Box<Vec<Waker>>);
 
 impl Wakers {
     /// Wakes the futures. What a waker panics with goes no further.
+    #[cold]
+    #[inline(never)]
     pub fn wake(self) {
         for waker in *self.0 {
             if let Err(payload) = panics::catch(|| waker.wake()) {

@@ -246,9 +246,7 @@ impl Core {
             return;
         }
         threads::share_slot();
-        if !self.defer(&mut here) {
-            self.run_all(&mut here, Rest::Nothing, false);
-        }
+        self.run_inside(&mut here, Rest::Nothing, false);
     }
 
     /// Places what an operation that this thread has ended by the way has made ready, and does the rest.
@@ -257,11 +255,9 @@ impl Core {
         if self.has_workers() {
             self.place_all(ready);
             self.finish(rest);
-        } else if self.defer(ready) {
-            self.finish(rest);
         } else {
             // What runs here, inside this call, may wait for the operation.
-            self.run_all(ready, rest, false);
+            self.run_inside(ready, rest, false);
         }
     }
 
@@ -283,22 +279,38 @@ impl Core {
         }
         let mut ready = ReadyList::default();
         ready.push(op);
-        if outside && context::has_drain(self) {
-            return context::leave_to_drain(self, &mut ready);
+        if outside && context::leave_to_drain(self, &mut ready) {
+            return;
         }
-        if !self.defer(&mut ready) {
-            self.run_all(&mut ready, Rest::Nothing, true);
-        }
+        self.run_inside(&mut ready, Rest::Nothing, true);
     }
 
-    /// Leaves `ready` to others if too much runs inside each other on this thread.
-    fn defer(&self, ready: &mut ReadyList<Task>) -> bool {
-        if !self.has_workers() {
-            return context::defer(self, ready);
+    /// As [`run_all`](Self::run_all), however much runs inside each other on this thread already.
+    fn run_inside(self: &Arc<Self>, ready: &mut ReadyList<Task>, rest: Rest, at_once: bool) {
+        if self.has_workers() {
+            if context::is_deep() {
+                *ready = self.schedule_all(ready, |op| self.crew.schedule(op));
+                if ready.is_empty() || context::leave_to_drain(self, ready) {
+                    return self.finish(rest);
+                }
+            }
+            return self.run_all(ready, rest, at_once);
         }
-        context::is_deep() && {
-            *ready = self.schedule_all(ready, |op| self.crew.schedule(op));
-            ready.is_empty() || context::defer(self, ready)
+        if !context::is_stack_short() {
+            return self.run_all(ready, rest, at_once);
+        }
+        let mut rest = Some(rest);
+        let elsewhere = context::on_another_stack(|| {
+            rest.take().into_iter().for_each(|rest| self.run_all(ready, rest, at_once));
+        });
+        if elsewhere.is_err() {
+            // The rest of the stack has to do for what is there; more comes when that is over.
+            drop(elsewhere);
+            let left = context::leave_to_drain(self, ready);
+            rest.take().into_iter().for_each(|rest| self.finish(rest));
+            if !left {
+                self.run_all(ready, Rest::Nothing, at_once);
+            }
         }
     }
 

@@ -95,8 +95,7 @@ impl Core {
                 self.gpus.send(lane, op);
                 Rest::Nothing
             }
-            Verdict::Nothing => Self::drop_rejected(op, ready),
-            Verdict::Forked => Rest::Nothing,
+            Verdict::Nothing => self.drop_rejected(op, ready),
         }
     }
 
@@ -108,7 +107,10 @@ impl Core {
 
     /// Completes an operation whose push was refused.
     #[cold]
-    pub(crate) fn drop_rejected(op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
+    pub(crate) fn drop_rejected(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
+        if self.is_forked() {
+            return Rest::Nothing;
+        }
         Rest::Tell(Told::new(tracker::complete(op, ready), Ok(()), Vec::new(), true))
     }
 
@@ -130,7 +132,7 @@ impl Core {
     pub(crate) fn verdict_at(&self, op: &Op<Task>, at: Context) -> Verdict {
         let task = op.task();
         if self.is_forked() {
-            return Verdict::Forked;
+            return Verdict::Nothing;
         }
         if op.is_rejected() {
             return Verdict::Nothing;
@@ -428,15 +430,15 @@ impl Core {
     #[inline(always)]
     pub(crate) fn count_out(&self, ticket: Ticket) {
         if let Some(wakers) = self.tally.leave(ticket) {
-            Self::wake(wakers);
+            self.wake(wakers);
         }
     }
 
     /// Wakes futures that wait for all.
     #[cold]
-    fn wake(wakers: Wakers) {
+    fn wake(&self, wakers: Wakers) {
         threads::share_slot();
-        context::enter_after(|| wakers.wake());
+        context::enter_after(self, || wakers.wake());
     }
 
     /// Runs an operation of a device on this thread, in the naive engine: to its end on the device.
@@ -448,7 +450,7 @@ impl Core {
         let failure = match self.verdict_at(&op, context) {
             Verdict::Run => None,
             Verdict::Skip(failure) => Some(failure),
-            Verdict::Elsewhere(_) | Verdict::Nothing | Verdict::Forked => unreachable!("the operation was to run"),
+            Verdict::Elsewhere(_) | Verdict::Nothing => unreachable!("the operation was to run"),
         };
         if let Some(failure) = failure {
             gpu.put_back(stream);
@@ -560,7 +562,6 @@ pub(crate) enum Verdict {
     Skip(OpError),
     /// What it comes after is not complete on that lane of a device.
     Elsewhere(usize),
+    /// Its push was refused; or this is a forked child, where the parent's operations are left alone.
     Nothing,
-    /// This is a forked child, where the parent's operations are left alone.
-    Forked,
 }

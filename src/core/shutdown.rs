@@ -55,7 +55,7 @@ impl Core {
             return Err(ShutdownError::Forked);
         }
         // An operation of another engine gives its worker away meanwhile; it may be what this one needs.
-        if context::in_operation_of(self) || threads::belongs_to(self) || threads::yield_worker().is_err() {
+        if context::works_for(self) || threads::belongs_to(self) || threads::yield_worker().is_err() {
             Arc::new(End(Arc::downgrade(self))).wake();
             return Err(ShutdownError::InsideOperation);
         }

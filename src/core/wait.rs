@@ -130,7 +130,7 @@ impl Core {
     /// Waits for every operation pushed before.
     pub(crate) fn wait_for_all(&self, deadline: Option<Instant>) -> Result<(), WaitError> {
         self.admit_wait()?;
-        if context::in_operation_of(self) {
+        if context::works_for(self) {
             return Err(WaitError::WouldDeadlock);
         }
         threads::yield_worker()?;
@@ -143,7 +143,7 @@ impl Core {
 
     /// As [`wait_for_all`](Self::wait_for_all), as a future that covers what was pushed before this call.
     pub(crate) fn wait_for_all_async(self: &Arc<Self>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
-        let mark = (!context::in_operation_of(self) && !self.is_forked()).then(|| self.tally.begin());
+        let mark = (!context::works_for(self) && !self.is_forked()).then(|| self.tally.begin());
         WaitForAll { core: Arc::clone(self), mark }
     }
 

@@ -284,8 +284,7 @@ impl Issuer<'_> {
             },
             Verdict::Elsewhere(number) => self.send(number, op),
             Verdict::Skip(failure) => return self.core.skip(op, failure, &mut self.ready),
-            Verdict::Nothing => return Core::drop_rejected(op, &mut self.ready),
-            Verdict::Forked => {}
+            Verdict::Nothing => return self.core.drop_rejected(op, &mut self.ready),
         }
         Rest::Nothing
     }

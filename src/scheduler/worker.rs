@@ -77,6 +77,8 @@ pub struct Worker<T> {
     left: Cell<u32>,
     /// What more it may run in a row of those in its slot that are urgent, when it is others' turn who are not.
     urgent_left: Cell<u32>,
+    /// What was left when the deque was served last in this round; `MAX_RUN` if it was not.
+    served_at: Cell<u32>,
     /// Whose turn it is when `left` is zero.
     turn: Cell<Turn>,
     /// Rounds of turns so far.
@@ -103,6 +105,7 @@ impl<T> Worker<T> {
             slot: Cell::new(None),
             left: Cell::new(MAX_RUN),
             urgent_left: Cell::new(0),
+            served_at: Cell::new(MAX_RUN),
             turn: Cell::new(Turn::Injector),
             rounds: Cell::new(0),
             victim: Cell::new(index + 1),
@@ -208,16 +211,19 @@ impl<T> Worker<T> {
             .or_else(|| self.pop_injector(DEFAULT_BAND, MAX_TAKEN))
             .or_else(|| self.steal())
             .or_else(|| self.pop_bands(|_| true))?;
-        self.left.set(self.left.get() - 1);
+        let left = self.left.get() - 1;
+        self.left.set(left);
+        self.served_at.set(left);
         Some(op)
     }
 
     /// Whether what was in the slot, of `band`, is next although it is the others' turn: nothing in the injector is more
     /// urgent, and nobody who is as urgent has to wait for longer than a run.
+    #[inline(never)]
     fn may_go_on(&self, band: u8, highest: Option<u8>) -> bool {
         let equals_wait = highest == Some(band);
         if !equals_wait && self.skip_turns() {
-            self.left.set(MAX_RUN - 1);
+            self.left.set(self.left.get() - 1);
             return true;
         }
         if band <= DEFAULT_BAND || equals_wait && self.urgent_left.get() == 0 {
@@ -230,10 +236,12 @@ impl<T> Worker<T> {
     }
 
     /// Goes through the turns of the others, up to an operation. Without one, the worker's own deque is next.
+    #[inline(never)]
     fn take_turns(&self) -> Option<OpRef<T>> {
         if self.turn.get() == Turn::Injector {
             self.turn.set(Turn::Visit);
-            if let Some(op) = self.pop_injector(DEFAULT_BAND, 1) {
+            let max = if self.deque.is_empty() { MAX_TAKEN } else { 1 };
+            if let Some(op) = self.pop_injector(DEFAULT_BAND, max) {
                 return Some(op);
             }
         }
@@ -247,14 +255,17 @@ impl<T> Worker<T> {
         None
     }
 
-    /// Begins the next round at once if nobody waits for a turn in this one; says whether it does.
+    /// Begins the next round at once if nobody waits for a turn in this one, the deque having been served; says whether it does.
+    /// The next round ends when the deque must be served again.
     fn skip_turns(&self) -> bool {
-        let skips = self.turn.get() == Turn::Injector
+        let unserved = if self.deque.is_empty() { 0 } else { self.served_at.get() };
+        let skips = unserved < MAX_RUN
+            && self.turn.get() == Turn::Injector
             && self.lane.injector().is_default_empty()
-            && self.deque.is_empty()
             && self.visited().is_none_or(Stealer::is_empty);
         if skips {
             self.begin_round();
+            self.left.set(MAX_RUN - unserved);
         }
         skips
     }
@@ -264,6 +275,7 @@ impl<T> Worker<T> {
         self.rounds.set(self.rounds.get().wrapping_add(1));
         self.left.set(MAX_RUN);
         self.urgent_left.set(0);
+        self.served_at.set(MAX_RUN);
     }
 
     /// Whose deque the worker visits in this round: now and then another's, each in its turn.
@@ -287,6 +299,7 @@ impl<T> Worker<T> {
     }
 
     /// Takes at most `max` operations from a band of the injector. All but the first go into the deque, which must have room.
+    #[inline(never)]
     fn pop_injector(&self, band: u8, max: usize) -> Option<OpRef<T>> {
         let (mut chain, more) = self.lane.injector().pop(band, max)?;
         let op = chain.next();

@@ -50,13 +50,6 @@ mod real {
     }
 
     impl Place {
-        #[inline]
-        fn pin(&self) -> Option<Guard> {
-            // SAFETY: only this thread uses the cell, and nothing that `LocalHandle::pin` calls changes it.
-            let handle = unsafe { &*self.0.get() };
-            handle.as_ref().map(|handle| Guard(handle.pin()))
-        }
-
         fn replace(&self, handle: Option<LocalHandle>) -> Option<ManuallyDrop<LocalHandle>> {
             // SAFETY: only this thread uses the cell, and no reference into it is kept.
             let place = unsafe { &mut *self.0.get() };
@@ -79,8 +72,12 @@ mod real {
     /// Enters the current epoch.
     #[inline]
     pub(crate) fn pin() -> Guard {
-        match PLACE.with(Place::pin) {
-            Some(guard) => guard,
+        // The place, and not the guard: little enough to be inlined.
+        let place = PLACE.with(|place| place.0.get());
+        // SAFETY: only this thread uses the cell, which stays as long as the thread, and nothing that `LocalHandle::pin` calls
+        // changes it.
+        match unsafe { &*place } {
+            Some(handle) => Guard(handle.pin()),
             None => pin_first(),
         }
     }
@@ -93,10 +90,8 @@ mod real {
         if OWNER.try_with(|_| ()).is_err() {
             return Guard(handle.pin());
         }
-        PLACE.with(|place| {
-            place.replace(Some(handle));
-            place.pin().expect("the handle is there")
-        })
+        PLACE.with(|place| place.replace(Some(handle)));
+        pin()
     }
 
     /// Leaves the collector of the process that has forked this one, with all that is retired there: threads that are gone

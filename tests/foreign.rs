@@ -1,0 +1,362 @@
+//! The program's own code wherever the engine runs it: it may wait for what comes after, push, take its time, panic, and drop
+//! the last handle of the engine.
+//!
+//! Each test goes through all places of [`after_the_end`], where an operation has passed its variables on, or of
+//! [`inside`], where it has not.
+
+mod common;
+
+use std::{
+    any::Any,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, mpsc},
+    task::{Context, Wake, Waker},
+    thread,
+    time::Duration,
+};
+
+use common::{Gate, KINDS, PATIENCE, SOON, engine, eventually, hold, lock, on_kinds, watched};
+use raddle::{Engine, EngineKind, PushError, RunContext, Shutdown, SimulatedGpu, Token, Var, WaitError};
+
+type Act = Box<dyn FnOnce() + Send>;
+
+/// Code of the program's that runs once: when it is dropped, or when it is woken.
+struct Foreign(Option<Act>);
+
+impl Foreign {
+    fn new(act: impl FnOnce() + Send + 'static) -> Self {
+        Self(Some(Box::new(act)))
+    }
+
+    fn run(&mut self) {
+        if let Some(act) = self.0.take() {
+            act();
+        }
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        self.run();
+    }
+}
+
+impl fmt::Debug for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("foreign")
+    }
+}
+
+impl fmt::Display for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("foreign")
+    }
+}
+
+/// An error whose drop is foreign code. Errors are shared between threads.
+#[derive(Debug)]
+struct Failing(#[allow(dead_code, reason = "it is there to be dropped")] Mutex<Foreign>);
+
+impl fmt::Display for Failing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("as planned")
+    }
+}
+
+impl std::error::Error for Failing {}
+
+fn failing(foreign: Foreign) -> Failing {
+    Failing(Mutex::new(foreign))
+}
+
+struct OnWake(Mutex<Foreign>);
+
+impl Wake for OnWake {
+    fn wake(self: Arc<Self>) {
+        let act = lock(&self.0).0.take();
+        act.into_iter().for_each(|act| act());
+    }
+}
+
+/// Polls `future` once, with a waker that is `foreign`, and keeps it.
+fn left_with_a_waker<F: Future + Send + 'static>(mut future: Pin<Box<F>>, foreign: Foreign) -> Box<dyn Any + Send>
+where
+    F::Output: Send,
+{
+    let waker = Waker::from(Arc::new(OnWake(Mutex::new(foreign))));
+    assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), "something is pending");
+    // The waker that the future has left is the only one.
+    drop(waker);
+    Box::new(future)
+}
+
+/// A place where the engine runs code of the program's: pushes what leads there on a variable that is held, and gives what
+/// has to be kept until then.
+type Place = fn(&Engine, &Var<u32>, Foreign) -> Box<dyn Any + Send>;
+
+/// Places where an operation has passed its variables on.
+fn after_the_end() -> Vec<(&'static str, Place)> {
+    vec![
+        ("what a skipped function has captured", |engine, var, foreign| {
+            engine.op("fails").push(var.write(), |_| Err("as planned")).unwrap();
+            engine.op("skipped").push(var.write(), move |_| drop(foreign)).unwrap();
+            Box::new(())
+        }),
+        ("what a skipped asynchronous function has captured", |engine, var, foreign| {
+            engine.op("fails").push(var.write(), |_| Err("as planned")).unwrap();
+            let skipped = engine.op("skipped").writes([var as &Token]);
+            skipped.push_async(move |_, _done| drop(foreign)).unwrap();
+            Box::new(())
+        }),
+        ("a result that nobody wants", |engine, var, foreign| {
+            drop(engine.op("result").submit(var.write(), move |_| foreign).unwrap());
+            Box::new(())
+        }),
+        ("an error that is overwritten", |engine, var, foreign| {
+            engine.op("fails").push(var.write(), move |_| Err(failing(foreign))).unwrap();
+            engine.op("overwrites").push(var.overwrite(), |_| ()).unwrap();
+            Box::new(())
+        }),
+        ("an error that is cleared", |engine, var, foreign| {
+            engine.op("fails").push(var.write(), move |_| Err(failing(foreign))).unwrap();
+            engine.clear_error(var).unwrap();
+            Box::new(())
+        }),
+        ("the error of a completion that is overwritten", |engine, var, foreign| {
+            let fails = engine.op("fails").writes([var as &Token]);
+            fails.push_async(move |_, done| _ = thread::spawn(move || done.fail(failing(foreign)))).unwrap();
+            engine.op("overwrites").push(var.overwrite(), |_| ()).unwrap();
+            Box::new(())
+        }),
+        ("the payload of a panic that is overwritten", |engine, var, foreign| {
+            let fails = engine.op("fails").writes([var as &Token]);
+            fails.push_sync(move |_| std::panic::resume_unwind(Box::new(foreign))).unwrap();
+            engine.op("overwrites").push(var.overwrite(), |_| ()).unwrap();
+            Box::new(())
+        }),
+        ("the waker of a handle", |engine, var, foreign| {
+            left_with_a_waker(Box::pin(engine.op("told").submit(var.write(), |_| ()).unwrap()), foreign)
+        }),
+        ("the waker of a wait for a variable", |engine, var, foreign| {
+            engine.op("before").push(var.write(), |_| ()).unwrap();
+            left_with_a_waker(Box::pin(engine.wait_for_var_async(var)), foreign)
+        }),
+        ("the waker of a wait to read", |engine, var, foreign| {
+            engine.op("before").push(var.write(), |_| ()).unwrap();
+            left_with_a_waker(Box::pin(engine.wait_to_read_async(var)), foreign)
+        }),
+        ("the waker of a wait for all", |engine, var, foreign| {
+            engine.op("before").push(var.write(), |_| ()).unwrap();
+            left_with_a_waker(Box::pin(engine.wait_for_all_async()), foreign)
+        }),
+    ]
+}
+
+/// Goes to each place on each kind of engine; `act` gives the code that runs there, and `check` says what must come of it.
+fn everywhere(
+    act: impl Fn(&Engine, &Var<u32>) -> Act + Clone + Send + 'static,
+    check: impl Fn(&str, &Engine, &Var<u32>) + Clone + Send + 'static,
+) {
+    for kind in KINDS {
+        for (name, place) in after_the_end() {
+            let (act, check) = (act.clone(), check.clone());
+            watched(move || {
+                println!("{name}, on the {kind} engine");
+                let engine = engine(kind, 2);
+                let var = engine.var(0);
+                let gate = hold(&engine, &var);
+                let _kept = place(&engine, &var, Foreign::new(act(&engine, &var)));
+                engine.op("next").no_skip().push(var.write(), |value| *value += 1).unwrap();
+                gate.open();
+                check(name, &engine, &var);
+            });
+        }
+    }
+}
+
+#[test]
+fn it_may_wait_for_what_comes_after_the_operation() {
+    let (sender, receiver) = mpsc::channel();
+    let receiver = Arc::new(Mutex::new(receiver));
+    everywhere(
+        move |engine, var| {
+            let (engine, var, sender) = (engine.clone(), var.clone(), sender.clone());
+            Box::new(move || sender.send(engine.wait_for_var(&var).map(|()| engine.version(&var))).unwrap())
+        },
+        move |name, _, _| match lock(&receiver).recv_timeout(SOON) {
+            // Behind a failure the next operation has run as well, and the failure is what the wait says.
+            Ok(Ok(_) | Err(WaitError::Failed(_))) => {}
+            other => panic!("{name}: {other:?}"),
+        },
+    );
+}
+
+#[test]
+fn it_may_wait_for_what_it_pushes() {
+    let (sender, receiver) = mpsc::channel();
+    let receiver = Arc::new(Mutex::new(receiver));
+    everywhere(
+        move |engine, _| {
+            let (engine, sender) = (engine.clone(), sender.clone());
+            Box::new(move || {
+                let handle = engine.op("pushed").submit((), |()| 7).unwrap();
+                sender.send(handle.wait()).unwrap();
+            })
+        },
+        move |name, _, _| {
+            let told = lock(&receiver).recv_timeout(SOON);
+            assert!(matches!(told, Ok(Ok(7))), "{name}: {told:?}");
+        },
+    );
+}
+
+/// By means that the engine does not know: with another worker idle, both have to run.
+#[test]
+fn what_comes_after_and_what_it_pushes_run_while_it_blocks() {
+    let (sender, receiver) = mpsc::channel();
+    let receiver = Arc::new(Mutex::new(receiver));
+    everywhere(
+        move |engine, var| {
+            let (engine, sender, gates) = (engine.clone(), sender.clone(), [Gate::new(), Gate::new()]);
+            let naive = engine.kind() == EngineKind::Naive;
+            let (after, var) = (gates[0].clone(), var.clone());
+            Box::new(move || {
+                let pushed = gates[1].clone();
+                engine.op("pushed").push((), move |()| pushed.open()).unwrap();
+                engine.op("behind").no_skip().push(var.read(), move |_| after.open()).unwrap();
+                // The naive engine runs what comes after on this very thread.
+                sender.send(gates[1].pass_within(SOON) && (naive || gates[0].pass_within(SOON))).unwrap();
+            })
+        },
+        move |name, _, _| assert_eq!(lock(&receiver).recv_timeout(3 * SOON), Ok(true), "{name}"),
+    );
+}
+
+#[test]
+fn its_panic_loses_nothing() {
+    everywhere(
+        |_, _| Box::new(|| std::panic::resume_unwind(Box::new("foreign"))),
+        |name, engine, var| {
+            // Once for the operation, once for the panic, if it has one to be reported by.
+            while engine.wait_for_all_timeout(PATIENCE).is_err() {}
+            assert!(engine.version(var) >= 1, "{name}: the next operation has run");
+            let more = engine.op("more").no_skip().submit(var.write(), |_| ()).unwrap();
+            more.wait().unwrap_or_else(|error| panic!("{name}: {error}"));
+        },
+    );
+}
+
+#[test]
+fn it_may_drop_the_last_handle_of_the_engine() {
+    for kind in KINDS {
+        for (name, place) in after_the_end() {
+            watched(move || {
+                println!("{name}, on the {kind} engine");
+                let own = engine(kind, 2);
+                let observer = own.op("").submit((), |()| ()).map(|_| observer(&own)).unwrap();
+                let var = own.var(0);
+                let gate = hold(&own, &var);
+                let (last, kept) = (own.clone(), own);
+                let kept = (place(&kept, &var, Foreign::new(move || drop(last))), kept);
+                kept.1.op("next").no_skip().push(var.write(), |value| *value += 1).unwrap();
+                drop(kept.1);
+                gate.open();
+                eventually("the engine refuses pushes", || {
+                    observer.push_sync(|_| {}, [], []) == Err(PushError::ShutDown)
+                });
+                observer.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap_or_else(|error| panic!("{name}: {error}"));
+                assert_eq!(
+                    observer.version(&var),
+                    if name.contains("overwritten") { 3 } else { observer.version(&var) }
+                );
+            });
+        }
+    }
+}
+
+/// A handle that does not keep the engine open.
+fn observer(engine: &Engine) -> Engine {
+    let (sender, receiver) = mpsc::channel();
+    engine.push_sync(move |cx| sender.send(cx.engine()).unwrap(), [], []).unwrap();
+    receiver.recv_timeout(PATIENCE).expect("it runs")
+}
+
+// ------------------------------------------------------------------------------------------------- before the end ----
+
+/// Waits there are refused, or are for what does not come after.
+#[test]
+fn deletions_may_push_and_panic_and_never_wait() {
+    type Deletes = fn(&Engine, Foreign);
+    let ways: [(&str, Deletes); 4] = [
+        ("the closure of a deletion", |engine, foreign| {
+            engine.delete_variable(&engine.new_var(), move |_| drop(foreign)).unwrap();
+        }),
+        ("the value of a deleted variable", |engine, foreign| {
+            engine.delete_variable(&engine.var(foreign), |_| ()).unwrap();
+        }),
+        ("the value of a variable whose last handle is dropped", |engine, foreign| drop(engine.var(foreign))),
+        ("what an operator has captured", |engine, foreign| {
+            let (var, foreign) = (engine.new_var(), Mutex::new(foreign));
+            let f = move |_: &RunContext<'_>| drop(lock(&foreign));
+            drop(engine.op("operator").reads([&var]).operator_sync(f).unwrap());
+        }),
+    ];
+    for (name, deletes) in ways {
+        on_kinds(&KINDS, 2, move |engine| {
+            let (sender, receiver) = mpsc::channel();
+            let (idle, inside, ran) = (engine.var(5), engine.clone(), Gate::new());
+            let opens = ran.clone();
+            deletes(
+                &engine,
+                Foreign::new(move || {
+                    let handle = inside.op("pushed").submit((), move |()| opens.open()).unwrap();
+                    let waits = [
+                        inside.wait_for_var(&idle),
+                        inside.wait_to_read_timeout(&idle, Duration::MAX),
+                        inside.wait_for_all(),
+                        inside.get(&idle).map(|_| ()),
+                        handle.wait(),
+                    ];
+                    sender.send(waits).unwrap();
+                    std::panic::resume_unwind(Box::new("foreign"));
+                }),
+            );
+            for refused in receiver.recv_timeout(PATIENCE).expect("it runs") {
+                assert!(matches!(refused, Err(WaitError::InDeletion)), "{name}: {refused:?}");
+            }
+            ran.pass();
+            assert!(engine.wait_for_all().is_err(), "{name}: the panic is reported");
+            engine.wait_for_all().unwrap_or_else(|error| panic!("{name}: {error}"));
+        });
+    }
+}
+
+/// Also where nothing is pending, and in what the device calls.
+#[test]
+fn functions_of_devices_and_kernels_may_push_and_never_wait() {
+    on_kinds(&KINDS, 2, |plain| {
+        let engine = Engine::builder().kind(plain.kind()).workers(2).pin(false).gpu(SimulatedGpu::default()).build();
+        let engine = engine.unwrap();
+        let gpu = raddle::Context::Gpu(0);
+        let memory = engine.device_var::<u32>(gpu, 1).unwrap();
+        let (sender, receiver) = mpsc::channel();
+        let idle = engine.var(5);
+        let waits =
+            move |engine: &Engine| [engine.wait_for_var(&idle), engine.wait_for_all(), engine.get(&idle).map(|_| ())];
+        let (inside, told, function) = (engine.clone(), sender.clone(), waits.clone());
+        let launch = move |stream: &mut raddle::GpuStream, memory: &mut _| {
+            told.send(function(&inside)).unwrap();
+            let kernel = move |_: &mut [u32]| sender.send(waits(&inside)).unwrap();
+            stream.simulated().expect("it is simulated").launch(Duration::ZERO, memory, kernel)
+        };
+        engine.op("launch").on(gpu).launch(memory.write(), launch).unwrap();
+        for place in ["the function", "the kernel"] {
+            for refused in receiver.recv_timeout(PATIENCE).expect("it runs") {
+                assert!(matches!(refused, Err(WaitError::OnDevice)), "{place}: {refused:?}");
+            }
+        }
+        engine.wait_for_all().unwrap();
+    });
+}
