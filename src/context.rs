@@ -241,7 +241,7 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
 /// Models have small stacks, which are enough for them.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
-    let _ = (as_kernel::<()> as fn(fn()), stack::on_another::<(), fn()> as unsafe fn(fn()) -> std::io::Result<()>);
+    let _ = (as_kernel::<()> as fn(fn()), stack::on_another::<()> as unsafe fn(fn()) -> std::io::Result<()>);
     Err(f)
 }
 

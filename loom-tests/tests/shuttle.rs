@@ -425,7 +425,7 @@ fn a_cancelled_engine() {
             thread::spawn(move || {
                 for number in 0..4 {
                     let pushed = engine.op("").submit(log.write(), move |log| log.push(pusher * 10 + number));
-                    match pushed.map(raddle::OpHandle::wait) {
+                    match pushed.map(OpHandle::wait) {
                         Ok(Ok(())) => {}
                         Ok(Err(WaitError::Failed(error))) => assert!(matches!(error.cause(), Cause::Cancelled)),
                         Err(PushError::ShutDown) => return,
@@ -667,8 +667,8 @@ impl Drop for Life {
 }
 
 /// An operator over a device's variable is dropped, beside a reader of the device or behind one, and another reader is
-/// launched behind the deletion. That one goes on until the operator is deleted.
-fn a_deleted_operator(workers: usize) {
+/// launched behind the deletion. If the deletion is `first`, that one goes on until the operator is deleted.
+fn a_deleted_operator(workers: usize, first: bool) {
     const GPU: Context = Context::Gpu(0);
     const LATER: Duration = Duration::from_millis(1);
     let at_once = SimulatedGpu::builder().launch_latency(Duration::ZERO).kernel_time(Duration::ZERO);
@@ -697,9 +697,14 @@ fn a_deleted_operator(workers: usize) {
     let life = Life(deleted);
     drop(engine.op("deleted").operator(var.read(), move |_| _ = &life).unwrap());
     read(LATER);
-    is_deleted.recv().unwrap();
+    if first {
+        is_deleted.recv().unwrap();
+    }
     is_issued.recv().unwrap();
     gpu.advance(LATER);
+    if !first {
+        is_deleted.recv().unwrap();
+    }
     engine.wait_for_all().unwrap();
     assert!(is_deleted.recv().is_err(), "the operator is deleted twice");
     drop(var);
@@ -708,8 +713,9 @@ fn a_deleted_operator(workers: usize) {
 
 #[test]
 fn a_deleted_operator_over_a_variable_that_a_device_reads_comes_to_its_lane_once() {
-    explore(1000, || a_deleted_operator(1));
-    explore(1000, || a_deleted_operator(2));
+    for (workers, first) in [(1, true), (2, true), (2, false)] {
+        explore(600, move || a_deleted_operator(workers, first));
+    }
 }
 
 #[test]
@@ -766,5 +772,7 @@ twins! {
     when_a_completion_tells_first, when_a_completion_tells_first_a_waker_waits_for_ever:
         || a_waker_that_waits_for_a_successor(2, Tells::AllByCompletion), without PlaceBeforeTelling, "deadlock";
     when_a_lane_asks_for_devices_again, when_a_lane_asks_for_devices_again_an_operation_comes_back:
-        || a_deleted_operator(2), without EndWaitingForDevices, "for a second time|enters";
+        || a_deleted_operator(2, false), without EndWaitingForDevices, "an operation enters a lane of several workers a second time";
+    when_a_worker_asks_for_devices_again, when_a_worker_asks_for_devices_again_an_operation_waits_for_what_comes_later:
+        || a_deleted_operator(1, true), without EndWaitingForDevices, "max_steps";
 }
