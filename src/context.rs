@@ -14,7 +14,10 @@ use crate::{
     gpu::GpuStream,
     progress::Progress,
     stack,
-    sync::thread_static,
+    sync::{
+        thread_static,
+        weaken::{Step, removed},
+    },
     task::Task,
     threads,
     tracker::{Op, OpRef, ReadyList},
@@ -239,7 +242,7 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
 /// Models have small stacks, which are enough for them.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
-    let _ = (as_kernel::<()> as fn(fn()), stack::on_another::<(), fn()> as unsafe fn(fn()) -> std::io::Result<()>);
+    let _ = (as_kernel::<()> as fn(fn()), stack::on_another::<()> as unsafe fn(fn()) -> std::io::Result<()>);
     Err(f)
 }
 
@@ -358,7 +361,10 @@ pub(crate) fn leave_lost(op: OpRef<Task>) -> Option<OpRef<Task>> {
     // SAFETY: as in `any_frame`.
     let frame = unsafe { innermost().as_ref() };
     match frame {
-        Some(frame) if frame.op.is_some_and(|own| own.as_ptr() == op.as_ptr()) && std::thread::panicking() => {
+        Some(frame)
+            if frame.op.is_some_and(|own| own.as_ptr() == op.as_ptr())
+                && (std::thread::panicking() || removed(Step::DropEndsAtOnce)) =>
+        {
             frame.right.set(Some(op));
             None
         }

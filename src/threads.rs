@@ -573,6 +573,7 @@ fn run(carrier: &Carrier) {
             carrier.core.place_all(&mut ready);
             while let Some(op) = carrier.next() {
                 let rest = carrier.core.execute_here(op, &mut ready);
+                let rest = carrier.core.to_tell(rest);
                 carrier.core.place_by(&mut ready, |op| carrier.schedule(op));
                 carrier.core.finish(rest);
             }

@@ -12,7 +12,7 @@ use std::{
 
 use loom::{cell::UnsafeCell, thread};
 use raddle::{
-    Cause, Completion, Engine, EngineKind, Token, WaitError,
+    Cause, Completion, Engine, EngineKind, RunContext, Token, WaitError,
     internals::{Flavour, Outcome, Progress, Step, Waiter},
 };
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
@@ -143,6 +143,41 @@ fn without_the_drop() {
 #[test]
 fn without_the_drop_a_wait_never_ends() {
     must_fail("without_the_drop", "deadlock");
+}
+
+/// The function of an asynchronous operation drops its completion and goes on until a wait for the operation is over.
+fn a_completion_is_dropped_in_its_own_function() {
+    let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
+    let token = engine.new_var();
+    let (its_engine, its_token) = (engine.clone(), token.clone());
+    let function = move |_: &RunContext<'_>, done: Completion| {
+        let waiter = thread::spawn(move || match its_engine.wait_for_var(&its_token) {
+            Err(WaitError::Failed(error)) => assert!(matches!(error.cause(), Cause::LostCompletion)),
+            other => panic!("{other:?}"),
+        });
+        drop(done);
+        waiter.join().unwrap();
+    };
+    engine.push_async(function, [], [&token]).unwrap();
+    assert!(engine.wait_for_var(&token).is_err());
+}
+
+#[test]
+fn a_completion_dropped_in_its_own_function_ends_the_operation_at_once() {
+    model(2, Flavour::Contract, a_completion_is_dropped_in_its_own_function);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn with_an_end_that_waits_for_the_function() {
+    without(Step::DropEndsAtOnce, || {
+        model(2, Flavour::Contract, a_completion_is_dropped_in_its_own_function);
+    });
+}
+
+#[test]
+fn with_an_end_that_waits_for_the_function_both_wait_for_ever() {
+    must_fail("with_an_end_that_waits_for_the_function", "deadlock");
 }
 
 /// Sets the result and wakes the futures that wait.

@@ -5,23 +5,29 @@
 #![cfg(raddle_shuttle)]
 
 use std::{
+    future::Future,
+    pin::Pin,
     ptr::NonNull,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
+    task::{self, Wake},
+    time::Duration,
 };
 
 use raddle::{
-    BoxError, Cause, Context, DeviceVec, Engine, EngineKind, GpuStream, IdlePolicy, Property, PushError, Shutdown,
-    SimulatedGpu, WaitError,
+    BoxError, Cause, Completion, Context, DeviceVec, Engine, EngineKind, GpuStream, IdlePolicy, OpHandle, Property,
+    PushError, RunContext, Shutdown, SimulatedGpu, WaitError,
     internals::{
         DEFAULT_BAND, Lane, LaneOptions, Mode, OpRef, ReadyList, Step, Tally, VarQueue, Waited, Worker, complete, push,
     },
+    simulated::Clock,
 };
 use raddle_loom_tests::{end_alone, explore, must_fail, without};
 use shuttle::{
     rand::{Rng, thread_rng},
+    sync::mpsc,
     thread,
 };
 
@@ -355,7 +361,7 @@ fn an_engine(kind: EngineKind) {
                         5 => {
                             let lose = below(2) == 0;
                             let operation = engine.op("asynchronous").writes([&token]);
-                            let begin = move |_: &raddle::RunContext<'_>, done: raddle::Completion| {
+                            let begin = move |_: &RunContext<'_>, done: Completion| {
                                 thread::spawn(move || {
                                     drop(life);
                                     if lose { drop(done) } else { done.complete() }
@@ -365,7 +371,7 @@ fn an_engine(kind: EngineKind) {
                         }
                         6 => {
                             let outer = engine.op("outer").writes([&token]).no_skip();
-                            let wait = move |cx: &raddle::RunContext<'_>| {
+                            let wait = move |cx: &RunContext<'_>| {
                                 let inner = cx.engine().op("inner").submit((), move |()| life.number).unwrap();
                                 inner.wait().unwrap();
                             };
@@ -419,7 +425,7 @@ fn a_cancelled_engine() {
             thread::spawn(move || {
                 for number in 0..4 {
                     let pushed = engine.op("").submit(log.write(), move |log| log.push(pusher * 10 + number));
-                    match pushed.map(raddle::OpHandle::wait) {
+                    match pushed.map(OpHandle::wait) {
                         Ok(Ok(())) => {}
                         Ok(Err(WaitError::Failed(error))) => assert!(matches!(error.cause(), Cause::Cancelled)),
                         Err(PushError::ShutDown) => return,
@@ -439,6 +445,71 @@ fn a_cancelled_engine() {
 #[test]
 fn a_cancelled_engine_lets_every_wait_end_and_runs_nothing_more() {
     explore(2000, a_cancelled_engine);
+}
+
+/// Waits for an operation when it is woken.
+struct WaitsFor {
+    next: Mutex<Option<OpHandle<()>>>,
+    is_over: Arc<AtomicUsize>,
+}
+
+impl Wake for WaitsFor {
+    fn wake(self: Arc<Self>) {
+        let next = self.next.lock().unwrap().take().expect("it is woken once");
+        next.wait().unwrap();
+        self.is_over.fetch_add(1, Relaxed);
+    }
+}
+
+/// Whom an operation tells of its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tells {
+    /// The future of its own handle.
+    Handle,
+    /// A future that waits for all, on a worker.
+    All,
+    /// The same on the thread that uses the operation's completion.
+    AllByCompletion,
+}
+
+/// An operation tells a future, whose waker waits for the operation behind it.
+fn a_waker_that_waits_for_a_successor(workers: usize, tells: Tells) {
+    let builder = Engine::builder().kind(EngineKind::Pooled).workers(workers).pin(false).idle(IdlePolicy::Park);
+    let engine = builder.build().unwrap();
+    let (token, over) = (engine.new_var(), Arc::new(AtomicUsize::new(0)));
+    let (sender, receiver) = mpsc::channel();
+    let begin = move |_: &RunContext<'_>, done| sender.send(done).unwrap();
+    engine.op("asynchronous").writes([&token]).push_async(begin).unwrap();
+    // Everything is behind this one, which this thread ends.
+    let done: Completion = receiver.recv().unwrap();
+    let mut told: Pin<Box<dyn Future<Output = Result<(), WaitError>>>> = match tells {
+        Tells::Handle => Box::pin(engine.op("tells").writes([&token]).submit((), |()| ()).unwrap()),
+        Tells::All => {
+            engine.op("tells").writes([&token]).push((), |()| ()).unwrap();
+            Box::pin(engine.wait_for_all_async())
+        }
+        Tells::AllByCompletion => Box::pin(engine.wait_for_all_async()),
+    };
+    let next = engine.op("next").writes([&token]).submit((), |()| ()).unwrap();
+    let waker = Arc::new(WaitsFor { next: Mutex::new(Some(next)), is_over: Arc::clone(&over) });
+    assert!(told.as_mut().poll(&mut task::Context::from_waker(&waker.into())).is_pending());
+    done.complete();
+    if tells == Tells::AllByCompletion {
+        assert_eq!(over.load(Relaxed), 1, "the completion has told nobody");
+    }
+    engine.wait_for_var(&token).unwrap();
+    drop(token);
+    engine.shutdown(Shutdown::Drain, None).unwrap();
+    assert_eq!(over.load(Relaxed), 1, "nobody was told");
+}
+
+#[test]
+fn what_became_ready_is_placed_before_the_program_is_told() {
+    for tells in [Tells::Handle, Tells::All, Tells::AllByCompletion] {
+        for workers in [1, 2] {
+            explore(400, move || a_waker_that_waits_for_a_successor(workers, tells));
+        }
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------ devices ----
@@ -484,7 +555,7 @@ fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
                                 move |stream: &mut GpuStream, (from, to): (&DeviceVec<u64>, &mut DeviceVec<u64>)| {
                                     let kernel = move |_: (&[u64], &mut [u64])| log.lock().unwrap().push(life.number);
                                     let mut stream = stream.simulated().unwrap();
-                                    stream.launch(std::time::Duration::ZERO, (from, to), kernel)
+                                    stream.launch(Duration::ZERO, (from, to), kernel)
                                 };
                             let op = engine.op("kernel").on(GPU).property(properties[below(3)]);
                             let handle = op.try_launch((other.read(), var.write()), kernel).unwrap();
@@ -571,7 +642,7 @@ fn waits_for_what_a_device_does() {
     });
     for number in 1..4 {
         let kernel = |stream: &mut GpuStream, var: &mut DeviceVec<u64>| {
-            stream.simulated().unwrap().launch(std::time::Duration::ZERO, var, |_| {})
+            stream.simulated().unwrap().launch(Duration::ZERO, var, |_| {})
         };
         engine.op("kernel").on(GPU).launch(var.write(), kernel).unwrap();
         pushed.store(number, Relaxed);
@@ -584,6 +655,67 @@ fn waits_for_what_a_device_does() {
 #[test]
 fn who_waits_for_what_a_device_does_finds_it_counted() {
     explore(2000, waits_for_what_a_device_does);
+}
+
+/// Says when it is dropped.
+struct Life(mpsc::Sender<()>);
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.0.send(()).expect("the model waits for it");
+    }
+}
+
+/// An operator over a device's variable is dropped, beside a reader of the device or behind one, and another reader is
+/// launched behind the deletion. If the deletion is `first`, that one goes on until the operator is deleted.
+fn a_deleted_operator(workers: usize, first: bool) {
+    const GPU: Context = Context::Gpu(0);
+    const LATER: Duration = Duration::from_millis(1);
+    let at_once = SimulatedGpu::builder().launch_latency(Duration::ZERO).kernel_time(Duration::ZERO);
+    let gpu = at_once.clock(Clock::Manual).build();
+    let builder = Engine::builder().kind(EngineKind::PerDevice).workers(workers).pin(false).idle(IdlePolicy::Park);
+    let engine = builder.gpu(gpu.clone()).build().unwrap();
+    let var = engine.device_var::<u64>(GPU, 1).unwrap();
+    let (issued, is_issued) = mpsc::channel();
+    let read = |time| {
+        let issued = issued.clone();
+        let kernel = move |stream: &mut GpuStream, var: &DeviceVec<u64>| {
+            let launched = stream.simulated().unwrap().launch(time, var, |_| {});
+            issued.send(()).unwrap();
+            launched
+        };
+        engine.op("reader").on(GPU).launch(var.read(), kernel).unwrap();
+    };
+    if below(2) == 0 {
+        read(Duration::ZERO);
+        is_issued.recv().unwrap();
+        if below(2) == 0 {
+            engine.wait_for_all().unwrap();
+        }
+    }
+    let (deleted, is_deleted) = mpsc::channel();
+    let life = Life(deleted);
+    drop(engine.op("deleted").operator(var.read(), move |_| _ = &life).unwrap());
+    read(LATER);
+    if first {
+        is_deleted.recv().unwrap();
+    }
+    is_issued.recv().unwrap();
+    gpu.advance(LATER);
+    if !first {
+        is_deleted.recv().unwrap();
+    }
+    engine.wait_for_all().unwrap();
+    assert!(is_deleted.recv().is_err(), "the operator is deleted twice");
+    drop(var);
+    engine.shutdown(Shutdown::Drain, None).unwrap();
+}
+
+#[test]
+fn a_deleted_operator_over_a_variable_that_a_device_reads_comes_to_its_lane_once() {
+    for (workers, first) in [(1, true), (2, true), (2, false)] {
+        explore(600, move || a_deleted_operator(workers, first));
+    }
 }
 
 #[test]
@@ -633,4 +765,14 @@ twins! {
         || an_engine(EngineKind::Pooled), without DropCompletes, "deadlock";
     without_the_second_look_in_an_engine, without_the_second_look_a_cancelled_engine_hangs:
         a_cancelled_engine, without LookAgainBeforePark, "deadlock";
+    when_a_handle_is_told_first, when_a_handle_is_told_first_its_waker_waits_for_ever:
+        || a_waker_that_waits_for_a_successor(1, Tells::Handle), without PlaceBeforeTelling, "deadlock";
+    when_all_are_told_first, when_all_are_told_first_a_waker_waits_for_ever:
+        || a_waker_that_waits_for_a_successor(2, Tells::All), without PlaceBeforeTelling, "deadlock";
+    when_a_completion_tells_first, when_a_completion_tells_first_a_waker_waits_for_ever:
+        || a_waker_that_waits_for_a_successor(2, Tells::AllByCompletion), without PlaceBeforeTelling, "deadlock";
+    when_a_lane_asks_for_devices_again, when_a_lane_asks_for_devices_again_an_operation_comes_back:
+        || a_deleted_operator(2, false), without EndWaitingForDevices, "an operation enters a lane of several workers a second time";
+    when_a_worker_asks_for_devices_again, when_a_worker_asks_for_devices_again_an_operation_waits_for_what_comes_later:
+        || a_deleted_operator(1, true), without EndWaitingForDevices, "max_steps";
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use loom::thread;
-use raddle::internals::{Flavour, Spares, Step, Tally};
+use raddle::internals::{Flavour, Spares, Step, Tally, Ticket};
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
 /// A worker is offered to a thread whose time is up: it is taken, or the one who offers it has it still.
@@ -87,6 +87,13 @@ impl Wake for Ends {
     }
 }
 
+/// Counts an operation out, and wakes who waits for that.
+fn leave(tally: &Tally, ticket: Ticket) {
+    if let Some(wakers) = tally.leave(ticket) {
+        wakers.wake();
+    }
+}
+
 /// An operation pushes another and that a third, while an end in the background begins: it comes, and when all are over.
 fn end_behind_a_chain() {
     let (tally, over) = (Arc::new(Tally::new(2)), Arc::new(AtomicUsize::new(0)));
@@ -94,12 +101,12 @@ fn end_behind_a_chain() {
     let thread = thread::spawn(move || {
         let second = other.enter();
         count.fetch_add(1, Relaxed);
-        drop(other.leave(first));
+        leave(&other, first);
         let third = other.enter();
         count.fetch_add(1, Relaxed);
-        drop(other.leave(second));
+        leave(&other, second);
         count.fetch_add(1, Relaxed);
-        drop(other.leave(third));
+        leave(&other, third);
     });
     let ends = Arc::new(Ends { tally, over, ended: AtomicBool::new(false) });
     Arc::clone(&ends).wake();

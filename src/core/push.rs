@@ -10,7 +10,10 @@ use crate::{
     gpu::FIRST_LANE,
     kind::EngineKind,
     scheduler::{DEFAULT_BAND, band_of},
-    sync::Ordering::Relaxed,
+    sync::{
+        Ordering::Relaxed,
+        weaken::{Step, removed},
+    },
     tally::Ticket,
     task::{Entry, Refs, Task, Work, flag},
     threads,
@@ -201,7 +204,9 @@ impl Core {
         } else if let Some(lane) = self.pending_on_device(&op, Context::Cpu) {
             self.gpus.send(lane, op);
         } else {
-            op.task().end_waiting_for_devices();
+            if !removed(Step::EndWaitingForDevices) {
+                op.task().end_waiting_for_devices();
+            }
             self.crew.schedule(op);
         }
     }
@@ -246,6 +251,7 @@ impl Core {
 
     /// Places what an operation that this thread has ended by the way has made ready, and does the rest.
     pub(super) fn end_here(self: &Arc<Self>, ready: &mut ReadyList<Task>, rest: Rest) {
+        let rest = self.to_tell(rest);
         if self.has_workers() {
             self.place_all(ready);
             self.finish(rest);

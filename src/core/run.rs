@@ -13,6 +13,7 @@ use crate::{
     sync::{
         Ordering::Relaxed,
         pause::{self, Point},
+        weaken::{Step, removed},
     },
     tally::Ticket,
     task::{Aftermath, Task, flag},
@@ -385,6 +386,16 @@ impl Core {
                 ended.push(own);
             }
         }
+    }
+
+    /// What is left to do for an operation when its successors have been placed: all of it.
+    #[inline(always)]
+    pub(crate) fn to_tell(self: &Arc<Self>, rest: Rest) -> Rest {
+        if !removed(Step::PlaceBeforeTelling) {
+            return rest;
+        }
+        self.finish(rest);
+        Rest::Nothing
     }
 
     /// Does what is left to do for an operation whose successors have been placed.

@@ -88,7 +88,7 @@ impl<T> Band<T> {
     fn push(&self, op: OpRef<T>) {
         let op = op.into_ptr();
         // SAFETY: the caller has given up the right to it, which nobody else gets before the CAS.
-        let link = unsafe { &(*op.as_ptr()).link };
+        let link = unsafe { Op::link_of(op) };
         // Relaxed: a guess for the CAS.
         let mut head = self.inbox.load(Relaxed);
         loop {
@@ -108,7 +108,7 @@ impl<T> Band<T> {
     /// 1. The caller has the right to each operation of the chain, and gives it up.
     unsafe fn put_in_front(&self, first: NonNull<Op<T>>, last: NonNull<Op<T>>) {
         // SAFETY: (1).
-        let link = unsafe { &(*last.as_ptr()).link };
+        let link = unsafe { Op::link_of(last) };
         // A guess: most often it is still as empty as it was found.
         let mut head = null_mut();
         loop {
@@ -196,7 +196,7 @@ unsafe fn measure<T>(first: NonNull<Op<T>>, max: usize) -> (usize, *mut Op<T>) {
     let (mut last, mut len) = (first, 1);
     loop {
         // SAFETY: (1).
-        let link = unsafe { &(*last.as_ptr()).link };
+        let link = unsafe { Op::link_of(last) };
         // Relaxed: acquired with the head of the chain, or this thread's.
         let next = link.load(Relaxed);
         match NonNull::new(next) {
@@ -215,7 +215,7 @@ unsafe fn turn_round<T>(first: NonNull<Op<T>>) -> NonNull<Op<T>> {
     let (mut before, mut at) = (null_mut(), first);
     loop {
         // SAFETY: (1).
-        let link = unsafe { &(*at.as_ptr()).link };
+        let link = unsafe { Op::link_of(at) };
         // Relaxed: the chain is this thread's.
         let next = link.load(Relaxed);
         link.store(before, Relaxed);

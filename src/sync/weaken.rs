@@ -40,6 +40,12 @@ pub enum Step {
     RetractNap,
     /// A dropped `Completion` completes its operation.
     DropCompletes,
+    /// It does so at once, also inside the operation's own function (`context::leave_lost`).
+    DropEndsAtOnce,
+    /// An operation of the CPU waits for devices no more once it has come to its lane (`Core::schedule_beside_devices`).
+    EndWaitingForDevices,
+    /// What became ready is placed before the program is told (`Core::to_tell`).
+    PlaceBeforeTelling,
     /// A spare thread whose time is up looks whether it has been offered a worker meanwhile.
     SparesLookAgain,
     /// Whoever ends an engine in the background looks again when what was pending is over.

@@ -124,6 +124,16 @@ impl<T> Op<T> {
         offset_of!(Self, room) + places * size_of::<Access<T>>()
     }
 
+    /// The link of an operation that the caller knows by its address only. Models see it if the record is reclaimed.
+    ///
+    /// # Safety
+    /// 1. The record is not reclaimed as long as the result is used.
+    #[inline(always)]
+    pub unsafe fn link_of<'a>(op: NonNull<Self>) -> &'a AtomicPtr<Self> {
+        // SAFETY: (1).
+        &unsafe { alive(op) }.link
+    }
+
     /// The task. It is dropped after the last holder is gone; who may use it how is its owner's to say.
     #[inline]
     pub fn task_ptr(&self) -> *mut T {
@@ -327,10 +337,11 @@ impl<T> Drop for Hold<T> {
     }
 }
 
-/// The record behind a right or a share.
+/// A record that is in use.
 ///
 /// # Safety
-/// 1. The caller has a right to the operation, or a share of its record, for as long as the result is used.
+/// 1. The record is not reclaimed as long as the result is used: the caller has the right to the operation or a share of its
+///    record, or is pinned since it could be found.
 #[inline(always)]
 unsafe fn alive<'a, T>(op: NonNull<Op<T>>) -> &'a Op<T> {
     // SAFETY: (1).
@@ -534,7 +545,7 @@ impl<T> OpRef<T> {
     #[inline]
     pub(super) fn leave_to_access<'a>(self) -> Result<(&'a Access<T>, NonNull<Op<T>>), Self> {
         // SAFETY: the record stays until the access is spent, which it is not before it is finished.
-        let op = unsafe { alive::<T>(self.0) };
+        let op = unsafe { alive(self.0) };
         // Acquire (edge `retire`): joins what other holders did who are gone. No share can come up beside the last ones.
         let Some(access) = op.sole_access().filter(|_| op.live.load(Acquire) == 2) else {
             return Err(self);
