@@ -47,7 +47,8 @@ impl Frame {
 
     /// Whether the operation is over though its function goes on: it is asynchronous, and its completion was used.
     fn is_over(&self) -> bool {
-        self.op().and_then(|op| op.task().progress()).is_some_and(Progress::is_resolved)
+        // Afterwards, what the operation leaves to the program is a part of it until it is counted out.
+        self.holding && self.op().and_then(|op| op.task().progress()).is_some_and(Progress::is_resolved)
     }
 
     /// The right that was left with the frame.
@@ -129,13 +130,36 @@ fn enter_with<R>(
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn leave_all() {
     FRAME.with(|cell| cell.set(ptr::null()));
+    DRAIN.with(|cell| cell.set(ptr::null()));
     KEPT.with(|cell| cell.set(None));
+    // The frames and drains of a thread that stood still for this one are on a stack that may be another one's soon, and come
+    // back when those of this thread end.
+    STACK.with(|cell| cell.set(if cell.get() == Stack::Own { Stack::Own } else { Stack::Lost }));
+}
+
+/// Whose frames and drains a thread has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stack {
+    /// Its own.
+    Own,
+    /// Those of a thread that stands still as well.
+    Another,
+    /// This is a forked child, in which that thread is gone.
+    Lost,
+}
+
+thread_static!(static STACK: Cell<Stack> = Cell::new(Stack::Own));
+
+/// The innermost frame or drain by its thread-local, if it may be looked at.
+fn seen<T>(at: *const T) -> *const T {
+    if STACK.with(Cell::get) == Stack::Lost { ptr::null() } else { at }
 }
 
 /// Whether one of the frames of this thread, innermost first, is `wanted`.
 fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
-    let mut at = innermost();
-    // SAFETY: a frame lives on this thread's stack until `enter_with` has taken it out of the list.
+    let mut at = seen(innermost());
+    // SAFETY: a frame lives on this thread's stack, or on that of one that stands still for it, until `enter_with` has taken it
+    // out of the list.
     while let Some(frame) = unsafe { at.as_ref() } {
         if wanted(frame) {
             return true;
@@ -165,7 +189,12 @@ impl Drain {
         self.deferred.borrow_mut().pop()
     }
 
-    /// Takes over what is ready, where `take_deferred` finds it.
+    /// Takes over an operation that is ready, where `take_deferred` finds it.
+    pub(crate) fn push(&self, op: OpRef<Task>) {
+        self.deferred.borrow_mut().push(op);
+    }
+
+    /// Takes over what is ready.
     pub(crate) fn push_all(&self, ready: &mut ReadyList<Task>) {
         let mut deferred = self.deferred.borrow_mut();
         while let Some(op) = ready.pop() {
@@ -183,8 +212,9 @@ pub(crate) fn drain<R>(core: &Core, f: impl FnOnce(&Drain) -> R) -> R {
         }
     }
     let parent = DRAIN.with(Cell::get);
-    // SAFETY: a drain lives on this thread's stack until it has taken itself out of the list.
-    let depth = unsafe { parent.as_ref() }.map_or(0, |drain| drain.depth + 1);
+    // SAFETY: a drain lives on this thread's stack, or on that of one that stands still for it, until it has taken itself out
+    // of the list.
+    let depth = unsafe { seen(parent).as_ref() }.map_or(0, |drain| drain.depth + 1);
     let drain = Drain { core: ptr::from_ref(core), deferred: RefCell::default(), depth, parent };
     let _leave = Leave(parent);
     DRAIN.with(|cell| cell.set(&raw const drain));
@@ -193,7 +223,7 @@ pub(crate) fn drain<R>(core: &Core, f: impl FnOnce(&Drain) -> R) -> R {
 
 /// The innermost drain of `core` on this thread.
 fn drain_of(core: &Core) -> Option<&Drain> {
-    let mut at = DRAIN.with(Cell::get);
+    let mut at = seen(DRAIN.with(Cell::get));
     // SAFETY: as in `drain`; the callers do not keep the reference.
     while let Some(drain) = unsafe { at.as_ref() } {
         if ptr::eq(drain.core, core) {
@@ -207,7 +237,7 @@ fn drain_of(core: &Core) -> Option<&Drain> {
 /// Whether many drains are inside each other on this thread.
 pub(crate) fn is_deep() -> bool {
     // SAFETY: as in `drain`.
-    unsafe { DRAIN.with(Cell::get).as_ref() }.is_some_and(|drain| drain.depth >= MAX_DRAINS)
+    unsafe { seen(DRAIN.with(Cell::get)).as_ref() }.is_some_and(|drain| drain.depth >= MAX_DRAINS)
 }
 
 /// Whether the stack of this thread had better not be used for another operation inside the ones that run.
@@ -225,13 +255,14 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     let (frame, drain, kept, kernel) = (innermost(), DRAIN.with(Cell::get), KEPT.with(Cell::get), in_kernel());
     let mut f = Some(f);
     let go_on = || {
+        STACK.with(|cell| cell.set(Stack::Another));
         FRAME.with(|cell| cell.set(frame));
         DRAIN.with(|cell| cell.set(drain));
         let mut run = || set_kept(kept, || f.take().into_iter().for_each(|f| f()));
         if kernel { as_kernel(run) } else { run() }
     };
-    // SAFETY: nothing of the engine is bound to a thread but what is in thread-locals, and those that matter are taken over.
-    // The frames and drains of the calling thread, which stands still, are the other one's meanwhile.
+    // SAFETY: nothing of the engine is bound to a thread but what is in thread-locals. Those that say what the thread is in
+    // the midst of are taken over; the worker was given away, so that nothing is missed there. The frames and drains of the calling thread, which stands still, are the other one's meanwhile.
     let done = unsafe { stack::on_another(go_on) };
     match (done, f) {
         (Err(_), Some(f)) => Err(f),
@@ -249,7 +280,7 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
 /// What is left to drains of `core` on this thread, for a caller that is about to wait and may wait for it.
 pub(crate) fn take_deferred(core: &Core) -> ReadyList<Task> {
     let mut all = ReadyList::default();
-    let mut at = DRAIN.with(Cell::get);
+    let mut at = seen(DRAIN.with(Cell::get));
     // SAFETY: as in `drain`.
     while let Some(drain) = unsafe { at.as_ref() } {
         while let Some(op) = if ptr::eq(drain.core, core) { drain.pop() } else { None } {
@@ -359,7 +390,7 @@ pub(crate) fn sets(outcome: *const ()) -> bool {
 /// otherwise.
 pub(crate) fn leave_lost(op: OpRef<Task>) -> Option<OpRef<Task>> {
     // SAFETY: as in `any_frame`.
-    let frame = unsafe { innermost().as_ref() };
+    let frame = unsafe { seen(innermost()).as_ref() };
     match frame {
         Some(frame)
             if frame.op.is_some_and(|own| own.as_ptr() == op.as_ptr())

@@ -23,6 +23,9 @@ use crate::{
 /// Between two looks at threads that nobody can be found to join.
 const LOOK: Duration = Duration::from_millis(1);
 
+/// Threads that have ended by themselves and wait to be joined, at most. Picked.
+const MANY: usize = 16;
+
 enum State {
     Starting,
     Started(JoinHandle<()>),
@@ -42,6 +45,8 @@ struct List {
     next: u64,
     /// Threads that end by themselves, and that nobody joins yet.
     ending: Vec<u64>,
+    /// A thread that ends by itself joins another.
+    joins: bool,
     /// A thread joins all that are entered.
     helped: bool,
     /// A deadline has passed with threads that had not ended.
@@ -67,6 +72,35 @@ impl List {
         let place = ended.or_else(started)?;
         let entry = &mut self.entries[place];
         Some((entry.number, entry.take()?))
+    }
+
+    /// Takes the handle of a thread that ends by itself.
+    fn take_ending(&mut self) -> Option<(u64, JoinHandle<()>)> {
+        let (mut index, mut taken) = (0, None);
+        while taken.is_none() && index < self.ending.len() {
+            let number = self.ending[index];
+            let entry = self.position(number).map(|place| &mut self.entries[place]);
+            match entry {
+                // Whoever has started it has not written its handle down yet.
+                Some(Entry { state: State::Starting, .. }) => index += 1,
+                entry => {
+                    self.ending.swap_remove(index);
+                    taken = entry.and_then(Entry::take).map(|handle| (number, handle));
+                }
+            }
+        }
+        taken
+    }
+
+    /// Strikes out those that have ended by themselves, if there are many whom nobody has come to join.
+    fn take_many(&mut self) -> Vec<Entry> {
+        if self.ending.len() < MANY {
+            return Vec::new();
+        }
+        let ending = mem::take(&mut self.ending);
+        let ended: Vec<_> = self.entries.extract_if(.., |entry| ending.contains(&entry.number) && entry.has_ended()).collect();
+        self.ending = ending.into_iter().filter(|&number| self.position(number).is_some()).collect();
+        ended
     }
 
     /// The names of threads that have not ended.
@@ -119,24 +153,23 @@ impl Roll {
     }
 
     /// The calling thread, `number`, ends by itself, and joins those that did so before. The next one joins it.
+    ///
+    /// Only one thread joins at a time: a destructor that takes its time stops no more than that one. What has ended meanwhile
+    /// is let go, as soon as there are many.
     pub(crate) fn leave(&self, number: u64) {
-        let mut joins = Vec::new();
-        {
-            let mut list = lock(&self.list);
-            for other in mem::take(&mut list.ending) {
-                let Some(place) = list.position(other) else { continue };
-                match list.entries[place].take() {
-                    Some(handle) => joins.push((other, handle)),
-                    // Whoever started it has not written its handle down yet; or somebody joins it.
-                    None if matches!(list.entries[place].state, State::Starting) => list.ending.push(other),
-                    None => {}
-                }
-            }
-            list.ending.push(number);
+        let mut list = lock(&self.list);
+        while let Some((other, handle)) = if list.joins { None } else { list.take_ending() } {
+            list.joins = true;
+            drop(list);
+            self.join(other, handle);
+            list = lock(&self.list);
+            list.joins = false;
         }
-        for (number, handle) in joins {
-            self.join(number, handle);
-        }
+        list.ending.push(number);
+        let many = list.take_many();
+        drop(list);
+        // They are not joined any more.
+        drop(many);
     }
 
     /// Joins a thread whose handle was taken, and strikes it out.

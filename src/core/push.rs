@@ -2,7 +2,7 @@
 
 use std::{panic::Location, sync::Arc};
 
-use super::{Core, Entries, Rest, Spec, phase};
+use super::{Core, Entries, Rest, Rests, Spec, phase};
 use crate::{
     context,
     device::Context,
@@ -211,25 +211,23 @@ impl Core {
         }
     }
 
-    /// Places operations that became ready on this thread.
-    pub(crate) fn place_all(self: &Arc<Self>, ready: &mut ReadyList<Task>) {
-        self.place_by(ready, |op| self.crew.schedule(op));
+    /// Places operations that became ready on this thread, and then does the `rests` of what has made them ready.
+    pub(crate) fn place_all(self: &Arc<Self>, ready: &mut ReadyList<Task>, rests: Rests) {
+        let here = self.place_by(ready, |op| self.crew.schedule(op));
+        self.run_here(here, rests);
     }
 
-    /// As [`place_all`](Self::place_all), where `schedule` gives an operation to the crew.
+    /// Gives operations that became ready to others, each by `schedule`; returns those that are to [run here](Self::run_here).
     #[inline(always)]
-    pub(crate) fn place_by(self: &Arc<Self>, ready: &mut ReadyList<Task>, schedule: impl Fn(OpRef<Task>)) {
+    pub(crate) fn place_by(&self, ready: &mut ReadyList<Task>, schedule: impl Fn(OpRef<Task>)) -> ReadyList<Task> {
         if ready.is_empty() {
-            return;
+            return ReadyList::default();
         }
-        let here = if self.has_workers() {
+        if self.has_workers() {
             // What is for others first, since what runs here may take its time.
             self.schedule_all(ready, schedule)
         } else {
             std::mem::take(ready)
-        };
-        if !here.is_empty() {
-            self.run_here(here);
         }
     }
 
@@ -239,26 +237,17 @@ impl Core {
         self.kind != EngineKind::Naive && self.is_open()
     }
 
-    /// Runs what is not for others.
+    /// Runs what is not for others, and does the `rests` of what came before.
     #[inline(never)]
-    fn run_here(self: &Arc<Self>, mut here: ReadyList<Task>) {
+    pub(crate) fn run_here(self: &Arc<Self>, mut here: ReadyList<Task>, rests: Rests) {
         if self.is_forked() {
-            return;
+            return std::mem::forget(rests);
+        }
+        if here.is_empty() {
+            return rests.into_iter().for_each(|rest| self.finish(rest));
         }
         threads::share_slot();
-        self.run_inside(&mut here, Rest::Nothing, false);
-    }
-
-    /// Places what an operation that this thread has ended by the way has made ready, and does the rest.
-    pub(super) fn end_here(self: &Arc<Self>, ready: &mut ReadyList<Task>, rest: Rest) {
-        let rest = self.to_tell(rest);
-        if self.has_workers() {
-            self.place_all(ready);
-            self.finish(rest);
-        } else {
-            // What runs here, inside this call, may wait for the operation.
-            self.run_inside(ready, rest, false);
-        }
+        self.run_inside(&mut here, rests, false);
     }
 
     /// Whether the naive engine may take an operation now: it would have to run it inside the push, or where the running
@@ -274,32 +263,32 @@ impl Core {
         // What the function of a device operation has in hand is not complete when it returns, so nothing of the program's
         // may run inside it.
         let outside = !op.task().has(flag::INLINE) && context::in_device_function();
-        if outside && self.kind != EngineKind::Naive {
+        if outside && self.has_workers() {
             return self.schedule(op);
         }
         let mut ready = ReadyList::default();
         ready.push(op);
+        // Where nothing on this thread runs it afterwards, it is the engine's own, and of an engine that has ended.
         if outside && context::leave_to_drain(self, &mut ready) {
             return;
         }
-        self.run_inside(&mut ready, Rest::Nothing, true);
+        self.run_inside(&mut ready, Rests::new(), true);
     }
 
     /// As [`run_all`](Self::run_all), however much runs inside each other on this thread already.
-    fn run_inside(self: &Arc<Self>, ready: &mut ReadyList<Task>, rest: Rest, at_once: bool) {
-        if self.has_workers() {
-            if context::is_deep() {
+    fn run_inside(self: &Arc<Self>, ready: &mut ReadyList<Task>, rests: Rests, at_once: bool) {
+        let deep = if self.has_workers() {
+            context::is_deep() && {
                 *ready = self.schedule_all(ready, |op| self.crew.schedule(op));
-                if ready.is_empty() || context::leave_to_drain(self, ready) {
-                    return self.finish(rest);
-                }
+                true
             }
-            return self.run_all(ready, rest, at_once);
+        } else {
+            context::is_stack_short()
+        };
+        if deep && (ready.is_empty() || context::leave_to_drain(self, ready)) {
+            return rests.into_iter().for_each(|rest| self.finish(rest));
         }
-        if context::is_stack_short() && context::leave_to_drain(self, ready) {
-            return self.finish(rest);
-        }
-        self.run_all(ready, rest, at_once);
+        self.run_all(ready, rests, at_once);
     }
 
     /// Runs what was left to drains on this thread: the caller waits for it, or asks whether it is done.
@@ -310,12 +299,12 @@ impl Core {
         }
         let ready = &mut deferred;
         if context::is_stack_short()
-            && context::on_another_stack(|| self.run_all(&mut *ready, Rest::Nothing, false)).is_ok()
+            && context::on_another_stack(|| self.run_all(&mut *ready, Rests::new(), false)).is_ok()
         {
             return;
         }
         // There may be no other stack to be had.
-        self.run_all(&mut deferred, Rest::Nothing, false);
+        self.run_all(&mut deferred, Rests::new(), false);
     }
 
     /// Gives to the workers all that need not run on this thread, and returns what does.
@@ -332,32 +321,44 @@ impl Core {
         here
     }
 
-    /// Runs or places what is ready, the first operation here if `at_once`, after doing the `rest` of one before. What has
-    /// not had its turn lies where an operation that waits finds it.
-    pub(super) fn run_all(self: &Arc<Self>, ready: &mut ReadyList<Task>, rest: Rest, mut at_once: bool) {
-        let mut rests = Vec::new();
+    /// Runs or places what is ready, the first operation here if `at_once`, and does the `rests` of what came before.
+    ///
+    /// The engine's own operations come first, then what is left to the program's code of all that have ended, since it may
+    /// take its time, and then the program's operations, one at a time. What has not had its turn lies where an operation that
+    /// waits finds it.
+    fn run_all(self: &Arc<Self>, ready: &mut ReadyList<Task>, mut rests: Rests, at_once: bool) {
         context::drain(self, |drain| {
-            drain.push_all(ready);
-            self.finish(rest);
-            while let Some(op) = drain.pop() {
-                let rest = self.place(op, ready, at_once);
-                at_once = false;
-                if self.has_workers() {
-                    *ready = self.schedule_all(ready, |op| self.crew.schedule(op));
+            if at_once && let Some(op) = ready.pop() {
+                rests.push(self.execute(op, ready));
+            }
+            loop {
+                let mut own = ReadyList::default();
+                while let Some(op) = ready.pop() {
+                    if op.task().has(flag::INLINE) {
+                        own.push(op);
+                    } else if self.has_workers() {
+                        self.schedule(op);
+                    } else {
+                        drain.push(op);
+                    }
                 }
-                drain.push_all(ready);
-                match rest {
-                    // What the program does when it is told may take its time, so it comes when all else is done.
-                    Rest::Tell(_) if self.has_workers() => rests.push(rest),
-                    rest => self.finish(rest),
+                if !own.is_empty() {
+                    while let Some(op) = own.pop() {
+                        rests.push(self.execute(op, ready));
+                    }
+                } else if !rests.is_empty() {
+                    self.finish(rests.remove(0));
+                } else if let Some(op) = drain.pop() {
+                    rests.push(self.place(op, ready));
+                } else {
+                    return;
                 }
             }
         });
-        rests.into_iter().for_each(|rest| self.finish(rest));
     }
 
     /// Runs `op` here if it is to, adding what becomes ready to `ready`; otherwise gives it to a worker.
-    fn place(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>, at_once: bool) -> Rest {
+    fn place(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
         // After a shutdown nobody is left in the lanes. What can still become ready then is the engine's own, on a thread
         // of the program or in the rest of an asynchronous function.
         let deserted = || {
@@ -367,7 +368,7 @@ impl Core {
                 && !threads::serves_device()
                 && !self.crew.is_served_here(task.lane)
         };
-        if at_once || self.kind == EngineKind::Naive || op.task().has(flag::INLINE) || deserted() {
+        if self.kind == EngineKind::Naive || op.task().has(flag::INLINE) || deserted() {
             self.execute(op, ready)
         } else {
             self.schedule(op);

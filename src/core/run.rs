@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::{Core, phase};
 use crate::{
     context::{self, Frame, Has, Kept, RunContext},
@@ -34,6 +36,9 @@ pub(crate) enum Rest {
     Tell(Told),
 }
 
+/// What is left to do for several operations, in the order in which they have ended.
+pub(crate) type Rests = SmallVec<[Rest; 2]>;
+
 /// An operation that is complete, and of whose end somebody has to be told.
 pub(crate) struct Told {
     op: Hold<Task>,
@@ -54,18 +59,12 @@ pub(crate) struct Unplain {
 
 impl Told {
     fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, unused: bool) -> Self {
-        let told = Self { op, result, ended, unused, aftermath: Aftermath::default() };
-        // What the function owned is dropped before that: it is the program's, and comes later.
-        if unused { told } else { told.report() }
-    }
-
-    /// Sets the result for whoever has the operation's handle.
-    fn report(mut self) -> Self {
-        if self.op.task().has(flag::REPORTS) && !self.op.is_rejected() {
+        let mut aftermath = Aftermath::default();
+        if op.task().has(flag::REPORTS) && !op.is_rejected() {
             // SAFETY: this thread ends the operation.
-            self.aftermath = unsafe { self.op.report(self.result.as_ref().map(|&()| ())) };
+            aftermath = unsafe { op.report(result.as_ref().map(|&()| ())) };
         }
-        self
+        Self { op, result, ended, unused, aftermath }
     }
 }
 
@@ -427,18 +426,17 @@ impl Core {
     }
 
     /// Ends an operation that was complete for the tracker before it was, which has given up `ended` failures.
-    pub(crate) fn conclude(self: &Arc<Self>, op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>) {
-        self.finish(Rest::Tell(Told::new(op, result, ended, false)));
+    pub(crate) fn conclude(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>) -> Rest {
+        Rest::Tell(Told::new(op, result, ended, false))
     }
 
     /// Runs what an operation has left to the program's own code, and counts it out.
-    fn let_go_of(self: &Arc<Self>, mut told: Told) {
-        if told.unused {
+    fn let_go_of(self: &Arc<Self>, told: Told) {
+        let Told { op, result, ended, unused, aftermath } = told;
+        if unused {
             // SAFETY: this thread ends the operation.
-            self.let_go(&told.op, || unsafe { told.op.discard() });
-            told = told.report();
+            self.let_go(&op, || unsafe { op.discard() });
         }
-        let Told { op, result, ended, unused: _, aftermath } = told;
         if !aftermath.is_none() {
             self.let_go(&op, || aftermath.run());
         }
@@ -590,7 +588,8 @@ impl Core {
         if let Rest::Tell(told) = &mut rest {
             told.ended.extend(unused);
         }
-        self.end_here(&mut ready, rest);
+        let rest = self.to_tell(rest);
+        self.place_all(&mut ready, Rests::from_iter([rest]));
     }
 }
 
