@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    core::Core,
+    core::{Core, Rests},
     device::{Context, as_kernel, in_kernel},
     error::WaitError,
     gpu::GpuStream,
@@ -175,8 +175,10 @@ const MAX_DRAINS: usize = 64;
 
 /// A loop that runs ready operations on this thread, innermost first.
 pub(crate) struct Drain {
-    core: *const Core,
+    core: *const Arc<Core>,
     deferred: RefCell<ReadyList<Task>>,
+    /// What is left to do for operations that have ended inside, too deep to do it there.
+    rests: RefCell<Rests>,
     depth: usize,
     parent: *const Drain,
 }
@@ -184,9 +186,28 @@ pub(crate) struct Drain {
 thread_static!(static DRAIN: Cell<*const Drain> = Cell::new(ptr::null()));
 
 impl Drain {
+    fn engine(&self) -> &Arc<Core> {
+        // SAFETY: whoever made the drain has the engine until that ends.
+        unsafe { &*self.core }
+    }
+
+    fn is_of(&self, core: &Core) -> bool {
+        ptr::eq(&raw const **self.engine(), core)
+    }
+
     /// Takes an operation that was left to this loop.
     pub(crate) fn pop(&self) -> Option<OpRef<Task>> {
         self.deferred.borrow_mut().pop()
+    }
+
+    /// Takes over what is left to do for operations that have ended.
+    fn push_rests(&self, rests: Rests) {
+        self.rests.borrow_mut().extend(rests);
+    }
+
+    /// Takes what was left here to be done for operations that have ended.
+    pub(crate) fn take_rests(&self) -> Rests {
+        self.rests.take()
     }
 
     /// Takes over an operation that is ready, where `take_deferred` finds it.
@@ -204,7 +225,7 @@ impl Drain {
 }
 
 /// Runs `f` as a loop that runs ready operations.
-pub(crate) fn drain<R>(core: &Core, f: impl FnOnce(&Drain) -> R) -> R {
+pub(crate) fn drain<R>(core: &Arc<Core>, f: impl FnOnce(&Drain) -> R) -> R {
     struct Leave(*const Drain);
     impl Drop for Leave {
         fn drop(&mut self) {
@@ -215,7 +236,8 @@ pub(crate) fn drain<R>(core: &Core, f: impl FnOnce(&Drain) -> R) -> R {
     // SAFETY: a drain lives on this thread's stack, or on that of one that stands still for it, until it has taken itself out
     // of the list.
     let depth = unsafe { seen(parent).as_ref() }.map_or(0, |drain| drain.depth + 1);
-    let drain = Drain { core: ptr::from_ref(core), deferred: RefCell::default(), depth, parent };
+    let (deferred, rests) = (RefCell::default(), RefCell::default());
+    let drain = Drain { core: ptr::from_ref(core), deferred, rests, depth, parent };
     let _leave = Leave(parent);
     DRAIN.with(|cell| cell.set(&raw const drain));
     f(&drain)
@@ -226,7 +248,7 @@ fn drain_of(core: &Core) -> Option<&Drain> {
     let mut at = seen(DRAIN.with(Cell::get));
     // SAFETY: as in `drain`; the callers do not keep the reference.
     while let Some(drain) = unsafe { at.as_ref() } {
-        if ptr::eq(drain.core, core) {
+        if drain.is_of(core) {
             return Some(drain);
         }
         at = drain.parent;
@@ -283,12 +305,37 @@ pub(crate) fn take_deferred(core: &Core) -> ReadyList<Task> {
     let mut at = seen(DRAIN.with(Cell::get));
     // SAFETY: as in `drain`.
     while let Some(drain) = unsafe { at.as_ref() } {
-        while let Some(op) = if ptr::eq(drain.core, core) { drain.pop() } else { None } {
+        while let Some(op) = if drain.is_of(core) { drain.pop() } else { None } {
             all.push(op);
         }
         at = drain.parent;
     }
     all
+}
+
+/// An engine of which operations are left to drains on this thread.
+pub(crate) fn deferred_engine() -> Option<Arc<Core>> {
+    let mut at = seen(DRAIN.with(Cell::get));
+    // SAFETY: as in `drain`.
+    while let Some(drain) = unsafe { at.as_ref() } {
+        if !drain.deferred.borrow().is_empty() {
+            return Some(Arc::clone(drain.engine()));
+        }
+        at = drain.parent;
+    }
+    None
+}
+
+/// Leaves what is left to do for operations that have ended to the innermost drain of `core` on this thread; gives it back if
+/// there is none.
+pub(crate) fn leave_rests(core: &Core, rests: Rests) -> Option<Rests> {
+    match drain_of(core) {
+        Some(drain) => {
+            drain.push_rests(rests);
+            None
+        }
+        None => Some(rests),
+    }
 }
 
 /// Leaves `ready` to the innermost drain of `core` on this thread, if there is one.
@@ -369,7 +416,7 @@ pub(crate) fn in_operation_of(core: &Core) -> bool {
 /// Whether this thread is inside an operation of `core`, or runs the program's code for it otherwise: it may have
 /// operations in hand that have yet to be counted out.
 pub(crate) fn works_for(core: &Core) -> bool {
-    any_frame(|frame| ptr::eq(frame.core, core) && !frame.is_over())
+    any_frame(|frame| ptr::eq(frame.core, core)) || has_drain(core)
 }
 
 /// Whether an operation that runs on this thread holds `cell`.

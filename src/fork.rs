@@ -128,8 +128,7 @@ mod imp {
     use crate::{
         context,
         core::Core,
-        device,
-        panics,
+        device, panics,
         sync::{epoch, fork},
         threads,
     };

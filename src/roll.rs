@@ -23,8 +23,8 @@ use crate::{
 /// Between two looks at threads that nobody can be found to join.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Threads that have ended by themselves and wait to be joined, at most. Picked.
-const MANY: usize = 16;
+/// Threads that have ended by themselves and wait to be joined, about at most. Picked.
+pub(crate) const MANY: usize = 16;
 
 enum State {
     Starting,
@@ -45,8 +45,6 @@ struct List {
     next: u64,
     /// Threads that end by themselves, and that nobody joins yet.
     ending: Vec<u64>,
-    /// A thread that ends by itself joins another.
-    joins: bool,
     /// A thread joins all that are entered.
     helped: bool,
     /// A deadline has passed with threads that had not ended.
@@ -74,31 +72,14 @@ impl List {
         Some((entry.number, entry.take()?))
     }
 
-    /// Takes the handle of a thread that ends by itself.
-    fn take_ending(&mut self) -> Option<(u64, JoinHandle<()>)> {
-        let (mut index, mut taken) = (0, None);
-        while taken.is_none() && index < self.ending.len() {
-            let number = self.ending[index];
-            let entry = self.position(number).map(|place| &mut self.entries[place]);
-            match entry {
-                // Whoever has started it has not written its handle down yet.
-                Some(Entry { state: State::Starting, .. }) => index += 1,
-                entry => {
-                    self.ending.swap_remove(index);
-                    taken = entry.and_then(Entry::take).map(|handle| (number, handle));
-                }
-            }
-        }
-        taken
-    }
-
     /// Strikes out those that have ended by themselves, if there are many whom nobody has come to join.
     fn take_many(&mut self) -> Vec<Entry> {
         if self.ending.len() < MANY {
             return Vec::new();
         }
         let ending = mem::take(&mut self.ending);
-        let ended: Vec<_> = self.entries.extract_if(.., |entry| ending.contains(&entry.number) && entry.has_ended()).collect();
+        let ended: Vec<_> =
+            self.entries.extract_if(.., |entry| ending.contains(&entry.number) && entry.has_ended()).collect();
         self.ending = ending.into_iter().filter(|&number| self.position(number).is_some()).collect();
         ended
     }
@@ -152,23 +133,14 @@ impl Roll {
         result
     }
 
-    /// The calling thread, `number`, ends by itself, and joins those that did so before. The next one joins it.
-    ///
-    /// Only one thread joins at a time: a destructor that takes its time stops no more than that one. What has ended meanwhile
-    /// is let go, as soon as there are many.
+    /// The calling thread, `number`, ends by itself. It joins nobody: what destructors of thread-locals do may need this one's
+    /// own. When many have ended so, they are let go, and not joined any more.
     pub(crate) fn leave(&self, number: u64) {
-        let mut list = lock(&self.list);
-        while let Some((other, handle)) = if list.joins { None } else { list.take_ending() } {
-            list.joins = true;
-            drop(list);
-            self.join(other, handle);
-            list = lock(&self.list);
-            list.joins = false;
-        }
-        list.ending.push(number);
-        let many = list.take_many();
-        drop(list);
-        // They are not joined any more.
+        let many = {
+            let mut list = lock(&self.list);
+            list.ending.push(number);
+            list.take_many()
+        };
         drop(many);
     }
 

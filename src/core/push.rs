@@ -2,7 +2,7 @@
 
 use std::{panic::Location, sync::Arc};
 
-use super::{Core, Entries, Rest, Rests, Spec, phase};
+use super::{Core, Entries, Rests, Spec, phase};
 use crate::{
     context,
     device::Context,
@@ -17,7 +17,7 @@ use crate::{
     tally::Ticket,
     task::{Entry, Refs, Task, Work, flag},
     threads,
-    tracker::{self, INLINE_ACCESSES, Mode, OpRef, ReadyList, VarQueue},
+    tracker::{self, INLINE_ACCESSES, Mode, Op, OpRef, ReadyList, VarQueue},
     variable::VarCell,
 };
 
@@ -102,7 +102,7 @@ impl Core {
     ///
     /// # Safety
     /// 1. As there.
-    unsafe fn describe(&self, spec: &Spec, entries: &mut Entries) -> Result<OpRef<Task>, PushError> {
+    unsafe fn describe(self: &Arc<Self>, spec: &Spec, entries: &mut Entries) -> Result<OpRef<Task>, PushError> {
         let entries = self.normalise(entries)?;
         // SAFETY: (1).
         unsafe { self.begin_here(spec, spec.priority, entries) }
@@ -112,7 +112,12 @@ impl Core {
     ///
     /// # Safety
     /// 1. As there.
-    pub(super) unsafe fn begin(&self, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
+    pub(super) unsafe fn begin(
+        self: &Arc<Self>,
+        spec: &Spec,
+        priority: i32,
+        entries: &[Entry],
+    ) -> Result<OpRef<Task>, PushError> {
         // SAFETY: (1).
         unsafe { self.begin_here(spec, priority, entries) }
     }
@@ -123,7 +128,12 @@ impl Core {
     /// # Safety
     /// 1. The task is [filled](Task::fill), and then the operation [enqueued](Self::enqueue).
     #[inline(always)]
-    unsafe fn begin_here(&self, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
+    unsafe fn begin_here(
+        self: &Arc<Self>,
+        spec: &Spec,
+        priority: i32,
+        entries: &[Entry],
+    ) -> Result<OpRef<Task>, PushError> {
         let ticket = self.tally.enter();
         // Relaxed: the count was entered first. Either the drain waits for it, or it entered a generation that was
         // opened after the phase was set; entering has acquired that (edge `open`), and it is seen here.
@@ -147,7 +157,7 @@ impl Core {
 
     /// Whether an operation may be pushed in a phase that is not `OPEN`. If not, it is counted out.
     #[cold]
-    fn admit_late(&self, phase: u8, spec: &Spec, ticket: Ticket) -> Result<(), PushError> {
+    fn admit_late(self: &Arc<Self>, phase: u8, spec: &Spec, ticket: Ticket) -> Result<(), PushError> {
         if phase == phase::FORKED {
             // Nobody counts here, and to leave may take a lock.
             return Err(PushError::Forked);
@@ -223,11 +233,11 @@ impl Core {
         if ready.is_empty() {
             return ReadyList::default();
         }
-        if self.has_workers() {
+        if self.kind == EngineKind::Naive {
+            std::mem::take(ready)
+        } else {
             // What is for others first, since what runs here may take its time.
             self.schedule_all(ready, schedule)
-        } else {
-            std::mem::take(ready)
         }
     }
 
@@ -276,17 +286,27 @@ impl Core {
     }
 
     /// As [`run_all`](Self::run_all), however much runs inside each other on this thread already.
-    fn run_inside(self: &Arc<Self>, ready: &mut ReadyList<Task>, rests: Rests, at_once: bool) {
-        let deep = if self.has_workers() {
-            context::is_deep() && {
-                *ready = self.schedule_all(ready, |op| self.crew.schedule(op));
-                true
+    fn run_inside(self: &Arc<Self>, ready: &mut ReadyList<Task>, mut rests: Rests, mut at_once: bool) {
+        let deep = if self.has_workers() { context::is_deep() } else { context::is_stack_short() };
+        if deep && context::has_drain(self) {
+            // Others may wait for the engine's own operations, which take no time; what the program does when it is told has
+            // to wait.
+            let mut others = ReadyList::default();
+            while let Some(op) = ready.pop() {
+                if op.task().has(flag::INLINE) {
+                    rests.push(self.execute(op, ready));
+                } else if self.runs_here(&op) {
+                    others.push(op);
+                } else {
+                    self.schedule(op);
+                }
             }
-        } else {
-            context::is_stack_short()
-        };
-        if deep && (ready.is_empty() || context::leave_to_drain(self, ready)) {
-            return rests.into_iter().for_each(|rest| self.finish(rest));
+            context::leave_to_drain(self, &mut others);
+            match context::leave_rests(self, rests) {
+                None => return,
+                Some(back) => rests = back,
+            }
+            at_once = false;
         }
         self.run_all(ready, rests, at_once);
     }
@@ -312,13 +332,27 @@ impl Core {
     fn schedule_all(&self, ready: &mut ReadyList<Task>, schedule: impl Fn(OpRef<Task>)) -> ReadyList<Task> {
         let mut here = ReadyList::default();
         while let Some(op) = ready.pop() {
-            if op.task().has(flag::INLINE) {
+            if op.task().has(flag::INLINE) || self.runs_here(&op) {
                 here.push(op);
             } else {
                 self.schedule_by(op, &schedule);
             }
         }
         here
+    }
+
+    /// Whether a ready operation that is not the engine's own has to run on the thread that has it.
+    #[inline]
+    fn runs_here(&self, op: &Op<Task>) -> bool {
+        self.kind == EngineKind::Naive || !self.is_open() && self.is_deserted(op)
+    }
+
+    /// Whether nobody is left in the lane of a ready operation, after a shutdown. What can still become ready then is the
+    /// engine's own, on a thread of the program or in the rest of an asynchronous function.
+    #[cold]
+    fn is_deserted(&self, op: &Op<Task>) -> bool {
+        let task = op.task();
+        task.has(flag::INTERNAL) && !threads::serves_device() && !self.crew.is_served_here(task.lane)
     }
 
     /// Runs or places what is ready, the first operation here if `at_once`, and does the `rests` of what came before.
@@ -336,12 +370,13 @@ impl Core {
                 while let Some(op) = ready.pop() {
                     if op.task().has(flag::INLINE) {
                         own.push(op);
-                    } else if self.has_workers() {
-                        self.schedule(op);
-                    } else {
+                    } else if self.runs_here(&op) {
                         drain.push(op);
+                    } else {
+                        self.schedule(op);
                     }
                 }
+                rests.extend(drain.take_rests());
                 if !own.is_empty() {
                     while let Some(op) = own.pop() {
                         rests.push(self.execute(op, ready));
@@ -349,31 +384,12 @@ impl Core {
                 } else if !rests.is_empty() {
                     self.finish(rests.remove(0));
                 } else if let Some(op) = drain.pop() {
-                    rests.push(self.place(op, ready));
+                    rests.push(self.execute(op, ready));
                 } else {
                     return;
                 }
             }
         });
-    }
-
-    /// Runs `op` here if it is to, adding what becomes ready to `ready`; otherwise gives it to a worker.
-    fn place(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
-        // After a shutdown nobody is left in the lanes. What can still become ready then is the engine's own, on a thread
-        // of the program or in the rest of an asynchronous function.
-        let deserted = || {
-            let task = op.task();
-            task.has(flag::INTERNAL)
-                && !self.is_open()
-                && !threads::serves_device()
-                && !self.crew.is_served_here(task.lane)
-        };
-        if self.kind == EngineKind::Naive || op.task().has(flag::INLINE) || deserted() {
-            self.execute(op, ready)
-        } else {
-            self.schedule(op);
-            Rest::Nothing
-        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! What a run and its end do: whether the function is called, what becomes of its result, and whom it is told.
 
-use std::sync::Arc;
+use std::{panic::Location, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{Core, phase};
+use super::{Core, Entries, Spec, phase};
 use crate::{
     context::{self, Frame, Has, Kept, RunContext},
     device::{Context, DeviceError},
@@ -18,7 +18,7 @@ use crate::{
         weaken::{Step, removed},
     },
     tally::Ticket,
-    task::{Aftermath, Task, flag},
+    task::{Aftermath, Plain, Task, flag},
     threads,
     tracker::{self, Hold, Mode, Op, OpRef, ReadyList},
     variable::VarCell,
@@ -65,6 +65,11 @@ impl Told {
             aftermath = unsafe { op.report(result.as_ref().map(|&()| ())) };
         }
         Self { op, result, ended, unused, aftermath }
+    }
+
+    /// Whether code of the program's may run for it.
+    fn is_for_program(&self) -> bool {
+        self.unused || self.result.is_err() || !self.ended.is_empty() || !self.aftermath.is_none()
     }
 }
 
@@ -421,8 +426,23 @@ impl Core {
         match rest {
             Rest::Nothing => {}
             Rest::Count(ticket) => self.count_out(ticket),
+            Rest::Tell(told) if told.is_for_program() && threads::serves_device() => {
+                self.hand_over(move |core| core.let_go_of(told));
+            }
             Rest::Tell(told) => self.let_go_of(told),
         }
+    }
+
+    /// Has a worker run `f`, which calls code of the program's: the thread of a device's lane must not stand still for that.
+    #[cold]
+    fn hand_over(self: &Arc<Self>, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let mut spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT);
+        let tell = move |cx: &RunContext<'_>| {
+            f(cx.core());
+            Ok(())
+        };
+        let pushed = self.push(&mut spec, Location::caller(), &mut Entries::new(), Plain::new(tell));
+        debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 
     /// Ends an operation that was complete for the tracker before it was, which has given up `ended` failures.
@@ -463,7 +483,7 @@ impl Core {
 
     /// Counts an operation out, and wakes the futures that have waited for that.
     #[inline(always)]
-    pub(crate) fn count_out(&self, ticket: Ticket) {
+    pub(crate) fn count_out(self: &Arc<Self>, ticket: Ticket) {
         if let Some(wakers) = self.tally.leave(ticket) {
             self.wake(wakers);
         }
@@ -471,7 +491,10 @@ impl Core {
 
     /// Wakes futures that wait for all.
     #[cold]
-    fn wake(&self, wakers: Wakers) {
+    fn wake(self: &Arc<Self>, wakers: Wakers) {
+        if threads::serves_device() {
+            return self.hand_over(|_| wakers.wake());
+        }
         threads::share_slot();
         context::enter_after(self, || wakers.wake());
     }
@@ -497,8 +520,11 @@ impl Core {
             std::mem::forget((stream, result));
             return Rest::Nothing;
         }
-        if let Err(error) = stream.finish() {
-            let failure = op.task().failed_by(Cause::Device(gpu.lose(&error)));
+        // What the device calls, and the logger that is told of its loss, are a part of the operation.
+        let mut end = || stream.finish().map_err(|error| gpu.lose(&error));
+        let ended = context::keep(Kept::InDeviceFunction, || context::enter(self, &op, Has::Variables, |_| end()));
+        if let Err(loss) = ended {
+            let failure = op.task().failed_by(Cause::Device(loss));
             result = result.and(Err(failure));
         }
         gpu.put_back(stream);
@@ -583,6 +609,8 @@ impl Core {
             Some(failure) => (Err(failure), own.err()),
             None => (own, None),
         };
+        // It comes second, and must not hide either.
+        unused.iter().for_each(|failure| failure.keep(&self.failures));
         let mut ready = ReadyList::default();
         let mut rest = self.complete(op, result, false, &mut ready);
         if let Rest::Tell(told) = &mut rest {
