@@ -467,11 +467,11 @@ impl Issuer<'_> {
         self.passed = seq;
         self.lane().timeline.complete(seq);
         self.watched.extract_if(.., |(wanted, _)| *wanted <= seq).for_each(|(_, op)| self.ready.push(op));
-        let mut rests = Rests::new();
+        self.place_ready(Rests::new());
         while let Some(Flight { op, result, ended, .. }) = self.flights.pop_front_if(|flight| flight.seq <= seq) {
-            rests.push(Core::conclude(op, result, ended));
+            // What is the program's is handed over, so that none of them waits for another.
+            self.core.finish(Core::conclude(op, result, ended));
         }
-        self.place_ready(rests);
     }
 }
 
