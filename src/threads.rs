@@ -23,7 +23,10 @@ use crate::{
     roll::Roll,
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
     spares::Spares,
-    sync::{Mutex, lock, mpsc, thread_static},
+    sync::{
+        Mutex, lock, mpsc, thread_static,
+        weaken::{Step, removed},
+    },
     task::Task,
     topology::{self, Claim},
     tracker::{OpRef, ReadyList},
@@ -591,6 +594,10 @@ fn run(carrier: &Carrier) {
             carrier.core.place_all(&mut ready, Rests::new());
             while let Some(op) = carrier.next() {
                 match carrier.core.execute_plainly(op, &mut ready) {
+                    Ok(ticket) if removed(Step::PlaceBeforeTelling) => {
+                        carrier.core.count_out(ticket);
+                        carrier.core.place_all(&mut ready, Rests::new());
+                    }
                     Ok(ticket) if ready.is_empty() => carrier.core.count_out(ticket),
                     Ok(ticket) => {
                         let here = carrier.core.place_by(&mut ready, |op| carrier.schedule(op));
