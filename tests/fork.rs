@@ -733,6 +733,14 @@ const CALLS: &[(&str, Call)] = &[
         begin();
         let _ = world.engine.wait_for_all_timeout(Duration::from_millis(1));
     }),
+    ("many waits for all", |world, begin| {
+        begin();
+        // More than the count has room for without an allocation, under its lock.
+        for _ in 0..12 {
+            world.engine.op("").push(world.busy.read(), |_| ()).unwrap();
+            drop(world.engine.wait_for_all_async());
+        }
+    }),
     ("wait_for_all_async", |world, begin| {
         begin();
         let _ = poll_once(&mut Box::pin(world.engine.wait_for_all_async()));
