@@ -273,6 +273,7 @@ impl Engine {
     ///
     /// # Errors
     /// See [`PushError`]; nothing is enqueued then.
+    #[inline]
     #[track_caller]
     pub fn push_sync<F, R, const READS: usize, const WRITES: usize>(
         &self,

@@ -16,7 +16,7 @@ use std::{
 
 use crate::{
     context,
-    core::Core,
+    core::{Core, Unplain},
     error::{BuildError, WaitError},
     kind::Placement,
     panics,
@@ -168,6 +168,15 @@ impl Carrier {
             }
             _ => crew.schedule(op),
         }
+    }
+
+    /// Runs an operation that is not as plain as most.
+    #[inline(never)]
+    fn execute_otherwise(&self, unplain: Unplain, ready: &mut ReadyList<Task>) {
+        let rest = self.core.execute_otherwise(unplain, ready);
+        let rest = self.core.to_tell(rest);
+        self.core.place_by(ready, |op| self.schedule(op));
+        self.core.finish(rest);
     }
 
     /// The next operation for the thread's worker; waits for one. `None`: the worker was given away, or its lane has ended.
@@ -426,8 +435,9 @@ impl Crew {
 
     /// Puts a ready operation where a worker of its lane takes it.
     pub(crate) fn schedule(&self, op: OpRef<Task>) {
-        if !self.is_served_here(op.task().lane) {
-            return self.lane(&op).inject_from_outside(op);
+        let lane = self.lane(&op);
+        if !Self::serves(lane) {
+            return lane.inject_from_outside(op);
         }
         with_carrier(|carrier| {
             let between = !context::in_program();
@@ -440,9 +450,14 @@ impl Crew {
 
     /// Whether the calling thread will itself run what it schedules in `lane`, though that may have ended.
     pub(crate) fn is_served_here(&self, lane: u8) -> bool {
-        let lane = &self.lanes[usize::from(lane)];
-        with_carrier(|carrier| carrier.free_worker().is_some_and(|worker| Arc::ptr_eq(worker.lane(), lane)))
-            .unwrap_or(false)
+        Self::serves(&self.lanes[usize::from(lane)])
+    }
+
+    /// Whether the calling thread carries a worker of `lane` that can take something.
+    #[inline]
+    fn serves(lane: &Arc<Lane<Task>>) -> bool {
+        let serves = |carrier: &Carrier| carrier.free_worker().is_some_and(|worker| Arc::ptr_eq(worker.lane(), lane));
+        with_carrier(serves) == Some(true)
     }
 
     /// The calling thread is about to wait: the workers that have made way for it take over.
@@ -572,10 +587,13 @@ fn run(carrier: &Carrier) {
         let result = panics::catch(|| {
             carrier.core.place_all(&mut ready);
             while let Some(op) = carrier.next() {
-                let rest = carrier.core.execute_here(op, &mut ready);
-                let rest = carrier.core.to_tell(rest);
-                carrier.core.place_by(&mut ready, |op| carrier.schedule(op));
-                carrier.core.finish(rest);
+                match carrier.core.execute_plainly(op, &mut ready) {
+                    Ok(ticket) => {
+                        carrier.core.place_by(&mut ready, |op| carrier.schedule(op));
+                        carrier.core.count_out(ticket);
+                    }
+                    Err(unplain) => carrier.execute_otherwise(unplain, &mut ready),
+                }
             }
         });
         let Err(payload) = result else { return };

@@ -30,7 +30,7 @@ mod shutdown;
 mod variables;
 mod wait;
 
-pub(crate) use run::{Rest, Verdict};
+pub(crate) use run::{Rest, Unplain, Verdict};
 
 /// How far a shutdown is. Only rises.
 mod phase {

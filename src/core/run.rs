@@ -45,6 +45,13 @@ pub(crate) struct Told {
     aftermath: Aftermath,
 }
 
+/// A ready operation that is not plain, and what its function has come to if it was called.
+#[must_use = "the operation is not over"]
+pub(crate) struct Unplain {
+    op: OpRef<Task>,
+    called: Option<Result<(), OpError>>,
+}
+
 impl Told {
     fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, unused: bool) -> Self {
         let told = Self { op, result, ended, unused, aftermath: Aftermath::default() };
@@ -66,23 +73,36 @@ impl Core {
     /// Runs a ready operation on this thread and adds what becomes ready by it to `ready`, which the caller places before it
     /// [finishes](Self::finish) the rest.
     pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
-        self.execute_here(op, ready)
+        match self.execute_plainly(op, ready) {
+            Ok(ticket) => Rest::Count(ticket),
+            Err(unplain) => self.execute_otherwise(unplain, ready),
+        }
     }
 
-    /// As [`execute`](Self::execute), as a part of the loop of a worker's thread.
+    /// As [`execute`](Self::execute), if the operation is as plain as most are; then it has only to be counted out. A part of
+    /// the loop of a worker's thread.
     #[inline(always)]
-    pub(crate) fn execute_here(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
+    pub(crate) fn execute_plainly(
+        self: &Arc<Self>,
+        op: OpRef<Task>,
+        ready: &mut ReadyList<Task>,
+    ) -> Result<Ticket, Unplain> {
         if op.task().has(flag::DEVICE | flag::ASYNC) || !self.is_sound(&op) {
-            return self.execute_specially(op, ready);
+            return Err(Unplain { op, called: None });
         }
         match self.call(&op) {
-            Ok(()) if !op.task().has(flag::SILENT | flag::REPORTS) => self.complete_plainly(op, ready),
-            result => self.complete(op, result, false, ready),
+            Ok(()) if !op.task().has(flag::SILENT | flag::REPORTS) => Ok(self.complete_plainly(op, ready)),
+            result => Err(Unplain { op, called: Some(result) }),
         }
     }
 
+    /// The rest of [`execute`](Self::execute), for other operations.
     #[inline(never)]
-    fn execute_specially(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
+    pub(crate) fn execute_otherwise(self: &Arc<Self>, unplain: Unplain, ready: &mut ReadyList<Task>) -> Rest {
+        let Unplain { op, called } = unplain;
+        if let Some(result) = called {
+            return self.complete(op, result, false, ready);
+        }
         match self.verdict_at(&op, Context::Cpu) {
             Verdict::Run if op.task().has(flag::DEVICE) => self.run_on_device(op, ready),
             Verdict::Run if op.task().has(flag::ASYNC) => self.start_async(op, ready),
@@ -322,7 +342,7 @@ impl Core {
 
     /// Completes an operation that was successful and of which nobody has to be told, not even devices.
     #[inline(always)]
-    fn complete_plainly(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
+    fn complete_plainly(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Ticket {
         op.each_access(|access| {
             if access.mode().is_write() {
                 // SAFETY: the operation is not passed on yet, so it holds its variables.
@@ -332,7 +352,7 @@ impl Core {
         let ticket = op.task().ticket;
         tracker::end(op, ready);
         pause::at(Point::Completed);
-        Rest::Count(ticket)
+        ticket
     }
 
     /// Completes an operation with `result` and adds what becomes ready by it to `ready`. Its function is `unused` if it has
@@ -389,7 +409,6 @@ impl Core {
     }
 
     /// What is left to do for an operation when its successors have been placed: all of it.
-    #[inline(always)]
     pub(crate) fn to_tell(self: &Arc<Self>, rest: Rest) -> Rest {
         if !removed(Step::PlaceBeforeTelling) {
             return rest;
@@ -399,7 +418,6 @@ impl Core {
     }
 
     /// Does what is left to do for an operation whose successors have been placed.
-    #[inline(always)]
     pub(crate) fn finish(self: &Arc<Self>, rest: Rest) {
         match rest {
             Rest::Nothing => {}

@@ -180,8 +180,10 @@ impl<T> Iterator for Chain<T> {
         self.len = self.len.checked_sub(1)?;
         // SAFETY: whoever popped the chain has its operations; this one is given out here, and so not again.
         let op = unsafe { OpRef::from_ptr(self.next) };
-        // Relaxed: the chain is this thread's.
-        if let Some(next) = NonNull::new(op.link.load(Relaxed)) {
+        if self.len > 0
+            // Relaxed: the chain is this thread's.
+            && let Some(next) = NonNull::new(op.link.load(Relaxed))
+        {
             self.next = next;
         }
         Some(op)
