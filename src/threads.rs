@@ -23,7 +23,10 @@ use crate::{
     roll::Roll,
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
     spares::Spares,
-    sync::{Mutex, lock, mpsc, thread_static},
+    sync::{
+        Mutex, lock, mpsc, thread_static,
+        weaken::{Step, removed},
+    },
     task::Task,
     topology::{self, Claim},
     tracker::{OpRef, ReadyList},
@@ -588,6 +591,10 @@ fn run(carrier: &Carrier) {
             carrier.core.place_all(&mut ready);
             while let Some(op) = carrier.next() {
                 match carrier.core.execute_plainly(op, &mut ready) {
+                    Ok(ticket) if removed(Step::PlaceBeforeTelling) => {
+                        carrier.core.count_out(ticket);
+                        carrier.core.place_all(&mut ready);
+                    }
                     Ok(ticket) => {
                         carrier.core.place_by(&mut ready, |op| carrier.schedule(op));
                         carrier.core.count_out(ticket);
