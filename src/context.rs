@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    core::Core,
+    core::{Core, Rests},
     device::{Context, as_kernel, in_kernel},
     error::WaitError,
     gpu::GpuStream,
@@ -47,7 +47,8 @@ impl Frame {
 
     /// Whether the operation is over though its function goes on: it is asynchronous, and its completion was used.
     fn is_over(&self) -> bool {
-        self.op().and_then(|op| op.task().progress()).is_some_and(Progress::is_resolved)
+        // Afterwards, what the operation leaves to the program is a part of it until it is counted out.
+        self.holding && self.op().and_then(|op| op.task().progress()).is_some_and(Progress::is_resolved)
     }
 
     /// The right that was left with the frame.
@@ -129,13 +130,36 @@ fn enter_with<R>(
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn leave_all() {
     FRAME.with(|cell| cell.set(ptr::null()));
+    DRAIN.with(|cell| cell.set(ptr::null()));
     KEPT.with(|cell| cell.set(None));
+    // The frames and drains of a thread that stood still for this one are on a stack that may be another one's soon, and come
+    // back when those of this thread end.
+    STACK.with(|cell| cell.set(if cell.get() == Stack::Own { Stack::Own } else { Stack::Lost }));
+}
+
+/// Whose frames and drains a thread has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stack {
+    /// Its own.
+    Own,
+    /// Those of a thread that stands still as well.
+    Another,
+    /// This is a forked child, in which that thread is gone.
+    Lost,
+}
+
+thread_static!(static STACK: Cell<Stack> = Cell::new(Stack::Own));
+
+/// The innermost frame or drain by its thread-local, if it may be looked at.
+fn seen<T>(at: *const T) -> *const T {
+    if STACK.with(Cell::get) == Stack::Lost { ptr::null() } else { at }
 }
 
 /// Whether one of the frames of this thread, innermost first, is `wanted`.
 fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
-    let mut at = innermost();
-    // SAFETY: a frame lives on this thread's stack until `enter_with` has taken it out of the list.
+    let mut at = seen(innermost());
+    // SAFETY: a frame lives on this thread's stack, or on that of one that stands still for it, until `enter_with` has taken it
+    // out of the list.
     while let Some(frame) = unsafe { at.as_ref() } {
         if wanted(frame) {
             return true;
@@ -151,8 +175,10 @@ const MAX_DRAINS: usize = 64;
 
 /// A loop that runs ready operations on this thread, innermost first.
 pub(crate) struct Drain {
-    core: *const Core,
+    core: *const Arc<Core>,
     deferred: RefCell<ReadyList<Task>>,
+    /// What is left to do for operations that have ended inside, too deep to do it there.
+    rests: RefCell<Rests>,
     depth: usize,
     parent: *const Drain,
 }
@@ -160,12 +186,36 @@ pub(crate) struct Drain {
 thread_static!(static DRAIN: Cell<*const Drain> = Cell::new(ptr::null()));
 
 impl Drain {
+    fn engine(&self) -> &Arc<Core> {
+        // SAFETY: whoever made the drain has the engine until that ends.
+        unsafe { &*self.core }
+    }
+
+    fn is_of(&self, core: &Core) -> bool {
+        ptr::eq(&raw const **self.engine(), core)
+    }
+
     /// Takes an operation that was left to this loop.
     pub(crate) fn pop(&self) -> Option<OpRef<Task>> {
         self.deferred.borrow_mut().pop()
     }
 
-    /// Takes over what is ready, where `take_deferred` finds it.
+    /// Takes over what is left to do for operations that have ended.
+    fn push_rests(&self, rests: Rests) {
+        self.rests.borrow_mut().extend(rests);
+    }
+
+    /// Takes what was left here to be done for operations that have ended.
+    pub(crate) fn take_rests(&self) -> Rests {
+        self.rests.take()
+    }
+
+    /// Takes over an operation that is ready, where `take_deferred` finds it.
+    pub(crate) fn push(&self, op: OpRef<Task>) {
+        self.deferred.borrow_mut().push(op);
+    }
+
+    /// Takes over what is ready.
     pub(crate) fn push_all(&self, ready: &mut ReadyList<Task>) {
         let mut deferred = self.deferred.borrow_mut();
         while let Some(op) = ready.pop() {
@@ -175,7 +225,7 @@ impl Drain {
 }
 
 /// Runs `f` as a loop that runs ready operations.
-pub(crate) fn drain<R>(core: &Core, f: impl FnOnce(&Drain) -> R) -> R {
+pub(crate) fn drain<R>(core: &Arc<Core>, f: impl FnOnce(&Drain) -> R) -> R {
     struct Leave(*const Drain);
     impl Drop for Leave {
         fn drop(&mut self) {
@@ -183,9 +233,11 @@ pub(crate) fn drain<R>(core: &Core, f: impl FnOnce(&Drain) -> R) -> R {
         }
     }
     let parent = DRAIN.with(Cell::get);
-    // SAFETY: a drain lives on this thread's stack until it has taken itself out of the list.
-    let depth = unsafe { parent.as_ref() }.map_or(0, |drain| drain.depth + 1);
-    let drain = Drain { core: ptr::from_ref(core), deferred: RefCell::default(), depth, parent };
+    // SAFETY: a drain lives on this thread's stack, or on that of one that stands still for it, until it has taken itself out
+    // of the list.
+    let depth = unsafe { seen(parent).as_ref() }.map_or(0, |drain| drain.depth + 1);
+    let (deferred, rests) = (RefCell::default(), RefCell::default());
+    let drain = Drain { core: ptr::from_ref(core), deferred, rests, depth, parent };
     let _leave = Leave(parent);
     DRAIN.with(|cell| cell.set(&raw const drain));
     f(&drain)
@@ -193,10 +245,10 @@ pub(crate) fn drain<R>(core: &Core, f: impl FnOnce(&Drain) -> R) -> R {
 
 /// The innermost drain of `core` on this thread.
 fn drain_of(core: &Core) -> Option<&Drain> {
-    let mut at = DRAIN.with(Cell::get);
+    let mut at = seen(DRAIN.with(Cell::get));
     // SAFETY: as in `drain`; the callers do not keep the reference.
     while let Some(drain) = unsafe { at.as_ref() } {
-        if ptr::eq(drain.core, core) {
+        if drain.is_of(core) {
             return Some(drain);
         }
         at = drain.parent;
@@ -207,7 +259,7 @@ fn drain_of(core: &Core) -> Option<&Drain> {
 /// Whether many drains are inside each other on this thread.
 pub(crate) fn is_deep() -> bool {
     // SAFETY: as in `drain`.
-    unsafe { DRAIN.with(Cell::get).as_ref() }.is_some_and(|drain| drain.depth >= MAX_DRAINS)
+    unsafe { seen(DRAIN.with(Cell::get)).as_ref() }.is_some_and(|drain| drain.depth >= MAX_DRAINS)
 }
 
 /// Whether the stack of this thread had better not be used for another operation inside the ones that run.
@@ -225,13 +277,14 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     let (frame, drain, kept, kernel) = (innermost(), DRAIN.with(Cell::get), KEPT.with(Cell::get), in_kernel());
     let mut f = Some(f);
     let go_on = || {
+        STACK.with(|cell| cell.set(Stack::Another));
         FRAME.with(|cell| cell.set(frame));
         DRAIN.with(|cell| cell.set(drain));
         let mut run = || set_kept(kept, || f.take().into_iter().for_each(|f| f()));
         if kernel { as_kernel(run) } else { run() }
     };
-    // SAFETY: nothing of the engine is bound to a thread but what is in thread-locals, and those that matter are taken over.
-    // The frames and drains of the calling thread, which stands still, are the other one's meanwhile.
+    // SAFETY: nothing of the engine is bound to a thread but what is in thread-locals. Those that say what the thread is in
+    // the midst of are taken over; the worker was given away, so that nothing is missed there. The frames and drains of the calling thread, which stands still, are the other one's meanwhile.
     let done = unsafe { stack::on_another(go_on) };
     match (done, f) {
         (Err(_), Some(f)) => Err(f),
@@ -249,15 +302,40 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
 /// What is left to drains of `core` on this thread, for a caller that is about to wait and may wait for it.
 pub(crate) fn take_deferred(core: &Core) -> ReadyList<Task> {
     let mut all = ReadyList::default();
-    let mut at = DRAIN.with(Cell::get);
+    let mut at = seen(DRAIN.with(Cell::get));
     // SAFETY: as in `drain`.
     while let Some(drain) = unsafe { at.as_ref() } {
-        while let Some(op) = if ptr::eq(drain.core, core) { drain.pop() } else { None } {
+        while let Some(op) = if drain.is_of(core) { drain.pop() } else { None } {
             all.push(op);
         }
         at = drain.parent;
     }
     all
+}
+
+/// An engine of which operations are left to drains on this thread.
+pub(crate) fn deferred_engine() -> Option<Arc<Core>> {
+    let mut at = seen(DRAIN.with(Cell::get));
+    // SAFETY: as in `drain`.
+    while let Some(drain) = unsafe { at.as_ref() } {
+        if !drain.deferred.borrow().is_empty() {
+            return Some(Arc::clone(drain.engine()));
+        }
+        at = drain.parent;
+    }
+    None
+}
+
+/// Leaves what is left to do for operations that have ended to the innermost drain of `core` on this thread; gives it back if
+/// there is none.
+pub(crate) fn leave_rests(core: &Core, rests: Rests) -> Option<Rests> {
+    match drain_of(core) {
+        Some(drain) => {
+            drain.push_rests(rests);
+            None
+        }
+        None => Some(rests),
+    }
 }
 
 /// Leaves `ready` to the innermost drain of `core` on this thread, if there is one.
@@ -338,7 +416,7 @@ pub(crate) fn in_operation_of(core: &Core) -> bool {
 /// Whether this thread is inside an operation of `core`, or runs the program's code for it otherwise: it may have
 /// operations in hand that have yet to be counted out.
 pub(crate) fn works_for(core: &Core) -> bool {
-    any_frame(|frame| ptr::eq(frame.core, core) && !frame.is_over())
+    any_frame(|frame| ptr::eq(frame.core, core)) || has_drain(core)
 }
 
 /// Whether an operation that runs on this thread holds `cell`.
@@ -359,7 +437,7 @@ pub(crate) fn sets(outcome: *const ()) -> bool {
 /// otherwise.
 pub(crate) fn leave_lost(op: OpRef<Task>) -> Option<OpRef<Task>> {
     // SAFETY: as in `any_frame`.
-    let frame = unsafe { innermost().as_ref() };
+    let frame = unsafe { seen(innermost()).as_ref() };
     match frame {
         Some(frame)
             if frame.op.is_some_and(|own| own.as_ptr() == op.as_ptr())

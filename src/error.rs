@@ -154,14 +154,22 @@ impl OpError {
 
     /// Has `failures` keep it until it is known. Called before anybody outside the engine can be given it.
     pub(crate) fn keep(&self, failures: &Arc<Failures>) {
-        let _ = self.0.kept_by.set(Arc::downgrade(failures));
-        failures.add(self);
+        // Once: those that are skipped because of it have the same failure.
+        if self.0.kept_by.set(Arc::downgrade(failures)).is_ok() {
+            failures.add(self);
+        }
+    }
+
+    /// Notes that it is known; whether it was not.
+    pub(crate) fn take_as_known(&self) -> bool {
+        // Relaxed: as in `settle`.
+        !self.0.known.swap(true, Relaxed)
     }
 
     /// Notes that somebody has been given the failure, or has cleared it: nobody else need be told of his own accord.
     pub(crate) fn settle(&self) {
         // Relaxed: whoever keeps it looks under its lock, which `forget` takes next.
-        if !self.0.known.swap(true, Relaxed)
+        if self.take_as_known()
             && let Some(failures) = self.0.kept_by.get().and_then(Weak::upgrade)
         {
             failures.forget(self);

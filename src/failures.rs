@@ -1,9 +1,10 @@
 //! The failures of an engine that nobody knows of.
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::{collections::BTreeMap, panic::Location};
 
 use crate::{
-    error::OpError,
+    error::{Cause, OpError},
+    name::Name,
     sync::{Mutex, lock},
 };
 
@@ -28,30 +29,42 @@ struct State {
 pub(crate) struct Failures(Mutex<State>);
 
 impl Failures {
-    /// Keeps `failure` unless it is known, or kept already.
+    /// Keeps `failure` unless it is known.
     pub(crate) fn add(&self, failure: &OpError) {
         let mut state = lock(&self.0);
-        let full = state.unknown.len() >= MAX_KEPT;
         if failure.is_settled() {
             return;
         }
-        // The caller's clone outlives the lock, so nothing of the program's is dropped under it.
-        match state.unknown.entry(failure.sequence()) {
-            Entry::Occupied(_) => {}
-            Entry::Vacant(_) if full => state.more += 1,
-            Entry::Vacant(entry) => _ = entry.insert(failure.clone()),
+        if state.unknown.len() < MAX_KEPT {
+            state.unknown.insert(failure.sequence(), failure.clone());
+        } else {
+            state.more += 1;
         }
     }
 
     /// Does not keep `failure` any more, which has become known.
     pub(crate) fn forget(&self, failure: &OpError) {
-        // The caller has another clone.
+        // The caller has another clone, so nothing of the program's is dropped under the lock.
         lock(&self.0).unknown.remove(&failure.sequence());
     }
 
-    /// The earliest.
-    pub(crate) fn first(&self) -> Option<OpError> {
-        lock(&self.0).unknown.values().next().cloned()
+    /// Takes the earliest, which is known then; after the last that is kept, one that says how many more there were.
+    pub(crate) fn take(&self) -> Option<OpError> {
+        // Dropped after the lock.
+        let mut known = Vec::new();
+        let mut state = lock(&self.0);
+        while let Some((_, failure)) = state.unknown.pop_first() {
+            if failure.take_as_known() {
+                return Some(failure);
+            }
+            known.push(failure);
+        }
+        let more = std::mem::take(&mut state.more);
+        drop(state);
+        (more > 0).then(|| {
+            let what = format!("{more} operations failed beyond the {MAX_KEPT} whose failures are kept");
+            OpError::new(&Name::EMPTY, Location::caller(), Cause::Error(what.into()), None)
+        })
     }
 
     /// The earliest that the program has not asked for itself, as it does by a shutdown that cancels; once.
@@ -61,14 +74,14 @@ impl Failures {
         state.unknown.values().find(|failure| !warned && !failure.is_cancellation()).cloned()
     }
 
-    /// Gives the earliest, and how many there are; all of them are known then.
+    /// Takes all of them: the earliest, and how many there are.
     pub(crate) fn clear(&self) -> Option<(OpError, u64)> {
-        let (unknown, more) = {
-            let mut state = lock(&self.0);
-            (std::mem::take(&mut state.unknown), std::mem::take(&mut state.more))
-        };
-        unknown.values().for_each(OpError::settle);
-        let count = unknown.len() as u64 + more;
-        unknown.into_values().next().map(|first| (first, count))
+        let more = std::mem::take(&mut lock(&self.0).more);
+        let first = self.take()?;
+        let mut count = 1 + more;
+        while self.take().is_some() {
+            count += 1;
+        }
+        Some((first, count))
     }
 }

@@ -102,7 +102,8 @@ impl<T> Slots<T> {
 
 /// Has `core`, which is in an `Arc`, ended in forked children as long as it lives.
 pub(crate) fn watch(core: &std::sync::Arc<Core>) {
-    imp::watch(NonNull::from(&**core));
+    // By the pointer that the count can be reached by.
+    imp::watch(NonNull::new(std::sync::Arc::as_ptr(core).cast_mut()).expect("an `Arc` points to something"));
 }
 
 /// As long as this lives, so does the engine: for its drop to call.
@@ -127,6 +128,7 @@ mod imp {
     use crate::{
         context,
         core::Core,
+        device, panics,
         sync::{epoch, fork},
         threads,
     };
@@ -159,7 +161,7 @@ mod imp {
             REGISTERED.store(true, Release);
         } else {
             let error = std::io::Error::from_raw_os_error(result);
-            log::warn!("raddle: engines would not know of a fork: {error}");
+            panics::log!(Warn, "raddle: engines would not know of a fork: {error}");
         }
     }
 
@@ -169,6 +171,7 @@ mod imp {
         epoch::leave();
         threads::leave_engine();
         context::leave_all();
+        device::leave_kernel();
         ENGINES.each(|core| {
             // What it has stays, handles or not: its drop may take locks, and would detach threads that are gone, whose names
             // others may have soon.

@@ -21,34 +21,50 @@ enum State<R> {
 
 impl<R> State<R> {
     /// What `get` makes of the result, or those that wait for it.
-    fn look(&mut self, get: Get<R>) -> Result<Result<R, WaitError>, &mut Waiting> {
+    fn look(&mut self, get: Get<R>) -> Result<Result<R, Untold>, &mut Waiting> {
         match self {
             Self::Pending(waiting) => Err(waiting),
             done => Ok(get(done)),
         }
     }
 
-    fn take(&mut self) -> Result<R, WaitError> {
+    fn take(&mut self) -> Result<R, Untold> {
         match std::mem::replace(self, Self::Taken) {
-            Self::Done(result) => result.map_err(WaitError::from),
-            Self::Taken => Err(WaitError::ValueTaken),
+            Self::Done(result) => result.map_err(Untold::Failed),
+            Self::Taken => Err(Untold::Taken),
             Self::Pending(_) => unreachable!("only called when the result was set"),
         }
     }
 }
 
 impl State<()> {
-    fn share(&mut self) -> Result<(), WaitError> {
+    fn share(&mut self) -> Result<(), Untold> {
         match self {
-            Self::Done(result) => result.clone().map_err(WaitError::from),
-            Self::Taken => Err(WaitError::ValueTaken),
+            Self::Done(result) => result.clone().map_err(Untold::Failed),
+            Self::Taken => Err(Untold::Taken),
             Self::Pending(_) => unreachable!("only called when the result was set"),
         }
     }
 }
 
 /// What is made of a result that is there.
-type Get<R> = fn(&mut State<R>) -> Result<R, WaitError>;
+type Get<R> = fn(&mut State<R>) -> Result<R, Untold>;
+
+/// Why there is no value. It is told when the lock was given up: that ends what the engine keeps of the failure, and so may
+/// drop others, which are the program's.
+enum Untold {
+    Failed(OpError),
+    Taken,
+}
+
+impl From<Untold> for WaitError {
+    fn from(untold: Untold) -> Self {
+        match untold {
+            Untold::Failed(failure) => failure.into(),
+            Untold::Taken => Self::ValueTaken,
+        }
+    }
+}
 
 /// A result that is set once. It is taken once, or [shared](Outcome::wait_shared) by all who ask.
 #[derive(Debug)]
@@ -102,7 +118,9 @@ impl<R> Outcome<R> {
                 Err(_) => return Err(WaitError::TimedOut),
             };
         }
-        get(&mut state)
+        let result = get(&mut state);
+        drop(state);
+        result.map_err(WaitError::from)
     }
 }
 
@@ -137,7 +155,8 @@ impl<R> Waiter<R> {
     }
 
     fn poll_for(&mut self, waker: &Waker, get: Get<R>) -> Poll<Result<R, WaitError>> {
-        wakers::poll(&self.outcome.state, &mut self.place, waker, |state| state.look(get))
+        let polled = wakers::poll(&self.outcome.state, &mut self.place, waker, |state| state.look(get));
+        polled.map_err(WaitError::from)
     }
 }
 

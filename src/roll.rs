@@ -23,6 +23,9 @@ use crate::{
 /// Between two looks at threads that nobody can be found to join.
 const LOOK: Duration = Duration::from_millis(1);
 
+/// Threads that have ended by themselves and wait to be joined, about at most. Picked.
+pub(crate) const MANY: usize = 16;
+
 enum State {
     Starting,
     Started(JoinHandle<()>),
@@ -67,6 +70,18 @@ impl List {
         let place = ended.or_else(started)?;
         let entry = &mut self.entries[place];
         Some((entry.number, entry.take()?))
+    }
+
+    /// Strikes out those that have ended by themselves, if there are many whom nobody has come to join.
+    fn take_many(&mut self) -> Vec<Entry> {
+        if self.ending.len() < MANY {
+            return Vec::new();
+        }
+        let ending = mem::take(&mut self.ending);
+        let ended: Vec<_> =
+            self.entries.extract_if(.., |entry| ending.contains(&entry.number) && entry.has_ended()).collect();
+        self.ending = ending.into_iter().filter(|&number| self.position(number).is_some()).collect();
+        ended
     }
 
     /// The names of threads that have not ended.
@@ -118,25 +133,15 @@ impl Roll {
         result
     }
 
-    /// The calling thread, `number`, ends by itself, and joins those that did so before. The next one joins it.
+    /// The calling thread, `number`, ends by itself. It joins nobody: what destructors of thread-locals do may need this one's
+    /// own. When many have ended so, they are let go, and not joined any more.
     pub(crate) fn leave(&self, number: u64) {
-        let mut joins = Vec::new();
-        {
+        let many = {
             let mut list = lock(&self.list);
-            for other in mem::take(&mut list.ending) {
-                let Some(place) = list.position(other) else { continue };
-                match list.entries[place].take() {
-                    Some(handle) => joins.push((other, handle)),
-                    // Whoever started it has not written its handle down yet; or somebody joins it.
-                    None if matches!(list.entries[place].state, State::Starting) => list.ending.push(other),
-                    None => {}
-                }
-            }
             list.ending.push(number);
-        }
-        for (number, handle) in joins {
-            self.join(number, handle);
-        }
+            list.take_many()
+        };
+        drop(many);
     }
 
     /// Joins a thread whose handle was taken, and strikes it out.

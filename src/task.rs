@@ -279,9 +279,10 @@ pub(crate) trait Work: Send + 'static {
     const REPORTS: bool = false;
     /// Runs the function, once.
     fn start(&mut self, cx: &RunContext<'_>) -> Result<(), Cause>;
-    /// Drops the function if it has not run. Called before the variables are passed on.
+    /// Drops the function if it has not run. Called after the variables were passed on.
     fn discard(&mut self);
-    /// Tells whoever asked. Called after the variables were passed on. What runs the program's code is left to the caller.
+    /// Tells whoever asked. Called after the variables were passed on. No code of the program's runs here: it is left to the
+    /// caller.
     fn report(&mut self, _result: Result<(), &OpError>) -> Aftermath {
         Aftermath::default()
     }
@@ -470,12 +471,17 @@ where
     fn report(&mut self, result: Result<(), &OpError>) -> Aftermath {
         let value = self.value.take();
         let Some(outcome) = self.outcome.take() else { return Aftermath::default() };
-        let wakers = match (result, value) {
-            (Ok(()), Some(value)) => outcome.set(Ok(value)),
-            (Ok(()), None) => None,
-            (Err(error), _) => outcome.set(Err(error.clone())),
+        let (wakers, value) = match (result, value) {
+            (Ok(()), Some(value)) => (outcome.set(Ok(value)), None),
+            (Ok(()), None) => (None, None),
+            // What the function has returned may be there although a device has failed since.
+            (Err(error), value) => (outcome.set(Err(error.clone())), value),
         };
-        Aftermath::new(wakers, outcome)
+        let mut aftermath = Aftermath::new(wakers, outcome);
+        if needs_drop::<R>() && value.is_some() {
+            aftermath.unwanted = Some(Box::new((value, aftermath.unwanted.take())));
+        }
+        aftermath
     }
 }
 

@@ -73,7 +73,7 @@ fn alone_on(kinds: &[EngineKind], workers: usize, f: impl Fn(Engine) + Clone + S
 }
 
 /// Bytes that may come up while something is done [`MANY`] times, or three times as often: a few for each are too many.
-const LIMIT: isize = 512 << 10;
+const LIMIT: isize = 4 << 20;
 
 /// Runs `f` so many times and says that this leaves memory flat.
 #[track_caller]

@@ -30,7 +30,7 @@ mod shutdown;
 mod variables;
 mod wait;
 
-pub(crate) use run::{Rest, Unplain, Verdict};
+pub(crate) use run::{Rest, Rests, Unplain, Verdict};
 
 /// How far a shutdown is. Only rises.
 mod phase {

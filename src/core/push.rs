@@ -2,7 +2,7 @@
 
 use std::{panic::Location, sync::Arc};
 
-use super::{Core, Entries, Rest, Spec, phase};
+use super::{Core, Entries, Rests, Spec, phase};
 use crate::{
     context,
     device::Context,
@@ -17,7 +17,7 @@ use crate::{
     tally::Ticket,
     task::{Entry, Refs, Task, Work, flag},
     threads,
-    tracker::{self, INLINE_ACCESSES, Mode, OpRef, ReadyList, VarQueue},
+    tracker::{self, INLINE_ACCESSES, Mode, Op, OpRef, ReadyList, VarQueue},
     variable::VarCell,
 };
 
@@ -102,7 +102,7 @@ impl Core {
     ///
     /// # Safety
     /// 1. As there.
-    unsafe fn describe(&self, spec: &Spec, entries: &mut Entries) -> Result<OpRef<Task>, PushError> {
+    unsafe fn describe(self: &Arc<Self>, spec: &Spec, entries: &mut Entries) -> Result<OpRef<Task>, PushError> {
         let entries = self.normalise(entries)?;
         // SAFETY: (1).
         unsafe { self.begin_here(spec, spec.priority, entries) }
@@ -112,7 +112,12 @@ impl Core {
     ///
     /// # Safety
     /// 1. As there.
-    pub(super) unsafe fn begin(&self, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
+    pub(super) unsafe fn begin(
+        self: &Arc<Self>,
+        spec: &Spec,
+        priority: i32,
+        entries: &[Entry],
+    ) -> Result<OpRef<Task>, PushError> {
         // SAFETY: (1).
         unsafe { self.begin_here(spec, priority, entries) }
     }
@@ -123,7 +128,12 @@ impl Core {
     /// # Safety
     /// 1. The task is [filled](Task::fill), and then the operation [enqueued](Self::enqueue).
     #[inline(always)]
-    unsafe fn begin_here(&self, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
+    unsafe fn begin_here(
+        self: &Arc<Self>,
+        spec: &Spec,
+        priority: i32,
+        entries: &[Entry],
+    ) -> Result<OpRef<Task>, PushError> {
         let ticket = self.tally.enter();
         // Relaxed: the count was entered first. Either the drain waits for it, or it entered a generation that was
         // opened after the phase was set; entering has acquired that (edge `open`), and it is seen here.
@@ -147,7 +157,7 @@ impl Core {
 
     /// Whether an operation may be pushed in a phase that is not `OPEN`. If not, it is counted out.
     #[cold]
-    fn admit_late(&self, phase: u8, spec: &Spec, ticket: Ticket) -> Result<(), PushError> {
+    fn admit_late(self: &Arc<Self>, phase: u8, spec: &Spec, ticket: Ticket) -> Result<(), PushError> {
         if phase == phase::FORKED {
             // Nobody counts here, and to leave may take a lock.
             return Err(PushError::Forked);
@@ -211,25 +221,23 @@ impl Core {
         }
     }
 
-    /// Places operations that became ready on this thread.
-    pub(crate) fn place_all(self: &Arc<Self>, ready: &mut ReadyList<Task>) {
-        self.place_by(ready, |op| self.crew.schedule(op));
+    /// Places operations that became ready on this thread, and then does the `rests` of what has made them ready.
+    pub(crate) fn place_all(self: &Arc<Self>, ready: &mut ReadyList<Task>, rests: Rests) {
+        let here = self.place_by(ready, |op| self.crew.schedule(op));
+        self.run_here(here, rests);
     }
 
-    /// As [`place_all`](Self::place_all), where `schedule` gives an operation to the crew.
+    /// Gives operations that became ready to others, each by `schedule`; returns those that are to [run here](Self::run_here).
     #[inline(always)]
-    pub(crate) fn place_by(self: &Arc<Self>, ready: &mut ReadyList<Task>, schedule: impl Fn(OpRef<Task>)) {
+    pub(crate) fn place_by(&self, ready: &mut ReadyList<Task>, schedule: impl Fn(OpRef<Task>)) -> ReadyList<Task> {
         if ready.is_empty() {
-            return;
+            return ReadyList::default();
         }
-        let here = if self.has_workers() {
+        if self.kind == EngineKind::Naive {
+            std::mem::take(ready)
+        } else {
             // What is for others first, since what runs here may take its time.
             self.schedule_all(ready, schedule)
-        } else {
-            std::mem::take(ready)
-        };
-        if !here.is_empty() {
-            self.run_here(here);
         }
     }
 
@@ -239,26 +247,17 @@ impl Core {
         self.kind != EngineKind::Naive && self.is_open()
     }
 
-    /// Runs what is not for others.
+    /// Runs what is not for others, and does the `rests` of what came before.
     #[inline(never)]
-    fn run_here(self: &Arc<Self>, mut here: ReadyList<Task>) {
+    pub(crate) fn run_here(self: &Arc<Self>, mut here: ReadyList<Task>, rests: Rests) {
         if self.is_forked() {
-            return;
+            return std::mem::forget(rests);
+        }
+        if here.is_empty() {
+            return rests.into_iter().for_each(|rest| self.finish(rest));
         }
         threads::share_slot();
-        self.run_inside(&mut here, Rest::Nothing, false);
-    }
-
-    /// Places what an operation that this thread has ended by the way has made ready, and does the rest.
-    pub(super) fn end_here(self: &Arc<Self>, ready: &mut ReadyList<Task>, rest: Rest) {
-        let rest = self.to_tell(rest);
-        if self.has_workers() {
-            self.place_all(ready);
-            self.finish(rest);
-        } else {
-            // What runs here, inside this call, may wait for the operation.
-            self.run_inside(ready, rest, false);
-        }
+        self.run_inside(&mut here, rests, false);
     }
 
     /// Whether the naive engine may take an operation now: it would have to run it inside the push, or where the running
@@ -274,32 +273,42 @@ impl Core {
         // What the function of a device operation has in hand is not complete when it returns, so nothing of the program's
         // may run inside it.
         let outside = !op.task().has(flag::INLINE) && context::in_device_function();
-        if outside && self.kind != EngineKind::Naive {
+        if outside && self.has_workers() {
             return self.schedule(op);
         }
         let mut ready = ReadyList::default();
         ready.push(op);
+        // Where nothing on this thread runs it afterwards, it is the engine's own, and of an engine that has ended.
         if outside && context::leave_to_drain(self, &mut ready) {
             return;
         }
-        self.run_inside(&mut ready, Rest::Nothing, true);
+        self.run_inside(&mut ready, Rests::new(), true);
     }
 
     /// As [`run_all`](Self::run_all), however much runs inside each other on this thread already.
-    fn run_inside(self: &Arc<Self>, ready: &mut ReadyList<Task>, rest: Rest, at_once: bool) {
-        if self.has_workers() {
-            if context::is_deep() {
-                *ready = self.schedule_all(ready, |op| self.crew.schedule(op));
-                if ready.is_empty() || context::leave_to_drain(self, ready) {
-                    return self.finish(rest);
+    fn run_inside(self: &Arc<Self>, ready: &mut ReadyList<Task>, mut rests: Rests, mut at_once: bool) {
+        let deep = if self.has_workers() { context::is_deep() } else { context::is_stack_short() };
+        if deep && context::has_drain(self) {
+            // Others may wait for the engine's own operations, which take no time; what the program does when it is told has
+            // to wait.
+            let mut others = ReadyList::default();
+            while let Some(op) = ready.pop() {
+                if op.task().has(flag::INLINE) {
+                    rests.push(self.execute(op, ready));
+                } else if self.runs_here(&op) {
+                    others.push(op);
+                } else {
+                    self.schedule(op);
                 }
             }
-            return self.run_all(ready, rest, at_once);
+            context::leave_to_drain(self, &mut others);
+            match context::leave_rests(self, rests) {
+                None => return,
+                Some(back) => rests = back,
+            }
+            at_once = false;
         }
-        if context::is_stack_short() && context::leave_to_drain(self, ready) {
-            return self.finish(rest);
-        }
-        self.run_all(ready, rest, at_once);
+        self.run_all(ready, rests, at_once);
     }
 
     /// Runs what was left to drains on this thread: the caller waits for it, or asks whether it is done.
@@ -310,12 +319,12 @@ impl Core {
         }
         let ready = &mut deferred;
         if context::is_stack_short()
-            && context::on_another_stack(|| self.run_all(&mut *ready, Rest::Nothing, false)).is_ok()
+            && context::on_another_stack(|| self.run_all(&mut *ready, Rests::new(), false)).is_ok()
         {
             return;
         }
         // There may be no other stack to be had.
-        self.run_all(&mut deferred, Rest::Nothing, false);
+        self.run_all(&mut deferred, Rests::new(), false);
     }
 
     /// Gives to the workers all that need not run on this thread, and returns what does.
@@ -323,7 +332,7 @@ impl Core {
     fn schedule_all(&self, ready: &mut ReadyList<Task>, schedule: impl Fn(OpRef<Task>)) -> ReadyList<Task> {
         let mut here = ReadyList::default();
         while let Some(op) = ready.pop() {
-            if op.task().has(flag::INLINE) {
+            if op.task().has(flag::INLINE) || self.runs_here(&op) {
                 here.push(op);
             } else {
                 self.schedule_by(op, &schedule);
@@ -332,47 +341,55 @@ impl Core {
         here
     }
 
-    /// Runs or places what is ready, the first operation here if `at_once`, after doing the `rest` of one before. What has
-    /// not had its turn lies where an operation that waits finds it.
-    pub(super) fn run_all(self: &Arc<Self>, ready: &mut ReadyList<Task>, rest: Rest, mut at_once: bool) {
-        let mut rests = Vec::new();
+    /// Whether a ready operation that is not the engine's own has to run on the thread that has it.
+    #[inline]
+    fn runs_here(&self, op: &Op<Task>) -> bool {
+        self.kind == EngineKind::Naive || !self.is_open() && self.is_deserted(op)
+    }
+
+    /// Whether nobody is left in the lane of a ready operation, after a shutdown. What can still become ready then is the
+    /// engine's own, on a thread of the program or in the rest of an asynchronous function.
+    #[cold]
+    fn is_deserted(&self, op: &Op<Task>) -> bool {
+        let task = op.task();
+        task.has(flag::INTERNAL) && !threads::serves_device() && !self.crew.is_served_here(task.lane)
+    }
+
+    /// Runs or places what is ready, the first operation here if `at_once`, and does the `rests` of what came before.
+    ///
+    /// The engine's own operations come first, then what is left to the program's code of all that have ended, since it may
+    /// take its time, and then the program's operations, one at a time. What has not had its turn lies where an operation that
+    /// waits finds it.
+    fn run_all(self: &Arc<Self>, ready: &mut ReadyList<Task>, mut rests: Rests, at_once: bool) {
         context::drain(self, |drain| {
-            drain.push_all(ready);
-            self.finish(rest);
-            while let Some(op) = drain.pop() {
-                let rest = self.place(op, ready, at_once);
-                at_once = false;
-                if self.has_workers() {
-                    *ready = self.schedule_all(ready, |op| self.crew.schedule(op));
+            if at_once && let Some(op) = ready.pop() {
+                rests.push(self.execute(op, ready));
+            }
+            loop {
+                let mut own = ReadyList::default();
+                while let Some(op) = ready.pop() {
+                    if op.task().has(flag::INLINE) {
+                        own.push(op);
+                    } else if self.runs_here(&op) {
+                        drain.push(op);
+                    } else {
+                        self.schedule(op);
+                    }
                 }
-                drain.push_all(ready);
-                match rest {
-                    // What the program does when it is told may take its time, so it comes when all else is done.
-                    Rest::Tell(_) if self.has_workers() => rests.push(rest),
-                    rest => self.finish(rest),
+                rests.extend(drain.take_rests());
+                if !own.is_empty() {
+                    while let Some(op) = own.pop() {
+                        rests.push(self.execute(op, ready));
+                    }
+                } else if !rests.is_empty() {
+                    self.finish(rests.remove(0));
+                } else if let Some(op) = drain.pop() {
+                    rests.push(self.execute(op, ready));
+                } else {
+                    return;
                 }
             }
         });
-        rests.into_iter().for_each(|rest| self.finish(rest));
-    }
-
-    /// Runs `op` here if it is to, adding what becomes ready to `ready`; otherwise gives it to a worker.
-    fn place(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>, at_once: bool) -> Rest {
-        // After a shutdown nobody is left in the lanes. What can still become ready then is the engine's own, on a thread
-        // of the program or in the rest of an asynchronous function.
-        let deserted = || {
-            let task = op.task();
-            task.has(flag::INTERNAL)
-                && !self.is_open()
-                && !threads::serves_device()
-                && !self.crew.is_served_here(task.lane)
-        };
-        if at_once || self.kind == EngineKind::Naive || op.task().has(flag::INLINE) || deserted() {
-            self.execute(op, ready)
-        } else {
-            self.schedule(op);
-            Rest::Nothing
-        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! What a run and its end do: whether the function is called, what becomes of its result, and whom it is told.
 
-use std::sync::Arc;
+use std::{panic::Location, sync::Arc};
 
-use super::{Core, phase};
+use smallvec::SmallVec;
+
+use super::{Core, Entries, Spec, phase};
 use crate::{
     context::{self, Frame, Has, Kept, RunContext},
     device::{Context, DeviceError},
@@ -16,7 +18,7 @@ use crate::{
         weaken::{Step, removed},
     },
     tally::Ticket,
-    task::{Aftermath, Task, flag},
+    task::{Aftermath, Plain, Task, flag},
     threads,
     tracker::{self, Hold, Mode, Op, OpRef, ReadyList},
     variable::VarCell,
@@ -33,6 +35,9 @@ pub(crate) enum Rest {
     /// Somebody has to be told, or something of the program's is to be dropped.
     Tell(Told),
 }
+
+/// What is left to do for several operations, in the order in which they have ended.
+pub(crate) type Rests = SmallVec<[Rest; 2]>;
 
 /// An operation that is complete, and of whose end somebody has to be told.
 pub(crate) struct Told {
@@ -54,18 +59,17 @@ pub(crate) struct Unplain {
 
 impl Told {
     fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, unused: bool) -> Self {
-        let told = Self { op, result, ended, unused, aftermath: Aftermath::default() };
-        // What the function owned is dropped before that: it is the program's, and comes later.
-        if unused { told } else { told.report() }
+        let mut aftermath = Aftermath::default();
+        if op.task().has(flag::REPORTS) && !op.is_rejected() {
+            // SAFETY: this thread ends the operation.
+            aftermath = unsafe { op.report(result.as_ref().map(|&()| ())) };
+        }
+        Self { op, result, ended, unused, aftermath }
     }
 
-    /// Sets the result for whoever has the operation's handle.
-    fn report(mut self) -> Self {
-        if self.op.task().has(flag::REPORTS) && !self.op.is_rejected() {
-            // SAFETY: this thread ends the operation.
-            self.aftermath = unsafe { self.op.report(self.result.as_ref().map(|&()| ())) };
-        }
-        self
+    /// Whether code of the program's may run for it.
+    fn is_for_program(&self) -> bool {
+        self.unused || self.result.is_err() || !self.ended.is_empty() || !self.aftermath.is_none()
     }
 }
 
@@ -422,23 +426,37 @@ impl Core {
         match rest {
             Rest::Nothing => {}
             Rest::Count(ticket) => self.count_out(ticket),
+            Rest::Tell(told) if told.is_for_program() && threads::serves_device() => {
+                self.hand_over(move |core| core.let_go_of(told));
+            }
             Rest::Tell(told) => self.let_go_of(told),
         }
     }
 
+    /// Has a worker run `f`, which calls code of the program's: the thread of a device's lane must not stand still for that.
+    #[cold]
+    fn hand_over(self: &Arc<Self>, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let mut spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT);
+        let tell = move |cx: &RunContext<'_>| {
+            f(cx.core());
+            Ok(())
+        };
+        let pushed = self.push(&mut spec, Location::caller(), &mut Entries::new(), Plain::new(tell));
+        debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    }
+
     /// Ends an operation that was complete for the tracker before it was, which has given up `ended` failures.
-    pub(crate) fn conclude(self: &Arc<Self>, op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>) {
-        self.finish(Rest::Tell(Told::new(op, result, ended, false)));
+    pub(crate) fn conclude(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>) -> Rest {
+        Rest::Tell(Told::new(op, result, ended, false))
     }
 
     /// Runs what an operation has left to the program's own code, and counts it out.
-    fn let_go_of(self: &Arc<Self>, mut told: Told) {
-        if told.unused {
+    fn let_go_of(self: &Arc<Self>, told: Told) {
+        let Told { op, result, ended, unused, aftermath } = told;
+        if unused {
             // SAFETY: this thread ends the operation.
-            self.let_go(&told.op, || unsafe { told.op.discard() });
-            told = told.report();
+            self.let_go(&op, || unsafe { op.discard() });
         }
-        let Told { op, result, ended, unused: _, aftermath } = told;
         if !aftermath.is_none() {
             self.let_go(&op, || aftermath.run());
         }
@@ -465,7 +483,7 @@ impl Core {
 
     /// Counts an operation out, and wakes the futures that have waited for that.
     #[inline(always)]
-    pub(crate) fn count_out(&self, ticket: Ticket) {
+    pub(crate) fn count_out(self: &Arc<Self>, ticket: Ticket) {
         if let Some(wakers) = self.tally.leave(ticket) {
             self.wake(wakers);
         }
@@ -473,7 +491,10 @@ impl Core {
 
     /// Wakes futures that wait for all.
     #[cold]
-    fn wake(&self, wakers: Wakers) {
+    fn wake(self: &Arc<Self>, wakers: Wakers) {
+        if threads::serves_device() {
+            return self.hand_over(|_| wakers.wake());
+        }
         threads::share_slot();
         context::enter_after(self, || wakers.wake());
     }
@@ -499,8 +520,11 @@ impl Core {
             std::mem::forget((stream, result));
             return Rest::Nothing;
         }
-        if let Err(error) = stream.finish() {
-            let failure = op.task().failed_by(Cause::Device(gpu.lose(&error)));
+        // What the device calls, and the logger that is told of its loss, are a part of the operation.
+        let mut end = || stream.finish().map_err(|error| gpu.lose(&error));
+        let ended = context::keep(Kept::InDeviceFunction, || context::enter(self, &op, Has::Variables, |_| end()));
+        if let Err(loss) = ended {
+            let failure = op.task().failed_by(Cause::Device(loss));
             result = result.and(Err(failure));
         }
         gpu.put_back(stream);
@@ -585,12 +609,15 @@ impl Core {
             Some(failure) => (Err(failure), own.err()),
             None => (own, None),
         };
+        // It comes second, and must not hide either.
+        unused.iter().for_each(|failure| failure.keep(&self.failures));
         let mut ready = ReadyList::default();
         let mut rest = self.complete(op, result, false, &mut ready);
         if let Rest::Tell(told) = &mut rest {
             told.ended.extend(unused);
         }
-        self.end_here(&mut ready, rest);
+        let rest = self.to_tell(rest);
+        self.place_all(&mut ready, Rests::from_iter([rest]));
     }
 }
 

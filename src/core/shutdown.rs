@@ -55,7 +55,8 @@ impl Core {
             return Err(ShutdownError::Forked);
         }
         // An operation of another engine gives its worker away meanwhile; it may be what this one needs.
-        if context::works_for(self) || threads::belongs_to(self) || threads::yield_worker().is_err() {
+        let may_not_wait = context::admit_wait().is_err() || context::works_for(self) || threads::belongs_to(self);
+        if may_not_wait || threads::yield_worker().is_err() {
             Arc::new(End(Arc::downgrade(self))).wake();
             return Err(ShutdownError::InsideOperation);
         }

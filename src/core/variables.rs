@@ -58,9 +58,14 @@ impl Core {
             // What the value's drop does must not keep the clean-up from running.
             context::keep(Kept::InDeletion, || {
                 let emptied = panics::catch(empty);
-                f(cx);
-                if let Err(payload) = emptied {
-                    resume_unwind(payload);
+                match (emptied, panics::catch(|| f(cx))) {
+                    (Ok(()), Ok(())) => {}
+                    (Err(payload), Ok(())) | (Ok(()), Err(payload)) => resume_unwind(payload),
+                    (Err(first), Err(second)) => {
+                        // Both are told.
+                        cx.op().task().failed_by_panic(first).keep(&cx.core().failures);
+                        resume_unwind(second);
+                    }
                 }
             });
             Ok(())

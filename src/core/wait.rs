@@ -30,8 +30,6 @@ impl Core {
         deadline: Option<Instant>,
         location: &'static Location<'static>,
     ) -> Result<(), WaitError> {
-        // Also if nothing is pending.
-        self.admit_wait()?;
         match self.begin_wait(token, for_reading, location)? {
             Some(outcome) => self.wait_by(&outcome, |outcome| outcome.wait_shared(deadline)),
             None => Ok(()),
@@ -45,9 +43,8 @@ impl Core {
         for_reading: bool,
         location: &'static Location<'static>,
     ) -> Result<Option<Arc<Outcome<()>>>, WaitError> {
-        if self.is_forked() {
-            return Err(PushError::Forked.into());
-        }
+        // Also if nothing is pending.
+        self.admit_wait()?;
         let cell = token.cell();
         if cell.queue().owner() != self.mark() {
             return Err(PushError::ForeignVariable.into());
@@ -120,7 +117,9 @@ impl Core {
             while let Some(lost) = context::take_lost(self) {
                 self.resolve(lost, Err(Cause::LostCompletion));
             }
-            self.run_deferred();
+            while let Some(core) = context::deferred_engine() {
+                core.run_deferred();
+            }
             threads::yield_worker()?;
             self.crew.rouse();
         }
@@ -143,13 +142,17 @@ impl Core {
 
     /// As [`wait_for_all`](Self::wait_for_all), as a future that covers what was pushed before this call.
     pub(crate) fn wait_for_all_async(self: &Arc<Self>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
-        let mark = (!context::works_for(self) && !self.is_forked()).then(|| self.tally.begin());
+        let refused = self.admit_wait().err().or_else(|| context::works_for(self).then_some(WaitError::WouldDeadlock));
+        let mark = match refused {
+            Some(error) => Err(error),
+            None => Ok(self.tally.begin()),
+        };
         WaitForAll { core: Arc::clone(self), mark }
     }
 
     /// The earliest failure that nobody knows of.
     fn all_well(&self) -> Result<(), WaitError> {
-        match self.failures.first() {
+        match self.failures.take() {
             Some(failure) => Err(failure.into()),
             None => Ok(()),
         }
@@ -159,8 +162,8 @@ impl Core {
 /// A wait for everything that was pushed before it was made.
 struct WaitForAll {
     core: Arc<Core>,
-    /// `None` inside an operation, where it is refused.
-    mark: Option<Mark>,
+    /// An error where it was refused.
+    mark: Result<Mark, WaitError>,
 }
 
 impl Future for WaitForAll {
@@ -171,14 +174,17 @@ impl Future for WaitForAll {
         if core.is_forked() {
             return Poll::Ready(Err(PushError::Forked.into()));
         }
-        let Some(mark) = mark else { return Poll::Ready(Err(WaitError::WouldDeadlock)) };
+        let mark = match mark {
+            Ok(mark) => mark,
+            Err(error) => return Poll::Ready(Err(error.clone())),
+        };
         if core.tally.poll(mark, cx.waker()) { Poll::Ready(core.all_well()) } else { Poll::Pending }
     }
 }
 
 impl Drop for WaitForAll {
     fn drop(&mut self) {
-        if let Some(mark) = &mut self.mark {
+        if let Ok(mark) = &mut self.mark {
             self.core.tally.end(mark);
         }
     }

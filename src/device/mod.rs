@@ -55,6 +55,12 @@ pub(crate) fn in_kernel() -> bool {
     KERNEL.with(Cell::get)
 }
 
+/// Forgets the kernel that runs on this thread, which has just been forked: it is the parent's.
+#[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
+pub(crate) fn leave_kernel() {
+    KERNEL.with(|kernel| kernel.set(false));
+}
+
 /// Runs `f`, code of the program's, as a device does.
 pub(crate) fn as_kernel<R>(f: impl FnOnce() -> R) -> R {
     struct Leave(bool);

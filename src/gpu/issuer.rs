@@ -26,7 +26,7 @@ use super::{
     marks::{Clock, Recorded},
 };
 use crate::{
-    core::{Core, Rest, Verdict},
+    core::{Core, Rest, Rests, Verdict},
     device::{Context, DeviceError},
     error::{Cause, OpError},
     panics,
@@ -141,7 +141,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
         });
         if let Err(payload) = run {
             // What the panic has left goes where others find it before the program's code runs.
-            let placed = panics::catch(|| issuer.place_ready());
+            let placed = panics::catch(|| issuer.place_ready(Rests::new()));
             for payload in [Some(payload), placed.err()].into_iter().flatten() {
                 panics::discard(payload);
             }
@@ -161,7 +161,7 @@ impl Issuer<'_> {
 
     /// Serves the lane until it ends.
     fn run(&mut self) {
-        self.place_ready();
+        self.place_ready(Rests::new());
         while !self.core.is_forked() {
             for _ in 0..BATCH {
                 let Some(op) = self.worker.try_next() else { break };
@@ -197,16 +197,12 @@ impl Issuer<'_> {
                 None => self.core.execute(op, &mut self.ready),
             }
         };
-        self.place_ready();
-        self.core.finish(rest);
+        self.place_ready(Rests::from_iter([rest]));
     }
 
     /// Places what became ready: what is this lane's before what came in from elsewhere, so that a chain is issued as a
     /// whole, and what waits for its end on other streams does not wait for the beginnings of others.
-    fn place_ready(&mut self) {
-        if self.ready.is_empty() {
-            return;
-        }
+    fn place_ready(&mut self, rests: Rests) {
         let mut others = ReadyList::default();
         while let Some(op) = self.ready.pop() {
             if self.is_own(&op) {
@@ -215,7 +211,7 @@ impl Issuer<'_> {
                 others.push(op);
             }
         }
-        self.core.place_all(&mut others);
+        self.core.place_all(&mut others, rests);
     }
 
     /// Whether `op` is an operation of this lane, and no guest.
@@ -471,9 +467,10 @@ impl Issuer<'_> {
         self.passed = seq;
         self.lane().timeline.complete(seq);
         self.watched.extract_if(.., |(wanted, _)| *wanted <= seq).for_each(|(_, op)| self.ready.push(op));
-        self.place_ready();
+        self.place_ready(Rests::new());
         while let Some(Flight { op, result, ended, .. }) = self.flights.pop_front_if(|flight| flight.seq <= seq) {
-            self.core.conclude(op, result, ended);
+            // What is the program's is handed over, so that none of them waits for another.
+            self.core.finish(Core::conclude(op, result, ended));
         }
     }
 }
