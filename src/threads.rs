@@ -593,7 +593,7 @@ fn run(carrier: &Carrier) {
                 match carrier.core.execute_plainly(op, &mut ready) {
                     Ok(ticket) if removed(Step::PlaceBeforeTelling) => {
                         carrier.core.count_out(ticket);
-                        carrier.core.place_all(&mut ready);
+                        carrier.core.place_all(&mut ready, Rests::new());
                     }
                     Ok(ticket) => {
                         let here = carrier.core.place_by(&mut ready, |op| carrier.schedule(op));
