@@ -248,8 +248,8 @@ pub enum PushError {
     /// The function of a device operation pushes on a naive engine that is not its own: that would have to run the operation
     /// at once, and nothing may run inside such a function. Push it elsewhere, or on another kind of engine.
     InDeviceFunction,
-    /// The property says where an operation of the CPU runs, and means nothing on this device.
-    NotOfDevice(Property, Context),
+    /// The property says where an operation of the CPU runs, and means nothing on a device.
+    NotOfDevice(Property),
     /// The call is for operations of a device, and [`OpBuilder::on`](crate::OpBuilder::on) was not given one.
     NotOnDevice,
     /// The engine was made before this process was forked from the one that has its threads. Make another one.
@@ -276,8 +276,8 @@ impl fmt::Display for PushError {
             Self::InDeviceFunction => {
                 f.write_str("the function of a device operation cannot push on another engine that is naive")
             }
-            Self::NotOfDevice(property, context) => {
-                write!(f, "the property {property:?} means nothing on {context}; use another, or none")
+            Self::NotOfDevice(property) => {
+                write!(f, "the property {property:?} means nothing on a device; use another, or none")
             }
             Self::NotOnDevice => f.write_str("the operation is for a device; name one with `on`"),
             Self::Forked => f.write_str(FORKED),

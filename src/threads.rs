@@ -16,7 +16,7 @@ use std::{
 
 use crate::{
     context,
-    core::{Core, Rest, Rests, Unplain},
+    core::{Core, Rests, Unplain},
     error::{BuildError, WaitError},
     kind::Placement,
     panics,
@@ -439,9 +439,12 @@ impl Crew {
     /// Puts a ready operation where a worker of its lane takes it.
     pub(crate) fn schedule(&self, op: OpRef<Task>) {
         let lane = self.lane(&op);
-        if !Self::serves(lane) {
-            return lane.inject_from_outside(op);
-        }
+        if Self::serves(lane) { Self::keep(op) } else { lane.inject_from_outside(op) }
+    }
+
+    /// Puts a ready operation where the calling thread's worker, which serves its lane, takes it.
+    #[inline(never)]
+    fn keep(op: OpRef<Task>) {
         with_carrier(|carrier| {
             let between = !context::in_program();
             let _looking = carrier.look();
@@ -591,6 +594,7 @@ fn run(carrier: &Carrier) {
             carrier.core.place_all(&mut ready, Rests::new());
             while let Some(op) = carrier.next() {
                 match carrier.core.execute_plainly(op, &mut ready) {
+                    Ok(ticket) if ready.is_empty() => carrier.core.count_out(ticket),
                     Ok(ticket) if removed(Step::PlaceBeforeTelling) => {
                         carrier.core.count_out(ticket);
                         carrier.core.place_all(&mut ready, Rests::new());
@@ -600,7 +604,7 @@ fn run(carrier: &Carrier) {
                         if here.is_empty() {
                             carrier.core.count_out(ticket);
                         } else {
-                            carrier.core.run_here(here, Rests::from_iter([Rest::Count(ticket)]));
+                            carrier.core.run_here_after(here, ticket);
                         }
                     }
                     Err(unplain) => carrier.execute_otherwise(unplain, &mut ready),

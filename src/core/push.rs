@@ -2,7 +2,7 @@
 
 use std::{panic::Location, sync::Arc};
 
-use super::{Core, Entries, Rests, Spec, phase};
+use super::{Core, Entries, Rest, Rests, Spec, phase};
 use crate::{
     context,
     device::Context,
@@ -245,6 +245,12 @@ impl Core {
     #[inline]
     fn has_workers(&self) -> bool {
         self.kind != EngineKind::Naive && self.is_open()
+    }
+
+    /// As [`run_here`](Self::run_here), after an operation that has only to be counted out.
+    #[cold]
+    pub(crate) fn run_here_after(self: &Arc<Self>, here: ReadyList<Task>, ticket: Ticket) {
+        self.run_here(here, Rests::from_iter([Rest::Count(ticket)]));
     }
 
     /// Runs what is not for others, and does the `rests` of what came before.

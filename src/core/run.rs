@@ -316,7 +316,7 @@ impl Core {
             std::mem::forget((hold, failure));
             return Rest::Nothing;
         }
-        let rest = match (lost, failure) {
+        match (lost, failure) {
             (None, None) => Rest::Nothing,
             (None, Some(failure)) => {
                 self.fail_late(&hold, failure);
@@ -328,8 +328,7 @@ impl Core {
                 let _ = hold.task().progress().map(Progress::resolve);
                 self.complete(op, Err(failure), false, ready)
             }
-        };
-        rest
+        }
     }
 
     /// Notes the failure of an asynchronous function whose completion lives, or has been used.

@@ -117,13 +117,19 @@ impl Core {
             while let Some(lost) = context::take_lost(self) {
                 self.resolve(lost, Err(Cause::LostCompletion));
             }
-            while let Some(core) = context::deferred_engine() {
-                core.run_deferred();
-            }
-            threads::yield_worker()?;
-            self.crew.rouse();
+            self.make_way()?;
         }
         wait(outcome)
+    }
+
+    /// The calling thread is about to wait: runs what has to run on it, and gives its worker to another thread.
+    fn make_way(&self) -> Result<(), WaitError> {
+        while let Some(core) = context::deferred_engine() {
+            core.run_deferred();
+        }
+        threads::yield_worker()?;
+        self.crew.rouse();
+        Ok(())
     }
 
     /// Waits for every operation pushed before.
@@ -132,8 +138,7 @@ impl Core {
         if context::works_for(self) {
             return Err(WaitError::WouldDeadlock);
         }
-        threads::yield_worker()?;
-        self.crew.rouse();
+        self.make_way()?;
         match self.tally.wait(deadline) {
             Waited::Idle | Waited::Over => self.all_well(),
             Waited::TimedOut => Err(WaitError::TimedOut),

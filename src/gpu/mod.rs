@@ -118,7 +118,7 @@ impl Gpus {
         }
         let role = match property {
             // These name threads of the CPU; what a device does is issued by its own.
-            Property::CpuPrioritized | Property::Async => return Err(PushError::NotOfDevice(property, context)),
+            Property::CpuPrioritized | Property::Async => return Err(PushError::NotOfDevice(property)),
             _ if self.lanes_each < LANES_PER_GPU => 0,
             Property::CopyToGpu => 0,
             Property::CopyFromGpu => 1,

@@ -530,7 +530,7 @@ fn properties_that_mean_nothing_on_a_device_are_refused() {
         let engine = engine(kind, &SimulatedGpu::default());
         let (var, host) = (device(&engine, 1), pinned(&engine, 1));
         for property in [Property::CpuPrioritized, Property::Async] {
-            let refused = Err(raddle::PushError::NotOfDevice(property, GPU));
+            let refused = Err(raddle::PushError::NotOfDevice(property));
             let op = || engine.op("").on(GPU).property(property);
             assert_eq!(op().launch(var.write(), |_, _| {}), refused, "{kind}");
             assert_eq!(op().copy_to_device(&host, &var), refused, "{kind}");

@@ -582,7 +582,7 @@ impl Model {
             && operation.is_for_device()
             && matches!(operation.property, Property::CpuPrioritized | Property::Async)
         {
-            Some(PushError::NotOfDevice(operation.property, Context::Gpu(0)))
+            Some(PushError::NotOfDevice(operation.property))
         } else if operation.foreign {
             Some(PushError::ForeignVariable)
         } else if self.names_deleted(program, id) {
