@@ -142,7 +142,8 @@ pub(crate) fn leave_all() {
 enum Stack {
     /// Its own.
     Own,
-    /// Those of a thread that stands still as well.
+    /// Those of a thread that stands still as well. Models have no stacks.
+    #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(dead_code))]
     Another,
     /// This is a forked child, in which that thread is gone.
     Lost,

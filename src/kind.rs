@@ -12,6 +12,13 @@ pub enum EngineKind {
     /// of the others. An operation that cannot run yet, because it conflicts with one that is running (an asynchronous
     /// one, one of another pushing thread, or the one that pushes it), runs as soon as that one ends, on the thread that
     /// ends it; so does one that is pushed by the function of a device operation.
+    ///
+    /// Operations that push operations run inside each other while the thread's stack has room. A push that is deeper
+    /// returns at once; its operation runs when the one that pushed it ends, waits, or asks
+    /// [`OpHandle::is_done`](crate::OpHandle::is_done). For a wait or such a question it may run on another thread's stack,
+    /// while the pushing thread stands still: there it finds other thread-locals, must not expect locks that are bound to
+    /// a thread, and [`unpinned`](crate::unpinned) is without effect. A wait with a time limit runs it first, and may so
+    /// return later than its limit.
     Naive,
     /// All contexts share one set of workers, plus one thread for copies.
     Pooled,
