@@ -594,10 +594,6 @@ fn run(carrier: &Carrier) {
             carrier.core.place_all(&mut ready, Rests::new());
             while let Some(op) = carrier.next() {
                 match carrier.core.execute_plainly(op, &mut ready) {
-                    Ok(ticket) if removed(Step::PlaceBeforeTelling) => {
-                        carrier.core.count_out(ticket);
-                        carrier.core.place_all(&mut ready, Rests::new());
-                    }
                     Ok(ticket) if ready.is_empty() => carrier.core.count_out(ticket),
                     Ok(ticket) if removed(Step::PlaceBeforeTelling) => {
                         carrier.core.count_out(ticket);
