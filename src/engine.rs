@@ -343,7 +343,8 @@ impl Engine {
     ///
     /// # Errors
     /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation names it,
-    /// [`WaitError::TooManyWaiting`], or [`WaitError::Refused`] if it is another engine's.
+    /// [`WaitError::TooManyWaiting`], or [`WaitError::Refused`] if it is another engine's. [`WaitError::OnDevice`] and
+    /// [`WaitError::InDeletion`] where nobody can wait, also if nothing is pending.
     #[track_caller]
     pub fn wait_for_var(&self, token: &Token) -> Result<(), WaitError> {
         self.wait(token, false, None)

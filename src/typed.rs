@@ -226,7 +226,7 @@ impl<T: Send + Sync + 'static> Accesses for Read<'_, T> {
 
     unsafe fn refs<'a>(kept: &Kept<T>) -> &'a T {
         // SAFETY: (1): the operation holds the variable for reading, so nobody mutates the value; it is the value's type,
-        // and a value is dropped only by the last operation.
+        // and what drops the value comes after this operation in the variable's order.
         let value = unsafe { variable::value_ptr::<T>(kept.0) };
         // SAFETY: as above.
         unsafe { &*value }
