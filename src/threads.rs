@@ -594,11 +594,11 @@ fn run(carrier: &Carrier) {
             carrier.core.place_all(&mut ready, Rests::new());
             while let Some(op) = carrier.next() {
                 match carrier.core.execute_plainly(op, &mut ready) {
+                    Ok(ticket) if ready.is_empty() => carrier.core.count_out(ticket),
                     Ok(ticket) if removed(Step::PlaceBeforeTelling) => {
                         carrier.core.count_out(ticket);
                         carrier.core.place_all(&mut ready, Rests::new());
                     }
-                    Ok(ticket) if ready.is_empty() => carrier.core.count_out(ticket),
                     Ok(ticket) => {
                         let here = carrier.core.place_by(&mut ready, |op| carrier.schedule(op));
                         if here.is_empty() {

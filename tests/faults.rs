@@ -17,7 +17,7 @@ use std::{
 
 use common::{Gate, Journal, MOMENT, Meeting, PATIENCE, SOON, block_on, eventually, lock, poll_once, watched};
 use raddle::{
-    Engine, EngineKind, IdlePolicy, OpHandle, Token, WaitError,
+    Completion, Engine, EngineKind, IdlePolicy, OpHandle, RunContext, Token, WaitError,
     internals::{Point, Stop, passings},
 };
 
@@ -715,6 +715,30 @@ fn a_worker_that_stands_still_while_it_counts_out_delays_only_waits_for_all() {
             world.end();
         });
     }
+}
+
+/// A wait that the tracker has let go may lie with a thread that stands still. Another wait does not join it.
+#[test]
+fn a_thread_that_stands_still_with_a_wait_in_hand_holds_up_no_other() {
+    watched(|| {
+        let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).build().expect("it is built");
+        let (token, (sender, receiver)) = (engine.new_var(), mpsc::channel::<Completion>());
+        let begin = move |_: &RunContext<'_>, done| sender.send(done).expect("the test goes on");
+        engine.op("held").writes([&token]).push_async(begin).expect("the engine is open");
+        let done = receiver.recv().expect("it starts");
+        drop(engine.wait_to_read_async(&token));
+        let stop = Stop::new(Point::Completed);
+        let armed = stop.clone();
+        let thread = thread::spawn(move || {
+            armed.arm(1);
+            done.fail("as planned");
+        });
+        assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
+        let waited = engine.wait_to_read_timeout(&token, SOON);
+        stop.release();
+        thread.join().expect("nothing panics");
+        assert!(matches!(waited, Err(WaitError::Failed(_))), "{waited:?}");
+    });
 }
 
 /// A thread that has chosen whom to wake, and stands still, hides that worker from nobody.

@@ -701,6 +701,35 @@ tests! {
         }
     }
 
+    /// Another thread leaves a waker with the handle of the operation that forks, and has the lock of the result.
+    whoever_sets_a_result_in_a_child_takes_no_lock in in_a_child_the_result_is_locked {
+        for kind in THREADED {
+            STANDS.store(false, SeqCst);
+            GO.store(false, SeqCst);
+            let engine = engine(kind);
+            let children = Arc::new(Mutex::new(Vec::new()));
+            let forker = Forker { kind, children: Arc::clone(&children) };
+            let inner = engine.clone();
+            let forks = move |()| {
+                eventually("the other thread stands", || STANDS.load(SeqCst));
+                forker.fork(&inner);
+            };
+            let mut handle = engine.op("").submit((), forks).unwrap();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    // The waker is kept under the lock.
+                    stand_still(0, 0);
+                    assert!(poll_once(&mut handle).is_pending());
+                });
+                eventually("a process is forked", || !lock(&children).is_empty());
+                let child = lock(&children).pop().unwrap();
+                join(child, &format!("{kind}: the end of an operation that has a handle and has forked"));
+                GO.store(true, SeqCst);
+            });
+            handle.wait().unwrap();
+        }
+    }
+
     a_push_that_runs_what_forks_returns_in_the_child in in_a_child_a_push_forks {
         for (name, push) in FORKERS {
             let engine = engine(EngineKind::Naive);
@@ -732,6 +761,14 @@ const CALLS: &[(&str, Call)] = &[
     ("wait_for_all_timeout", |world, begin| {
         begin();
         let _ = world.engine.wait_for_all_timeout(Duration::from_millis(1));
+    }),
+    ("many waits for all", |world, begin| {
+        begin();
+        // More than the count has room for without an allocation, under its lock.
+        for _ in 0..12 {
+            world.engine.op("").push(world.busy.read(), |_| ()).unwrap();
+            drop(world.engine.wait_for_all_async());
+        }
     }),
     ("wait_for_all_async", |world, begin| {
         begin();

@@ -415,8 +415,8 @@ fn an_engine_per_device_runs_what_three_threads_push_and_ends() {
 }
 
 /// A cancellation in the midst of pushes: what was accepted runs or is cancelled, and nothing runs after the end.
-fn a_cancelled_engine() {
-    let builder = Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).idle(IdlePolicy::Park);
+fn a_cancelled_engine(workers: usize) {
+    let builder = Engine::builder().kind(EngineKind::Pooled).workers(workers).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
     let log = engine.var(Vec::new());
     let threads: Vec<_> = (0..3)
@@ -444,7 +444,8 @@ fn a_cancelled_engine() {
 
 #[test]
 fn a_cancelled_engine_lets_every_wait_end_and_runs_nothing_more() {
-    explore(2000, a_cancelled_engine);
+    explore(2000, || a_cancelled_engine(1));
+    explore(2000, || a_cancelled_engine(2));
 }
 
 /// Waits for an operation when it is woken.
@@ -764,7 +765,7 @@ twins! {
     without_completion_by_drop, without_completion_by_drop_an_engine_never_ends:
         || an_engine(EngineKind::Pooled), without DropCompletes, "deadlock";
     without_the_second_look_in_an_engine, without_the_second_look_a_cancelled_engine_hangs:
-        a_cancelled_engine, without LookAgainBeforePark, "deadlock";
+        || a_cancelled_engine(1), without LookAgainBeforePark, "deadlock";
     when_a_handle_is_told_first, when_a_handle_is_told_first_its_waker_waits_for_ever:
         || a_waker_that_waits_for_a_successor(1, Tells::Handle), without PlaceBeforeTelling, "deadlock";
     when_all_are_told_first, when_all_are_told_first_a_waker_waits_for_ever:

@@ -44,7 +44,7 @@ pub enum Step {
     DropEndsAtOnce,
     /// An operation of the CPU waits for devices no more once it has come to its lane (`Core::schedule_beside_devices`).
     EndWaitingForDevices,
-    /// What became ready is placed before the program is told (`Core::to_tell`).
+    /// What became ready is placed before the program is told (`Core::to_tell`, `threads::run`).
     PlaceBeforeTelling,
     /// A spare thread whose time is up looks whether it has been offered a worker meanwhile.
     SparesLookAgain,
