@@ -19,7 +19,7 @@
 //!
 //! A wait that the tracker has let go is joined only while devices have to complete something first, for which a new one
 //! would have to wait as well. Otherwise a new one would be ready at once, and the remembered one may be in the hands of a
-//! thread that does something else first.
+//! thread that stands still.
 //!
 //! # Who may touch what
 //!
