@@ -23,10 +23,7 @@ use crate::{
     roll::Roll,
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
     spares::Spares,
-    sync::{
-        Mutex, lock, mpsc, thread_static,
-        weaken::{Step, removed},
-    },
+    sync::{Mutex, lock, mpsc, thread_static},
     task::Task,
     topology::{self, Claim},
     tracker::{OpRef, ReadyList},
@@ -595,10 +592,6 @@ fn run(carrier: &Carrier) {
             while let Some(op) = carrier.next() {
                 match carrier.core.execute_plainly(op, &mut ready) {
                     Ok(ticket) if ready.is_empty() => carrier.core.count_out(ticket),
-                    Ok(ticket) if removed(Step::PlaceBeforeTelling) => {
-                        carrier.core.count_out(ticket);
-                        carrier.core.place_all(&mut ready, Rests::new());
-                    }
                     Ok(ticket) => {
                         let here = carrier.core.place_by(&mut ready, |op| carrier.schedule(op));
                         if here.is_empty() {

@@ -91,7 +91,7 @@ impl Core {
         op: OpRef<Task>,
         ready: &mut ReadyList<Task>,
     ) -> Result<Ticket, Unplain> {
-        if op.task().has(flag::DEVICE | flag::ASYNC) || !self.is_sound(&op) {
+        if op.task().has(flag::DEVICE | flag::ASYNC) || removed(Step::PlaceBeforeTelling) || !self.is_sound(&op) {
             return Err(Unplain { op, called: None });
         }
         match self.call(&op) {
