@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use common::{Gate, KINDS, PATIENCE, SOON, engine, eventually, hold, lock, on_kinds, watched};
+use common::{Gate, KINDS, MOMENT, PATIENCE, SOON, engine, eventually, hold, lock, on_kinds, watched};
 use raddle::{Engine, EngineKind, PushError, RunContext, Shutdown, SimulatedGpu, Token, Var, WaitError};
 
 type Act = Box<dyn FnOnce() + Send>;
@@ -358,5 +358,38 @@ fn functions_of_devices_and_kernels_may_push_and_never_wait() {
             }
         }
         engine.wait_for_all().unwrap();
+    });
+}
+
+/// A worker does that for the device, as long as there is one.
+#[test]
+fn a_waker_that_a_device_tells_may_wait_while_the_engine_ends() {
+    watched(|| {
+        let gpu = SimulatedGpu::builder().clock(raddle::simulated::Clock::Manual).build();
+        let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).gpu(gpu.clone()).build();
+        let engine = engine.unwrap();
+        let (memory, var) = (engine.device_var::<u32>(raddle::Context::Gpu(0), 1).unwrap(), engine.var(0));
+        let (issued, is_issued) = mpsc::channel();
+        let launch = move |stream: &mut raddle::GpuStream, memory: &mut _| {
+            let launched = stream.simulated().expect("it is simulated").launch(MOMENT, memory, |_: &mut [u32]| ());
+            issued.send(()).unwrap();
+            launched
+        };
+        let told = engine.op("kernel").on(raddle::Context::Gpu(0)).try_launch(memory.write(), launch).unwrap();
+        is_issued.recv_timeout(PATIENCE).expect("it is issued");
+        let gate = hold(&engine, &var);
+        let (waited, has_waited) = mpsc::channel();
+        let (inside, its_var) = (engine.clone(), var.clone());
+        let wait = move || {
+            gate.open();
+            waited.send(inside.wait_for_var(&its_var)).unwrap();
+        };
+        let _told = left_with_a_waker(Box::pin(told), Foreign::new(wait));
+        let ends = engine.clone();
+        let end = thread::spawn(move || ends.shutdown(Shutdown::Drain, None));
+        eventually("the engine refuses pushes", || engine.push_sync(|_| (), [], []).is_err());
+        gpu.advance(PATIENCE);
+        has_waited.recv_timeout(PATIENCE).expect("it is woken").expect("it may wait");
+        end.join().unwrap().unwrap();
     });
 }

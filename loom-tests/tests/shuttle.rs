@@ -18,7 +18,7 @@ use std::{
 
 use raddle::{
     BoxError, Cause, Completion, Context, DeviceVec, Engine, EngineKind, GpuStream, IdlePolicy, OpHandle, Property,
-    PushError, RunContext, Shutdown, SimulatedGpu, WaitError,
+    PushError, RunContext, Shutdown, ShutdownError, SimulatedGpu, WaitError,
     internals::{
         DEFAULT_BAND, Lane, LaneOptions, Mode, OpRef, ReadyList, Step, Tally, VarQueue, Waited, Worker, complete, push,
     },
@@ -719,6 +719,33 @@ fn a_deleted_operator_over_a_variable_that_a_device_reads_comes_to_its_lane_once
     }
 }
 
+/// An operation ends its engine, which then waits for the last operation of a device only, and the last handle is dropped
+/// outside.
+fn an_engine_that_ends_while_a_device_works() {
+    const GPU: Context = Context::Gpu(0);
+    let gpu = SimulatedGpu::builder().seed(below(1 << 30) as u64).build();
+    let builder = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).idle(IdlePolicy::Park);
+    let engine = builder.gpu(gpu).build().unwrap();
+    let var = engine.device_var::<u64>(GPU, 1).unwrap();
+    let kernel = |stream: &mut GpuStream, var: &mut DeviceVec<u64>| {
+        stream.simulated().unwrap().launch(Duration::ZERO, var, |_| {})
+    };
+    engine.op("kernel").on(GPU).launch(var.write(), kernel).unwrap();
+    let inside = engine.clone();
+    let how = [Shutdown::Drain, Shutdown::Cancel][below(2)];
+    let end = move |_: &RunContext<'_>| {
+        let ended = inside.shutdown(how, None);
+        assert!(matches!(ended, Err(ShutdownError::InsideOperation)), "{ended:?}");
+    };
+    engine.push_sync(end, [], []).unwrap();
+    drop((var, engine));
+}
+
+#[test]
+fn an_engine_that_its_operation_has_ended_ends_with_the_last_operation_of_a_device() {
+    explore(8000, an_engine_that_ends_while_a_device_works);
+}
+
 #[test]
 fn a_pooled_engine_with_a_gpu_runs_what_three_threads_push_and_ends() {
     explore(1000, || an_engine_with_a_gpu(EngineKind::Pooled, false));
@@ -772,6 +799,8 @@ twins! {
         || a_waker_that_waits_for_a_successor(2, Tells::All), without PlaceBeforeTelling, "deadlock";
     when_a_completion_tells_first, when_a_completion_tells_first_a_waker_waits_for_ever:
         || a_waker_that_waits_for_a_successor(2, Tells::AllByCompletion), without PlaceBeforeTelling, "deadlock";
+    when_a_lane_wakes_by_operations_once_closed, when_a_lane_wakes_by_operations_once_closed_an_engine_never_ends:
+        an_engine_that_ends_while_a_device_works, without WakeHereOnceClosed, "operations are left in an injector";
     when_a_lane_asks_for_devices_again, when_a_lane_asks_for_devices_again_an_operation_comes_back:
         || a_deleted_operator(2, false), without EndWaitingForDevices, "an operation enters a lane of several workers a second time";
     when_a_worker_asks_for_devices_again, when_a_worker_asks_for_devices_again_an_operation_waits_for_what_comes_later:

@@ -193,7 +193,7 @@ impl Core {
 
     /// Puts a ready operation where a worker of its lane takes it.
     #[inline]
-    fn schedule(&self, op: OpRef<Task>) {
+    pub(super) fn schedule(&self, op: OpRef<Task>) {
         self.schedule_by(op, |op| self.crew.schedule(op));
     }
 
@@ -275,7 +275,7 @@ impl Core {
 
     /// Runs a ready operation on this thread, or has it placed if too much runs inside each other here.
     #[inline(never)]
-    fn run_at_once(self: &Arc<Self>, op: OpRef<Task>) {
+    pub(super) fn run_at_once(self: &Arc<Self>, op: OpRef<Task>) {
         // What the function of a device operation has in hand is not complete when it returns, so nothing of the program's
         // may run inside it.
         let outside = !op.task().has(flag::INLINE) && context::in_device_function();

@@ -4,7 +4,7 @@ use std::{panic::Location, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{Core, Entries, Spec, phase};
+use super::{Core, Spec, phase};
 use crate::{
     context::{self, Frame, Has, Kept, RunContext},
     device::{Context, DeviceError},
@@ -426,22 +426,31 @@ impl Core {
             Rest::Nothing => {}
             Rest::Count(ticket) => self.count_out(ticket),
             Rest::Tell(told) if told.is_for_program() && threads::serves_device() => {
-                self.hand_over(move |core| core.let_go_of(told));
+                // Also once a shutdown has begun: the workers stay until the operation is counted out.
+                self.hand_over(|_| true, move |core| core.let_go_of(told));
             }
             Rest::Tell(told) => self.let_go_of(told),
         }
     }
 
     /// Has a worker run `f`, which calls code of the program's: the thread of a device's lane must not stand still for that.
+    /// It does so all the same if, once the hand-over is counted in, no worker `is_there` for certain.
     #[cold]
-    fn hand_over(self: &Arc<Self>, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        let mut spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT);
+    fn hand_over(self: &Arc<Self>, is_there: impl FnOnce(&Self) -> bool, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT);
         let tell = move |cx: &RunContext<'_>| {
             f(cx.core());
             Ok(())
         };
-        let pushed = self.push(&mut spec, Location::caller(), &mut Entries::new(), Plain::new(tell));
-        debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+        // SAFETY: the next lines fill the task, and place the operation as `enqueue` would.
+        let Ok(op) = (unsafe { self.begin(&spec, spec.priority, &[]) }) else {
+            debug_assert!(self.is_forked(), "internal operations are not refused");
+            return;
+        };
+        // SAFETY: the task was begun a moment ago.
+        unsafe { Task::fill(op.task_ptr(), spec.name, Location::caller(), Plain::new(tell)) };
+        let Some(op) = tracker::push(op).ready else { unreachable!("the operation waits for no variable") };
+        if is_there(self) { self.schedule(op) } else { self.run_at_once(op) }
     }
 
     /// Ends an operation that was complete for the tracker before it was, which has given up `ended` failures.
@@ -491,8 +500,10 @@ impl Core {
     /// Wakes futures that wait for all.
     #[cold]
     fn wake(self: &Arc<Self>, wakers: Wakers) {
-        if threads::serves_device() {
-            return self.hand_over(|_| wakers.wake());
+        // Once a shutdown has begun there may be no worker left, and the operation would run here. When it is counted out it
+        // would wake whoever is to end the engine, who finds the operation pending and asks to be woken again, and so on.
+        if threads::serves_device() && (self.is_open() || removed(Step::WakeHereOnceClosed)) {
+            return self.hand_over(Self::is_open, |_| wakers.wake());
         }
         threads::share_slot();
         context::enter_after(self, || wakers.wake());

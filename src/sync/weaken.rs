@@ -46,6 +46,8 @@ pub enum Step {
     EndWaitingForDevices,
     /// What became ready is placed before the program is told (`Core::to_tell`, `threads::run`).
     PlaceBeforeTelling,
+    /// The thread of a device's lane wakes futures itself once a shutdown has begun (`Core::wake`).
+    WakeHereOnceClosed,
     /// A spare thread whose time is up looks whether it has been offered a worker meanwhile.
     SparesLookAgain,
     /// Whoever ends an engine in the background looks again when what was pending is over.
