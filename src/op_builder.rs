@@ -480,8 +480,8 @@ impl<'e> OpBuilder<'e> {
         }
         let fixed_priority = self.property.route(core.kind()).priority.is_some();
         self.finish(accesses, flags)?;
-        core.normalise(&mut self.entries)?;
-        Ok(Operator::new(Arc::clone(core), self.spec, self.entries.into_vec().into(), function, fixed_priority))
+        let entries = core.normalise(&mut self.entries)?.into();
+        Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority))
     }
 
     // These take the builder by reference, since to move it would copy it once more.

@@ -2,7 +2,7 @@
 
 use std::{panic::Location, sync::Arc};
 
-use super::{Core, Entries, Rest, Rests, Spec, phase};
+use super::{Core, Rest, Rests, Spec, phase};
 use crate::{
     context,
     device::Context,
@@ -31,7 +31,7 @@ impl Core {
         self: &Arc<Self>,
         spec: &mut Spec,
         location: &'static Location<'static>,
-        entries: &mut Entries,
+        entries: &mut [Entry],
         work: impl Work,
     ) -> Result<(), PushError> {
         // SAFETY: the next lines do that.
@@ -54,11 +54,10 @@ impl Core {
         Ok(())
     }
 
-    /// [Admits](Self::admit) the variables. Sorts the entries by variable and
-    /// makes them distinct: what is both read and mutated counts as mutated, and as overwritten only if nothing else was
-    /// said.
+    /// [Admits](Self::admit) the variables. Sorts the entries by variable and makes them distinct: what is both read and
+    /// mutated counts as mutated, and as overwritten only if nothing else was said. Gives those that are left.
     #[inline]
-    pub(crate) fn normalise<'e>(&self, entries: &'e mut Entries) -> Result<&'e [Entry], PushError> {
+    pub(crate) fn normalise<'e>(&self, entries: &'e mut [Entry]) -> Result<&'e [Entry], PushError> {
         let admit = |entry: &Entry| {
             // SAFETY: whoever made the entry keeps a handle until the push is over.
             let queue = unsafe { entry.cell.as_ref() }.queue();
@@ -66,7 +65,7 @@ impl Core {
             queue.prefetch();
             Ok(queue.id())
         };
-        if let [first, others @ ..] = entries.as_slice() {
+        if let [first, others @ ..] = &*entries {
             let mut before = admit(first)?;
             let mut sorted = true;
             for entry in others {
@@ -75,7 +74,8 @@ impl Core {
                 before = id;
             }
             if !sorted {
-                sort(entries)?;
+                let distinct = sort(entries)?;
+                return Ok(&entries[..distinct]);
             }
         }
         Ok(entries)
@@ -102,7 +102,7 @@ impl Core {
     ///
     /// # Safety
     /// 1. As there.
-    unsafe fn describe(self: &Arc<Self>, spec: &Spec, entries: &mut Entries) -> Result<OpRef<Task>, PushError> {
+    unsafe fn describe(self: &Arc<Self>, spec: &Spec, entries: &mut [Entry]) -> Result<OpRef<Task>, PushError> {
         let entries = self.normalise(entries)?;
         // SAFETY: (1).
         unsafe { self.begin_here(spec, spec.priority, entries) }
@@ -178,7 +178,7 @@ impl Core {
             let at_once = flag::INLINE | flag::EAGER;
             // Once a shutdown has begun the workers may end at any time; what is still pushed is the engine's own and
             // small, and runs here. The phase only rises: whoever was counted in behind the drain sees that here as well.
-            let closed = flags & flag::INTERNAL != 0 && !self.is_open();
+            let closed = flags & (flag::INTERNAL | flag::SERVED) == flag::INTERNAL && !self.is_open();
             if flags & at_once != 0 || closed || self.kind == EngineKind::Naive {
                 self.run_at_once(op);
             } else {
@@ -193,7 +193,7 @@ impl Core {
 
     /// Puts a ready operation where a worker of its lane takes it.
     #[inline]
-    pub(super) fn schedule(&self, op: OpRef<Task>) {
+    fn schedule(&self, op: OpRef<Task>) {
         self.schedule_by(op, |op| self.crew.schedule(op));
     }
 
@@ -275,7 +275,7 @@ impl Core {
 
     /// Runs a ready operation on this thread, or has it placed if too much runs inside each other here.
     #[inline(never)]
-    pub(super) fn run_at_once(self: &Arc<Self>, op: OpRef<Task>) {
+    fn run_at_once(self: &Arc<Self>, op: OpRef<Task>) {
         // What the function of a device operation has in hand is not complete when it returns, so nothing of the program's
         // may run inside it.
         let outside = !op.task().has(flag::INLINE) && context::in_device_function();
@@ -399,13 +399,13 @@ impl Core {
     }
 }
 
+/// Sorts entries by variable, and joins those of one variable; gives how many are left, which come first.
 #[inline(never)]
-fn sort(entries: &mut Entries) -> Result<(), PushError> {
+fn sort(entries: &mut [Entry]) -> Result<usize, PushError> {
     // SAFETY: whoever made the entries keeps handles.
     let id = |entry: &Entry| unsafe { entry.cell.as_ref() }.queue().id();
     if entries.len() <= INLINE_ACCESSES {
         // By insertion: for so few, what prepares for many costs more than the sorting.
-        let entries = entries.as_mut_slice();
         let mut equal = false;
         for end in 1..entries.len() {
             let entry = entries[end];
@@ -423,25 +423,25 @@ fn sort(entries: &mut Entries) -> Result<(), PushError> {
             entries[place] = entry;
         }
         if !equal {
-            return Ok(());
+            return Ok(entries.len());
         }
     } else {
         entries.sort_unstable_by_key(id);
     }
-    let mut aliased = false;
-    entries.dedup_by(|later, kept| {
-        if later.cell != kept.cell {
-            return false;
+    let (mut last, mut aliased) = (0, false);
+    for at in 1..entries.len() {
+        let later = entries[at];
+        if later.cell != entries[last].cell {
+            last += 1;
+            entries[last] = later;
+            continue;
         }
+        let kept = &mut entries[last];
         aliased |= later.refs.min(kept.refs) != Refs::None && later.refs.max(kept.refs) == Refs::Exclusive;
         if later.mode != kept.mode {
             kept.mode = Mode::Write;
         }
         kept.refs = kept.refs.max(later.refs);
-        true
-    });
-    if aliased {
-        return Err(PushError::AliasedVariable);
     }
-    Ok(())
+    if aliased { Err(PushError::AliasedVariable) } else { Ok(entries.len().min(last + 1)) }
 }

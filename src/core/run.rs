@@ -426,31 +426,24 @@ impl Core {
             Rest::Nothing => {}
             Rest::Count(ticket) => self.count_out(ticket),
             Rest::Tell(told) if told.is_for_program() && threads::serves_device() => {
-                // Also once a shutdown has begun: the workers stay until the operation is counted out.
-                self.hand_over(|_| true, move |core| core.let_go_of(told));
+                // Until this is counted out, the workers stay.
+                self.hand_over(flag::SERVED, move |core| core.let_go_of(told));
             }
             Rest::Tell(told) => self.let_go_of(told),
         }
     }
 
     /// Has a worker run `f`, which calls code of the program's: the thread of a device's lane must not stand still for that.
-    /// It does so all the same if, once the hand-over is counted in, no worker `is_there` for certain.
+    /// It does so all the same if a shutdown has begun, and `flags` do not say that there are workers.
     #[cold]
-    fn hand_over(self: &Arc<Self>, is_there: impl FnOnce(&Self) -> bool, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        let spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT);
+    fn hand_over(self: &Arc<Self>, flags: u16, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let mut spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT | flags);
         let tell = move |cx: &RunContext<'_>| {
             f(cx.core());
             Ok(())
         };
-        // SAFETY: the next lines fill the task, and place the operation as `enqueue` would.
-        let Ok(op) = (unsafe { self.begin(&spec, spec.priority, &[]) }) else {
-            debug_assert!(self.is_forked(), "internal operations are not refused");
-            return;
-        };
-        // SAFETY: the task was begun a moment ago.
-        unsafe { Task::fill(op.task_ptr(), spec.name, Location::caller(), Plain::new(tell)) };
-        let Some(op) = tracker::push(op).ready else { unreachable!("the operation waits for no variable") };
-        if is_there(self) { self.schedule(op) } else { self.run_at_once(op) }
+        let pushed = self.push(&mut spec, Location::caller(), &mut [], Plain::new(tell));
+        debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 
     /// Ends an operation that was complete for the tracker before it was, which has given up `ended` failures.
@@ -503,7 +496,7 @@ impl Core {
         // Once a shutdown has begun there may be no worker left, and the operation would run here. When it is counted out it
         // would wake whoever is to end the engine, who finds the operation pending and asks to be woken again, and so on.
         if threads::serves_device() && (self.is_open() || removed(Step::WakeHereOnceClosed)) {
-            return self.hand_over(Self::is_open, |_| wakers.wake());
+            return self.hand_over(0, |_| wakers.wake());
         }
         threads::share_slot();
         context::enter_after(self, || wakers.wake());

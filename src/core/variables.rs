@@ -6,8 +6,6 @@ use std::{
     sync::Arc,
 };
 
-use smallvec::SmallVec;
-
 use super::{Core, Spec};
 use crate::{
     context::{self, Kept, RunContext},
@@ -27,7 +25,7 @@ impl Core {
     ) -> Result<(), PushError> {
         let mut spec = Spec::internal("clear_error", 0, flag::INLINE | flag::NO_SKIP | flag::SILENT);
         let entry = Entry { cell: token.ptr(), mode: Mode::Write, refs: Refs::None };
-        self.push(&mut spec, location, &mut SmallVec::from_slice(&[entry]), Clear(None))
+        self.push(&mut spec, location, &mut [entry], Clear(None))
     }
 
     /// Deletes a variable after everything pending on it; then runs `f`.
