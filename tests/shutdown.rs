@@ -4,12 +4,14 @@
 #![cfg_attr(miri, allow(unused))]
 
 mod common;
+#[path = "common/logger.rs"]
+mod logger;
 
 use std::{
     cell::RefCell,
     fmt,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
@@ -18,6 +20,7 @@ use std::{
 };
 
 use common::{Gate, MOMENT, PATIENCE, THREADED, child_succeeds, eventually, is_child, on_kinds, watched};
+use logger::log_to;
 use raddle::{Engine, RunContext, Shutdown, ShutdownError};
 
 /// Shuts the engine down again and again, which must leave `name` each time, until that is the only thread left.
@@ -125,35 +128,6 @@ fn threads_that_were_left_behind_keep_what_they_use_and_the_drop_does_not_wait_f
 }
 
 // ----------------------------------------------------------------------------------------------------- loggers ----
-
-type Hook = Arc<dyn Fn(&str) + Send + Sync>;
-
-static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
-
-struct Logger;
-
-impl log::Log for Logger {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        let hook = HOOK.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(hook) = hook {
-            hook(&record.args().to_string());
-        }
-    }
-
-    fn flush(&self) {}
-}
-
-/// In this process, what is logged goes to `hook`.
-fn log_to(hook: impl Fn(&str) + Send + Sync + 'static) {
-    *HOOK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hook));
-    if log::set_logger(&Logger).is_ok() {
-        log::set_max_level(log::LevelFilter::Trace);
-    }
-}
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]

@@ -4,12 +4,14 @@
 #![cfg_attr(miri, allow(unused))]
 
 mod common;
+#[path = "common/logger.rs"]
+mod logger;
 
 use std::{
     cell::{Cell, RefCell},
     panic::resume_unwind,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
     thread,
@@ -20,38 +22,10 @@ use common::{
     AWHILE, Gate, Journal, Meeting, THREADED, child_succeeds, eventually, is_child, on_kinds, thread_count, watched_for,
 };
 use crossbeam_epoch as epoch;
+use logger::log_to;
 use raddle::{Engine, EngineKind, PushError, Shutdown, Token, WaitError};
 
 // ----------------------------------------------------------------------------------------------------- loggers ----
-
-type Hook = Arc<dyn Fn(&str) + Send + Sync>;
-
-static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
-
-struct Logger;
-
-impl log::Log for Logger {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        let hook = HOOK.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(hook) = hook {
-            hook(&record.args().to_string());
-        }
-    }
-
-    fn flush(&self) {}
-}
-
-/// In this process, what is logged goes to `hook`.
-fn log_to(hook: impl Fn(&str) + Send + Sync + 'static) {
-    *HOOK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hook));
-    if log::set_logger(&Logger).is_ok() {
-        log::set_max_level(log::LevelFilter::Trace);
-    }
-}
 
 /// Has threads of the engine panic outside of operations, in what another crate has left to crossbeam's collector, until
 /// `is_enough`.
