@@ -6,6 +6,8 @@
 mod common;
 #[path = "common/logger.rs"]
 mod logger;
+#[path = "common/no_threads.rs"]
+mod no_threads;
 
 use std::{
     cell::{Cell, RefCell},
@@ -23,6 +25,7 @@ use common::{
 };
 use crossbeam_epoch as epoch;
 use logger::log_to;
+use no_threads::NoThreads;
 use raddle::{Engine, EngineKind, PushError, Shutdown, Token, WaitError};
 
 // ----------------------------------------------------------------------------------------------------- loggers ----
@@ -138,47 +141,6 @@ fn in_a_child_the_logger_waits() {
             assert!(waits.take().iter().all(|result| *result == Ok(7)));
             log_to(|_| {});
         });
-    }
-}
-
-/// While this lives, no thread can be started: there is no room for its stack.
-struct NoThreads {
-    before: libc::rlimit,
-    /// They have what stacks are left of threads that have ended.
-    parked: Vec<thread::JoinHandle<()>>,
-    over: Gate,
-}
-
-impl NoThreads {
-    fn new() -> Self {
-        let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).expect("a line VmSize");
-        let used = line.trim().trim_end_matches("kB").trim().parse::<u64>().expect("a number of kB") * 1024;
-        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: there is a place to write to.
-        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut before) }, 0);
-        // Less than a stack, enough for what is allocated meanwhile.
-        Self::set(libc::rlimit { rlim_cur: used + (1 << 20), ..before });
-        let over = Gate::new();
-        let park = || {
-            let over = over.clone();
-            thread::Builder::new().spawn(move || over.pass()).ok()
-        };
-        let parked = std::iter::from_fn(park).collect();
-        Self { before, parked, over }
-    }
-
-    fn set(limit: libc::rlimit) {
-        // SAFETY: there is a limit to read.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
-    }
-}
-
-impl Drop for NoThreads {
-    fn drop(&mut self) {
-        Self::set(self.before);
-        self.over.open();
-        self.parked.drain(..).for_each(|thread| thread.join().expect("it only waits"));
     }
 }
 
