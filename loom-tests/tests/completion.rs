@@ -105,13 +105,18 @@ fn what_is_pushed_behind_runs_once_after_the_completion() {
     });
 }
 
-fn a_completion_is_dropped() {
-    let (engine, token, done) = pending();
-    let thread = thread::spawn(move || drop(done));
-    match engine.wait_for_var(&token) {
+/// Asserts that what a wait is told is the loss of a completion.
+fn assert_lost(waited: Result<(), WaitError>) {
+    match waited {
         Err(WaitError::Failed(error)) => assert!(matches!(error.cause(), Cause::LostCompletion)),
         other => panic!("{other:?}"),
     }
+}
+
+fn a_completion_is_dropped() {
+    let (engine, token, done) = pending();
+    let thread = thread::spawn(move || drop(done));
+    assert_lost(engine.wait_for_var(&token));
     thread.join().unwrap();
 }
 
@@ -139,10 +144,7 @@ fn a_completion_is_dropped_in_its_own_function() {
     let token = engine.new_var();
     let (its_engine, its_token) = (engine.clone(), token.clone());
     let function = move |_: &RunContext<'_>, done: Completion| {
-        let waiter = thread::spawn(move || match its_engine.wait_for_var(&its_token) {
-            Err(WaitError::Failed(error)) => assert!(matches!(error.cause(), Cause::LostCompletion)),
-            other => panic!("{other:?}"),
-        });
+        let waiter = thread::spawn(move || assert_lost(its_engine.wait_for_var(&its_token)));
         drop(done);
         waiter.join().unwrap();
     };
