@@ -3,13 +3,15 @@
 #![forbid(unsafe_code)]
 
 mod common;
+#[path = "common/logger.rs"]
+mod logger;
 
 use std::{
     cell::RefCell,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind},
     sync::{
-        Arc, Mutex, Once,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
@@ -22,6 +24,7 @@ use common::{
     Drops, Gate, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, engine, eventually, failure, hold, lock, on_kinds,
     watched,
 };
+use logger::log_to;
 use raddle::{
     BuildError, Cause, Completion, Engine, EngineKind, IdlePolicy, OpError, Property, PushError, Shutdown,
     ShutdownError, Token, Var, WaitError,
@@ -717,30 +720,11 @@ mod panics {
     }
     impl std::error::Error for Unspeakable {}
 
-    /// Writes every record out, into nothing.
-    struct Logger;
-    impl log::Log for Logger {
-        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-            true
-        }
-        fn log(&self, record: &log::Record<'_>) {
-            let _ = record.args().to_string();
-        }
-        fn flush(&self) {}
-    }
-
-    fn install_logger() {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| {
-            log::set_logger(&Logger).expect("there is no other logger");
-            log::set_max_level(log::LevelFilter::Trace);
-        });
-    }
-
     /// The engine tells the log of failures that nobody saw, and so formats them at its end.
     #[test]
     fn an_error_whose_display_panics_does_not_disturb_the_shutdown() {
-        install_logger();
+        // Every record is written out, into nothing.
+        log_to(|_| {});
         on_kinds(&KINDS, 1, |engine| {
             let token = engine.new_var();
             engine.push_sync(|_| Err::<(), _>(Unspeakable), [], [&token]).unwrap();

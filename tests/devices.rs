@@ -82,6 +82,13 @@ fn kernel(engine: &Engine, name: &'static str, var: &Var<DeviceVec<u64>>, f: imp
     pushed.expect("the engine is open");
 }
 
+/// Pushes a kernel that reads `var`.
+#[track_caller]
+fn reading_kernel(engine: &Engine, name: &'static str, var: &Var<DeviceVec<u64>>) {
+    let launch = |stream: &mut GpuStream, var: &_| simulated(stream).launch(Duration::ZERO, var, |_| {});
+    engine.op(name).on(GPU).launch(var.read(), launch).expect("the engine is open");
+}
+
 /// Pushes a kernel that reads `from` and mutates `to`.
 #[track_caller]
 fn kernel_from(

@@ -176,16 +176,32 @@ fn everywhere(
     }
 }
 
-#[test]
-fn it_may_wait_for_what_comes_after_the_operation() {
+/// [Everywhere](everywhere), with code that gives something. `check` is told what that is, if it comes within `limit`.
+fn everywhere_gives<T: Send + 'static>(
+    limit: Duration,
+    act: impl Fn(&Engine, &Var<u32>) -> Box<dyn Fn() -> T + Send> + Clone + Send + 'static,
+    check: impl Fn(&str, Result<T, mpsc::RecvTimeoutError>) + Clone + Send + 'static,
+) {
     let (sender, receiver) = mpsc::channel();
     let receiver = Arc::new(Mutex::new(receiver));
     everywhere(
         move |engine, var| {
-            let (engine, var, sender) = (engine.clone(), var.clone(), sender.clone());
-            Box::new(move || sender.send(engine.wait_for_var(&var).map(|()| engine.version(&var))).unwrap())
+            let (act, sender) = (act(engine, var), sender.clone());
+            Box::new(move || sender.send(act()).unwrap())
         },
-        move |name, _, _| match lock(&receiver).recv_timeout(SOON) {
+        move |name, _, _| check(name, lock(&receiver).recv_timeout(limit)),
+    );
+}
+
+#[test]
+fn it_may_wait_for_what_comes_after_the_operation() {
+    everywhere_gives(
+        SOON,
+        |engine, var| {
+            let (engine, var) = (engine.clone(), var.clone());
+            Box::new(move || engine.wait_for_var(&var).map(|()| engine.version(&var)))
+        },
+        |name, told| match told {
             // Behind a failure the next operation has run as well, and the failure is what the wait says.
             Ok(Ok(_) | Err(WaitError::Failed(_))) => {}
             other => panic!("{name}: {other:?}"),
@@ -195,42 +211,33 @@ fn it_may_wait_for_what_comes_after_the_operation() {
 
 #[test]
 fn it_may_wait_for_what_it_pushes() {
-    let (sender, receiver) = mpsc::channel();
-    let receiver = Arc::new(Mutex::new(receiver));
-    everywhere(
-        move |engine, _| {
-            let (engine, sender) = (engine.clone(), sender.clone());
-            Box::new(move || {
-                let handle = engine.op("pushed").submit((), |()| 7).unwrap();
-                sender.send(handle.wait()).unwrap();
-            })
+    everywhere_gives(
+        SOON,
+        |engine, _| {
+            let engine = engine.clone();
+            Box::new(move || engine.op("pushed").submit((), |()| 7).unwrap().wait())
         },
-        move |name, _, _| {
-            let told = lock(&receiver).recv_timeout(SOON);
-            assert!(matches!(told, Ok(Ok(7))), "{name}: {told:?}");
-        },
+        |name, told| assert!(matches!(told, Ok(Ok(7))), "{name}: {told:?}"),
     );
 }
 
 /// By means that the engine does not know: with another worker idle, both have to run.
 #[test]
 fn what_comes_after_and_what_it_pushes_run_while_it_blocks() {
-    let (sender, receiver) = mpsc::channel();
-    let receiver = Arc::new(Mutex::new(receiver));
-    everywhere(
-        move |engine, var| {
-            let (engine, sender, gates) = (engine.clone(), sender.clone(), [Gate::new(), Gate::new()]);
+    everywhere_gives(
+        3 * SOON,
+        |engine, var| {
+            let (engine, var, gates) = (engine.clone(), var.clone(), [Gate::new(), Gate::new()]);
             let naive = engine.kind() == EngineKind::Naive;
-            let (after, var) = (gates[0].clone(), var.clone());
             Box::new(move || {
-                let pushed = gates[1].clone();
+                let [after, pushed] = gates.clone();
                 engine.op("pushed").push((), move |()| pushed.open()).unwrap();
                 engine.op("behind").no_skip().push(var.read(), move |_| after.open()).unwrap();
                 // The naive engine runs what comes after on this very thread.
-                sender.send(gates[1].pass_within(SOON) && (naive || gates[0].pass_within(SOON))).unwrap();
+                gates[1].pass_within(SOON) && (naive || gates[0].pass_within(SOON))
             })
         },
-        move |name, _, _| assert_eq!(lock(&receiver).recv_timeout(3 * SOON), Ok(true), "{name}"),
+        |name, told| assert_eq!(told, Ok(true), "{name}"),
     );
 }
 

@@ -159,6 +159,12 @@ unsafe impl GlobalAlloc for Standing {
 #[global_allocator]
 static ALLOCATOR: Standing = Standing;
 
+/// Forgets that a thread has stood still and was let go on.
+fn nobody_stands() {
+    STANDS.store(false, SeqCst);
+    GO.store(false, SeqCst);
+}
+
 /// Has this thread stand still at the allocation that is `at` away, of those of `least` bytes.
 fn stand_still(at: usize, least: usize) {
     STOP.set(Some((at, least)));
@@ -169,8 +175,7 @@ fn stand_still(at: usize, least: usize) {
 /// often there was such an allocation.
 fn at_each_allocation(call: impl Fn(&dyn Fn()) + Sync, mut then: impl FnMut(usize)) -> usize {
     for at in 0.. {
-        STANDS.store(false, SeqCst);
-        GO.store(false, SeqCst);
+        nobody_stands();
         let done = AtomicBool::new(false);
         let stood = thread::scope(|scope| {
             scope.spawn(|| {
@@ -645,13 +650,13 @@ tests! {
         for kind in THREADED {
             for (name, push) in FORKERS {
                 let engine = engine(kind);
-                let children = Arc::new(Mutex::new(Vec::new()));
+                let forker = Forker::new(kind);
                 let var = engine.var(0_u64);
                 let gate = common::hold(&engine, &var);
                 // Somebody waits for all, and so whoever leaves last takes the lock of the count.
                 let mut all = Box::pin(engine.wait_for_all_async());
                 assert!(poll_once(&mut all).is_pending());
-                push(&engine, &var, Forker { kind, children: Arc::clone(&children) });
+                push(&engine, &var, forker.clone());
                 let parent = process::id();
                 for _ in 0..100 {
                     let only_here = move || if process::id() != parent { exit(99) };
@@ -661,9 +666,7 @@ tests! {
                 }
                 gate.open();
                 let _ = engine.wait_for_all();
-                let children = mem::take(&mut *lock(&children));
-                assert_eq!(children.len(), 1, "{name}");
-                children.into_iter().for_each(|child| join(child, &format!("{kind}: {name}")));
+                forker.join_only_child(&format!("{kind}: {name}"));
                 drop(all);
             }
         }
@@ -673,59 +676,31 @@ tests! {
     /// is the last one that it waits for.
     whoever_leaves_last_in_a_child_takes_no_lock in in_a_child_the_count_is_locked {
         for kind in THREADED {
-            STANDS.store(false, SeqCst);
-            GO.store(false, SeqCst);
-            let engine = engine(kind);
-            let children = Arc::new(Mutex::new(Vec::new()));
-            let forker = Forker { kind, children: Arc::clone(&children) };
-            let (inner, started) = (engine.clone(), common::Gate::new());
+            let (engine, forker) = (engine(kind), Forker::new(kind));
+            let (inner, forks_inside, started) = (engine.clone(), forker.clone(), common::Gate::new());
             let has_started = started.clone();
             let forks = move |()| {
                 has_started.open();
-                eventually("the other thread stands", || STANDS.load(SeqCst));
-                forker.fork(&inner);
+                forks_inside.fork_beside_one_that_stands(&inner);
             };
             engine.op("").push((), forks).unwrap();
             started.pass();
-            thread::scope(|scope| {
-                scope.spawn(|| {
-                    // What is under way is noted under the lock.
-                    stand_still(0, 0);
-                    engine.wait_for_all().unwrap();
-                });
-                eventually("a process is forked", || !lock(&children).is_empty());
-                let child = lock(&children).pop().unwrap();
-                join(child, &format!("{kind}: the end of the operation that has forked"));
-                GO.store(true, SeqCst);
-            });
+            let what = format!("{kind}: the end of the operation that has forked");
+            // What is under way is noted under the lock.
+            forker.join_child_beside_one_that_stands(&what, || engine.wait_for_all().unwrap());
         }
     }
 
     /// Another thread leaves a waker with the handle of the operation that forks, and has the lock of the result.
     whoever_sets_a_result_in_a_child_takes_no_lock in in_a_child_the_result_is_locked {
         for kind in THREADED {
-            STANDS.store(false, SeqCst);
-            GO.store(false, SeqCst);
-            let engine = engine(kind);
-            let children = Arc::new(Mutex::new(Vec::new()));
-            let forker = Forker { kind, children: Arc::clone(&children) };
-            let inner = engine.clone();
-            let forks = move |()| {
-                eventually("the other thread stands", || STANDS.load(SeqCst));
-                forker.fork(&inner);
-            };
+            let (engine, forker) = (engine(kind), Forker::new(kind));
+            let (inner, forks_inside) = (engine.clone(), forker.clone());
+            let forks = move |()| forks_inside.fork_beside_one_that_stands(&inner);
             let mut handle = engine.op("").submit((), forks).unwrap();
-            thread::scope(|scope| {
-                scope.spawn(|| {
-                    // The waker is kept under the lock.
-                    stand_still(0, 0);
-                    assert!(poll_once(&mut handle).is_pending());
-                });
-                eventually("a process is forked", || !lock(&children).is_empty());
-                let child = lock(&children).pop().unwrap();
-                join(child, &format!("{kind}: the end of an operation that has a handle and has forked"));
-                GO.store(true, SeqCst);
-            });
+            let what = format!("{kind}: the end of an operation that has a handle and has forked");
+            // The waker is kept under the lock.
+            forker.join_child_beside_one_that_stands(&what, || assert!(poll_once(&mut handle).is_pending()));
             handle.wait().unwrap();
         }
     }
@@ -734,10 +709,10 @@ tests! {
         for (name, push) in FORKERS {
             let engine = engine(EngineKind::Naive);
             let var = engine.var(0_u64);
-            let (parent, children) = (process::id(), Arc::new(Mutex::new(Vec::new())));
+            let (parent, forker) = (process::id(), Forker::new(EngineKind::Naive));
             let behind = engine.clone();
             let also = var.clone();
-            push(&engine, &var, Forker { kind: EngineKind::Naive, children: Arc::clone(&children) });
+            push(&engine, &var, forker.clone());
             if process::id() != parent {
                 // Not by a panic, which nobody would see.
                 let calls = || {
@@ -747,9 +722,7 @@ tests! {
                 exit(i32::from(panic::catch_unwind(panic::AssertUnwindSafe(calls)).is_err()));
             }
             let _ = engine.wait_for_all();
-            let children = mem::take(&mut *lock(&children));
-            assert_eq!(children.len(), 1, "{name}");
-            children.into_iter().for_each(|child| join(child, name));
+            forker.join_only_child(name);
         }
     }
 }
@@ -886,6 +859,10 @@ struct Forker {
 }
 
 impl Forker {
+    fn new(kind: EngineKind) -> Self {
+        Self { kind, children: Arc::default() }
+    }
+
     /// Forks. The child looks whether everything is as it should be, and then goes on from here.
     fn fork(&self, engine: &Engine) {
         if let Some(child) = fork() {
@@ -904,6 +881,35 @@ impl Forker {
 
     fn fork_in(&self, cx: &RunContext<'_>) {
         self.fork(&cx.engine());
+    }
+
+    /// Forks when a thread stands still.
+    fn fork_beside_one_that_stands(&self, engine: &Engine) {
+        eventually("the other thread stands", || STANDS.load(SeqCst));
+        self.fork(engine);
+    }
+
+    /// Waits for the process that an operation has forked, which must be one.
+    fn join_only_child(&self, what: &str) {
+        let children = mem::take(&mut *lock(&self.children));
+        assert_eq!(children.len(), 1, "{what}");
+        children.into_iter().for_each(|child| join(child, what));
+    }
+
+    /// Makes `call` on a thread that stands still at its first allocation, until the process has ended that an operation
+    /// forks meanwhile.
+    fn join_child_beside_one_that_stands(&self, what: &str, call: impl FnOnce() + Send) {
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                stand_still(0, 0);
+                call();
+            });
+            eventually("a process is forked", || !lock(&self.children).is_empty());
+            let child = lock(&self.children).pop().unwrap();
+            join(child, what);
+            GO.store(true, SeqCst);
+        });
+        nobody_stands();
     }
 }
 

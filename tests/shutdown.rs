@@ -4,12 +4,17 @@
 #![cfg_attr(miri, allow(unused))]
 
 mod common;
+#[path = "common/logger.rs"]
+mod logger;
+#[cfg(target_os = "linux")]
+#[path = "common/no_threads.rs"]
+mod no_threads;
 
 use std::{
     cell::RefCell,
     fmt,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
@@ -18,6 +23,7 @@ use std::{
 };
 
 use common::{Gate, MOMENT, PATIENCE, THREADED, child_succeeds, eventually, is_child, on_kinds, watched};
+use logger::log_to;
 use raddle::{Engine, RunContext, Shutdown, ShutdownError};
 
 /// Shuts the engine down again and again, which must leave `name` each time, until that is the only thread left.
@@ -126,35 +132,6 @@ fn threads_that_were_left_behind_keep_what_they_use_and_the_drop_does_not_wait_f
 
 // ----------------------------------------------------------------------------------------------------- loggers ----
 
-type Hook = Arc<dyn Fn(&str) + Send + Sync>;
-
-static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
-
-struct Logger;
-
-impl log::Log for Logger {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        let hook = HOOK.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(hook) = hook {
-            hook(&record.args().to_string());
-        }
-    }
-
-    fn flush(&self) {}
-}
-
-/// In this process, what is logged goes to `hook`.
-fn log_to(hook: impl Fn(&str) + Send + Sync + 'static) {
-    *HOOK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hook));
-    if log::set_logger(&Logger).is_ok() {
-        log::set_max_level(log::LevelFilter::Trace);
-    }
-}
-
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_deadline_holds_though_the_logger_blocks() {
@@ -219,54 +196,11 @@ fn in_a_child_operations_are_cancelled() {
 
 // ----------------------------------------------------------------------- in the background, and with no threads ----
 
-/// While this lives, no thread can be started: there is no room for its stack.
-#[cfg(target_os = "linux")]
-struct NoThreads {
-    before: libc::rlimit,
-    /// They have what stacks are left of threads that have ended.
-    parked: Vec<thread::JoinHandle<()>>,
-    over: Gate,
-}
-
-#[cfg(target_os = "linux")]
-impl NoThreads {
-    fn new() -> Self {
-        let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).expect("a line VmSize");
-        let used = line.trim().trim_end_matches("kB").trim().parse::<u64>().expect("a number of kB") * 1024;
-        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: there is a place to write to.
-        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut before) }, 0);
-        // Less than a stack, enough for what is allocated meanwhile.
-        Self::set(libc::rlimit { rlim_cur: used + (1 << 20), ..before });
-        let over = Gate::new();
-        let park = || {
-            let over = over.clone();
-            thread::Builder::new().spawn(move || over.pass()).ok()
-        };
-        let parked = std::iter::from_fn(park).collect();
-        Self { before, parked, over }
-    }
-
-    fn set(limit: libc::rlimit) {
-        // SAFETY: there is a limit to read.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
-    }
-}
-
-#[cfg(target_os = "linux")]
-impl Drop for NoThreads {
-    fn drop(&mut self) {
-        Self::set(self.before);
-        self.over.open();
-        self.parked.drain(..).for_each(|thread| thread.join().expect("it only waits"));
-    }
-}
-
 #[cfg(target_os = "linux")]
 mod without_threads {
     use super::*;
     use common::thread_count;
+    use no_threads::NoThreads;
 
     #[test]
     #[cfg_attr(miri, ignore = "starts a process")]

@@ -1,5 +1,5 @@
-//! What the models of `raddle` share: how a model is run, how a twin is shown to fail, and a world of variables and
-//! operations for the models of the tracker.
+//! What the models of `raddle` share: how a model is run, how a twin is shown to fail, a world of variables and operations
+//! for the models of the tracker, and what is pending for those of waits.
 //!
 //! The models themselves are in `tests/`, one file a protocol. They run the library's own types under loom, with
 //! `RUSTFLAGS="--cfg raddle_loom --cfg crossbeam_loom"`; without these flags all files but `shim_is_live` are empty.
@@ -21,6 +21,8 @@
 //! [shuttle](https://github.com/awslabs/shuttle) tries schedules at random, so these models are given a number of them
 //! instead of a bound.
 
+#[cfg(raddle_loom)]
+mod pending;
 #[cfg(raddle_shuttle)]
 mod schedules;
 #[cfg(any(raddle_loom, raddle_shuttle))]
@@ -38,6 +40,8 @@ pub fn end_alone<T>(op: raddle::internals::OpRef<T>) {
 
 #[cfg(raddle_loom)]
 pub use model::{COMPLETE, model};
+#[cfg(raddle_loom)]
+pub use pending::{Count, Place, leave, pending, push_async};
 #[cfg(raddle_shuttle)]
 pub use schedules::explore;
 #[cfg(any(raddle_loom, raddle_shuttle))]

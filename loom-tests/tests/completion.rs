@@ -4,18 +4,18 @@
 
 use std::{
     sync::{
-        Arc, Mutex as StdMutex,
-        atomic::{AtomicBool, AtomicUsize as StdUsize, Ordering::Relaxed},
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
-    task::{Poll, Wake, Waker},
+    task::{Poll, Waker},
 };
 
 use loom::{cell::UnsafeCell, thread};
 use raddle::{
-    Cause, Completion, Engine, EngineKind, RunContext, Token, WaitError,
+    Cause, Completion, Engine, EngineKind, RunContext, WaitError,
     internals::{Flavour, Outcome, Progress, Step, Waiter},
 };
-use raddle_loom_tests::{COMPLETE, model, must_fail, without};
+use raddle_loom_tests::{COMPLETE, Count, model, must_fail, pending, without};
 
 /// Exactly one side gets the error of a function that fails while its completion is used: the completion, which ends the
 /// operation with it, or the function, if the operation has ended.
@@ -57,18 +57,6 @@ fn who_sees_a_resolution_sees_what_was_done_before_it() {
             completion.join().unwrap();
         });
     }
-}
-
-/// A naive engine, a variable, and the completion of an asynchronous operation that writes it.
-fn pending() -> (Engine, Token, Completion) {
-    let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
-    let token = engine.new_var();
-    // Of `std`: it is used on one thread.
-    let place = Arc::new(StdMutex::new(None));
-    let inner = Arc::clone(&place);
-    engine.push_async(move |_, done| *inner.lock().unwrap() = Some(done), [], [&token]).unwrap();
-    let done = place.lock().unwrap().take().unwrap();
-    (engine, token, done)
 }
 
 struct Data(UnsafeCell<usize>);
@@ -117,13 +105,18 @@ fn what_is_pushed_behind_runs_once_after_the_completion() {
     });
 }
 
-fn a_completion_is_dropped() {
-    let (engine, token, done) = pending();
-    let thread = thread::spawn(move || drop(done));
-    match engine.wait_for_var(&token) {
+/// Asserts that what a wait is told is the loss of a completion.
+fn assert_lost(waited: Result<(), WaitError>) {
+    match waited {
         Err(WaitError::Failed(error)) => assert!(matches!(error.cause(), Cause::LostCompletion)),
         other => panic!("{other:?}"),
     }
+}
+
+fn a_completion_is_dropped() {
+    let (engine, token, done) = pending();
+    let thread = thread::spawn(move || drop(done));
+    assert_lost(engine.wait_for_var(&token));
     thread.join().unwrap();
 }
 
@@ -151,10 +144,7 @@ fn a_completion_is_dropped_in_its_own_function() {
     let token = engine.new_var();
     let (its_engine, its_token) = (engine.clone(), token.clone());
     let function = move |_: &RunContext<'_>, done: Completion| {
-        let waiter = thread::spawn(move || match its_engine.wait_for_var(&its_token) {
-            Err(WaitError::Failed(error)) => assert!(matches!(error.cause(), Cause::LostCompletion)),
-            other => panic!("{other:?}"),
-        });
+        let waiter = thread::spawn(move || assert_lost(its_engine.wait_for_var(&its_token)));
         drop(done);
         waiter.join().unwrap();
     };
@@ -199,16 +189,6 @@ fn a_result_reaches_a_thread_that_waits() {
     });
 }
 
-/// Counts how often it is woken.
-#[derive(Default)]
-struct Count(StdUsize);
-
-impl Wake for Count {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Relaxed);
-    }
-}
-
 #[test]
 fn a_result_wakes_a_future_that_has_not_seen_it() {
     model(COMPLETE, Flavour::Contract, || {
@@ -222,7 +202,7 @@ fn a_result_wakes_a_future_that_has_not_seen_it() {
         match first {
             Poll::Ready(result) => assert_eq!(result.unwrap(), 5),
             Poll::Pending => {
-                assert_eq!(count.0.load(Relaxed), 1, "the future was not woken");
+                assert_eq!(count.get(), 1, "the future was not woken");
                 assert!(matches!(waiter.poll(&waker), Poll::Ready(Ok(5))));
             }
         }
@@ -250,7 +230,7 @@ fn a_future_that_is_dropped_leaves_no_waker_with_the_result() {
         }
         drop(waiter);
         dropped.store(true, Relaxed);
-        let woken = |count: &Arc<Count>| count.0.load(Relaxed);
+        let woken = |count: &Arc<Count>| count.get();
         if thread.join().unwrap() {
             assert_eq!(counts.iter().map(woken).sum::<usize>(), 0, "a future was woken that was dropped before");
         }

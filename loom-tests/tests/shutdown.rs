@@ -6,17 +6,17 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize as StdUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
-    task::{Wake, Waker},
+    task::Waker,
 };
 
 use loom::{cell::UnsafeCell, sync::atomic::AtomicUsize, thread};
 use raddle::{
     Engine, EngineKind, PushError, Shutdown,
-    internals::{Flavour, Step, Tally, Ticket, Waited},
+    internals::{Flavour, Step, Tally, Waited},
 };
-use raddle_loom_tests::{COMPLETE, model, must_fail, without};
+use raddle_loom_tests::{COMPLETE, Count, leave, model, must_fail, without};
 
 struct Shared {
     tally: Tally,
@@ -30,23 +30,6 @@ unsafe impl Send for Shared {}
 
 fn shared() -> Arc<Shared> {
     Arc::new(Shared { tally: Tally::new(2), data: [UnsafeCell::new(0), UnsafeCell::new(0)] })
-}
-
-/// Counts an operation out, and wakes who waited.
-fn leave(tally: &Tally, ticket: Ticket) {
-    if let Some(wakers) = tally.leave(ticket) {
-        wakers.wake();
-    }
-}
-
-/// Counts how often it is woken. Of `std`: it adds no interleavings.
-#[derive(Default)]
-struct Count(StdUsize);
-
-impl Wake for Count {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Relaxed);
-    }
 }
 
 /// Two operations entered before the wait leave on two threads; the wait ends after both and sees what they did.
@@ -160,7 +143,7 @@ fn a_wait_is_polled() {
     let over = shared.tally.poll(&mut mark, &waker);
     thread.join().unwrap();
     if !over {
-        assert_eq!(count.0.load(Relaxed), 1, "the future was not woken");
+        assert_eq!(count.get(), 1, "the future was not woken");
         assert!(shared.tally.poll(&mut mark, &waker), "it was woken too soon");
     }
 }
@@ -190,7 +173,7 @@ fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
         shared.tally.end(&mut mark);
         dropped.store(true, Relaxed);
         if thread.join().unwrap() {
-            assert_eq!(count.0.load(Relaxed), 0, "a future was woken that was dropped before");
+            assert_eq!(count.get(), 0, "a future was woken that was dropped before");
         }
         drop(waker);
         assert_eq!(Arc::strong_count(&count), 1, "the waker is kept");

@@ -11,8 +11,8 @@ use std::{
 };
 
 use loom::thread;
-use raddle::internals::{Flavour, Spares, Step, Tally, Ticket};
-use raddle_loom_tests::{COMPLETE, model, must_fail, without};
+use raddle::internals::{Flavour, Spares, Step, Tally};
+use raddle_loom_tests::{COMPLETE, leave, model, must_fail, without};
 
 /// A worker is offered to a thread whose time is up: it is taken, or the one who offers it has it still.
 fn offer_to_who_gives_up() {
@@ -84,13 +84,6 @@ impl Wake for Ends {
             assert_eq!(self.over.load(Relaxed), 3, "something is still pending");
             self.ended.store(true, Relaxed);
         }
-    }
-}
-
-/// Counts an operation out, and wakes who waits for that.
-fn leave(tally: &Tally, ticket: Ticket) {
-    if let Some(wakers) = tally.leave(ticket) {
-        wakers.wake();
     }
 }
 

@@ -4,36 +4,15 @@
 use std::{
     future::Future,
     pin::Pin,
-    // Of `std`: they are used on one thread, or say what another has done before it was joined.
-    sync::{Arc, Mutex as StdMutex},
     task::{Context, Poll, Waker},
 };
 
 use loom::thread;
 use raddle::{
-    Completion, Engine, EngineKind, Token, VarWait, WaitError,
+    VarWait, WaitError,
     internals::{Flavour::Contract, Step},
 };
-use raddle_loom_tests::{model, must_fail, without};
-
-/// Where the completion of an operation is once it has started.
-type Place = Arc<StdMutex<Option<Completion>>>;
-
-/// Pushes an asynchronous operation that writes `token`.
-fn push_async(engine: &Engine, token: &Token) -> Place {
-    let place = Place::default();
-    let inner = Arc::clone(&place);
-    engine.push_async(move |_, done| *inner.lock().unwrap() = Some(done), [], [token]).unwrap();
-    place
-}
-
-/// A naive engine, a variable, and the completion of an asynchronous operation that writes it.
-fn pending() -> (Engine, Token, Completion) {
-    let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
-    let token = engine.new_var();
-    let done = push_async(&engine, &token).lock().unwrap().take().unwrap();
-    (engine, token, done)
-}
+use raddle_loom_tests::{model, must_fail, pending, push_async, without};
 
 fn poll(wait: &mut VarWait) -> Poll<Result<(), WaitError>> {
     Pin::new(wait).poll(&mut Context::from_waker(Waker::noop()))

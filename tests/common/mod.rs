@@ -441,8 +441,19 @@ pub fn thread_count() -> usize {
 /// Bytes of this process that are in memory.
 #[cfg(target_os = "linux")]
 pub fn resident_bytes() -> usize {
+    status_bytes("VmRSS:")
+}
+
+/// Bytes of the addresses that this process has.
+#[cfg(target_os = "linux")]
+pub fn mapped_bytes() -> usize {
+    status_bytes("VmSize:")
+}
+
+#[cfg(target_os = "linux")]
+fn status_bytes(what: &str) -> usize {
     let status = fs::read_to_string("/proc/self/status").expect("procfs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line VmRSS");
+    let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("there is a line of it");
     line.trim().trim_end_matches("kB").trim().parse::<usize>().expect("a number of kB") * 1024
 }
 

@@ -11,7 +11,7 @@ use std::{
 
 use raddle::{Context, Engine, EngineKind, Property, PushError, SimulatedGpu, WaitError, simulated::Clock};
 
-use super::{GPU, builder, device, engine, hold_lane, issued, kernel, manual, ms, pinned, simulated};
+use super::{GPU, builder, device, engine, hold_lane, issued, kernel, manual, ms, pinned, reading_kernel, simulated};
 use crate::common::{AWHILE, Gate, KINDS, SOON, THREADED, occupy, watched, watched_for};
 
 /// A wait is for what was pushed before it, however many readers come after it.
@@ -22,13 +22,7 @@ fn a_wait_ends_although_there_is_always_a_later_reader_under_way() {
             let gpu = manual();
             let engine = engine(kind, &gpu);
             let var = device(&engine, 1);
-            let reader = || {
-                let launch = engine
-                    .op("reader")
-                    .on(GPU)
-                    .launch(var.read(), |stream, var| simulated(stream).launch(Duration::ZERO, var, |_| {}));
-                launch.unwrap();
-            };
+            let reader = || reading_kernel(&engine, "reader", &var);
             let mut pushed = 2;
             reader();
             reader();
@@ -67,11 +61,7 @@ fn the_deletion_of_an_operator_does_not_wait_for_what_a_device_reads_later() {
             let operator = engine.op("operator").operator(var.read(), move |_| _ = &opens).unwrap();
             let busy = occupy(&engine, 2);
             drop(operator);
-            let launch = engine
-                .op("reader")
-                .on(GPU)
-                .launch(var.read(), |stream, var| simulated(stream).launch(Duration::ZERO, var, |_| {}));
-            launch.unwrap();
+            reading_kernel(&engine, "reader", &var);
             issued(&gpu, 1, 0);
             busy.open();
             assert!(deleted.pass_within(SOON), "{kind}: the deletion waits for a later reader");

@@ -5,8 +5,8 @@ use std::{sync::Arc, thread, time::Duration};
 use raddle::{Context, DeviceVec, Engine, EngineKind, GpuStream, PinnedVec, Property, SimulatedGpu, Var};
 
 use super::{
-    GPU, OTHER, builder, device, download, engine, issued, kernel, kernel_from, manual, ms, pinned, random, simulated,
-    upload,
+    GPU, OTHER, builder, device, download, engine, issued, kernel, kernel_from, manual, ms, pinned, random,
+    reading_kernel, simulated, upload,
 };
 use crate::common::{AWHILE, Drops, Journal, KINDS, MOMENT, THREADED, eventually, hold, watched, watched_for};
 
@@ -50,11 +50,7 @@ fn a_version_rises_when_the_device_has_done_the_mutation() {
             gpu.advance(ms(3));
             engine.wait_for_var(&var).unwrap();
             assert_eq!(engine.version(&var), 3);
-            let read = engine
-                .op("read")
-                .on(GPU)
-                .launch(var.read(), |stream, var| simulated(stream).launch(Duration::ZERO, var, |_| {}));
-            read.unwrap();
+            reading_kernel(&engine, "read", &var);
             issued(&gpu, 4, 0);
             gpu.advance(ms(1));
             engine.wait_for_all().unwrap();

@@ -1,0 +1,64 @@
+//! What is pending, and who waits for it: what the models of waits and of completions share.
+
+use std::{
+    // Of `std`: they add no interleavings. They are used on one thread, or say what another has done before it was joined.
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    task::Wake,
+};
+
+use raddle::{
+    Completion, Engine, EngineKind, Token,
+    internals::{Tally, Ticket},
+};
+
+/// Where the completion of an operation is once it has started.
+pub type Place = Arc<Mutex<Option<Completion>>>;
+
+/// Pushes an asynchronous operation that writes `token`.
+///
+/// # Panics
+/// If the engine has shut down.
+pub fn push_async(engine: &Engine, token: &Token) -> Place {
+    let place = Place::default();
+    let inner = Arc::clone(&place);
+    engine.push_async(move |_, done| *inner.lock().unwrap() = Some(done), [], [token]).unwrap();
+    place
+}
+
+/// A naive engine, a variable, and the completion of an asynchronous operation that writes it.
+///
+/// # Panics
+/// If the operation has not started, as it should at once.
+pub fn pending() -> (Engine, Token, Completion) {
+    let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
+    let token = engine.new_var();
+    let done = push_async(&engine, &token).lock().unwrap().take().unwrap();
+    (engine, token, done)
+}
+
+/// Counts an operation out, and wakes who waited.
+pub fn leave(tally: &Tally, ticket: Ticket) {
+    if let Some(wakers) = tally.leave(ticket) {
+        wakers.wake();
+    }
+}
+
+/// Counts how often it is woken.
+#[derive(Debug, Default)]
+pub struct Count(AtomicUsize);
+
+impl Count {
+    /// How often it was woken.
+    pub fn get(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+}
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
