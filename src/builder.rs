@@ -132,7 +132,7 @@ impl Builder {
         };
         let (crew, boxed) = Crew::new(lanes, cores);
         let gpus = Gpus::new(self.gpus, kind, self.idle, !self.unpinned);
-        let core = Arc::new(Core::new(kind, crew, gpus, (2 * workers + 2).next_power_of_two().min(64)));
+        let core = Arc::new(Core::new(kind, crew, gpus, (2 * workers + 2).min(64)));
         fork::watch(&core);
         match core.crew().start(&core, boxed) {
             Ok(placements) => {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    core::{Core, Rests},
+    core::{Core, Rest, Rests},
     device::{Context, as_kernel, in_kernel},
     error::WaitError,
     gpu::GpuStream,
@@ -28,7 +28,7 @@ use crate::{
 pub(crate) struct Frame {
     /// Whoever has entered the frame has the right to the operation, or a share of its record, until it leaves.
     op: Option<NonNull<Op<Task>>>,
-    core: *const Core,
+    core: *const Arc<Core>,
     /// The outcome that the operation is going to set, if somebody has its handle.
     outcome: Cell<*const ()>,
     /// The right to the operation, for the completion that its function gets; and then again if a panic of the function has
@@ -43,6 +43,15 @@ impl Frame {
     fn op(&self) -> Option<&Op<Task>> {
         // SAFETY: whoever has entered the frame keeps the operation.
         self.op.map(|op| unsafe { op.as_ref() })
+    }
+
+    fn engine(&self) -> &Arc<Core> {
+        // SAFETY: whoever has entered the frame has the engine until it leaves.
+        unsafe { &*self.core }
+    }
+
+    fn is_of(&self, core: &Core) -> bool {
+        ptr::eq(Arc::as_ptr(self.engine()), core)
     }
 
     /// Whether the operation is over though its function goes on: it is asynchronous, and its completion was used.
@@ -82,23 +91,23 @@ pub(crate) enum Has {
 
 /// Runs `f` as a part of `op`.
 #[inline]
-pub(crate) fn enter<R>(core: &Core, op: &Op<Task>, has: Has, f: impl FnOnce(&Frame) -> R) -> R {
+pub(crate) fn enter<R>(core: &Arc<Core>, op: &Op<Task>, has: Has, f: impl FnOnce(&Frame) -> R) -> R {
     enter_with(core, Some(op), has, None, f)
 }
 
 /// Runs `f` as the function of the asynchronous operation `op`, whose completion takes `right` out of the frame.
-pub(crate) fn enter_async<R>(core: &Core, op: &Op<Task>, right: OpRef<Task>, f: impl FnOnce(&Frame) -> R) -> R {
+pub(crate) fn enter_async<R>(core: &Arc<Core>, op: &Op<Task>, right: OpRef<Task>, f: impl FnOnce(&Frame) -> R) -> R {
     enter_with(core, Some(op), Has::Variables, Some(right), f)
 }
 
 /// Runs `f`, which is the program's, for `core`, but no part of an operation: that is counted out.
-pub(crate) fn enter_after<R>(core: &Core, f: impl FnOnce() -> R) -> R {
+pub(crate) fn enter_after<R>(core: &Arc<Core>, f: impl FnOnce() -> R) -> R {
     enter_with(core, None, Has::Nothing, None, |_| f())
 }
 
 #[inline(always)]
 fn enter_with<R>(
-    core: &Core,
+    core: &Arc<Core>,
     op: Option<&Op<Task>>,
     has: Has,
     right: Option<OpRef<Task>>,
@@ -177,8 +186,9 @@ const MAX_DRAINS: usize = 64;
 /// A loop that runs ready operations on this thread, innermost first.
 pub(crate) struct Drain {
     core: *const Arc<Core>,
+    /// What has to run here.
     deferred: RefCell<ReadyList<Task>>,
-    /// What is left to do for operations that have ended inside, too deep to do it there.
+    /// What is left to do for operations that have ended here.
     rests: RefCell<Rests>,
     depth: usize,
     parent: *const Drain,
@@ -193,7 +203,7 @@ impl Drain {
     }
 
     fn is_of(&self, core: &Core) -> bool {
-        ptr::eq(&raw const **self.engine(), core)
+        ptr::eq(Arc::as_ptr(self.engine()), core)
     }
 
     /// Takes an operation that was left to this loop.
@@ -201,27 +211,20 @@ impl Drain {
         self.deferred.borrow_mut().pop()
     }
 
-    /// Takes over what is left to do for operations that have ended.
-    fn push_rests(&self, rests: Rests) {
-        self.rests.borrow_mut().extend(rests);
-    }
-
-    /// Takes what was left here to be done for operations that have ended.
-    pub(crate) fn take_rests(&self) -> Rests {
-        self.rests.take()
-    }
-
-    /// Takes over an operation that is ready, where `take_deferred` finds it.
+    /// Takes over an operation that is ready.
     pub(crate) fn push(&self, op: OpRef<Task>) {
         self.deferred.borrow_mut().push(op);
     }
 
-    /// Takes over what is ready.
-    pub(crate) fn push_all(&self, ready: &mut ReadyList<Task>) {
-        let mut deferred = self.deferred.borrow_mut();
-        while let Some(op) = ready.pop() {
-            deferred.push(op);
-        }
+    /// Takes what is left to do for the operation that has ended first.
+    pub(crate) fn pop_rest(&self) -> Option<Rest> {
+        let mut rests = self.rests.borrow_mut();
+        if rests.is_empty() { None } else { Some(rests.remove(0)) }
+    }
+
+    /// Takes over what is left to do for operations that have ended.
+    pub(crate) fn push_rests(&self, rests: impl IntoIterator<Item = Rest>) {
+        self.rests.borrow_mut().extend(rests);
     }
 }
 
@@ -244,17 +247,23 @@ pub(crate) fn drain<R>(core: &Arc<Core>, f: impl FnOnce(&Drain) -> R) -> R {
     f(&drain)
 }
 
-/// The innermost drain of `core` on this thread.
-fn drain_of(core: &Core) -> Option<&Drain> {
+/// Calls `wanted` with the drains of this thread, innermost first, until it gives something.
+fn find_drain<R>(mut wanted: impl FnMut(&Drain) -> Option<R>) -> Option<R> {
     let mut at = seen(DRAIN.with(Cell::get));
-    // SAFETY: as in `drain`; the callers do not keep the reference.
+    // SAFETY: as in `drain`.
     while let Some(drain) = unsafe { at.as_ref() } {
-        if drain.is_of(core) {
-            return Some(drain);
+        if let Some(found) = wanted(drain) {
+            return Some(found);
         }
         at = drain.parent;
     }
     None
+}
+
+/// Calls `f` with the innermost drain of `core` on this thread, if there is one.
+pub(crate) fn with_drain<R>(core: &Core, f: impl FnOnce(&Drain) -> R) -> Option<R> {
+    let mut f = Some(f);
+    find_drain(|drain| f.take_if(|_| drain.is_of(core)).map(|f| f(drain)))
 }
 
 /// Whether many drains are inside each other on this thread.
@@ -275,7 +284,8 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     if threads::yield_worker().is_err() {
         return Err(f);
     }
-    let (frame, drain, kept, kernel) = (innermost(), DRAIN.with(Cell::get), KEPT.with(Cell::get), in_kernel());
+    let (frame, drain) = (seen(innermost()), seen(DRAIN.with(Cell::get)));
+    let (kept, kernel) = (KEPT.with(Cell::get), in_kernel());
     let mut f = Some(f);
     let go_on = || {
         STACK.with(|cell| cell.set(Stack::Another));
@@ -285,7 +295,8 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
         if kernel { as_kernel(run) } else { run() }
     };
     // SAFETY: nothing of the engine is bound to a thread but what is in thread-locals. Those that say what the thread is in
-    // the midst of are taken over; the worker was given away, so that nothing is missed there. The frames and drains of the calling thread, which stands still, are the other one's meanwhile.
+    // the midst of are taken over; the worker was given away, so that nothing is missed there. The frames and drains of the
+    // calling thread, which stands still, are the other one's meanwhile.
     let done = unsafe { stack::on_another(go_on) };
     match (done, f) {
         (Err(_), Some(f)) => Err(f),
@@ -300,61 +311,34 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     Err(f)
 }
 
-/// What is left to drains of `core` on this thread, for a caller that is about to wait and may wait for it.
-pub(crate) fn take_deferred(core: &Core) -> ReadyList<Task> {
-    let mut all = ReadyList::default();
-    let mut at = seen(DRAIN.with(Cell::get));
-    // SAFETY: as in `drain`.
-    while let Some(drain) = unsafe { at.as_ref() } {
-        while let Some(op) = if drain.is_of(core) { drain.pop() } else { None } {
-            all.push(op);
+/// Takes what is left to drains of `core` on this thread: operations that are ready, and what is left to do for others.
+pub(crate) fn take_deferred(core: &Core) -> (ReadyList<Task>, Rests) {
+    let (mut ready, mut rests) = (ReadyList::default(), Rests::new());
+    find_drain(|drain| {
+        if drain.is_of(core) {
+            while let Some(op) = drain.pop() {
+                ready.push(op);
+            }
+            rests.extend(drain.rests.take());
         }
-        at = drain.parent;
-    }
-    all
+        None::<()>
+    });
+    (ready, rests)
 }
 
-/// An engine of which operations are left to drains on this thread.
-pub(crate) fn deferred_engine() -> Option<Arc<Core>> {
-    let mut at = seen(DRAIN.with(Cell::get));
-    // SAFETY: as in `drain`.
-    while let Some(drain) = unsafe { at.as_ref() } {
-        if !drain.deferred.borrow().is_empty() {
-            return Some(Arc::clone(drain.engine()));
-        }
-        at = drain.parent;
-    }
-    None
+/// An engine of which something is left to drains on this thread.
+pub(crate) fn engine_with_deferred() -> Option<Arc<Core>> {
+    find_drain(|drain| {
+        let is_left = !drain.deferred.borrow().is_empty() || !drain.rests.borrow().is_empty();
+        is_left.then(|| Arc::clone(drain.engine()))
+    })
 }
 
-/// Leaves what is left to do for operations that have ended to the innermost drain of `core` on this thread; gives it back if
-/// there is none.
-pub(crate) fn leave_rests(core: &Core, rests: Rests) -> Option<Rests> {
-    match drain_of(core) {
-        Some(drain) => {
-            drain.push_rests(rests);
-            None
-        }
-        None => Some(rests),
-    }
-}
-
-/// Leaves `ready` to the innermost drain of `core` on this thread, if there is one.
-pub(crate) fn leave_to_drain(core: &Core, ready: &mut ReadyList<Task>) -> bool {
-    let drain = drain_of(core);
-    if let Some(drain) = drain {
-        drain.push_all(ready);
-    }
-    drain.is_some()
-}
-
-/// An operation of `core` on this thread whose completion a panic of its function has dropped, and that is about to wait.
-pub(crate) fn take_lost(core: &Core) -> Option<OpRef<Task>> {
+/// An operation on this thread whose completion a panic of its function has dropped, and its engine.
+pub(crate) fn take_lost() -> Option<(Arc<Core>, OpRef<Task>)> {
     let mut lost = None;
     any_frame(|frame| {
-        if ptr::eq(frame.core, core) {
-            lost = frame.right.take();
-        }
+        lost = frame.right.take().map(|op| (Arc::clone(frame.engine()), op));
         lost.is_some()
     });
     lost
@@ -375,6 +359,14 @@ thread_static!(static KEPT: Cell<Option<Kept>> = Cell::new(None));
 /// Runs `f`, code of the program's that may not wait.
 pub(crate) fn keep<R>(why: Kept, f: impl FnOnce() -> R) -> R {
     set_kept(Some(why), f)
+}
+
+/// Runs `f`, which runs operations: those inside a deletion are no part of it, and may wait.
+pub(crate) fn outside_deletion<R>(f: impl FnOnce() -> R) -> R {
+    match KEPT.with(Cell::get) {
+        Some(Kept::InDeletion) => set_kept(None, f),
+        _ => f(),
+    }
 }
 
 fn set_kept<R>(kept: Option<Kept>, f: impl FnOnce() -> R) -> R {
@@ -406,18 +398,18 @@ pub(crate) fn admit_wait() -> Result<(), WaitError> {
 
 /// Whether something on this thread will run what is ready in `core`.
 pub(crate) fn has_drain(core: &Core) -> bool {
-    drain_of(core).is_some()
+    with_drain(core, |_| ()).is_some()
 }
 
 /// Whether this thread is inside an operation of `core`.
 pub(crate) fn in_operation_of(core: &Core) -> bool {
-    any_frame(|frame| ptr::eq(frame.core, core) && frame.op.is_some() && !frame.is_over())
+    any_frame(|frame| frame.is_of(core) && frame.op.is_some() && !frame.is_over())
 }
 
 /// Whether this thread is inside an operation of `core`, or runs the program's code for it otherwise: it may have
 /// operations in hand that have yet to be counted out.
 pub(crate) fn works_for(core: &Core) -> bool {
-    any_frame(|frame| ptr::eq(frame.core, core)) || has_drain(core)
+    any_frame(|frame| frame.is_of(core)) || has_drain(core)
 }
 
 /// Whether an operation that runs on this thread holds `cell`.

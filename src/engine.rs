@@ -51,7 +51,8 @@ pub enum Shutdown {
 /// [`Naive`](EngineKind::Naive) engine, and ready ones with [`Property::Async`](crate::Property::Async).
 ///
 /// Clones are handles of the same engine. Dropping the last one drains it: waits for what is pending and ends the threads.
-/// (Inside an operation it does so in the background.) Variables may outlive their engine; they can still be read by
+/// Inside an operation, of whichever engine, and in other code that an engine calls, it does so in the background. Variables
+/// may outlive their engine; they can still be read by
 /// [`get`](Self::get) as long as somebody has a handle of it.
 ///
 /// ```

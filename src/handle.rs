@@ -48,13 +48,14 @@ impl<R> OpHandle<R> {
     }
 
     /// Whether the operation is done. On a [`Naive`](crate::EngineKind::Naive) engine this runs it first if it was pushed
-    /// too deep inside other operations to run in its push. In a forked child `true` for what was pushed before the fork: a wait does not wait.
+    /// too deep inside other operations to run in its push. In a forked child it is `true` for what was pushed before the
+    /// fork: a wait does not wait.
     #[must_use]
     pub fn is_done(&self) -> bool {
         if self.core.is_forked() || self.waiter.outcome().is_done() {
             return true;
         }
-        self.core.run_deferred();
+        Core::catch_up();
         self.waiter.outcome().is_done()
     }
 
@@ -83,6 +84,9 @@ impl<R> Future for OpHandle<R> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if self.core.is_forked() {
             return Poll::Ready(Err(PushError::Forked.into()));
+        }
+        if !self.waiter.outcome().is_done() {
+            Core::catch_up();
         }
         self.waiter.poll(cx.waker())
     }
@@ -128,7 +132,12 @@ impl Future for VarWait {
             return Poll::Ready(Err(PushError::Forked.into()));
         }
         match &mut self.waited {
-            Waited::For(waiter) => waiter.poll_shared(cx.waker()),
+            Waited::For(waiter) => {
+                if !waiter.outcome().is_done() {
+                    Core::catch_up();
+                }
+                waiter.poll_shared(cx.waker())
+            }
             Waited::Not => Poll::Ready(Ok(())),
             Waited::Refused(error) => Poll::Ready(Err(error.clone())),
         }

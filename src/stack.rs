@@ -6,6 +6,10 @@ use std::{io, panic::resume_unwind, thread};
 /// functions need that are written with stacks of two mebibytes in mind and keep their buffers elsewhere.
 const RESERVE: usize = 256 << 10;
 
+/// What has to be left however small the stack is, in bytes. Measured: to reclaim what other operations have retired takes
+/// the engine itself 34 KiB.
+const LEAST: usize = 96 << 10;
+
 /// The size of another stack. It is only mapped; what is not used takes no memory.
 const ANOTHER: usize = 64 << 20;
 
@@ -16,7 +20,7 @@ pub(crate) fn is_short() -> Option<bool> {
     let here = 0_u8;
     // On a stack that the program has made itself, nothing is known.
     let left = (&raw const here).addr().checked_sub(lowest).filter(|&left| left <= size)?;
-    Some(left < RESERVE.min(size / 4))
+    Some(left < (size / 4).clamp(LEAST, RESERVE))
 }
 
 /// Runs `f` on another stack, which is that of a thread made for it, and waits for its end.

@@ -51,8 +51,6 @@ pub(crate) mod flag {
     pub(crate) const PASSES_CLOSED: u16 = 2048;
     /// Its name owns memory.
     pub(crate) const OWNS_NAME: u16 = 4096;
-    /// An operation that is not counted out keeps the workers that run this one, also after a shutdown has begun.
-    pub(crate) const SERVED: u16 = 8192;
 }
 
 /// In [`Task::waited`]: every lane has been asked. It is more than there are lanes.

@@ -157,6 +157,14 @@ impl Carrier {
         if self.looking.get() { None } else { self.worker() }
     }
 
+    /// Puts what only the thread's worker could take where others can.
+    fn share_slot(&self) {
+        if let Some(worker) = self.free_worker() {
+            let _looking = self.look();
+            worker.share();
+        }
+    }
+
     /// As [`Crew::schedule`], by this thread between two operations.
     #[inline]
     fn schedule(&self, op: OpRef<Task>) {
@@ -207,12 +215,7 @@ pub(crate) fn worker_index() -> Option<usize> {
 
 /// Puts what only this thread's worker could take where others can: something else is going to run here first.
 pub(crate) fn share_slot() {
-    with_carrier(|carrier| {
-        if let Some(worker) = carrier.free_worker() {
-            let _looking = carrier.look();
-            worker.share();
-        }
-    });
+    with_carrier(Carrier::share_slot);
 }
 
 /// Runs `f` as the main function of a thread that serves a lane of a device of `core`, and stays on those of the engine's
@@ -268,15 +271,15 @@ pub fn unpinned<R>(f: impl FnOnce() -> R) -> R {
 
 /// Gives this thread's worker to a spare thread, if it has one: the calling operation is about to wait.
 pub(crate) fn yield_worker() -> Result<(), WaitError> {
-    if serves_device() {
-        return Err(WaitError::OnDevice);
-    }
     with_carrier(|carrier| {
+        if carrier.on_device {
+            return Err(WaitError::OnDevice);
+        }
         if carrier.looking.get() {
             // This is code that another crate has left to crossbeam's collector.
             return Err(WaitError::WouldDeadlock);
         }
-        share_slot();
+        carrier.share_slot();
         let Some(worker) = carrier.worker.take() else {
             return Ok(());
         };
@@ -449,11 +452,6 @@ impl Crew {
                 worker.keep(op, between);
             }
         });
-    }
-
-    /// Whether the calling thread will itself run what it schedules in `lane`, though that may have ended.
-    pub(crate) fn is_served_here(&self, lane: u8) -> bool {
-        Self::serves(&self.lanes[usize::from(lane)])
     }
 
     /// Whether the calling thread carries a worker of `lane` that can take something.

@@ -6,6 +6,7 @@ mod common;
 
 use std::{
     cell::RefCell,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::pin,
     sync::{
         Arc, Barrier, Mutex,
@@ -20,8 +21,8 @@ use std::{
 use crossbeam_epoch as epoch;
 
 use common::{
-    AWHILE, Drops, Gate, KINDS, Meeting, SOON, THREADED, child_succeeds, engine, eventually, hold, is_child, lock,
-    on_kinds, program::fewer, watched, watched_for,
+    AWHILE, Drops, Gate, KINDS, Meeting, SOON, THREADED, block_on, child_succeeds, engine, eventually, hold, is_child,
+    lock, on_kinds, program::fewer, watched, watched_for,
 };
 use raddle::{Engine, EngineKind, OpHandle, PushError, RunContext, Shutdown, Token, WaitError};
 
@@ -387,8 +388,8 @@ fn waiting_for_a_variable_that_the_operation_mutates_would_deadlock() {
             assert_would_deadlock(inner.wait_to_read(&own));
             assert_would_deadlock(inner.wait_to_write(&own));
             assert_would_deadlock(inner.get(&own));
-            assert_would_deadlock(common::block_on(inner.wait_for_var_async(&own)));
-            assert_would_deadlock(common::block_on(inner.wait_to_read_async(&own)));
+            assert_would_deadlock(block_on(inner.wait_for_var_async(&own)));
+            assert_would_deadlock(block_on(inner.wait_to_read_async(&own)));
             assert!(start.elapsed() < Duration::from_secs(5));
         });
         outer.expect("the engine is open").wait().expect("nothing fails");
@@ -500,7 +501,7 @@ fn waiting_for_all_inside_an_operation_would_deadlock() {
         let outer = engine.op("outer").submit((), move |()| {
             assert_would_deadlock(inner.wait_for_all());
             assert_would_deadlock(inner.wait_for_all_timeout(Duration::MAX));
-            assert_would_deadlock(common::block_on(inner.wait_for_all_async()));
+            assert_would_deadlock(block_on(inner.wait_for_all_async()));
         });
         outer.expect("the engine is open").wait().expect("nothing fails");
         engine.wait_for_all().expect("nothing fails");
@@ -575,8 +576,8 @@ fn pushes_and_all_kinds_of_waits_cross() {
                             0 => engine.wait_for_var(a).unwrap(),
                             1 => engine.wait_to_read(b).unwrap(),
                             2 => engine.wait_for_all().unwrap(),
-                            3 => common::block_on(engine.wait_to_write_async(b)).unwrap(),
-                            4 => common::block_on(engine.wait_for_all_async()).unwrap(),
+                            3 => block_on(engine.wait_to_write_async(b)).unwrap(),
+                            4 => block_on(engine.wait_for_all_async()).unwrap(),
                             _ => drop(engine.get(a).unwrap()),
                         }
                     }
@@ -882,4 +883,119 @@ fn in_a_child_what_others_defer_panics() {
         engine.wait_for_all().expect("nothing fails");
         assert_eq!(ran.load(SeqCst), pushed);
     });
+}
+
+// ------------------------------------------------------------------------------------- what a thread has put off ----
+
+type Deep = Arc<Mutex<Option<Box<dyn FnOnce(OpHandle<()>) + Send>>>>;
+
+/// Calls `f` in an operation of a naive engine, so deep inside others that what that has pushed is left for later: `f` gets
+/// its handle.
+fn too_deep(engine: &Engine, f: impl FnOnce(OpHandle<()>) + Send + 'static) {
+    fn descend(engine: &Engine, f: &Deep) {
+        let (inside, inner, ran) = (engine.clone(), Arc::clone(f), Gate::new());
+        let opens = ran.clone();
+        let goes_down = move |()| {
+            opens.open();
+            if lock(&inner).is_some() {
+                descend(&inside, &inner);
+            }
+        };
+        let next = engine.op("deep").submit((), goes_down).unwrap();
+        if !ran.is_open() {
+            let f = lock(f).take();
+            f.expect("it ends where it is too deep")(next);
+        }
+    }
+    let f: Deep = Arc::new(Mutex::new(Some(Box::new(f))));
+    descend(engine, &f);
+    assert!(lock(&f).is_none(), "it is never too deep");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "uses much of the stack")]
+fn what_was_put_off_runs_when_its_future_is_polled() {
+    watched(|| {
+        let engine = engine(EngineKind::Naive, 1);
+        too_deep(&engine, |next| block_on(next).unwrap());
+        let (inside, var) = (engine.clone(), engine.new_var());
+        too_deep(&engine, move |next| {
+            inside.op("after").writes([&var]).push_sync(|_| ()).unwrap();
+            block_on(inside.wait_for_var_async(&var)).unwrap();
+            next.wait().unwrap();
+        });
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "uses much of the stack")]
+fn what_was_put_off_runs_when_another_engine_is_shut_down_that_waits_for_it() {
+    for drops in [false, true] {
+        watched(move || {
+            too_deep(&engine(EngineKind::Naive, 1), move |next| {
+                let other = engine(EngineKind::PerDevice, 1);
+                other.op("waits").push((), move |()| next.wait().unwrap()).unwrap();
+                if !drops {
+                    other.shutdown(Shutdown::Drain, None).unwrap();
+                }
+            });
+        });
+    }
+}
+
+/// Neither waits for the other: a drop inside an operation does not.
+#[test]
+fn operations_of_two_engines_may_drop_the_last_handles_of_each_other() {
+    on_kinds(&THREADED, 1, |one| {
+        let other = engine(one.kind(), 1);
+        let (sender, observers) = mpsc::channel();
+        let meeting = Arc::new(Barrier::new(2));
+        let (drops, pushes) = (Mutex::new(Some(other.clone())), [one.clone(), other]);
+        let drops = [drops, Mutex::new(Some(one))];
+        for (engine, last) in pushes.into_iter().zip(drops) {
+            let (meeting, sender) = (Arc::clone(&meeting), sender.clone());
+            let f = move |cx: &RunContext<'_>| {
+                sender.send(cx.engine()).unwrap();
+                meeting.wait();
+                // The program's own handles are gone by now.
+                thread::sleep(common::MOMENT);
+                drop(lock(&last).take());
+            };
+            engine.push_sync(f, [], []).unwrap();
+        }
+        for observer in observers.iter().take(2) {
+            eventually("the engine ends", || observer.shutdown(Shutdown::Drain, Some(SOON)).is_ok());
+        }
+    });
+}
+
+/// A panic drops it, and the function catches that and goes on.
+#[test]
+fn a_lost_completion_is_known_where_another_engine_waits_for_its_operation() {
+    type Wait = fn(&Engine, OpHandle<()>);
+    let waits: [Wait; 3] = [
+        |_, waits| waits.wait().unwrap(),
+        |other, _| other.wait_for_all().unwrap(),
+        |other, _| other.shutdown(Shutdown::Drain, None).unwrap(),
+    ];
+    for wait in waits {
+        on_kinds(&KINDS, 1, move |own| {
+            let (other, token, inside) = (engine(EngineKind::PerDevice, 1), own.new_var(), own.clone());
+            let var = token.clone();
+            let (sender, receiver) = mpsc::channel();
+            let loses = move |_: &RunContext<'_>, done| {
+                let lost = catch_unwind(AssertUnwindSafe(|| {
+                    let _done: raddle::Completion = done;
+                    resume_unwind(Box::new("lost"));
+                }));
+                assert!(lost.is_err());
+                let (its, its_var) = (inside.clone(), var.clone());
+                let waits = other.op("waits").submit((), move |()| assert!(its.wait_for_var(&its_var).is_err()));
+                wait(&other, waits.unwrap());
+                sender.send(()).unwrap();
+            };
+            own.op("loses").writes([&token]).push_async(loses).unwrap();
+            receiver.recv_timeout(SOON).expect("it goes on");
+        });
+    }
 }

@@ -11,14 +11,18 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, mpsc},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
     task::{Context, Wake, Waker},
     thread,
     time::Duration,
 };
 
 use common::{Gate, KINDS, MOMENT, PATIENCE, SOON, engine, eventually, hold, lock, on_kinds, watched};
-use raddle::{Engine, EngineKind, PushError, RunContext, Shutdown, SimulatedGpu, Token, Var, WaitError};
+use raddle::{Engine, EngineKind, OpHandle, PushError, RunContext, Shutdown, SimulatedGpu, Token, Var, WaitError};
 
 type Act = Box<dyn FnOnce() + Send>;
 
@@ -292,25 +296,28 @@ fn observer(engine: &Engine) -> Engine {
 
 // ------------------------------------------------------------------------------------------------- before the end ----
 
+/// A way to have a deletion run code of the program's.
+type Deletes = fn(&Engine, Foreign);
+
+const DELETIONS: [(&str, Deletes); 4] = [
+    ("the closure of a deletion", |engine, foreign| {
+        engine.delete_variable(&engine.new_var(), move |_| drop(foreign)).unwrap();
+    }),
+    ("the value of a deleted variable", |engine, foreign| {
+        engine.delete_variable(&engine.var(foreign), |_| ()).unwrap();
+    }),
+    ("the value of a variable whose last handle is dropped", |engine, foreign| drop(engine.var(foreign))),
+    ("what an operator has captured", |engine, foreign| {
+        let (var, foreign) = (engine.new_var(), Mutex::new(foreign));
+        let f = move |_: &RunContext<'_>| drop(lock(&foreign));
+        drop(engine.op("operator").reads([&var]).operator_sync(f).unwrap());
+    }),
+];
+
 /// Waits there are refused, or are for what does not come after.
 #[test]
 fn deletions_may_push_and_panic_and_never_wait() {
-    type Deletes = fn(&Engine, Foreign);
-    let ways: [(&str, Deletes); 4] = [
-        ("the closure of a deletion", |engine, foreign| {
-            engine.delete_variable(&engine.new_var(), move |_| drop(foreign)).unwrap();
-        }),
-        ("the value of a deleted variable", |engine, foreign| {
-            engine.delete_variable(&engine.var(foreign), |_| ()).unwrap();
-        }),
-        ("the value of a variable whose last handle is dropped", |engine, foreign| drop(engine.var(foreign))),
-        ("what an operator has captured", |engine, foreign| {
-            let (var, foreign) = (engine.new_var(), Mutex::new(foreign));
-            let f = move |_: &RunContext<'_>| drop(lock(&foreign));
-            drop(engine.op("operator").reads([&var]).operator_sync(f).unwrap());
-        }),
-    ];
-    for (name, deletes) in ways {
+    for (name, deletes) in DELETIONS {
         on_kinds(&KINDS, 2, move |engine| {
             let (sender, receiver) = mpsc::channel();
             let (idle, inside, ran) = (engine.var(5), engine.clone(), Gate::new());
@@ -336,6 +343,61 @@ fn deletions_may_push_and_panic_and_never_wait() {
             ran.pass();
             assert!(engine.wait_for_all().is_err(), "{name}: the panic is reported");
             engine.wait_for_all().unwrap_or_else(|error| panic!("{name}: {error}"));
+        });
+    }
+}
+
+/// On a naive engine it runs inside the deletion.
+#[test]
+fn what_a_deletion_pushes_may_wait() {
+    for (name, deletes) in DELETIONS {
+        on_kinds(&KINDS, 2, move |engine| {
+            let (sender, receiver) = mpsc::channel();
+            let (inside, idle) = (engine.clone(), engine.var(5));
+            let pushes = move || {
+                let waits = inside.clone();
+                let pushed = inside.op("waits").push((), move |()| {
+                    let waited = [waits.wait_for_var(&idle), waits.get(&idle).map(|_| ())];
+                    sender.send(waited).unwrap();
+                });
+                pushed.unwrap();
+            };
+            deletes(&engine, Foreign::new(pushes));
+            for waited in receiver.recv_timeout(PATIENCE).expect("it runs") {
+                waited.unwrap_or_else(|error| panic!("{name}: {error}"));
+            }
+        });
+    }
+}
+
+/// A value whose clone is foreign code.
+struct OnClone(Arc<Mutex<Foreign>>);
+
+impl Clone for OnClone {
+    fn clone(&self) -> Self {
+        lock(&self.0).run();
+        Self(Arc::clone(&self.0))
+    }
+}
+
+/// Nobody is there to run it.
+#[test]
+fn what_runs_after_a_shutdown_may_not_push() {
+    let ways = DELETIONS.into_iter().chain([(
+        "the clone of a value",
+        (|engine, foreign| {
+            engine.get(&engine.var(OnClone(Arc::new(Mutex::new(foreign))))).unwrap();
+        }) as Deletes,
+    )]);
+    for (name, way) in ways {
+        on_kinds(&KINDS, 2, move |engine| {
+            engine.shutdown(Shutdown::Drain, None).unwrap();
+            let (sender, receiver) = mpsc::channel();
+            let inside = engine.clone();
+            way(&engine, Foreign::new(move || sender.send(inside.push_sync(|_| (), [], [])).unwrap()));
+            let pushed = receiver.recv_timeout(PATIENCE).expect("it runs");
+            assert!(matches!(pushed, Err(PushError::ShutDown)), "{name}: {pushed:?}");
+            engine.shutdown(Shutdown::Drain, None).unwrap();
         });
     }
 }
@@ -368,22 +430,150 @@ fn functions_of_devices_and_kernels_may_push_and_never_wait() {
     });
 }
 
+/// Runs `f` in the function of an operation of a device, on the thread of that, for an engine of its own.
+fn on_another_device(f: impl FnOnce() + Send + 'static) {
+    let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).gpu(SimulatedGpu::default());
+    let engine = engine.build().unwrap();
+    let memory = engine.device_var::<u32>(raddle::Context::Gpu(0), 1).unwrap();
+    let launch = move |_: &mut raddle::GpuStream, _: &mut _| f();
+    engine.op("launch").on(raddle::Context::Gpu(0)).launch(memory.write(), launch).unwrap();
+    engine.wait_for_all().unwrap();
+}
+
+#[test]
+fn what_ends_on_the_device_of_another_engine_is_told() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (sender, receiver) = mpsc::channel();
+        let token = engine.new_var();
+        engine.op("held").writes([&token]).push_async(move |_, done| sender.send(done).unwrap()).unwrap();
+        let done = receiver.recv_timeout(PATIENCE).expect("it runs");
+        let told = [Gate::new(), Gate::new()];
+        let opens = told.clone().map(|gate| Foreign::new(move || gate.open()));
+        let [of_variable, of_all] = opens;
+        let _kept = [
+            left_with_a_waker(Box::pin(engine.wait_for_var_async(&token)), of_variable),
+            left_with_a_waker(Box::pin(engine.wait_for_all_async()), of_all),
+        ];
+        on_another_device(move || done.fail("as planned"));
+        told.iter().for_each(|told| assert!(told.pass_within(SOON), "nobody is told"));
+        assert!(engine.wait_for_all().is_err(), "the failure is returned");
+    });
+}
+
+/// A value that panics, and one that holds another, and so on, deeper than a stack.
+struct Link(#[expect(dead_code, reason = "it is there to be dropped")] Option<Var<Link>>, Arc<AtomicUsize>);
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.1.fetch_add(1, SeqCst);
+    }
+}
+
+#[test]
+fn what_is_dropped_after_the_end_on_the_device_of_another_engine_is_gone() {
+    const LINKS: usize = 20_000;
+    on_kinds(&KINDS, 1, |engine| {
+        let gone = Arc::new(AtomicUsize::new(0));
+        let link = |chain, _| Some(engine.var(Link(chain, Arc::clone(&gone))));
+        let chain = (0..LINKS).fold(None, link);
+        let panics = engine.var(Foreign::new(|| std::panic::resume_unwind(Box::new("foreign"))));
+        engine.shutdown(Shutdown::Drain, None).unwrap();
+        on_another_device(move || drop((chain, panics)));
+        assert_eq!(gone.load(SeqCst), LINKS);
+        assert!(engine.wait_for_all().is_err(), "the panic is returned");
+        engine.shutdown(Shutdown::Drain, None).unwrap();
+    });
+}
+
+/// What it pushes there runs when it has returned, also if it asks for it.
+#[test]
+fn nothing_runs_inside_the_function_of_a_device() {
+    watched(|| {
+        let engine = Engine::builder().kind(EngineKind::Naive).gpu(SimulatedGpu::default()).build().unwrap();
+        let memory = engine.device_var::<u32>(raddle::Context::Gpu(0), 1).unwrap();
+        let (inside, runs, ran) = (engine.clone(), Gate::new(), Gate::new());
+        let opens = ran.clone();
+        let launch = move |_: &mut raddle::GpuStream, _: &mut _| {
+            let begins = runs.clone();
+            let pushed = inside.op("pushed").submit((), move |()| begins.open()).unwrap();
+            assert!(!pushed.is_done() && !runs.is_open(), "it has run inside");
+            opens.open();
+        };
+        engine.op("launch").on(raddle::Context::Gpu(0)).launch(memory.write(), launch).unwrap();
+        engine.wait_for_all().unwrap();
+        assert!(ran.is_open());
+    });
+}
+
+/// Another thread does what is left to the first one.
+#[test]
+fn a_waker_that_waits_keeps_no_other_from_being_woken() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (var, other) = (engine.var(0), engine.var(0));
+        let (sender, receiver) = mpsc::channel();
+        let held = engine.op("held").writes([&other as &Token]);
+        held.push_async(move |_, done| sender.send(done).unwrap()).unwrap();
+        let done = receiver.recv_timeout(PATIENCE).expect("it runs");
+        let gate = hold(&engine, &var);
+        let (waited, has_waited) = mpsc::channel();
+        let inside = engine.clone();
+        let told = engine.op("told").submit(var.write(), |_| ()).unwrap();
+        let waits = move || waited.send(inside.wait_for_var(&other)).unwrap();
+        let _told = left_with_a_waker(Box::pin(told), Foreign::new(waits));
+        let completes = move || done.complete();
+        let _next = left_with_a_waker(Box::pin(engine.wait_for_var_async(&var)), Foreign::new(completes));
+        gate.open();
+        has_waited.recv_timeout(PATIENCE).expect("both are woken").unwrap();
+    });
+}
+
+/// An engine, its GPU, and a kernel there that is done when the GPU's time is advanced.
+fn with_a_kernel_pending() -> (Engine, SimulatedGpu, OpHandle<()>) {
+    let gpu = SimulatedGpu::builder().clock(raddle::simulated::Clock::Manual).build();
+    let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).gpu(gpu.clone()).build();
+    let engine = engine.unwrap();
+    let memory = engine.device_var::<u32>(raddle::Context::Gpu(0), 1).unwrap();
+    let (issued, is_issued) = mpsc::channel();
+    let launch = move |stream: &mut raddle::GpuStream, memory: &mut _| {
+        let launched = stream.simulated().expect("it is simulated").launch(MOMENT, memory, |_: &mut [u32]| ());
+        issued.send(()).unwrap();
+        launched
+    };
+    let kernel = engine.op("kernel").on(raddle::Context::Gpu(0)).try_launch(memory.write(), launch).unwrap();
+    is_issued.recv_timeout(PATIENCE).expect("it is issued");
+    (engine, gpu, kernel)
+}
+
+/// What it drops there is freed by the device's own thread, or by a worker.
+#[test]
+fn a_waker_that_a_device_tells_may_drop_values_that_panic_while_the_engine_ends() {
+    watched(|| {
+        let (engine, gpu, _kernel) = with_a_kernel_pending();
+        let (value, dropped) =
+            (engine.var(Foreign::new(|| std::panic::resume_unwind(Box::new("foreign")))), Gate::new());
+        let opens = dropped.clone();
+        let drops = move || {
+            thread::sleep(MOMENT);
+            drop(value);
+            opens.open();
+        };
+        let _all = left_with_a_waker(Box::pin(engine.wait_for_all_async()), Foreign::new(drops));
+        let ends = engine.clone();
+        let end = thread::spawn(move || ends.shutdown(Shutdown::Drain, None));
+        eventually("the engine refuses pushes", || engine.push_sync(|_| (), [], []).is_err());
+        gpu.advance(PATIENCE);
+        end.join().unwrap().unwrap();
+        dropped.pass();
+        engine.shutdown(Shutdown::Drain, None).unwrap();
+    });
+}
+
 /// A worker does that for the device, as long as there is one.
 #[test]
 fn a_waker_that_a_device_tells_may_wait_while_the_engine_ends() {
     watched(|| {
-        let gpu = SimulatedGpu::builder().clock(raddle::simulated::Clock::Manual).build();
-        let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).gpu(gpu.clone()).build();
-        let engine = engine.unwrap();
-        let (memory, var) = (engine.device_var::<u32>(raddle::Context::Gpu(0), 1).unwrap(), engine.var(0));
-        let (issued, is_issued) = mpsc::channel();
-        let launch = move |stream: &mut raddle::GpuStream, memory: &mut _| {
-            let launched = stream.simulated().expect("it is simulated").launch(MOMENT, memory, |_: &mut [u32]| ());
-            issued.send(()).unwrap();
-            launched
-        };
-        let told = engine.op("kernel").on(raddle::Context::Gpu(0)).try_launch(memory.write(), launch).unwrap();
-        is_issued.recv_timeout(PATIENCE).expect("it is issued");
+        let (engine, gpu, told) = with_a_kernel_pending();
+        let var = engine.var(0);
         let gate = hold(&engine, &var);
         let (waited, has_waited) = mpsc::channel();
         let (inside, its_var) = (engine.clone(), var.clone());

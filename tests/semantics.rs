@@ -3020,7 +3020,9 @@ mod engines {
             if shut_down {
                 engine.shutdown(Shutdown::Drain, None).unwrap();
             }
-            drop(head);
+            // Some threads have little of a stack.
+            let small = thread::Builder::new().stack_size(128 << 10).spawn(move || drop(head)).unwrap();
+            small.join().unwrap();
             if !shut_down {
                 engine.shutdown(Shutdown::Drain, None).unwrap();
             }

@@ -40,8 +40,10 @@ mod phase {
     pub(super) const DRAINING: u8 = 1;
     /// Only the engine itself may push; what has not started is cancelled.
     pub(super) const CANCELLING: u8 = 2;
+    /// Only the engine itself may push. Nothing was pending in the phase before, and the threads may end.
+    pub(super) const CLOSED: u8 = 3;
     /// The engine is that of a process which has forked this one. Every call ends at once, before it takes a lock.
-    pub(super) const FORKED: u8 = 3;
+    pub(super) const FORKED: u8 = 4;
 }
 
 /// The variables an operation names, in the making.

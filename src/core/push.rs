@@ -4,7 +4,7 @@ use std::{panic::Location, sync::Arc};
 
 use super::{Core, Rest, Rests, Spec, phase};
 use crate::{
-    context,
+    context::{self, Drain},
     device::Context,
     error::PushError,
     gpu::FIRST_LANE,
@@ -17,7 +17,7 @@ use crate::{
     tally::Ticket,
     task::{Entry, Refs, Task, Work, flag},
     threads,
-    tracker::{self, INLINE_ACCESSES, Mode, Op, OpRef, ReadyList, VarQueue},
+    tracker::{self, INLINE_ACCESSES, Mode, OpRef, ReadyList, VarQueue},
     variable::VarCell,
 };
 
@@ -44,7 +44,7 @@ impl Core {
 
     /// That a variable is this engine's, and not deleted as far as can be seen.
     #[inline]
-    pub(crate) fn admit(&self, queue: &VarQueue<Task>) -> Result<(), PushError> {
+    pub(super) fn admit(&self, queue: &VarQueue<Task>) -> Result<(), PushError> {
         if queue.owner() != self.mark() {
             return Err(PushError::ForeignVariable);
         }
@@ -91,11 +91,25 @@ impl Core {
         entries: &[Entry],
         work: impl Work,
     ) -> Result<(), PushError> {
-        // SAFETY: the next lines do that.
+        self.enqueue(self.make(spec, priority, location, entries, work)?)
+    }
+
+    /// Makes an operation that is still to be [enqueued](Self::enqueue), and whose entries are sorted, distinct and this
+    /// engine's.
+    #[inline]
+    pub(super) fn make(
+        self: &Arc<Self>,
+        spec: &Spec,
+        priority: i32,
+        location: &'static Location<'static>,
+        entries: &[Entry],
+        work: impl Work,
+    ) -> Result<OpRef<Task>, PushError> {
+        // SAFETY: the next lines fill the task, and the caller enqueues the operation.
         let op = unsafe { self.begin(spec, priority, entries) }?;
         // SAFETY: the task was begun a moment ago.
         unsafe { Task::fill(op.task_ptr(), spec.name.clone(), location, work) };
-        self.enqueue(op)
+        Ok(op)
     }
 
     /// As [`begin_here`](Self::begin_here), for an operation that is pushed once.
@@ -112,12 +126,7 @@ impl Core {
     ///
     /// # Safety
     /// 1. As there.
-    pub(super) unsafe fn begin(
-        self: &Arc<Self>,
-        spec: &Spec,
-        priority: i32,
-        entries: &[Entry],
-    ) -> Result<OpRef<Task>, PushError> {
+    unsafe fn begin(self: &Arc<Self>, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
         // SAFETY: (1).
         unsafe { self.begin_here(spec, priority, entries) }
     }
@@ -176,9 +185,8 @@ impl Core {
         if let Some(op) = pushed.ready {
             let flags = op.task().flags;
             let at_once = flag::INLINE | flag::EAGER;
-            // Once a shutdown has begun the workers may end at any time; what is still pushed is the engine's own and
-            // small, and runs here. The phase only rises: whoever was counted in behind the drain sees that here as well.
-            let closed = flags & (flag::INTERNAL | flag::SERVED) == flag::INTERNAL && !self.is_open();
+            // What is still pushed then is the engine's own and small, and runs here.
+            let closed = flags & flag::INTERNAL != 0 && self.is_closed();
             if flags & at_once != 0 || closed || self.kind == EngineKind::Naive {
                 self.run_at_once(op);
             } else {
@@ -206,7 +214,7 @@ impl Core {
     /// As [`schedule`](Self::schedule), where operations of the CPU may have to wait for devices first.
     ///
     /// An operation of the CPU comes to its lane once, when it has nothing left to wait for: a popper of the lane's injector
-    /// relies on that it does not come back. What devices do with its variables later does not come before it.
+    /// relies on its not coming back. What devices do with its variables later does not come before it.
     #[cold]
     fn schedule_beside_devices(&self, op: OpRef<Task>) {
         if op.task().lane >= FIRST_LANE {
@@ -241,10 +249,10 @@ impl Core {
         }
     }
 
-    /// Whether there are workers to give operations to.
+    /// Whether there are workers to give operations to. The caller has one that is not counted out, so they stay for it.
     #[inline]
-    fn has_workers(&self) -> bool {
-        self.kind != EngineKind::Naive && self.is_open()
+    pub(super) fn has_workers(&self) -> bool {
+        self.kind != EngineKind::Naive && !self.is_closed()
     }
 
     /// As [`run_here`](Self::run_here), after an operation that has only to be counted out.
@@ -285,52 +293,50 @@ impl Core {
         let mut ready = ReadyList::default();
         ready.push(op);
         // Where nothing on this thread runs it afterwards, it is the engine's own, and of an engine that has ended.
-        if outside && context::leave_to_drain(self, &mut ready) {
+        let leave = |drain: &Drain| ready.pop().into_iter().for_each(|op| drain.push(op));
+        if outside && context::with_drain(self, leave).is_some() {
             return;
         }
         self.run_inside(&mut ready, Rests::new(), true);
     }
 
     /// As [`run_all`](Self::run_all), however much runs inside each other on this thread already.
-    fn run_inside(self: &Arc<Self>, ready: &mut ReadyList<Task>, mut rests: Rests, mut at_once: bool) {
+    fn run_inside(self: &Arc<Self>, ready: &mut ReadyList<Task>, mut rests: Rests, at_once: bool) {
         let deep = if self.has_workers() { context::is_deep() } else { context::is_stack_short() };
-        if deep && context::has_drain(self) {
+        let leave = |drain: &Drain| {
+            drain.push_rests(rests.drain(..));
             // Others may wait for the engine's own operations, which take no time; what the program does when it is told has
             // to wait.
-            let mut others = ReadyList::default();
             while let Some(op) = ready.pop() {
                 if op.task().has(flag::INLINE) {
-                    rests.push(self.execute(op, ready));
-                } else if self.runs_here(&op) {
-                    others.push(op);
+                    drain.push_rests([self.execute(op, ready)]);
+                } else if !self.has_workers() {
+                    drain.push(op);
                 } else {
                     self.schedule(op);
                 }
             }
-            context::leave_to_drain(self, &mut others);
-            match context::leave_rests(self, rests) {
-                None => return,
-                Some(back) => rests = back,
-            }
-            at_once = false;
+        };
+        if !deep || context::with_drain(self, leave).is_none() {
+            self.run_all(ready, rests, at_once);
         }
-        self.run_all(ready, rests, at_once);
     }
 
-    /// Runs what was left to drains on this thread: the caller waits for it, or asks whether it is done.
-    pub(crate) fn run_deferred(self: &Arc<Self>) {
-        let mut deferred = context::take_deferred(self);
-        if deferred.is_empty() {
-            return;
+    /// Does what was left to drains on this thread.
+    pub(super) fn run_deferred(self: &Arc<Self>) {
+        let (mut ready, mut rests) = context::take_deferred(self);
+        if self.has_workers() {
+            // The calling code may hold a lock that what the program is told takes as well.
+            for rest in rests.drain(..) {
+                self.hand_over(move |core| core.finish(rest));
+            }
         }
-        let ready = &mut deferred;
-        if context::is_stack_short()
-            && context::on_another_stack(|| self.run_all(&mut *ready, Rests::new(), false)).is_ok()
-        {
-            return;
-        }
+        let mut rests = Some(rests);
+        let mut run = || self.run_all(&mut ready, rests.take().unwrap_or_default(), false);
         // There may be no other stack to be had.
-        self.run_all(&mut deferred, Rests::new(), false);
+        if !context::is_stack_short() || context::on_another_stack(&mut run).is_err() {
+            run();
+        }
     }
 
     /// Gives to the workers all that need not run on this thread, and returns what does.
@@ -338,7 +344,7 @@ impl Core {
     fn schedule_all(&self, ready: &mut ReadyList<Task>, schedule: impl Fn(OpRef<Task>)) -> ReadyList<Task> {
         let mut here = ReadyList::default();
         while let Some(op) = ready.pop() {
-            if op.task().has(flag::INLINE) || self.runs_here(&op) {
+            if op.task().has(flag::INLINE) || !self.has_workers() {
                 here.push(op);
             } else {
                 self.schedule_by(op, &schedule);
@@ -347,55 +353,42 @@ impl Core {
         here
     }
 
-    /// Whether a ready operation that is not the engine's own has to run on the thread that has it.
-    #[inline]
-    fn runs_here(&self, op: &Op<Task>) -> bool {
-        self.kind == EngineKind::Naive || !self.is_open() && self.is_deserted(op)
-    }
-
-    /// Whether nobody is left in the lane of a ready operation, after a shutdown. What can still become ready then is the
-    /// engine's own, on a thread of the program or in the rest of an asynchronous function.
-    #[cold]
-    fn is_deserted(&self, op: &Op<Task>) -> bool {
-        let task = op.task();
-        task.has(flag::INTERNAL) && !threads::serves_device() && !self.crew.is_served_here(task.lane)
-    }
-
     /// Runs or places what is ready, the first operation here if `at_once`, and does the `rests` of what came before.
     ///
     /// The engine's own operations come first, then what is left to the program's code of all that have ended, since it may
-    /// take its time, and then the program's operations, one at a time. What has not had its turn lies where an operation that
-    /// waits finds it.
-    fn run_all(self: &Arc<Self>, ready: &mut ReadyList<Task>, mut rests: Rests, at_once: bool) {
-        context::drain(self, |drain| {
+    /// take its time, and then the program's operations, one at a time. What has not had its turn lies where code of the
+    /// program's that waits finds it ([`catch_up`](Self::catch_up)).
+    fn run_all(self: &Arc<Self>, ready: &mut ReadyList<Task>, rests: Rests, at_once: bool) {
+        let run = |drain: &Drain| {
+            drain.push_rests(rests);
             if at_once && let Some(op) = ready.pop() {
-                rests.push(self.execute(op, ready));
+                drain.push_rests([self.execute(op, ready)]);
             }
             loop {
                 let mut own = ReadyList::default();
                 while let Some(op) = ready.pop() {
                     if op.task().has(flag::INLINE) {
                         own.push(op);
-                    } else if self.runs_here(&op) {
+                    } else if !self.has_workers() {
                         drain.push(op);
                     } else {
                         self.schedule(op);
                     }
                 }
-                rests.extend(drain.take_rests());
                 if !own.is_empty() {
                     while let Some(op) = own.pop() {
-                        rests.push(self.execute(op, ready));
+                        drain.push_rests([self.execute(op, ready)]);
                     }
-                } else if !rests.is_empty() {
-                    self.finish(rests.remove(0));
+                } else if let Some(rest) = drain.pop_rest() {
+                    self.finish(rest);
                 } else if let Some(op) = drain.pop() {
-                    rests.push(self.execute(op, ready));
+                    drain.push_rests([self.execute(op, ready)]);
                 } else {
                     return;
                 }
             }
-        });
+        };
+        context::outside_deletion(|| context::drain(self, run));
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) type Rests = SmallVec<[Rest; 2]>;
 pub(crate) struct Told {
     op: Hold<Task>,
     result: Result<(), OpError>,
-    /// Failures that it has ended, or that came to nothing.
+    /// Failures that it has ended, or that came to nothing, to be dropped.
     ended: Vec<OpError>,
     /// Its function has not run, and has yet to be dropped.
     unused: bool,
@@ -94,10 +94,15 @@ impl Core {
         if op.task().has(flag::DEVICE | flag::ASYNC) || removed(Step::PlaceBeforeTelling) || !self.is_sound(&op) {
             return Err(Unplain { op, called: None });
         }
+        // Without a guard, so that no result is there that might have to be dropped.
         match self.call(&op) {
-            Ok(()) if !op.task().has(flag::SILENT | flag::REPORTS) => Ok(self.complete_plainly(op, ready)),
-            result => Err(Unplain { op, called: Some(result) }),
+            Ok(()) => {}
+            failed => return Err(Unplain { op, called: Some(failed) }),
         }
+        if op.task().has(flag::SILENT | flag::REPORTS) {
+            return Err(Unplain { op, called: Some(Ok(())) });
+        }
+        Ok(self.complete_plainly(op, ready))
     }
 
     /// The rest of [`execute`](Self::execute), for other operations.
@@ -155,10 +160,7 @@ impl Core {
     #[cold]
     pub(crate) fn verdict_at(&self, op: &Op<Task>, at: Context) -> Verdict {
         let task = op.task();
-        if self.is_forked() {
-            return Verdict::Nothing;
-        }
-        if op.is_rejected() {
+        if self.is_forked() || op.is_rejected() {
             return Verdict::Nothing;
         }
         // First, since until then lanes may still change the failures.
@@ -425,19 +427,22 @@ impl Core {
         match rest {
             Rest::Nothing => {}
             Rest::Count(ticket) => self.count_out(ticket),
-            Rest::Tell(told) if told.is_for_program() && threads::serves_device() => {
-                // Until this is counted out, the workers stay.
-                self.hand_over(flag::SERVED, move |core| core.let_go_of(told));
+            Rest::Tell(told) if told.is_for_program() && self.leaves_to_workers() => {
+                self.hand_over(move |core| core.let_go_of(told));
             }
             Rest::Tell(told) => self.let_go_of(told),
         }
     }
 
-    /// Has a worker run `f`, which calls code of the program's: the thread of a device's lane must not stand still for that.
-    /// It does so all the same if a shutdown has begun, and `flags` do not say that there are workers.
+    /// Whether this thread has workers run code of the program's that may wait: that of a device's lane must not stand still.
+    fn leaves_to_workers(&self) -> bool {
+        threads::serves_device() && self.has_workers()
+    }
+
+    /// Has a worker run `f`, or runs it here if the engine is closed meanwhile.
     #[cold]
-    fn hand_over(self: &Arc<Self>, flags: u16, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        let mut spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT | flags);
+    pub(super) fn hand_over(self: &Arc<Self>, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let mut spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT);
         let tell = move |cx: &RunContext<'_>| {
             f(cx.core());
             Ok(())
@@ -493,10 +498,10 @@ impl Core {
     /// Wakes futures that wait for all.
     #[cold]
     fn wake(self: &Arc<Self>, wakers: Wakers) {
-        // Once a shutdown has begun there may be no worker left, and the operation would run here. When it is counted out it
-        // would wake whoever is to end the engine, who finds the operation pending and asks to be woken again, and so on.
-        if threads::serves_device() && (self.is_open() || removed(Step::WakeHereOnceClosed)) {
-            return self.hand_over(0, |_| wakers.wake());
+        // Not when the workers may have ended: the operation would run here, and when it is counted out it would wake whoever
+        // is to end the engine, who finds the operation pending and asks to be woken again, and so on.
+        if self.leaves_to_workers() || removed(Step::WakeHereOnceClosed) && threads::serves_device() {
+            return self.hand_over(|_| wakers.wake());
         }
         threads::share_slot();
         context::enter_after(self, || wakers.wake());

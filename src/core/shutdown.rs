@@ -29,6 +29,20 @@ impl Core {
         self.phase.load(Relaxed) == phase::OPEN
     }
 
+    /// Whether the threads may have ended. If this is not so while an operation is counted in, they stay until that is counted
+    /// out: whoever lets them end has closed the engine before, and then waited.
+    pub(super) fn is_closed(&self) -> bool {
+        // Relaxed: as in `begin_shutdown`.
+        self.phase.load(Relaxed) >= phase::CLOSED
+    }
+
+    /// Refuses the pushes of operations as well, since nothing was pending: code of the program's that the engine runs
+    /// from now on, as in a deletion, would push for threads that are about to end.
+    fn close(&self) {
+        // Relaxed: as in `begin_shutdown`; the drain goes on.
+        self.phase.fetch_max(phase::CLOSED, Relaxed);
+    }
+
     /// Waits until nothing is pending and the threads have ended. The shutdown must have begun.
     pub(crate) fn finish_shutdown(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         self.drain(deadline)?;
@@ -37,9 +51,12 @@ impl Core {
     }
 
     /// As [`finish_shutdown`](Self::finish_shutdown), for the last handle, which does not wait for threads that a shutdown
-    /// has left behind.
+    /// has left behind. Nor does it wait inside the program's code that an engine runs, of whichever: operations of two
+    /// engines may each drop the last handle of the other one.
     pub(crate) fn finish_by_drop(self: &Arc<Self>) {
-        if self.drain(None).is_ok() {
+        if context::in_program() {
+            self.end_in_background();
+        } else if self.drain(None).is_ok() {
             self.end(None);
             if !self.crew.has_left_behind() {
                 // There is no deadline.
@@ -56,20 +73,29 @@ impl Core {
         }
         // An operation of another engine gives its worker away meanwhile; it may be what this one needs.
         let may_not_wait = context::admit_wait().is_err() || context::works_for(self) || threads::belongs_to(self);
-        if may_not_wait || threads::yield_worker().is_err() {
-            Arc::new(End(Arc::downgrade(self))).wake();
+        if may_not_wait || self.make_way().is_err() {
+            self.end_in_background();
             return Err(ShutdownError::InsideOperation);
         }
         loop {
+            let closed = self.is_closed();
             match self.tally.wait(deadline) {
                 Waited::TimedOut => return Err(ShutdownError::TimedOut),
-                Waited::Idle => return Ok(()),
+                Waited::Idle if closed => return Ok(()),
+                Waited::Idle => self.close(),
                 // Operations may have pushed others meanwhile, and may go on with that for ever.
                 Waited::Over if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
                     return Err(ShutdownError::TimedOut);
                 }
                 Waited::Over => {}
             }
+        }
+    }
+
+    /// Has the engine end when nothing is pending.
+    fn end_in_background(self: &Arc<Self>) {
+        if !self.is_forked() {
+            Arc::new(End(Arc::downgrade(self))).wake();
         }
     }
 
@@ -105,8 +131,16 @@ struct End(Weak<Core>);
 impl Wake for End {
     fn wake(self: Arc<Self>) {
         let Some(core) = self.0.upgrade() else { return };
-        if core.tally.poll_idle(&Waker::from(self)) {
-            core.end(None);
+        let waker = Waker::from(self);
+        loop {
+            let closed = core.is_closed();
+            if !core.tally.poll_idle(&waker) {
+                return;
+            }
+            if closed {
+                return core.end(None);
+            }
+            core.close();
         }
     }
 }

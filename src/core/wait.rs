@@ -15,7 +15,7 @@ use crate::{
     error::{Cause, PushError, WaitError},
     outcome::Outcome,
     tally::{Mark, Waited},
-    task::{Await, Entry, Refs, Task, flag},
+    task::{Await, Entry, Refs, flag},
     threads,
     tracker::Mode,
     variable::{Token, VarCell},
@@ -65,10 +65,7 @@ impl Core {
         let spec = Spec::internal("wait", 0, flags);
         let mode = if for_reading { Mode::Read } else { Mode::Await };
         let entry = Entry { cell: token.ptr(), mode, refs: Refs::None };
-        // SAFETY: the next lines do that.
-        let op = unsafe { self.begin(&spec, 0, &[entry]) }?;
-        // SAFETY: the task was begun a moment ago.
-        unsafe { Task::fill(op.task_ptr(), spec.name.clone(), location, Await::new(Arc::clone(&outcome))) };
+        let op = self.make(&spec, 0, location, &[entry], Await::new(Arc::clone(&outcome)))?;
         // Before the push, since the operation may have begun, and be forgotten, before that returns.
         cell.waits().remember(for_reading, op.hold(), Arc::clone(&outcome));
         self.enqueue(op)?;
@@ -113,20 +110,30 @@ impl Core {
             if context::sets(Arc::as_ptr(outcome).cast()) {
                 return Err(WaitError::WouldDeadlock);
             }
-            // It may be what is to be waited for.
-            while let Some(lost) = context::take_lost(self) {
-                self.resolve(lost, Err(Cause::LostCompletion));
-            }
             self.make_way()?;
         }
         wait(outcome)
     }
 
-    /// The calling thread is about to wait: runs what has to run on it, and gives its worker to another thread.
-    fn make_way(&self) -> Result<(), WaitError> {
-        while let Some(core) = context::deferred_engine() {
+    /// Does what the calling thread has put off, for any engine: a caller that waits, or asks whether something is over, may
+    /// wait for it.
+    pub(crate) fn catch_up() {
+        // What the function of a device operation has in hand is not complete when it returns, so nothing of the program's
+        // may run inside it.
+        if context::in_device_function() {
+            return;
+        }
+        while let Some((core, lost)) = context::take_lost() {
+            core.resolve(lost, Err(Cause::LostCompletion));
+        }
+        while let Some(core) = context::engine_with_deferred() {
             core.run_deferred();
         }
+    }
+
+    /// The calling thread is about to wait: [catches up](Self::catch_up), and gives its worker to another thread.
+    pub(super) fn make_way(&self) -> Result<(), WaitError> {
+        Self::catch_up();
         threads::yield_worker()?;
         self.crew.rouse();
         Ok(())
@@ -183,6 +190,7 @@ impl Future for WaitForAll {
             Ok(mark) => mark,
             Err(error) => return Poll::Ready(Err(error.clone())),
         };
+        Core::catch_up();
         if core.tally.poll(mark, cx.waker()) { Poll::Ready(core.all_well()) } else { Poll::Pending }
     }
 }

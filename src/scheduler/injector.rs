@@ -290,6 +290,13 @@ impl<T> Injector<T> {
         self.mask.load(Relaxed).checked_ilog2().map(|band| band as u8)
     }
 
+    /// Whether a band above the default one may hold something.
+    #[inline]
+    pub fn is_urgent(&self) -> bool {
+        // Relaxed: as in `highest`.
+        self.mask.load(Relaxed) >> (DEFAULT_BAND + 1) != 0
+    }
+
     /// Whether a worker has taken what was pushed into the default band, at a glance.
     #[inline]
     pub fn is_inbox_empty(&self) -> bool {

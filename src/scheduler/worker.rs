@@ -132,9 +132,12 @@ impl<T> Worker<T> {
         if !between || self.lane.injector().highest().is_some_and(|highest| highest > op.band) {
             return self.put(op);
         }
-        if let Some(first) = self.slot.replace(Some(op)) {
-            let op = self.slot.replace(Some(first));
-            op.into_iter().for_each(|op| self.put(op));
+        match self.slot.take() {
+            None => self.slot.set(Some(op)),
+            first => {
+                self.slot.set(first);
+                self.put(op);
+            }
         }
     }
 
@@ -175,16 +178,35 @@ impl<T> Worker<T> {
     fn find(&self) -> Option<OpRef<T>> {
         self.lane.sleep().count_look(self.index);
         let slot = self.slot.take();
-        let highest = self.lane.injector().highest();
-        if slot.as_ref().is_some_and(|op| self.left.get() > 0 && highest.is_none_or(|highest| highest <= op.band)) {
+        let is_next = |op: &OpRef<T>| {
+            self.left.get() > 0 && self.lane.injector().highest().is_none_or(|highest| highest <= op.band)
+        };
+        if slot.as_ref().is_some_and(is_next) {
             self.left.set(self.left.get() - 1);
             return slot;
         }
-        self.find_queued(slot, highest)
+        self.find_queued(slot)
     }
 
-    /// As [`find`](Self::find), when what was in the slot is not simply next.
-    fn find_queued(&self, slot: Option<OpRef<T>>, highest: Option<u8>) -> Option<OpRef<T>> {
+    /// As [`find`](Self::find), when what was in the slot is not simply next. Short, since what is in the deque most often
+    /// is.
+    #[inline(never)]
+    fn find_queued(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
+        if slot.is_none()
+            && self.left.get() > 0
+            && !self.lane.injector().is_urgent()
+            && let Some(op) = self.deque.pop()
+        {
+            self.count_served();
+            return Some(op);
+        }
+        self.find_by_turns(slot)
+    }
+
+    /// As [`find_queued`](Self::find_queued), for all other cases.
+    #[inline(never)]
+    fn find_by_turns(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
+        let highest = self.lane.injector().highest();
         if let Some(op) = slot {
             if highest <= Some(op.band) && self.may_go_on(op.band, highest) {
                 return Some(op);
@@ -211,10 +233,16 @@ impl<T> Worker<T> {
             .or_else(|| self.pop_injector(DEFAULT_BAND, MAX_TAKEN))
             .or_else(|| self.steal())
             .or_else(|| self.pop_bands(|_| true))?;
+        self.count_served();
+        Some(op)
+    }
+
+    /// Counts an operation that is not from the slot.
+    #[inline]
+    fn count_served(&self) {
         let left = self.left.get() - 1;
         self.left.set(left);
         self.served_at.set(left);
-        Some(op)
     }
 
     /// Whether what was in the slot, of `band`, is next although it is the others' turn: nothing in the injector is more
@@ -255,8 +283,8 @@ impl<T> Worker<T> {
         None
     }
 
-    /// Begins the next round at once if nobody waits for a turn in this one, the deque having been served; says whether it does.
-    /// The next round ends when the deque must be served again.
+    /// Begins the next round at once if nobody waits for a turn in this one, the deque having been served; says whether it
+    /// does. The next round ends when the deque must be served again.
     fn skip_turns(&self) -> bool {
         let unserved = if self.deque.is_empty() { 0 } else { self.served_at.get() };
         let skips = unserved < MAX_RUN

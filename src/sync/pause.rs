@@ -72,11 +72,11 @@ points! {
         CompleteFlagged,
         /// `hand_on`: before an access is taken off what its operation waits for.
         CompleteBeforeSatisfy,
-        /// `hand_on`, `end`, `Core::settle`: before an access is retired.
+        /// `hand_on`, `end`, `Core::let_go_of`: before an access is retired.
         CompleteBeforeRetire,
         /// `pass`: the next access's operation may still be pushed; before the tail is moved on to it.
         CompleteBeforePass,
-        /// `Core::settle`: all accesses are done; what became ready is in this thread's list.
+        /// `Core::complete`: all accesses are done; what became ready is in this thread's list.
         Completed,
     }
     /// On the way of a ready operation into an injector.
