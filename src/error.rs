@@ -175,11 +175,6 @@ impl OpError {
             failures.forget(self);
         }
     }
-
-    pub(crate) fn is_settled(&self) -> bool {
-        // Relaxed: as in `settle`.
-        self.0.known.load(Relaxed)
-    }
 }
 
 impl fmt::Debug for OpError {

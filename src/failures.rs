@@ -8,33 +8,31 @@ use crate::{
     sync::{Mutex, lock},
 };
 
-/// Failures that are kept at most; more are only counted. Picked: whoever lets so many pass does not look.
+/// The most failures that are kept; those beyond are only counted. Picked: a program that lets so many pass does not
+/// look.
 const MAX_KEPT: usize = 4096;
 
 #[derive(Debug, Default)]
 struct State {
-    /// By their sequence numbers.
+    /// Those that are kept, by their sequence numbers.
     unknown: BTreeMap<u64, OpError>,
-    /// How many more there were, which are not kept.
+    /// How many more there were, which are only counted.
     more: u64,
-    /// Of one of them the log has told.
+    /// The log has told of one of them.
     warned: bool,
 }
 
-/// The failures of an engine that nobody knows of: no wait and no handle has given them to the program, and it has not cleared
-/// them on a variable.
+/// The failures of an engine that nobody knows of: no wait and no handle has given them to the program, and the program
+/// has not cleared them on a variable.
 ///
-/// What a failure reached does not matter, nor whether that still exists. So it does not matter either when a variable is freed.
+/// What a failure has reached does not matter, nor whether that still exists: variables may be freed meanwhile.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(Mutex<State>);
 
 impl Failures {
-    /// Keeps `failure` unless it is known.
+    /// Keeps `failure`, which nobody can know of yet, or counts it if too many are kept.
     pub(crate) fn add(&self, failure: &OpError) {
         let mut state = lock(&self.0);
-        if failure.is_settled() {
-            return;
-        }
         if state.unknown.len() < MAX_KEPT {
             state.unknown.insert(failure.sequence(), failure.clone());
         } else {
@@ -42,13 +40,14 @@ impl Failures {
         }
     }
 
-    /// Does not keep `failure` any more, which has become known.
+    /// Keeps `failure` no longer, which has become known.
     pub(crate) fn forget(&self, failure: &OpError) {
         // The caller has another clone, so nothing of the program's is dropped under the lock.
         lock(&self.0).unknown.remove(&failure.sequence());
     }
 
-    /// Takes the earliest, which is known then; after the last that is kept, one that says how many more there were.
+    /// Takes the earliest, which is known from then on; after the last that is kept, one that says how many more there
+    /// were.
     pub(crate) fn take(&self) -> Option<OpError> {
         // Dropped after the lock.
         let mut known = Vec::new();
@@ -67,7 +66,8 @@ impl Failures {
         })
     }
 
-    /// The earliest that the program has not asked for itself, as it does by a shutdown that cancels; once.
+    /// The earliest that is kept and that the program has not asked for itself, as it does by a shutdown that cancels;
+    /// once.
     pub(crate) fn to_warn_of(&self) -> Option<OpError> {
         let mut state = lock(&self.0);
         let warned = std::mem::replace(&mut state.warned, true);
