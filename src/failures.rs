@@ -60,10 +60,7 @@ impl Failures {
         }
         let more = std::mem::take(&mut state.more);
         drop(state);
-        (more > 0).then(|| {
-            let what = format!("{more} operations failed beyond the {MAX_KEPT} whose failures are kept");
-            OpError::new(&Name::EMPTY, Location::caller(), Cause::Error(what.into()), None)
-        })
+        summary(more)
     }
 
     /// The earliest that is kept and that the program has not asked for itself, as it does by a shutdown that cancels;
@@ -74,14 +71,24 @@ impl Failures {
         state.unknown.values().find(|failure| !warned && !failure.is_cancellation()).cloned()
     }
 
-    /// Takes all of them: the earliest, and how many there are.
+    /// Takes all of them: the earliest, as by [`take`](Self::take), and how many there are.
     pub(crate) fn clear(&self) -> Option<(OpError, u64)> {
-        let more = std::mem::take(&mut lock(&self.0).more);
-        let first = self.take()?;
-        let mut count = 1 + more;
-        while self.take().is_some() {
-            count += 1;
-        }
-        Some((first, count))
+        let mut state = lock(&self.0);
+        let unknown = std::mem::take(&mut state.unknown);
+        let more = std::mem::take(&mut state.more);
+        // Before the others are dropped, which are the program's.
+        drop(state);
+        let mut unknown = unknown.into_values().filter(OpError::take_as_known);
+        let first = unknown.next();
+        let count = u64::from(first.is_some()) + unknown.count() as u64 + more;
+        Some((first.or_else(|| summary(more))?, count))
     }
+}
+
+/// Stands for `more` failures that were only counted.
+fn summary(more: u64) -> Option<OpError> {
+    (more > 0).then(|| {
+        let what = format!("{more} operations failed beyond the {MAX_KEPT} whose failures are kept");
+        OpError::new(&Name::EMPTY, Location::caller(), Cause::Error(what.into()), None)
+    })
 }

@@ -2183,6 +2183,49 @@ mod failures {
         });
     }
 
+    /// How many failures an engine keeps; it counts those beyond.
+    const KEPT: usize = 4096;
+    const BEYOND: usize = 904;
+
+    /// Has `count` operations fail that mutate nothing; they have failed when this returns.
+    fn fail_many(engine: &Engine, count: usize) -> Vec<OpHandle<()>> {
+        let submit = |_| engine.op("lonely").try_submit((), |()| Err::<(), _>("no")).unwrap();
+        let handles: Vec<_> = (0..count).map(submit).collect();
+        eventually("all operations have failed", || handles.iter().all(OpHandle::is_done));
+        handles
+    }
+
+    fn tell(handles: impl IntoIterator<Item = OpHandle<()>>) {
+        handles.into_iter().for_each(|handle| assert_eq!(failure(handle.wait()).name(), "lonely"));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "needs 5,000 operations")]
+    fn clear_errors_counts_what_is_beyond_the_kept_failures() {
+        on_kinds(&KINDS, 1, |engine| {
+            drop(fail_many(&engine, KEPT + BEYOND));
+            let (first, count) = engine.clear_errors().unwrap();
+            assert_eq!((first.name(), count), ("lonely", 5000));
+            assert!(engine.clear_errors().is_none());
+            engine.wait_for_all().unwrap();
+        });
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "needs 5,000 operations")]
+    fn clear_errors_finds_what_is_beyond_kept_failures_that_handles_have_told_of() {
+        on_kinds(&KINDS, 1, |engine| {
+            let kept = fail_many(&engine, KEPT);
+            drop(fail_many(&engine, BEYOND));
+            tell(kept);
+            let (first, count) = engine.clear_errors().expect("904 failures were not told");
+            assert_eq!(count, 904);
+            assert!(first.to_string().contains(": 904 operations failed"), "{first}");
+            assert!(engine.clear_errors().is_none());
+            engine.wait_for_all().unwrap();
+        });
+    }
+
     #[test]
     fn wait_for_all_reports_the_earliest_failure() {
         on_kinds(&KINDS, 1, |engine| {
