@@ -16,49 +16,77 @@ const MAX_KEPT: usize = 4096;
 struct State {
     /// Those that are kept, by their sequence numbers.
     unknown: BTreeMap<u64, OpError>,
-    /// How many more there were, which are only counted.
+    /// How many more there are, which are only counted.
     more: u64,
+    /// How often `more` has been taken, and counting has begun anew.
+    round: u64,
     /// The log has told of one of them.
     warned: bool,
+}
+
+impl State {
+    /// Takes how many are only counted. Those that become known later are not taken off what is counted from now on.
+    fn take_more(&mut self) -> u64 {
+        self.round += 1;
+        std::mem::take(&mut self.more)
+    }
+}
+
+/// What has become of a failure that nobody knew of when it was [added](Failures::add).
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    /// It is kept until it is known.
+    Kept,
+    /// It is counted until it is known, in this round.
+    Counted(u64),
 }
 
 /// The failures of an engine that nobody knows of: no wait and no handle has given them to the program, and the program
 /// has not cleared them on a variable.
 ///
 /// What a failure has reached does not matter, nor whether that still exists: variables may be freed meanwhile.
+///
+/// A failure becomes known under the lock, together with its removal from what is kept or counted. So it is either
+/// reported from here or known from elsewhere, whichever thread is faster.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(Mutex<State>);
 
 impl Failures {
     /// Keeps `failure`, which nobody can know of yet, or counts it if too many are kept.
-    pub(crate) fn add(&self, failure: &OpError) {
+    pub(crate) fn add(&self, failure: &OpError) -> Place {
         let mut state = lock(&self.0);
         if state.unknown.len() < MAX_KEPT {
             state.unknown.insert(failure.sequence(), failure.clone());
+            Place::Kept
         } else {
             state.more += 1;
+            Place::Counted(state.round)
         }
     }
 
-    /// Keeps `failure` no longer, which has become known.
-    pub(crate) fn forget(&self, failure: &OpError) {
-        // The caller has another clone, so nothing of the program's is dropped under the lock.
-        lock(&self.0).unknown.remove(&failure.sequence());
+    /// Notes that `failure`, which has been added, is known, and neither keeps nor counts it any more.
+    pub(crate) fn settle(&self, failure: &OpError, place: Place) {
+        let mut state = lock(&self.0);
+        if failure.note_known() {
+            match place {
+                // The caller has another clone, so nothing of the program's is dropped under the lock.
+                Place::Kept => drop(state.unknown.remove(&failure.sequence())),
+                Place::Counted(round) if round == state.round => state.more -= 1,
+                // It has been reported, as one of many.
+                Place::Counted(_) => {}
+            }
+        }
     }
 
     /// Takes the earliest, which is known from then on; after the last that is kept, one that says how many more there
-    /// were.
+    /// are.
     pub(crate) fn take(&self) -> Option<OpError> {
-        // Dropped after the lock.
-        let mut known = Vec::new();
         let mut state = lock(&self.0);
-        while let Some((_, failure)) = state.unknown.pop_first() {
-            if failure.take_as_known() {
-                return Some(failure);
-            }
-            known.push(failure);
+        if let Some((_, failure)) = state.unknown.pop_first() {
+            failure.note_known();
+            return Some(failure);
         }
-        let more = std::mem::take(&mut state.more);
+        let more = state.take_more();
         drop(state);
         summary(more)
     }
@@ -75,13 +103,15 @@ impl Failures {
     pub(crate) fn clear(&self) -> Option<(OpError, u64)> {
         let mut state = lock(&self.0);
         let unknown = std::mem::take(&mut state.unknown);
-        let more = std::mem::take(&mut state.more);
+        for failure in unknown.values() {
+            failure.note_known();
+        }
+        let more = state.take_more();
         // Before the others are dropped, which are the program's.
         drop(state);
-        let mut unknown = unknown.into_values().filter(OpError::take_as_known);
-        let first = unknown.next();
-        let count = u64::from(first.is_some()) + unknown.count() as u64 + more;
-        Some((first.or_else(|| summary(more))?, count))
+        let count = unknown.len() as u64 + more;
+        let first = unknown.into_values().next().or_else(|| summary(more))?;
+        Some((first, count))
     }
 }
 
