@@ -431,8 +431,9 @@ impl Engine {
     /// [`WaitError::Failed`] with the earliest failure that nobody has been told of, which is told with that: no wait and no
     /// handle has returned it, and it was not cleared on a variable that it had reached, by
     /// [`clear_error`](Self::clear_error) or by an operation that overwrites. Call again for the next one, or
-    /// [`clear_errors`](Self::clear_errors) for all. [`WaitError::WouldDeadlock`] inside an operation of this engine, which is
-    /// itself among what would have to end; [`WaitError::OnDevice`]; [`WaitError::InDeletion`].
+    /// [`clear_errors`](Self::clear_errors) for all. The engine keeps 4,096 of them and counts those beyond; after the
+    /// last that is kept, one failure says how many these are. [`WaitError::WouldDeadlock`] inside an operation of this
+    /// engine, which is itself among what would have to end; [`WaitError::OnDevice`]; [`WaitError::InDeletion`].
     pub fn wait_for_all(&self) -> Result<(), WaitError> {
         self.core.wait_for_all(None)
     }

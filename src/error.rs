@@ -13,7 +13,7 @@ use std::{
 
 use crate::{
     device::{Context, DeviceError},
-    failures::Failures,
+    failures::{Failures, Place},
     name::Name,
     panics::{self, Payload},
     property::Property,
@@ -71,10 +71,11 @@ struct Failure {
     /// be `Sync`.
     payload: ManuallyDrop<Mutex<Option<Payload>>>,
     sequence: u64,
-    /// Somebody outside the engine has been given it, or has cleared it where it had got to.
+    /// Somebody outside the engine has been given it, or has cleared it where it had got to. Set under the lock of the
+    /// `Failures` that it was added to.
     known: AtomicBool,
-    /// Where it is kept until it is known.
-    kept_by: OnceLock<Weak<Failures>>,
+    /// Where it is kept or counted until it is known.
+    added: OnceLock<(Weak<Failures>, Place)>,
 }
 
 impl Drop for Failure {
@@ -114,7 +115,7 @@ impl OpError {
             // Relaxed: only distinct numbers are needed, rising as far as anybody can tell.
             sequence: SEQUENCE.fetch_add(1, Relaxed),
             known: AtomicBool::new(false),
-            kept_by: OnceLock::new(),
+            added: OnceLock::new(),
         }))
     }
 
@@ -152,33 +153,33 @@ impl OpError {
         self.0.sequence
     }
 
-    /// Has `failures` keep it until it is known. Called before anybody outside the engine can be given it.
+    /// Adds it to `failures` until it is known. Called before anybody outside the engine can be given it.
     pub(crate) fn keep(&self, failures: &Arc<Failures>) {
-        // Once: those that are skipped because of it have the same failure.
-        if self.0.kept_by.set(Arc::downgrade(failures)).is_ok() {
-            failures.add(self);
-        }
+        // Once: those that are skipped because of it have the same failure. They find it on a variable, where it is put
+        // only after this; so no thread waits here for another.
+        self.0.added.get_or_init(|| (Arc::downgrade(failures), failures.add(self)));
     }
 
-    /// Notes that it is known; whether it was not.
-    pub(crate) fn take_as_known(&self) -> bool {
-        // Relaxed: as in `settle`.
+    /// Notes that it is known; whether it was not. Called by the `Failures` that it was added to, under the lock.
+    pub(crate) fn note_known(&self) -> bool {
+        // Relaxed: all that write it hold the lock, which orders them; for the reader without it see `settle`.
         !self.0.known.swap(true, Relaxed)
     }
 
     /// Notes that somebody has been given the failure, or has cleared it: nobody else need be told of his own accord.
     pub(crate) fn settle(&self) {
-        // Relaxed: whoever keeps it looks under its lock, which `forget` takes next.
-        if self.take_as_known()
-            && let Some(failures) = self.0.kept_by.get().and_then(Weak::upgrade)
-        {
-            failures.forget(self);
+        // Relaxed: whoever reads the `true` of `note_known` here, and takes the lock of `Failures` later, takes it
+        // after the thread that wrote it under the lock; otherwise the write would come after this read. So it finds
+        // the failure neither kept nor counted, even if that thread is not done yet.
+        if self.0.known.load(Relaxed) {
+            return;
         }
-    }
-
-    pub(crate) fn is_settled(&self) -> bool {
-        // Relaxed: as in `settle`.
-        self.0.known.load(Relaxed)
+        // A failure that stands for many was never added.
+        if let Some((failures, place)) = self.0.added.get()
+            && let Some(failures) = failures.upgrade()
+        {
+            failures.settle(self, *place);
+        }
     }
 }
 

@@ -2183,6 +2183,124 @@ mod failures {
         });
     }
 
+    /// How many failures an engine keeps; it counts those beyond.
+    const KEPT: usize = 4096;
+    const BEYOND: usize = 904;
+
+    /// Has `count` operations fail that mutate nothing; they have failed when this returns.
+    fn fail_many(engine: &Engine, count: usize) -> Vec<OpHandle<()>> {
+        let submit = |_| engine.op("lonely").try_submit((), |()| Err::<(), _>("no")).unwrap();
+        let handles: Vec<_> = (0..count).map(submit).collect();
+        eventually("all operations have failed", || handles.iter().all(OpHandle::is_done));
+        handles
+    }
+
+    fn tell(handles: impl IntoIterator<Item = OpHandle<()>>) {
+        handles.into_iter().for_each(|handle| assert_eq!(failure(handle.wait()).name(), "lonely"));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "needs 5,000 operations")]
+    fn clear_errors_counts_what_is_beyond_the_kept_failures() {
+        on_kinds(&KINDS, 1, |engine| {
+            drop(fail_many(&engine, KEPT + BEYOND));
+            let (first, count) = engine.clear_errors().unwrap();
+            assert_eq!((first.name(), count), ("lonely", 5000));
+            assert!(engine.clear_errors().is_none());
+            engine.wait_for_all().unwrap();
+        });
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "needs 5,000 operations")]
+    fn clear_errors_finds_what_is_beyond_kept_failures_that_handles_have_told_of() {
+        on_kinds(&KINDS, 1, |engine| {
+            let kept = fail_many(&engine, KEPT);
+            drop(fail_many(&engine, BEYOND));
+            tell(kept);
+            let (first, count) = engine.clear_errors().expect("904 failures were not told");
+            assert_eq!(count, 904);
+            assert!(first.to_string().contains(": 904 operations failed"), "{first}");
+            assert!(engine.clear_errors().is_none());
+            engine.wait_for_all().unwrap();
+        });
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "needs 5,000 operations")]
+    fn what_handles_have_told_of_is_not_reported_again_however_much_it_is() {
+        on_kinds(&KINDS, 1, |engine| {
+            tell(fail_many(&engine, KEPT + BEYOND));
+            engine.wait_for_all().expect("the handles have told of all");
+            assert!(engine.clear_errors().is_none());
+        });
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "needs 5,000 operations")]
+    fn what_handles_have_told_of_beyond_the_kept_failures_is_not_counted() {
+        on_kinds(&KINDS, 1, |engine| {
+            let kept = fail_many(&engine, KEPT);
+            let mut beyond = fail_many(&engine, BEYOND);
+            // A failure that is told of twice is taken off once.
+            for error in beyond.drain(..900).map(|handle| failure(handle.wait())) {
+                drop(WaitError::from(error));
+            }
+            for handle in kept.into_iter().skip(1) {
+                drop(failure(handle.wait()));
+            }
+            assert_eq!(failure(engine.wait_for_all()).name(), "lonely");
+            let error = failure(engine.wait_for_all());
+            assert!(error.to_string().contains(": 4 operations failed"), "{error}");
+            engine.wait_for_all().expect("each was reported once");
+            tell(beyond);
+            engine.wait_for_all().expect("each was reported once");
+        });
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "needs 10,000 operations")]
+    fn a_handle_that_tells_late_takes_nothing_from_later_failures() {
+        on_kinds(&KINDS, 1, |engine| {
+            let kept = fail_many(&engine, KEPT);
+            let beyond = fail_many(&engine, BEYOND);
+            assert_eq!(engine.clear_errors().unwrap().1, 5000);
+            drop(fail_many(&engine, KEPT + BEYOND));
+            tell(kept);
+            tell(beyond);
+            assert_eq!(engine.clear_errors().unwrap().1, 5000);
+            engine.wait_for_all().unwrap();
+        });
+    }
+
+    /// None hides and none is taken twice, when handles tell of failures while others are cleared.
+    #[test]
+    #[cfg_attr(miri, ignore = "needs 60,000 operations")]
+    fn failures_are_cleared_once_while_handles_tell_of_others() {
+        on_kinds(&THREADED, 2, |engine| {
+            for round in 0..10 {
+                let mut handles = fail_many(&engine, 6000).into_iter();
+                let tellers: [Vec<_>; 2] = [(); 2].map(|()| handles.by_ref().take(3000).step_by(2).collect());
+                let start = Meeting::new(3);
+                let cleared: u64 = thread::scope(|scope| {
+                    for handles in tellers {
+                        let start = &start;
+                        scope.spawn(move || {
+                            start.join();
+                            tell(handles);
+                        });
+                    }
+                    start.join();
+                    // More or less of them are told by then.
+                    (0..round * 100).for_each(|_| thread::yield_now());
+                    engine.clear_errors().map_or(0, |(_, count)| count)
+                });
+                assert!((3000..=6000).contains(&cleared), "{cleared} of 6,000 were cleared, and 3,000 were told");
+                engine.wait_for_all().expect("all were told or cleared");
+            }
+        });
+    }
+
     #[test]
     fn wait_for_all_reports_the_earliest_failure() {
         on_kinds(&KINDS, 1, |engine| {
