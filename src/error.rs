@@ -400,8 +400,8 @@ pub enum ShutdownError {
     InsideOperation,
     /// Nothing was pending any more, but threads of the engine had not ended at the deadline. These are their names. They
     /// are in code of the program, such as the function of an asynchronous operation that goes on after its completion, a
-    /// destructor of a thread-local, or a logger. They keep what they use, and end when that code returns. Calling it again
-    /// waits again; dropping the engine does not wait for them.
+    /// destructor of a thread-local, or a logger; or there was no time for them to end. They keep what they use, and end when
+    /// that code returns. Calling it again waits again; dropping the engine does not wait for them.
     ThreadsLeft(Vec<String>),
     /// The engine was made before this process was forked from the one that has its threads. There is nothing to shut down.
     Forked,

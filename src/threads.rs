@@ -369,7 +369,6 @@ impl Crew {
         let (core, roll) = (Arc::clone(core), Arc::clone(&self.roll));
         self.spawn_with(name, worker, move |worker, in_roll| {
             if carry(core, number, worker, started) == Ended::Idle {
-                // Nothing is held here, since this may have to wait for a destructor of the program's.
                 roll.leave(in_roll);
             }
         })
@@ -477,7 +476,7 @@ impl Crew {
     }
 
     /// Waits until all threads have ended, which they must have been [told](Self::end); not to be called by one of them.
-    /// Gives the names of those that have not ended by the deadline.
+    /// Gives the names of those that have not been joined by the deadline.
     pub(crate) fn join(&self, deadline: Option<Instant>) -> Result<(), Vec<String>> {
         match deadline {
             Some(deadline) => self.roll.join_until(deadline),
@@ -643,7 +642,7 @@ mod tests {
         while lives() < 10_000 {
             assert_eq!(nest(&engine, DEPTH), DEPTH + 1);
             let start = Instant::now();
-            // All but some, which are let go when there are more.
+            // All but some, which are joined when there are more.
             while known() > before + crate::roll::MANY {
                 assert!(start.elapsed() < Duration::from_secs(20), "{} threads, {before} before", known());
                 std::thread::yield_now();
