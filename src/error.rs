@@ -396,7 +396,8 @@ impl Error for BuildError {
 pub enum ShutdownError {
     /// The deadline passed while operations were pending. The shutdown goes on by itself; calling it again waits again.
     TimedOut,
-    /// It was called inside an operation, which it would have to wait for. The shutdown goes on by itself.
+    /// It was called inside an operation, which it would have to wait for, or in a logger that the engine calls, or in a
+    /// destructor of a thread-local of one of its threads. The shutdown goes on by itself.
     InsideOperation,
     /// Nothing was pending any more, but threads of the engine had not ended at the deadline. These are their names. They
     /// are in code of the program, such as the function of an asynchronous operation that goes on after its completion, a

@@ -394,9 +394,14 @@ impl Crew {
         spawned.map_err(|error| (error, lock(&slot).take()))
     }
 
-    /// Starts a thread, to be joined with the others, for something that may take as long as it likes.
+    /// Starts a thread, to be joined with the others, for something that may take as long as it likes. A shutdown there, also
+    /// one in a destructor of a thread-local, does not wait for it.
     pub(crate) fn spawn_aside(&self, name: String, main: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        self.roll.spawn(name, move |_| main())
+        let engine = self.engine;
+        self.roll.spawn(name, move |_| {
+            STARTED_FOR.with(|cell| cell.set(engine));
+            main();
+        })
     }
 
     /// Whether the threads have been ended.

@@ -17,7 +17,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Gate, MOMENT, Meeting, PATIENCE, THREADED, child_succeeds, eventually, is_child, on_kinds, watched};
+use common::{
+    AWHILE, Gate, MOMENT, Meeting, PATIENCE, THREADED, child_succeeds, eventually, is_child, on_kinds, watched,
+};
 use raddle::{Engine, RunContext, Shutdown, ShutdownError};
 
 /// Shuts the engine down again and again, which must leave `names` each time, until those are the only threads left.
@@ -213,6 +215,73 @@ fn in_a_child_the_logger_blocks() {
         engine.shutdown(Shutdown::Drain, None).expect("the logger returns");
         assert_eq!(logged.load(SeqCst), 1);
     });
+}
+
+/// What the logger does with a handle of the engine that warns.
+type Act = fn(Engine, mpsc::Sender<Result<(), ShutdownError>>);
+
+/// Shuts the engine down when it is dropped.
+struct ShutsDown(Engine, mpsc::Sender<Result<(), ShutdownError>>);
+
+impl Drop for ShutsDown {
+    fn drop(&mut self) {
+        let _ = self.1.send(self.0.shutdown(Shutdown::Drain, None));
+    }
+}
+
+thread_local!(static AT_THE_END: RefCell<Option<ShutsDown>> = const { RefCell::new(None) });
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_logger_that_ends_the_engine_which_warns_does_not_wait_for_itself() {
+    child_succeeds("in_a_child_the_logger_ends_the_engine");
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own"]
+fn in_a_child_the_logger_ends_the_engine() {
+    const ACTS: [(&str, Act); 4] = [
+        ("shuts down", |engine, told| drop(ShutsDown(engine, told))),
+        ("drops the last handle", |engine, _| drop(engine)),
+        ("shuts down when its thread ends", |engine, told| AT_THE_END.set(Some(ShutsDown(engine, told)))),
+        ("shuts down with a deadline", |engine, told| {
+            let _ = told.send(engine.shutdown(Shutdown::Drain, Some(AWHILE)));
+        }),
+    ];
+    if !is_child() {
+        return;
+    }
+    for (what, act) in ACTS {
+        for limit in [Some(AWHILE), None] {
+            on_kinds(&common::KINDS, 1, move |engine| {
+                println!("{what}, {limit:?}");
+                let (sender, handles) = mpsc::channel();
+                engine.push_sync(move |cx| _ = sender.send(cx.engine()), [], []).expect("the engine is open");
+                let uncounted = handles.recv_timeout(PATIENCE).expect("the operation runs");
+                let (tell, told) = mpsc::channel();
+                let last = Mutex::new(Some((engine, tell)));
+                uncounted.op("fails").push_sync(|_: &RunContext<'_>| panic!("on purpose")).expect("the engine is open");
+                log_to(move |text| {
+                    assert!(text.contains("nobody was told of"), "{text}");
+                    let (engine, tell) = common::lock(&last).take().expect("it warns once");
+                    act(engine, tell);
+                });
+                // On a thread of its own, which ends, since the logger may run there.
+                let ends = move || {
+                    let first = uncounted.shutdown(Shutdown::Drain, limit);
+                    (first, uncounted)
+                };
+                let (first, uncounted) = thread::spawn(ends).join().expect("it does not panic");
+                assert_eq!(first, Ok(()), "{what}");
+                // Inside the logger it goes on by itself; at the end of a thread of the program's it is over.
+                for result in told {
+                    assert!(matches!(result, Ok(()) | Err(ShutdownError::InsideOperation)), "{what}: {result:?}");
+                }
+                assert_eq!(uncounted.shutdown(Shutdown::Drain, None), Ok(()), "{what}");
+                assert_eq!(uncounted.shutdown(Shutdown::Drain, Some(Duration::ZERO)), Ok(()), "{what}");
+            });
+        }
+    }
 }
 
 #[test]
