@@ -454,8 +454,8 @@ impl Engine {
     /// Shuts the engine down: refuses further pushes, waits until nothing is pending, and ends the threads; all that at most for
     /// `timeout`, whatever the program's functions do. May be called again, on any handle.
     ///
-    /// A thread has ended when the destructors of its thread-locals have run. Elsewhere than on Linux, a shutdown with a
-    /// `timeout` that finds no thread to be started, which it needs to wait for those, does without.
+    /// A thread has ended when the destructors of its thread-locals have run. A shutdown with a `timeout` starts a
+    /// thread to wait for those; elsewhere than on Linux, it does not wait for them if none can be started.
     ///
     /// # Errors
     /// [`ShutdownError::TimedOut`]: operations were still pending; the shutdown has begun, and calling again waits again.

@@ -1,15 +1,15 @@
 //! The threads of an engine that have not been joined.
 //!
-//! A thread is entered before it is started, and struck out when it has been joined. So whoever finds the roll empty knows
-//! that no thread that was entered before runs any more, nor a destructor of its thread-locals.
+//! A thread is entered before it is started, and struck out when it has been joined. So whoever finds the roll empty
+//! knows that no thread that was entered before runs any more, nor a destructor of its thread-locals.
 //!
 //! A thread says itself that its main function has returned, and can be joined from then on. That takes as long as
-//! destructors of the program take: nobody joins with a lock held, and who has a deadline has helpers join, threads that do
-//! nothing else and are not entered. While a helper waits for a destructor, another one joins the other threads. If many
-//! threads that end by themselves have not been joined, helpers join those as well.
+//! destructors of the program take: nobody joins with a lock held, and who has a deadline has helpers join, threads
+//! that do nothing else and are not entered. While a helper waits for a destructor, another one joins the other
+//! threads. If many threads that end by themselves have not been joined, helpers join those as well.
 //!
-//! Where no helper can be started, who has a deadline joins those that have ended for certain. Only Linux tells which; it is
-//! enough elsewhere that the main function has returned.
+//! Where no helper can be started, who has a deadline joins those that have ended for certain. Only Linux tells which;
+//! elsewhere it is enough that the main function has returned, and the thread is detached.
 
 use std::{
     io,
@@ -28,7 +28,8 @@ use crate::{
     },
 };
 
-/// How long threads that can be joined wait for that, where there is a deadline, before there is another helper. Picked.
+/// How long threads that can be joined wait for that, where there is a deadline, before another helper is started.
+/// Picked.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Threads that have ended by themselves and wait to be joined, about at most. Picked.
@@ -134,6 +135,8 @@ fn try_join(handle: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
         // Not dropped, since that would detach the thread.
         let _ = handle.into_pthread_t();
     }
+    #[cfg(not(all(target_os = "linux", any(target_env = "gnu", target_env = "musl"), not(raddle_shuttle))))]
+    drop(handle);
     Ok(())
 }
 
@@ -327,8 +330,8 @@ mod tests {
         }
     }
 
-    /// Starts a thread that ends by itself, and stays in the destructor of a thread-local until what this gives is dropped.
-    /// When this returns the thread is there.
+    /// Starts a thread that ends by itself, and stays in the destructor of a thread-local until what this gives is
+    /// dropped. When this returns the thread is there.
     fn spawn_blocked(roll: &Arc<Roll>, name: &str) -> mpsc::Sender<()> {
         thread_local!(static LOCAL: RefCell<Option<Blocks>> = const { RefCell::new(None) });
         let ((sender, inside), (release, held)) = (mpsc::channel(), mpsc::channel());

@@ -394,8 +394,8 @@ impl Crew {
         spawned.map_err(|error| (error, lock(&slot).take()))
     }
 
-    /// Starts a thread, to be joined with the others, for something that may take as long as it likes. A shutdown there, also
-    /// one in a destructor of a thread-local, does not wait for it.
+    /// Starts a thread, to be joined with the others, for something that may take as long as it likes. A shutdown
+    /// there, also one in a destructor of a thread-local, does not wait for it.
     pub(crate) fn spawn_aside(&self, name: String, main: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let engine = self.engine;
         self.roll.spawn(name, move |_| {
