@@ -456,6 +456,9 @@ impl Engine {
     /// Shuts the engine down: refuses further pushes, waits until nothing is pending, and ends the threads; all that at most for
     /// `timeout`, whatever the program's functions do. May be called again, on any handle.
     ///
+    /// A thread has ended when the destructors of its thread-locals have run. A shutdown with a `timeout` starts a
+    /// thread to wait for those; elsewhere than on Linux, it does not wait for them if none can be started.
+    ///
     /// # Errors
     /// [`ShutdownError::TimedOut`]: operations were still pending; the shutdown has begun, and calling again waits again.
     /// [`ShutdownError::ThreadsLeft`]: nothing was pending, but these threads had not ended; calling again waits again.

@@ -372,7 +372,6 @@ impl Crew {
         let (core, roll) = (Arc::clone(core), Arc::clone(&self.roll));
         self.spawn_with(name, worker, move |worker, in_roll| {
             if carry(core, number, worker, started) == Ended::Idle {
-                // Nothing is held here, since this may have to wait for a destructor of the program's.
                 roll.leave(in_roll);
             }
         })
@@ -398,9 +397,14 @@ impl Crew {
         spawned.map_err(|error| (error, lock(&slot).take()))
     }
 
-    /// Starts a thread, to be joined with the others, for something that may take as long as it likes.
+    /// Starts a thread, to be joined with the others, for something that may take as long as it likes. A shutdown
+    /// there, also one in a destructor of a thread-local, does not wait for it.
     pub(crate) fn spawn_aside(&self, name: String, main: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        self.roll.spawn(name, move |_| main())
+        let engine = self.engine;
+        self.roll.spawn(name, move |_| {
+            STARTED_FOR.with(|cell| cell.set(engine));
+            main();
+        })
     }
 
     /// Whether the threads have been ended.
@@ -475,7 +479,7 @@ impl Crew {
     }
 
     /// Waits until all threads have ended, which they must have been [told](Self::end); not to be called by one of them.
-    /// Gives the names of those that have not ended by the deadline.
+    /// Gives the names of those that have not been joined by the deadline.
     pub(crate) fn join(&self, deadline: Option<Instant>) -> Result<(), Vec<String>> {
         match deadline {
             Some(deadline) => self.roll.join_until(deadline),
@@ -641,7 +645,7 @@ mod tests {
         while lives() < 10_000 {
             assert_eq!(nest(&engine, DEPTH), DEPTH + 1);
             let start = Instant::now();
-            // All but some, which are let go when there are more.
+            // All but some, which are joined when there are more.
             while known() > before + crate::roll::MANY {
                 assert!(start.elapsed() < Duration::from_secs(20), "{} threads, {before} before", known());
                 std::thread::yield_now();

@@ -22,20 +22,43 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Gate, MOMENT, PATIENCE, THREADED, child_succeeds, eventually, is_child, on_kinds, watched};
+use common::{
+    AWHILE, Gate, MOMENT, Meeting, PATIENCE, THREADED, child_succeeds, eventually, is_child, on_kinds, watched,
+};
 use logger::log_to;
 use raddle::{Engine, RunContext, Shutdown, ShutdownError};
 
-/// Shuts the engine down again and again, which must leave `name` each time, until that is the only thread left.
+/// Shuts the engine down again and again, which must leave `names` each time, until those are the only threads left.
 #[track_caller]
-fn assert_leaves(engine: &Engine, how: Shutdown, name: &str) {
-    eventually("the other threads have ended", || match engine.shutdown(how, Some(MOMENT)) {
-        Err(ShutdownError::ThreadsLeft(names)) => {
-            assert!(names.iter().any(|left| left == name), "{names:?} does not name {name}");
-            names.len() == 1
-        }
-        other => panic!("a thread should have been left, but there is {other:?}"),
-    });
+fn assert_leaves<const N: usize>(engine: &Engine, how: Shutdown, names: [&str; N]) {
+    // At once, and then with time for those that end.
+    for time in [Duration::ZERO, MOMENT] {
+        eventually("the other threads have ended", || match engine.shutdown(how, Some(time)) {
+            Err(ShutdownError::ThreadsLeft(left)) => {
+                for name in names {
+                    assert!(left.iter().any(|left| left == name), "{left:?} does not name {name}");
+                }
+                time.is_zero() || left.len() == N
+            }
+            Err(ShutdownError::TimedOut) => false,
+            other => panic!("a thread should have been left, but there is {other:?}"),
+        });
+    }
+}
+
+/// Blocks when it is dropped, until the gate is opened.
+struct Blocks(Gate);
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        self.0.pass();
+    }
+}
+
+/// Has the calling thread block when it ends, until the gate is opened.
+fn block_at_the_end(gate: Gate) {
+    thread_local!(static LOCAL: RefCell<Option<Blocks>> = const { RefCell::new(None) });
+    LOCAL.set(Some(Blocks(gate)));
 }
 
 /// An asynchronous operation that is complete, and whose function goes on until the gate is opened.
@@ -58,7 +81,7 @@ fn a_deadline_holds_though_an_asynchronous_function_goes_on_after_its_completion
     on_kinds(&THREADED, 1, |engine| {
         let gate = goes_on(&engine);
         for how in [Shutdown::Drain, Shutdown::Cancel] {
-            assert_leaves(&engine, how, "raddle-cpu-0");
+            assert_leaves(&engine, how, ["raddle-cpu-0"]);
         }
         gate.open();
         // Calling it again waits again.
@@ -69,20 +92,31 @@ fn a_deadline_holds_though_an_asynchronous_function_goes_on_after_its_completion
 
 #[test]
 fn a_deadline_holds_though_a_destructor_of_a_thread_local_blocks() {
-    struct Blocks(Gate);
-    impl Drop for Blocks {
-        fn drop(&mut self) {
-            self.0.pass();
-        }
-    }
-    thread_local!(static LOCAL: RefCell<Option<Blocks>> = const { RefCell::new(None) });
     on_kinds(&THREADED, 1, |engine| {
         let gate = Gate::new();
         let inside = gate.clone();
-        engine.push_sync(move |_| LOCAL.set(Some(Blocks(inside.clone()))), [], []).expect("the engine is open");
-        assert_leaves(&engine, Shutdown::Drain, "raddle-cpu-0");
+        engine.push_sync(move |_| block_at_the_end(inside.clone()), [], []).expect("the engine is open");
+        assert_leaves(&engine, Shutdown::Drain, ["raddle-cpu-0"]);
         gate.open();
         engine.shutdown(Shutdown::Drain, None).expect("the destructor returns");
+    });
+}
+
+#[test]
+fn a_deadline_holds_though_destructors_of_two_thread_locals_block_and_both_threads_are_named() {
+    on_kinds(&THREADED, 2, |engine| {
+        let (gate, meeting) = (Gate::new(), Meeting::new(2));
+        for _ in 0..2 {
+            let (gate, meeting) = (gate.clone(), meeting.clone());
+            let blocks = move |_: &RunContext<'_>| {
+                block_at_the_end(gate);
+                meeting.join();
+            };
+            engine.op("blocks").push_sync(blocks).expect("the engine is open");
+        }
+        assert_leaves(&engine, Shutdown::Drain, ["raddle-cpu-0", "raddle-cpu-1"]);
+        gate.open();
+        engine.shutdown(Shutdown::Drain, None).expect("the destructors return");
     });
 }
 
@@ -101,7 +135,7 @@ fn a_deadline_holds_though_another_thread_is_inside_a_shutdown() {
             });
             begun.pass();
             for _ in 0..10 {
-                assert_leaves(&engine, Shutdown::Drain, "raddle-cpu-0");
+                assert_leaves(&engine, Shutdown::Drain, ["raddle-cpu-0"]);
             }
             gate.open();
             other.join().expect("it does not panic").expect("the function returns");
@@ -123,7 +157,7 @@ fn threads_that_were_left_behind_keep_what_they_use_and_the_drop_does_not_wait_f
         };
         engine.op("goes on").push_async(function).expect("the engine is open");
         engine.wait_for_all().expect("nothing fails");
-        assert_leaves(&engine, Shutdown::Cancel, "raddle-cpu-0");
+        assert_leaves(&engine, Shutdown::Cancel, ["raddle-cpu-0"]);
         drop(engine);
         gate.open();
         assert_eq!(receiver.recv_timeout(PATIENCE), Ok(7));
@@ -153,11 +187,78 @@ fn in_a_child_the_logger_blocks() {
             inside.pass();
         });
         engine.op("fails").push_sync(|_: &RunContext<'_>| panic!("on purpose")).expect("the engine is open");
-        assert_leaves(&engine, Shutdown::Drain, "raddle-shutdown");
+        assert_leaves(&engine, Shutdown::Drain, ["raddle-shutdown"]);
         gate.open();
         engine.shutdown(Shutdown::Drain, None).expect("the logger returns");
         assert_eq!(logged.load(SeqCst), 1);
     });
+}
+
+/// What the logger does with a handle of the engine that warns.
+type Act = fn(Engine, mpsc::Sender<Result<(), ShutdownError>>);
+
+/// Shuts the engine down when it is dropped.
+struct ShutsDown(Engine, mpsc::Sender<Result<(), ShutdownError>>);
+
+impl Drop for ShutsDown {
+    fn drop(&mut self) {
+        let _ = self.1.send(self.0.shutdown(Shutdown::Drain, None));
+    }
+}
+
+thread_local!(static AT_THE_END: RefCell<Option<ShutsDown>> = const { RefCell::new(None) });
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_logger_that_ends_the_engine_which_warns_does_not_wait_for_itself() {
+    child_succeeds("in_a_child_the_logger_ends_the_engine");
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own"]
+fn in_a_child_the_logger_ends_the_engine() {
+    const ACTS: [(&str, Act); 4] = [
+        ("shuts down", |engine, told| drop(ShutsDown(engine, told))),
+        ("drops the last handle", |engine, _| drop(engine)),
+        ("shuts down when its thread ends", |engine, told| AT_THE_END.set(Some(ShutsDown(engine, told)))),
+        ("shuts down with a deadline", |engine, told| {
+            let _ = told.send(engine.shutdown(Shutdown::Drain, Some(AWHILE)));
+        }),
+    ];
+    if !is_child() {
+        return;
+    }
+    for (what, act) in ACTS {
+        for limit in [Some(AWHILE), None] {
+            on_kinds(&common::KINDS, 1, move |engine| {
+                println!("{what}, {limit:?}");
+                let (sender, handles) = mpsc::channel();
+                engine.push_sync(move |cx| _ = sender.send(cx.engine()), [], []).expect("the engine is open");
+                let uncounted = handles.recv_timeout(PATIENCE).expect("the operation runs");
+                let (tell, told) = mpsc::channel();
+                let last = Mutex::new(Some((engine, tell)));
+                uncounted.op("fails").push_sync(|_: &RunContext<'_>| panic!("on purpose")).expect("the engine is open");
+                log_to(move |text| {
+                    assert!(text.contains("nobody was told of"), "{text}");
+                    let (engine, tell) = common::lock(&last).take().expect("it warns once");
+                    act(engine, tell);
+                });
+                // On a thread of its own, which ends, since the logger may run there.
+                let ends = move || {
+                    let first = uncounted.shutdown(Shutdown::Drain, limit);
+                    (first, uncounted)
+                };
+                let (first, uncounted) = thread::spawn(ends).join().expect("it does not panic");
+                assert_eq!(first, Ok(()), "{what}");
+                // Inside the logger it goes on by itself; at the end of a thread of the program's it is over.
+                for result in told {
+                    assert!(matches!(result, Ok(()) | Err(ShutdownError::InsideOperation)), "{what}: {result:?}");
+                }
+                assert_eq!(uncounted.shutdown(Shutdown::Drain, None), Ok(()), "{what}");
+                assert_eq!(uncounted.shutdown(Shutdown::Drain, Some(Duration::ZERO)), Ok(()), "{what}");
+            });
+        }
+    }
 }
 
 #[test]
@@ -218,11 +319,38 @@ mod without_threads {
             let gate = goes_on(&engine);
             {
                 let _none = NoThreads::new();
-                assert_leaves(&engine, Shutdown::Drain, "raddle-cpu-0");
+                assert_leaves(&engine, Shutdown::Drain, ["raddle-cpu-0"]);
                 gate.open();
                 engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the function returns");
             }
             engine.shutdown(Shutdown::Drain, None).expect("all have ended");
+        });
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "starts a process")]
+    fn who_is_inside_a_destructor_is_named_with_no_thread_that_could_join_it() {
+        child_succeeds("without_threads::in_a_child_nobody_can_join_who_is_inside_a_destructor");
+    }
+
+    #[test]
+    #[ignore = "run by another test in a process of its own"]
+    fn in_a_child_nobody_can_join_who_is_inside_a_destructor() {
+        if !is_child() {
+            return;
+        }
+        on_kinds(&THREADED, 1, |engine| {
+            let gate = Gate::new();
+            let inside = gate.clone();
+            engine.push_sync(move |_| block_at_the_end(inside.clone()), [], []).expect("the engine is open");
+            engine.wait_for_all().expect("nothing fails");
+            {
+                let _none = NoThreads::new();
+                assert_leaves(&engine, Shutdown::Drain, ["raddle-cpu-0"]);
+                gate.open();
+                engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the destructor returns");
+            }
+            engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all have ended");
         });
     }
 

@@ -768,7 +768,8 @@ macro_rules! twins {
         #[test]
         #[ignore = "fails by design; run by the test below"]
         fn $twin() {
-            without(Step::$step, || explore(20_000, $model));
+            // It ends with the first schedule that fails, which is a rare one for some.
+            without(Step::$step, || explore(200_000, $model));
         }
 
         #[test]

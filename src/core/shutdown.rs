@@ -100,27 +100,32 @@ impl Core {
     }
 
     /// Lets the threads end, which nobody needs any more, and warns of a failure that nobody was told of.
-    fn end(&self, deadline: Option<Instant>) {
+    fn end(self: &Arc<Self>, deadline: Option<Instant>) {
         self.gpus.end();
         let failure = self.failures.to_warn_of();
         let failure = match (failure, deadline) {
             // The logger, and the error that it prints, may take longer than the caller has time.
             (Some(failure), Some(_)) => {
-                let for_thread = failure.clone();
-                let warned = self.crew.spawn_aside("raddle-shutdown".to_owned(), move || warn(for_thread));
+                let (core, for_thread) = (Arc::clone(self), failure.clone());
+                let warned = self.crew.spawn_aside("raddle-shutdown".to_owned(), move || core.warn(for_thread));
                 warned.is_err().then_some(failure)
             }
             (failure, _) => failure,
         };
         self.crew.end();
         if let Some(failure) = failure {
-            warn(failure);
+            self.warn(failure);
         }
     }
-}
 
-fn warn(failure: OpError) {
-    panics::log!(Warn, "raddle: a failure that nobody was told of: {failure}");
+    /// Warns of `failure`. What the logger shuts down goes on by itself: it may be on a thread that is to end, or in a
+    /// shutdown that has not come to its end.
+    fn warn(self: &Arc<Self>, failure: OpError) {
+        // The failure is dropped there as well.
+        context::enter_after(self, move || {
+            panics::log!(Warn, "raddle: a failure that nobody was told of: {failure}");
+        });
+    }
 }
 
 /// Ends an engine without a thread that waits for it: whoever counts out the last operation does.

@@ -26,6 +26,7 @@ use super::{
     marks::{Clock, Recorded},
 };
 use crate::{
+    context,
     core::{Core, Rest, Rests, Verdict},
     device::{Context, DeviceError},
     error::{Cause, OpError},
@@ -142,10 +143,12 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
         if let Err(payload) = run {
             // What the panic has left goes where others find it before the program's code runs.
             let placed = panics::catch(|| issuer.place_ready(Rests::new()));
-            for payload in [Some(payload), placed.err()].into_iter().flatten() {
-                panics::discard(payload);
-            }
-            panics::log!(Error, "raddle: a device's thread panicked outside an operation's function");
+            context::enter_after(core, || {
+                for payload in [Some(payload), placed.err()].into_iter().flatten() {
+                    panics::discard(payload);
+                }
+                panics::log!(Error, "raddle: a device's thread panicked outside an operation's function");
+            });
         }
     }
     if core.is_forked() {
@@ -382,7 +385,9 @@ impl Issuer<'_> {
                 true
             }
             Err(error) => {
-                panics::log!(Warn, "raddle: an event could not be recorded, so the host waits instead: {error}");
+                context::enter_after(self.core, || {
+                    panics::log!(Warn, "raddle: an event could not be recorded, so the host waits instead: {error}");
+                });
                 false
             }
         }

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use crate::{
+    context,
     core::Core,
     device::{Context, DeviceError, Driver, GpuDriver, Role},
     error::PushError,
@@ -128,7 +129,9 @@ impl Gpus {
         let number = gpu as usize * self.lanes_each + role;
         if let Some(lane) = self.lanes.get(number) {
             lane.start(core, number).map_err(|error| {
-                panics::log!(Warn, "raddle: the thread of a device's lane could not be started: {error}");
+                context::enter_after(core, || {
+                    panics::log!(Warn, "raddle: the thread of a device's lane could not be started: {error}");
+                });
                 PushError::DeviceUnavailable(context)
             })?;
         }
