@@ -513,6 +513,29 @@ fn what_became_ready_is_placed_before_the_program_is_told() {
     }
 }
 
+/// A deletion, which the engine admits at any time, pushes while another thread shuts the engine down: what is accepted runs.
+fn a_deletion_that_pushes_while_the_engine_ends() {
+    let builder = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
+    let engine = builder.build().unwrap();
+    let token = engine.new_var();
+    let ends = engine.clone();
+    let end = thread::spawn(move || ends.shutdown(Shutdown::Drain, None).unwrap());
+    let (ran, accepted) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (inside, runs, accepts) = (engine.clone(), Arc::clone(&ran), Arc::clone(&accepted));
+    let deletion = move |_: &RunContext<'_>| match inside.push_sync(move |_| _ = runs.fetch_add(1, Relaxed), [], []) {
+        Ok(()) => _ = accepts.fetch_add(1, Relaxed),
+        Err(refused) => assert_eq!(refused, PushError::ShutDown),
+    };
+    engine.delete_variable(&token, deletion).unwrap();
+    end.join().unwrap();
+    assert_eq!(ran.load(Relaxed), accepted.load(Relaxed), "operations that ran (left) and were accepted (right)");
+}
+
+#[test]
+fn what_a_deletion_pushes_while_the_engine_ends_runs_or_is_refused() {
+    explore(4000, a_deletion_that_pushes_while_the_engine_ends);
+}
+
 // ------------------------------------------------------------------------------------------------------ devices ----
 
 /// What kernels have done to a device's variable: the numbers of their operations. `std`'s, so that it makes no
@@ -801,7 +824,9 @@ twins! {
     when_a_completion_tells_first, when_a_completion_tells_first_a_waker_waits_for_ever:
         || a_waker_that_waits_for_a_successor(2, Tells::AllByCompletion), without PlaceBeforeTelling, "deadlock";
     when_a_lane_wakes_by_operations_once_closed, when_a_lane_wakes_by_operations_once_closed_an_engine_never_ends:
-        an_engine_that_ends_while_a_device_works, without WakeHereOnceClosed, "operations are left in an injector";
+        an_engine_that_ends_while_a_device_works, without WakeHereOnceClosed, "max_steps";
+    when_an_engine_ends_that_is_not_closed, when_an_engine_ends_that_is_not_closed_an_accepted_operation_is_lost:
+        a_deletion_that_pushes_while_the_engine_ends, without CloseAndWaitAgain, "operations that ran";
     when_a_lane_asks_for_devices_again, when_a_lane_asks_for_devices_again_an_operation_comes_back:
         || a_deleted_operator(2, false), without EndWaitingForDevices, "an operation enters a lane of several workers a second time";
     when_a_worker_asks_for_devices_again, when_a_worker_asks_for_devices_again_an_operation_waits_for_what_comes_later:

@@ -11,7 +11,10 @@ use crate::{
     context,
     error::{OpError, ShutdownError},
     panics,
-    sync::Ordering::Relaxed,
+    sync::{
+        Ordering::Relaxed,
+        weaken::{Step, removed},
+    },
     tally::Waited,
     threads,
 };
@@ -78,7 +81,7 @@ impl Core {
             return Err(ShutdownError::InsideOperation);
         }
         loop {
-            let closed = self.is_closed();
+            let closed = self.is_closed() || removed(Step::CloseAndWaitAgain);
             match self.tally.wait(deadline) {
                 Waited::TimedOut => return Err(ShutdownError::TimedOut),
                 Waited::Idle if closed => return Ok(()),

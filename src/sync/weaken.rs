@@ -46,8 +46,10 @@ pub enum Step {
     EndWaitingForDevices,
     /// What became ready is placed before the program is told (`Core::to_tell`, `threads::run`).
     PlaceBeforeTelling,
-    /// The thread of a device's lane wakes futures itself once a shutdown has begun (`Core::wake`).
+    /// The thread of a device's lane wakes futures itself once the engine is closed (`Core::wake`).
     WakeHereOnceClosed,
+    /// A shutdown closes the engine when nothing is pending, and waits again (`Core::drain`).
+    CloseAndWaitAgain,
     /// A spare thread whose time is up looks whether it has been offered a worker meanwhile.
     SparesLookAgain,
     /// Whoever ends an engine in the background looks again when what was pending is over.
