@@ -183,8 +183,7 @@ impl Carrier {
     fn execute_otherwise(&self, unplain: Unplain, ready: &mut ReadyList<Task>) {
         let rest = self.core.execute_otherwise(unplain, ready);
         let rest = self.core.to_tell(rest);
-        let here = self.core.place_by(ready, |op| self.schedule(op));
-        self.core.run_here(here, Rests::from_iter([rest]));
+        self.core.place_all(ready, Rests::from_iter([rest]));
     }
 
     /// The next operation for the thread's worker; waits for one. `None`: the worker was given away, or its lane has ended.

@@ -241,7 +241,7 @@ impl Core {
         if ready.is_empty() {
             return ReadyList::default();
         }
-        if self.kind == EngineKind::Naive {
+        if !self.has_workers() {
             std::mem::take(ready)
         } else {
             // What is for others first, since what runs here may take its time.
@@ -344,7 +344,7 @@ impl Core {
     fn schedule_all(&self, ready: &mut ReadyList<Task>, schedule: impl Fn(OpRef<Task>)) -> ReadyList<Task> {
         let mut here = ReadyList::default();
         while let Some(op) = ready.pop() {
-            if op.task().has(flag::INLINE) || !self.has_workers() {
+            if op.task().has(flag::INLINE) {
                 here.push(op);
             } else {
                 self.schedule_by(op, &schedule);
