@@ -39,7 +39,7 @@ impl Core {
         let name = spec.name.take();
         // SAFETY: the task was begun a moment ago.
         unsafe { Task::fill(op.task_ptr(), name, location, work) };
-        self.enqueue(op)
+        self.enqueue(op).map_err(Rejected::into_error)
     }
 
     /// That a variable is this engine's, and not deleted as far as can be seen.
@@ -91,7 +91,8 @@ impl Core {
         entries: &[Entry],
         work: impl Work,
     ) -> Result<(), PushError> {
-        self.enqueue(self.make(spec, priority, location, entries, work)?)
+        let op = self.make(spec, priority, location, entries, work)?;
+        self.enqueue(op).map_err(Rejected::into_error)
     }
 
     /// Makes an operation that is still to be [enqueued](Self::enqueue), and whose entries are sorted, distinct and this
@@ -180,7 +181,7 @@ impl Core {
     }
 
     /// Puts an operation whose task is there into the queues of its variables, and where it is run if it is ready.
-    pub(super) fn enqueue(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), PushError> {
+    pub(super) fn enqueue(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), Rejected> {
         let pushed = tracker::push(op);
         if let Some(op) = pushed.ready {
             let flags = op.task().flags;
@@ -193,10 +194,7 @@ impl Core {
                 self.schedule(op);
             }
         }
-        if pushed.rejected {
-            return Err(PushError::DeletedVariable);
-        }
-        Ok(())
+        if pushed.rejected { Err(Rejected) } else { Ok(()) }
     }
 
     /// Puts a ready operation where a worker of its lane takes it.
@@ -389,6 +387,15 @@ impl Core {
             }
         };
         context::outside_deletion(|| context::drain(self, run));
+    }
+}
+
+/// A variable of a push was deleted meanwhile. Without the other errors, which would have to be told apart on the way.
+pub(super) struct Rejected;
+
+impl Rejected {
+    pub(super) fn into_error(self) -> PushError {
+        PushError::DeletedVariable
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use super::{Core, Spec};
+use super::{Core, Spec, push::Rejected};
 use crate::{
     context,
     error::{Cause, PushError, WaitError},
@@ -68,7 +68,7 @@ impl Core {
         let op = self.make(&spec, 0, location, &[entry], Await::new(Arc::clone(&outcome)))?;
         // Before the push, since the operation may have begun, and be forgotten, before that returns.
         cell.waits().remember(for_reading, op.hold(), Arc::clone(&outcome));
-        self.enqueue(op)?;
+        self.enqueue(op).map_err(Rejected::into_error)?;
         Ok(Some(outcome))
     }
 
