@@ -2,6 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    collections::VecDeque,
     fmt,
     ptr::{self, NonNull},
     sync::Arc,
@@ -189,7 +190,7 @@ pub(crate) struct Drain {
     /// What has to run here.
     deferred: RefCell<ReadyList<Task>>,
     /// What is left to do for operations that have ended here.
-    rests: RefCell<Rests>,
+    rests: RefCell<VecDeque<Rest>>,
     depth: usize,
     parent: *const Drain,
 }
@@ -218,13 +219,12 @@ impl Drain {
 
     /// Takes what is left to do for the operation that has ended first.
     pub(crate) fn pop_rest(&self) -> Option<Rest> {
-        let mut rests = self.rests.borrow_mut();
-        if rests.is_empty() { None } else { Some(rests.remove(0)) }
+        self.rests.borrow_mut().pop_front()
     }
 
-    /// Takes over what is left to do for operations that have ended.
-    pub(crate) fn push_rests(&self, rests: impl IntoIterator<Item = Rest>) {
-        self.rests.borrow_mut().extend(rests);
+    /// Takes over what is left to do for an operation that has ended.
+    pub(crate) fn push_rest(&self, rest: Rest) {
+        self.rests.borrow_mut().push_back(rest);
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a push does, up to the moment when its operation waits for others, lies in a lane, or runs.
 
-use std::{panic::Location, sync::Arc};
+use std::{iter, panic::Location, sync::Arc};
 
 use super::{Core, Rest, Rests, Spec, phase};
 use crate::{
@@ -269,7 +269,7 @@ impl Core {
             return rests.into_iter().for_each(|rest| self.finish(rest));
         }
         threads::share_slot();
-        self.run_inside(&mut here, rests, false);
+        self.run_inside(&mut here, &mut rests.into_iter(), false);
     }
 
     /// Whether the naive engine may take an operation now: it would have to run it inside the push, or where the running
@@ -295,19 +295,19 @@ impl Core {
         if outside && context::with_drain(self, leave).is_some() {
             return;
         }
-        self.run_inside(&mut ready, Rests::new(), true);
+        self.run_inside(&mut ready, &mut iter::empty(), true);
     }
 
     /// As [`run_all`](Self::run_all), however much runs inside each other on this thread already.
-    fn run_inside(self: &Arc<Self>, ready: &mut ReadyList<Task>, mut rests: Rests, at_once: bool) {
+    fn run_inside(self: &Arc<Self>, ready: &mut ReadyList<Task>, rests: &mut dyn Iterator<Item = Rest>, at_once: bool) {
         let deep = if self.has_workers() { context::is_deep() } else { context::is_stack_short() };
         let leave = |drain: &Drain| {
-            drain.push_rests(rests.drain(..));
+            rests.for_each(|rest| drain.push_rest(rest));
             // Others may wait for the engine's own operations, which take no time; what the program does when it is told has
             // to wait.
             while let Some(op) = ready.pop() {
                 if op.task().has(flag::INLINE) {
-                    drain.push_rests([self.execute(op, ready)]);
+                    self.execute_in(drain, op, ready);
                 } else if !self.has_workers() {
                     drain.push(op);
                 } else {
@@ -320,17 +320,26 @@ impl Core {
         }
     }
 
+    /// Runs a ready operation on this thread. What is left to do for it comes when what became ready has been placed.
+    fn execute_in(self: &Arc<Self>, drain: &Drain, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
+        match self.execute(op, ready) {
+            Rest::Nothing => {}
+            Rest::Count(ticket) if ready.is_empty() => self.count_out(ticket),
+            rest => drain.push_rest(rest),
+        }
+    }
+
     /// Does what was left to drains on this thread.
     pub(super) fn run_deferred(self: &Arc<Self>) {
-        let (mut ready, mut rests) = context::take_deferred(self);
+        let (mut ready, rests) = context::take_deferred(self);
+        let mut rests = rests.into_iter();
         if self.has_workers() {
             // The calling code may hold a lock that what the program is told takes as well.
-            for rest in rests.drain(..) {
+            for rest in rests.by_ref() {
                 self.hand_over(move |core| core.finish(rest));
             }
         }
-        let mut rests = Some(rests);
-        let mut run = || self.run_all(&mut ready, rests.take().unwrap_or_default(), false);
+        let mut run = || self.run_all(&mut ready, &mut rests, false);
         // There may be no other stack to be had.
         if !context::is_stack_short() || context::on_another_stack(&mut run).is_err() {
             run();
@@ -356,11 +365,11 @@ impl Core {
     /// The engine's own operations come first, then what is left to the program's code of all that have ended, since it may
     /// take its time, and then the program's operations, one at a time. What has not had its turn lies where code of the
     /// program's that waits finds it ([`catch_up`](Self::catch_up)).
-    fn run_all(self: &Arc<Self>, ready: &mut ReadyList<Task>, rests: Rests, at_once: bool) {
+    fn run_all(self: &Arc<Self>, ready: &mut ReadyList<Task>, rests: &mut dyn Iterator<Item = Rest>, at_once: bool) {
         let run = |drain: &Drain| {
-            drain.push_rests(rests);
+            rests.for_each(|rest| drain.push_rest(rest));
             if at_once && let Some(op) = ready.pop() {
-                drain.push_rests([self.execute(op, ready)]);
+                self.execute_in(drain, op, ready);
             }
             loop {
                 let mut own = ReadyList::default();
@@ -375,12 +384,12 @@ impl Core {
                 }
                 if !own.is_empty() {
                     while let Some(op) = own.pop() {
-                        drain.push_rests([self.execute(op, ready)]);
+                        self.execute_in(drain, op, ready);
                     }
                 } else if let Some(rest) = drain.pop_rest() {
                     self.finish(rest);
                 } else if let Some(op) = drain.pop() {
-                    drain.push_rests([self.execute(op, ready)]);
+                    self.execute_in(drain, op, ready);
                 } else {
                     return;
                 }
