@@ -3140,8 +3140,9 @@ mod engines {
             if shut_down {
                 engine.shutdown(Shutdown::Drain, None).unwrap();
             }
-            // Some threads have little of a stack.
-            let small = thread::Builder::new().stack_size(128 << 10).spawn(move || drop(head)).unwrap();
+            // Some threads have little of a stack. What sanitizers add to it is not the library's.
+            let size = if cfg!(any(raddle_unpooled, raddle_tsan)) { 2 << 20 } else { 128 << 10 };
+            let small = thread::Builder::new().stack_size(size).spawn(move || drop(head)).unwrap();
             small.join().unwrap();
             if !shut_down {
                 engine.shutdown(Shutdown::Drain, None).unwrap();
