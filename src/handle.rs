@@ -52,11 +52,7 @@ impl<R> OpHandle<R> {
     /// fork: a wait does not wait.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        if self.core.is_forked() || self.waiter.outcome().is_done() {
-            return true;
-        }
-        Core::catch_up();
-        self.waiter.outcome().is_done()
+        self.core.is_forked() || is_done(&self.waiter)
     }
 
     /// Waits for the operation and takes its result. Inside an operation, the worker goes on with others meanwhile.
@@ -78,6 +74,15 @@ impl<R> OpHandle<R> {
     }
 }
 
+/// Whether the outcome is there. If it is not, what the calling thread has put off is done first, since it may lead to it.
+fn is_done<R>(waiter: &Waiter<R>) -> bool {
+    let is_done = || waiter.outcome().is_done();
+    is_done() || {
+        Core::catch_up();
+        is_done()
+    }
+}
+
 impl<R> Future for OpHandle<R> {
     type Output = Result<R, WaitError>;
 
@@ -85,9 +90,7 @@ impl<R> Future for OpHandle<R> {
         if self.core.is_forked() {
             return Poll::Ready(Err(PushError::Forked.into()));
         }
-        if !self.waiter.outcome().is_done() {
-            Core::catch_up();
-        }
+        is_done(&self.waiter);
         self.waiter.poll(cx.waker())
     }
 }
@@ -133,9 +136,7 @@ impl Future for VarWait {
         }
         match &mut self.waited {
             Waited::For(waiter) => {
-                if !waiter.outcome().is_done() {
-                    Core::catch_up();
-                }
+                is_done(waiter);
                 waiter.poll_shared(cx.waker())
             }
             Waited::Not => Poll::Ready(Ok(())),

@@ -334,7 +334,7 @@ impl Core {
         let (mut ready, rests) = context::take_deferred(self);
         let mut rests = rests.into_iter();
         if self.has_workers() {
-            // The calling code may hold a lock that what the program is told takes as well.
+            // The calling code may hold a lock that a waker takes as well.
             for rest in rests.by_ref() {
                 self.hand_over(move |core| core.finish(rest));
             }

@@ -32,8 +32,8 @@ impl Core {
         self.phase.load(Relaxed) == phase::OPEN
     }
 
-    /// Whether the threads may have ended. If this is not so while an operation is counted in, they stay until that is counted
-    /// out: whoever lets them end has closed the engine before, and then waited.
+    /// Whether the threads may have ended. If they may not while an operation is counted in, they stay until it is counted
+    /// out: a shutdown closes the engine first, waits once more, and only then lets the threads end.
     pub(super) fn is_closed(&self) -> bool {
         // Relaxed: as in `begin_shutdown`.
         self.phase.load(Relaxed) >= phase::CLOSED
