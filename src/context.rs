@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::VecDeque,
+    collections::LinkedList,
     fmt,
     ptr::{self, NonNull},
     sync::Arc,
@@ -163,7 +163,7 @@ thread_static!(static STACK: Cell<Stack> = Cell::new(Stack::Own));
 
 /// The innermost frame or drain by its thread-local, if it may be looked at.
 fn seen<T>(at: *const T) -> *const T {
-    if STACK.with(Cell::get) == Stack::Lost { ptr::null() } else { at }
+    if !at.is_null() && STACK.with(Cell::get) == Stack::Lost { ptr::null() } else { at }
 }
 
 /// Whether one of the frames of this thread, innermost first, is `wanted`.
@@ -190,7 +190,7 @@ pub(crate) struct Drain {
     /// What has to run here.
     deferred: RefCell<ReadyList<Task>>,
     /// What is left to do for operations that have ended here.
-    rests: RefCell<VecDeque<Rest>>,
+    rests: RefCell<LinkedList<Rest>>,
     depth: usize,
     parent: *const Drain,
 }
@@ -205,6 +205,11 @@ impl Drain {
 
     fn is_of(&self, core: &Core) -> bool {
         ptr::eq(Arc::as_ptr(self.engine()), core)
+    }
+
+    /// Whether nothing is left to this loop.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.deferred.borrow().is_empty() && self.rests.borrow().is_empty()
     }
 
     /// Takes an operation that was left to this loop.
@@ -230,21 +235,23 @@ impl Drain {
 
 /// Runs `f` as a loop that runs ready operations.
 pub(crate) fn drain<R>(core: &Arc<Core>, f: impl FnOnce(&Drain) -> R) -> R {
-    struct Leave(*const Drain);
-    impl Drop for Leave {
+    struct Leave<'c>(&'c Cell<*const Drain>, *const Drain);
+    impl Drop for Leave<'_> {
         fn drop(&mut self) {
-            DRAIN.with(|cell| cell.set(self.0));
+            self.0.set(self.1);
         }
     }
-    let parent = DRAIN.with(Cell::get);
-    // SAFETY: a drain lives on this thread's stack, or on that of one that stands still for it, until it has taken itself out
-    // of the list.
-    let depth = unsafe { seen(parent).as_ref() }.map_or(0, |drain| drain.depth + 1);
-    let (deferred, rests) = (RefCell::default(), RefCell::default());
-    let drain = Drain { core: ptr::from_ref(core), deferred, rests, depth, parent };
-    let _leave = Leave(parent);
-    DRAIN.with(|cell| cell.set(&raw const drain));
-    f(&drain)
+    DRAIN.with(|innermost| {
+        let parent = innermost.get();
+        // SAFETY: a drain lives on this thread's stack, or on that of one that stands still for it, until it has taken itself
+        // out of the list.
+        let depth = unsafe { seen(parent).as_ref() }.map_or(0, |drain| drain.depth + 1);
+        let (deferred, rests) = (RefCell::default(), RefCell::default());
+        let drain = Drain { core: ptr::from_ref(core), deferred, rests, depth, parent };
+        let _leave = Leave(innermost, parent);
+        innermost.set(&raw const drain);
+        f(&drain)
+    })
 }
 
 /// Calls `wanted` with the drains of this thread, innermost first, until it gives something.
@@ -328,10 +335,7 @@ pub(crate) fn take_deferred(core: &Core) -> (ReadyList<Task>, Rests) {
 
 /// An engine of which something is left to drains on this thread.
 pub(crate) fn engine_with_deferred() -> Option<Arc<Core>> {
-    find_drain(|drain| {
-        let is_left = !drain.deferred.borrow().is_empty() || !drain.rests.borrow().is_empty();
-        is_left.then(|| Arc::clone(drain.engine()))
-    })
+    find_drain(|drain| (!drain.is_empty()).then(|| Arc::clone(drain.engine())))
 }
 
 /// An operation on this thread whose completion a panic of its function has dropped, and its engine.

@@ -534,7 +534,10 @@ impl<'e> OpBuilder<'e> {
         let (lane, flags) = match self.context {
             Context::Cpu => (route.lane, route.flags),
             // On its lane's thread, whoever pushes.
-            Context::Gpu(_) => (core.gpus().route(core, self.context, self.property)?, route.flags & !flag::EAGER),
+            Context::Gpu(_) => {
+                let lane = core.gpus().route(core, self.context, self.property)?;
+                (lane, route.flags & !flag::EAGER | flag::ON_DEVICE)
+            }
         };
         self.spec.lane = lane;
         self.spec.flags |= flags;

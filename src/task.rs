@@ -51,6 +51,8 @@ pub(crate) mod flag {
     pub(crate) const PASSES_CLOSED: u16 = 2048;
     /// Its name owns memory.
     pub(crate) const OWNS_NAME: u16 = 4096;
+    /// Has a lane of a device.
+    pub(crate) const ON_DEVICE: u16 = 8192;
 }
 
 /// In [`Task::waited`]: every lane has been asked. It is more than there are lanes.

@@ -172,7 +172,7 @@ impl Carrier {
         match self.free_worker() {
             Some(worker) if Arc::ptr_eq(worker.lane(), crew.lane(&op)) => {
                 let _looking = self.look();
-                worker.keep(op, true);
+                worker.keep(op);
             }
             _ => crew.schedule(op),
         }
@@ -451,8 +451,10 @@ impl Crew {
         with_carrier(|carrier| {
             let between = !context::in_program();
             let _looking = carrier.look();
-            if let Some(worker) = carrier.worker() {
-                worker.keep(op, between);
+            match carrier.worker() {
+                Some(worker) if between => worker.keep(op),
+                Some(worker) => worker.put(op),
+                None => {}
             }
         });
     }
@@ -591,7 +593,7 @@ fn run(carrier: &Carrier) {
         let result = panics::catch(|| {
             carrier.core.place_all(&mut ready, Rests::new());
             while let Some(op) = carrier.next() {
-                match carrier.core.execute_plainly(op, &mut ready) {
+                match carrier.core.execute_here(op, &mut ready) {
                     Ok(ticket) if ready.is_empty() => carrier.core.count_out(ticket),
                     Ok(ticket) => {
                         let here = carrier.core.place_by(&mut ready, |op| carrier.schedule(op));

@@ -246,8 +246,43 @@ fn who_wakes_a_worker_finds_a_thread_that_is_whole_and_not_gone() {
 fn what_a_thief_leaves_in_its_deque_reaches_a_worker_that_has_looked_in_vain() {
     model(1, Flavour::Contract, || {
         let (_, workers) = lane(3);
-        (0..3).for_each(|number| workers[0].keep(op(number, DEFAULT_BAND), false));
+        (0..3).for_each(|number| workers[0].put(op(number, DEFAULT_BAND)));
         assert_taken_once(carried(workers, take_one), 3);
+    });
+}
+
+/// Two operations become ready on a worker, which runs the one and does not look again before that has ended.
+#[test]
+fn what_a_worker_keeps_and_does_not_run_next_reaches_a_worker_that_falls_asleep() {
+    model(3, Flavour::Contract, || {
+        let (_, workers) = lane(2);
+        let keep_and_take_one = |worker: Worker<Number>| {
+            if worker.index() == 0 {
+                (0..2).for_each(|number| worker.keep(op(number, DEFAULT_BAND)));
+            }
+            take_one(worker)
+        };
+        assert_taken_once(carried(workers, keep_and_take_one), 2);
+    });
+}
+
+/// As above, of a worker that does something else first.
+#[test]
+fn what_a_worker_shares_reaches_a_worker_that_falls_asleep() {
+    model(3, Flavour::Contract, || {
+        let (_, workers) = lane(2);
+        let keep_and_share = |worker: Worker<Number>| {
+            if worker.index() == 0 {
+                (0..2).for_each(|number| worker.keep(op(number, DEFAULT_BAND)));
+                worker.share();
+                return (vec![], worker);
+            }
+            (vec![take(&worker), take(&worker)], worker)
+        };
+        let ends: Vec<_> = carried(workers, keep_and_share).into_iter().map(|thread| thread.join().unwrap()).collect();
+        let mut taken: Vec<_> = ends.iter().flat_map(|(taken, _)| taken).flatten().collect();
+        taken.sort_unstable();
+        assert_eq!(taken, [&0, &1]);
     });
 }
 

@@ -269,7 +269,7 @@ impl Core {
             return rests.into_iter().for_each(|rest| self.finish(rest));
         }
         threads::share_slot();
-        self.run_inside(&mut here, &mut rests.into_iter(), false);
+        self.run_inside(None, &mut here, &mut rests.into_iter());
     }
 
     /// Whether the naive engine may take an operation now: it would have to run it inside the push, or where the running
@@ -288,44 +288,61 @@ impl Core {
         if outside && self.has_workers() {
             return self.schedule(op);
         }
-        let mut ready = ReadyList::default();
-        ready.push(op);
-        // Where nothing on this thread runs it afterwards, it is the engine's own, and of an engine that has ended.
-        let leave = |drain: &Drain| ready.pop().into_iter().for_each(|op| drain.push(op));
-        if outside && context::with_drain(self, leave).is_some() {
+        if outside && context::has_drain(self) {
+            context::with_drain(self, |drain| drain.push(op));
             return;
         }
-        self.run_inside(&mut ready, &mut iter::empty(), true);
+        // Where nothing on this thread runs it afterwards, it is the engine's own, and of an engine that has ended.
+        self.run_inside(Some(op), &mut ReadyList::default(), &mut iter::empty());
     }
 
     /// As [`run_all`](Self::run_all), however much runs inside each other on this thread already.
-    fn run_inside(self: &Arc<Self>, ready: &mut ReadyList<Task>, rests: &mut dyn Iterator<Item = Rest>, at_once: bool) {
-        let deep = if self.has_workers() { context::is_deep() } else { context::is_stack_short() };
-        let leave = |drain: &Drain| {
-            rests.for_each(|rest| drain.push_rest(rest));
-            // Others may wait for the engine's own operations, which take no time; what the program does when it is told has
-            // to wait.
-            while let Some(op) = ready.pop() {
-                if op.task().has(flag::INLINE) {
-                    self.execute_in(drain, op, ready);
-                } else if !self.has_workers() {
-                    drain.push(op);
-                } else {
-                    self.schedule(op);
-                }
-            }
-        };
-        if !deep || context::with_drain(self, leave).is_none() {
-            self.run_all(ready, rests, at_once);
+    fn run_inside(
+        self: &Arc<Self>,
+        first: Option<OpRef<Task>>,
+        ready: &mut ReadyList<Task>,
+        rests: &mut dyn Iterator<Item = Rest>,
+    ) {
+        let is_deep = || if self.has_workers() { context::is_deep() } else { context::is_stack_short() };
+        // Where there is no drain, nothing runs outside this one, and nobody is there to leave anything to.
+        if context::has_drain(self) && is_deep() {
+            first.into_iter().for_each(|op| ready.push(op));
+            context::with_drain(self, |drain| self.leave(drain, ready, rests));
+        } else {
+            self.run_all(first, ready, rests);
         }
+    }
+
+    /// Leaves to `drain` what [`run_inside`](Self::run_inside) does not run.
+    #[cold]
+    fn leave(self: &Arc<Self>, drain: &Drain, ready: &mut ReadyList<Task>, rests: &mut dyn Iterator<Item = Rest>) {
+        rests.for_each(|rest| drain.push_rest(rest));
+        // Others may wait for the engine's own operations, which take no time; what the program does when it is told has to
+        // wait.
+        while let Some(op) = ready.pop() {
+            if op.task().has(flag::INLINE) {
+                self.execute_in(drain, op, ready);
+            } else {
+                self.leave_operation(drain, op);
+            }
+        }
+    }
+
+    /// Has others run an operation of the program's, or what runs here later.
+    fn leave_operation(&self, drain: &Drain, op: OpRef<Task>) {
+        if self.has_workers() { self.schedule(op) } else { drain.push(op) }
     }
 
     /// Runs a ready operation on this thread. What is left to do for it comes when what became ready has been placed.
     fn execute_in(self: &Arc<Self>, drain: &Drain, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
-        match self.execute(op, ready) {
-            Rest::Nothing => {}
-            Rest::Count(ticket) if ready.is_empty() => self.count_out(ticket),
-            rest => drain.push_rest(rest),
+        match self.execute_plainly(op, ready) {
+            Ok(ticket) if ready.is_empty() => self.count_out(ticket),
+            Ok(ticket) => drain.push_rest(Rest::Count(ticket)),
+            Err(unplain) => match self.execute_otherwise(unplain, ready) {
+                Rest::Nothing => {}
+                Rest::Count(ticket) if ready.is_empty() => self.count_out(ticket),
+                rest => drain.push_rest(rest),
+            },
         }
     }
 
@@ -339,7 +356,7 @@ impl Core {
                 self.hand_over(move |core| core.finish(rest));
             }
         }
-        let mut run = || self.run_all(&mut ready, &mut rests, false);
+        let mut run = || self.run_all(None, &mut ready, &mut rests);
         // There may be no other stack to be had.
         if !context::is_stack_short() || context::on_another_stack(&mut run).is_err() {
             run();
@@ -360,42 +377,48 @@ impl Core {
         here
     }
 
-    /// Runs or places what is ready, the first operation here if `at_once`, and does the `rests` of what came before.
+    /// Runs `first`, runs or places what is ready, and does the `rests` of what came before.
     ///
     /// The engine's own operations come first, then what is left to the program's code of all that have ended, since it may
     /// take its time, and then the program's operations, one at a time. What has not had its turn lies where code of the
     /// program's that waits finds it ([`catch_up`](Self::catch_up)).
-    fn run_all(self: &Arc<Self>, ready: &mut ReadyList<Task>, rests: &mut dyn Iterator<Item = Rest>, at_once: bool) {
+    fn run_all(
+        self: &Arc<Self>,
+        first: Option<OpRef<Task>>,
+        ready: &mut ReadyList<Task>,
+        rests: &mut dyn Iterator<Item = Rest>,
+    ) {
         let run = |drain: &Drain| {
             rests.for_each(|rest| drain.push_rest(rest));
-            if at_once && let Some(op) = ready.pop() {
+            if let Some(op) = first {
                 self.execute_in(drain, op, ready);
             }
-            loop {
-                let mut own = ReadyList::default();
-                while let Some(op) = ready.pop() {
-                    if op.task().has(flag::INLINE) {
-                        own.push(op);
-                    } else if !self.has_workers() {
-                        drain.push(op);
-                    } else {
-                        self.schedule(op);
-                    }
-                }
-                if !own.is_empty() {
-                    while let Some(op) = own.pop() {
-                        self.execute_in(drain, op, ready);
-                    }
-                } else if let Some(rest) = drain.pop_rest() {
-                    self.finish(rest);
-                } else if let Some(op) = drain.pop() {
-                    self.execute_in(drain, op, ready);
-                } else {
-                    return;
-                }
+            while !ready.is_empty() || !drain.is_empty() {
+                self.go_on(drain, ready);
             }
         };
         context::outside_deletion(|| context::drain(self, run));
+    }
+
+    /// Does what comes next of what is ready or lies in `drain`.
+    fn go_on(self: &Arc<Self>, drain: &Drain, ready: &mut ReadyList<Task>) {
+        let mut own = ReadyList::default();
+        while let Some(op) = ready.pop() {
+            if op.task().has(flag::INLINE) {
+                own.push(op);
+            } else {
+                self.leave_operation(drain, op);
+            }
+        }
+        if !own.is_empty() {
+            while let Some(op) = own.pop() {
+                self.execute_in(drain, op, ready);
+            }
+        } else if let Some(rest) = drain.pop_rest() {
+            self.finish(rest);
+        } else if let Some(op) = drain.pop() {
+            self.execute_in(drain, op, ready);
+        }
     }
 }
 

@@ -83,15 +83,25 @@ impl Core {
         }
     }
 
-    /// As [`execute`](Self::execute), if the operation is as plain as most are; then it has only to be counted out. A part of
-    /// the loop of a worker's thread.
-    #[inline(always)]
-    pub(crate) fn execute_plainly(
+    /// As [`execute_here`](Self::execute_here), compiled once.
+    #[inline(never)]
+    pub(super) fn execute_plainly(
         self: &Arc<Self>,
         op: OpRef<Task>,
         ready: &mut ReadyList<Task>,
     ) -> Result<Ticket, Unplain> {
-        if op.task().has(flag::DEVICE | flag::ASYNC) || removed(Step::PlaceBeforeTelling) || !self.is_sound(&op) {
+        self.execute_here(op, ready)
+    }
+
+    /// As [`execute`](Self::execute), if the operation is as plain as most are; then it has only to be counted out. A part of
+    /// the loop of a worker's thread.
+    #[inline(always)]
+    pub(crate) fn execute_here(
+        self: &Arc<Self>,
+        op: OpRef<Task>,
+        ready: &mut ReadyList<Task>,
+    ) -> Result<Ticket, Unplain> {
+        if op.task().has(flag::ON_DEVICE | flag::ASYNC) || removed(Step::PlaceBeforeTelling) || !self.is_sound(&op) {
             return Err(Unplain { op, called: None });
         }
         // Without a guard, so that no result is there that might have to be dropped.
@@ -143,11 +153,11 @@ impl Core {
         Rest::Tell(Told::new(tracker::complete(op, ready), Ok(()), Vec::new(), true))
     }
 
-    /// Whether nothing but its kind keeps a ready operation from being run here: its variables are as they should be, and it
+    /// Whether nothing but its flags keeps a ready operation from being run here: its variables are as they should be, and it
     /// is neither rejected nor cancelled.
     #[inline]
     fn is_sound(&self, op: &Op<Task>) -> bool {
-        let mut sound = op.task().lane < FIRST_LANE;
+        let mut sound = true;
         op.each_access(|access| {
             access.prefetch_next();
             sound &= !VarCell::of(access).trouble().is_any();

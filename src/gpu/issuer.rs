@@ -209,7 +209,7 @@ impl Issuer<'_> {
         let mut others = ReadyList::default();
         while let Some(op) = self.ready.pop() {
             if self.is_own(&op) {
-                self.worker.keep(op, true);
+                self.worker.keep(op);
             } else {
                 others.push(op);
             }

@@ -73,6 +73,8 @@ pub struct Worker<T> {
     deque: deque::Worker<OpRef<T>>,
     /// The first successor of the operation that ran last.
     slot: Cell<Option<OpRef<T>>>,
+    /// Something was put into the deque since others were last notified.
+    unnotified: Cell<bool>,
     /// Operations of its own, from slot and deque, that the worker may still run before it is the others' turn.
     left: Cell<u32>,
     /// What more it may run in a row of those in its slot that are urgent, when it is others' turn who are not.
@@ -103,6 +105,7 @@ impl<T> Worker<T> {
             index,
             deque,
             slot: Cell::new(None),
+            unnotified: Cell::new(false),
             left: Cell::new(MAX_RUN),
             urgent_left: Cell::new(0),
             served_at: Cell::new(MAX_RUN),
@@ -123,40 +126,60 @@ impl<T> Worker<T> {
         self.index
     }
 
-    /// Takes an operation that became ready on this worker.
-    ///
-    /// `between`: no operation runs on this worker, so what is put into the slot is run next. Otherwise it goes where
-    /// others can take it, since nobody knows how long the operation that runs will take.
+    /// Takes an operation that became ready between two operations of this worker. The first one is run next. Others
+    /// are told of further ones when this worker looks for the next operation, or [shares](Self::share) what it has.
     #[inline]
-    pub fn keep(&self, op: OpRef<T>, between: bool) {
-        if !between || self.lane.injector().highest().is_some_and(|highest| highest > op.band) {
-            return self.put(op);
+    pub fn keep(&self, op: OpRef<T>) {
+        if self.lane.injector().highest().is_some_and(|highest| highest > op.band) {
+            return self.queue(op);
         }
         match self.slot.take() {
             None => self.slot.set(Some(op)),
             first => {
                 self.slot.set(first);
-                self.put(op);
+                self.queue(op);
             }
         }
     }
 
-    /// Puts an operation where other workers find it.
-    #[inline(never)]
-    fn put(&self, op: OpRef<T>) {
-        if op.band == DEFAULT_BAND && self.deque.len() < ROOM {
-            self.deque.push(op);
-            self.lane.sleep().notify();
-        } else {
-            self.lane.inject(op);
-        }
+    /// Takes an operation that became ready while another runs on this worker. It goes where others can take it, since
+    /// nobody knows how long that will take.
+    pub fn put(&self, op: OpRef<T>) {
+        self.queue(op);
+        self.notify();
     }
 
     /// Puts what only this worker could take where others can.
     pub fn share(&self) {
         if let Some(op) = self.slot.take() {
-            self.put(op);
+            self.queue(op);
         }
+        self.notify();
+    }
+
+    /// Queues an operation, of which others are still to be [notified](Self::notify).
+    #[inline(never)]
+    fn queue(&self, op: OpRef<T>) {
+        if op.band == DEFAULT_BAND && self.deque.len() < ROOM {
+            self.deque.push(op);
+            self.unnotified.set(true);
+        } else {
+            self.lane.inject(op);
+        }
+    }
+
+    /// Sees to it that another worker looks for what was queued, once for all of it.
+    #[inline]
+    fn notify(&self) {
+        if self.unnotified.get() {
+            self.notify_now();
+        }
+    }
+
+    #[inline(never)]
+    fn notify_now(&self) {
+        self.unnotified.set(false);
+        self.lane.sleep().notify();
     }
 
     /// The next operation to run, if there is one now.
@@ -176,6 +199,7 @@ impl<T> Worker<T> {
     /// The next operation, from the highest band on; among equals by turns.
     #[inline]
     fn find(&self) -> Option<OpRef<T>> {
+        self.notify();
         self.lane.sleep().count_look(self.index);
         let slot = self.slot.take();
         let is_next = |op: &OpRef<T>| {

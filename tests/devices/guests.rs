@@ -125,6 +125,8 @@ fn chunks_that_go_through_two_kernels_are_copied_in_and_out_side_by_side() {
         let engine = engine(EngineKind::PerDevice, &gpu);
         // 1,000 bytes, which take a millisecond to copy.
         let ring: Vec<_> = (0..4).map(|_| (pinned(&engine, 125), device(&engine, 125), pinned(&engine, 125))).collect();
+        // Several chunks are there when the first kernels are issued.
+        let gate = hold_lane(&engine, Property::Normal);
         for chunk in 0..CHUNKS {
             let (host, device, back) = &ring[chunk as usize % 4];
             engine.op("in").on(GPU).copy_to_device(host, device).unwrap();
@@ -138,8 +140,10 @@ fn chunks_that_go_through_two_kernels_are_copied_in_and_out_side_by_side() {
             }
             engine.op("out").on(GPU).copy_from_device(device, back).unwrap();
         }
+        issued(&gpu, 0, ring.len() as u64);
+        gate.open();
         issued(&gpu, 2 * CHUNKS, 2 * CHUNKS);
-        // The first chunks may be issued before it is known what comes after them, and cost a little.
+        // Later chunks may be issued before it is known what comes after them, and cost a little.
         gpu.advance(ms(CHUNKS + 2 + 6));
         engine.wait_for_all().unwrap();
     });

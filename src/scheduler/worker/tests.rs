@@ -46,7 +46,7 @@ fn a_lane_has_work_while_something_can_be_taken() {
     assert!(lane.has_work());
     assert!(workers[0].find().is_some());
     assert!(!lane.has_work());
-    workers[1].keep(ops[1].right(), true);
+    workers[1].keep(ops[1].right());
     assert!(!lane.has_work(), "what is in the slot is that worker's");
     workers[1].share();
     assert!(lane.has_work());
@@ -62,11 +62,11 @@ fn a_successor_is_kept_unless_the_injector_has_something_more_urgent() {
     let [low, normal, waits, high, higher] = ops.each_ref().map(|ops| ops[0]);
     lane.injector().push(waits.right());
     for kept in [high, higher] {
-        worker.keep(kept.right(), true);
+        worker.keep(kept.right());
         assert_eq!(worker.slot.take().map(|op| op.as_ptr()), Some(kept.as_ptr()));
     }
     for passed_over in [low, normal] {
-        worker.keep(passed_over.right(), true);
+        worker.keep(passed_over.right());
         assert_eq!(in_slot(worker), None);
     }
     let order = [waits, normal, low].map(|op| Some(op.as_ptr()));
@@ -77,10 +77,10 @@ fn a_successor_is_kept_unless_the_injector_has_something_more_urgent() {
 fn between_operations_one_successor_is_kept_and_within_one_none() {
     let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(3, DEFAULT_BAND));
     let worker = &workers[0];
-    worker.keep(ops[0].right(), false);
+    worker.put(ops[0].right());
     assert_eq!(in_slot(worker), None);
-    worker.keep(ops[1].right(), true);
-    worker.keep(ops[2].right(), true);
+    worker.keep(ops[1].right());
+    worker.keep(ops[2].right());
     assert_eq!(in_slot(worker), Some(ops[1].as_ptr()));
     assert_eq!([(); 3].map(|()| found(worker)), [1, 0, 2].map(|number| Some(ops[number].as_ptr())));
 }
@@ -89,7 +89,7 @@ fn between_operations_one_successor_is_kept_and_within_one_none() {
 fn what_is_more_urgent_than_a_successor_goes_before_it() {
     let ((lane, workers), ops, urgent) = (lane(1, IdlePolicy::Park), Ready::new(1, HIGH), Ready::new(2, HIGHER));
     let worker = &workers[0];
-    worker.keep(ops[0].right(), true);
+    worker.keep(ops[0].right());
     urgent.iter().for_each(|op| lane.injector().push(op.right()));
     let order = [urgent[0], urgent[1], ops[0]].map(|op| Some(op.as_ptr()));
     assert_eq!([(); 3].map(|()| found(worker)), order);
@@ -204,7 +204,7 @@ fn debug_output_names_the_lane_and_the_worker() {
 #[should_panic(expected = "operations are left in worker 0 of lane test")]
 fn a_worker_is_not_dropped_with_an_operation_in_its_slot() {
     let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
-    workers[0].keep(ops[0].right(), true);
+    workers[0].keep(ops[0].right());
     drop(workers);
 }
 
@@ -213,6 +213,6 @@ fn a_worker_is_not_dropped_with_an_operation_in_its_slot() {
 #[should_panic(expected = "operations are left in worker 0 of lane test")]
 fn a_worker_is_not_dropped_with_an_operation_in_its_deque() {
     let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
-    workers[0].keep(ops[0].right(), false);
+    workers[0].put(ops[0].right());
     drop(workers);
 }
