@@ -205,7 +205,11 @@ fn a_lane_with_three_workers() {
                     taken.push(number);
                     // Every third makes another one ready, which goes to the slot or where others steal it.
                     if number % 3 == 0 {
-                        worker.keep(op(number + 1), below(2) == 0);
+                        if below(2) == 0 {
+                            worker.keep(op(number + 1));
+                        } else {
+                            worker.put(op(number + 1));
+                        }
                     }
                     if left.fetch_sub(1, Relaxed) == 1 {
                         lane.end();
