@@ -31,7 +31,7 @@ pub(crate) struct VarCell {
 }
 
 // Three lines: with a fourth, programs of many variables miss the caches more often.
-#[cfg(all(target_pointer_width = "64", not(any(raddle_loom, raddle_shuttle))))]
+#[cfg(all(target_os = "linux", target_pointer_width = "64", not(any(raddle_loom, raddle_shuttle))))]
 const _: () = assert!(size_of::<VarCell>() == 192);
 
 /// What operations change when they end, or when they are issued on a device.

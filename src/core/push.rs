@@ -288,11 +288,11 @@ impl Core {
         if outside && self.has_workers() {
             return self.schedule(op);
         }
+        // What no drain can run afterwards is the engine's own, and is run all the same.
         if outside && context::has_drain(self) {
             context::with_drain(self, |drain| drain.push(op));
             return;
         }
-        // Where nothing on this thread runs it afterwards, it is the engine's own, and of an engine that has ended.
         self.run_inside(Some(op), &mut ReadyList::default(), &mut iter::empty());
     }
 
@@ -304,7 +304,7 @@ impl Core {
         rests: &mut dyn Iterator<Item = Rest>,
     ) {
         let is_deep = || if self.has_workers() { context::is_deep() } else { context::is_stack_short() };
-        // Where there is no drain, nothing runs outside this one, and nobody is there to leave anything to.
+        // Where this engine has no drain on this thread, there is nobody to leave anything to.
         if context::has_drain(self) && is_deep() {
             first.into_iter().for_each(|op| ready.push(op));
             context::with_drain(self, |drain| self.leave(drain, ready, rests));
@@ -313,7 +313,7 @@ impl Core {
         }
     }
 
-    /// Leaves to `drain` what [`run_inside`](Self::run_inside) does not run.
+    /// Runs the engine's own operations, and leaves the rest to `drain` or to workers.
     #[cold]
     fn leave(self: &Arc<Self>, drain: &Drain, ready: &mut ReadyList<Task>, rests: &mut dyn Iterator<Item = Rest>) {
         rests.for_each(|rest| drain.push_rest(rest));
@@ -328,7 +328,7 @@ impl Core {
         }
     }
 
-    /// Has others run an operation of the program's, or what runs here later.
+    /// Gives an operation of the program's to the workers. Where there are none, `drain` runs it later.
     fn leave_operation(&self, drain: &Drain, op: OpRef<Task>) {
         if self.has_workers() { self.schedule(op) } else { drain.push(op) }
     }

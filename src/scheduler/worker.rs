@@ -157,7 +157,7 @@ impl<T> Worker<T> {
         self.notify();
     }
 
-    /// Queues an operation, of which others are still to be [notified](Self::notify).
+    /// Queues an operation. Of what is put into the deque others are still to be [notified](Self::notify).
     #[inline(never)]
     fn queue(&self, op: OpRef<T>) {
         if op.band == DEFAULT_BAND && self.deque.len() < ROOM {
