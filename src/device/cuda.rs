@@ -26,9 +26,15 @@
 //!
 //! # Progress
 //!
-//! Calls of a stream queue a command and do not wait for the device, until the driver's queue is full. New memory is
-//! asked for when the pool has none, and given back to the driver when the device is full or dropped; the driver may
-//! wait for the whole device then.
+//! Calls of a stream queue a command and do not wait for the device, until the driver's queue of some thousand commands is
+//! full; a lane gives a stream fewer operations than that. New memory is asked for when the pool has none, and given back
+//! to the driver when the device is full or dropped; the driver may wait for the whole device then.
+//!
+//! # Graphs
+//!
+//! While some thread records work into a graph, the driver refuses calls of others that could disturb that, and may break
+//! the recording. The calls here that are of this sort are made in the thread's relaxed mode (`Relaxed`). What is refused
+//! all the same, because the stream itself is recorded, is no loss: a look at the stream finds nothing new.
 //!
 //! # Limits
 //!
@@ -42,8 +48,8 @@ use std::{
     ffi::c_void,
     fmt, ptr,
     sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed},
+        Arc, OnceLock, Weak,
+        atomic::{AtomicU64, Ordering::Acquire},
     },
 };
 
@@ -61,7 +67,7 @@ use crate::{
 
 /// What is called, here and where cudarc opens a context. Looked up before the first call, since cudarc panics at one
 /// that is missing.
-const FUNCTIONS: [&str; 29] = [
+const FUNCTIONS: [&str; 32] = [
     "cuInit",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -73,9 +79,12 @@ const FUNCTIONS: [&str; 29] = [
     "cuCtxSetCurrent",
     "cuCtxGetStreamPriorityRange",
     "cuCtxSynchronize",
+    "cuCtxEnablePeerAccess",
+    "cuThreadExchangeStreamCaptureMode",
     "cuStreamCreateWithPriority",
     "cuStreamDestroy_v2",
     "cuStreamQuery",
+    "cuStreamSynchronize",
     "cuStreamWaitEvent",
     "cuEventCreate",
     "cuEventDestroy_v2",
@@ -132,8 +141,9 @@ fn load() -> Result<(), DeviceError> {
 /// Whether this number says that the whole context is of no use any more.
 fn is_loss(code: u32) -> bool {
     match code {
-        // Shut down, or the device went away.
-        4 | 46 | 709 | 810 => true,
+        // Shut down, or the service went away by which processes share the device. Not 46: a device that is another process's
+        // alone is refused when it is opened.
+        4 | 709 | 806 | 810 => true,
         // Memory or links that cannot be corrected; an error that was contained.
         214 | 220 | 226 => true,
         // Kernels: illegal address, time-out, assertion, stack, instruction, alignment, address space, program counter,
@@ -142,6 +152,33 @@ fn is_loss(code: u32) -> bool {
         // Unknown.
         999 => true,
         _ => false,
+    }
+}
+
+/// Whether this number says that a stream is recorded into a graph, so that the call has to wait. It is not about the device.
+fn is_capture(code: u32) -> bool {
+    (900..=908).contains(&code)
+}
+
+/// While this lives, the calling thread's calls are no part of what other threads record into graphs: they are neither
+/// refused for that nor do they break it. `CUstreamCaptureMode` is the thread's own.
+struct Relaxed(sys::CUstreamCaptureMode);
+
+impl Relaxed {
+    fn exchange(mut mode: sys::CUstreamCaptureMode) -> sys::CUstreamCaptureMode {
+        // SAFETY: the driver has a place to read from and to write to. Without an effect the mode comes back.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+        mode
+    }
+
+    fn begin() -> Self {
+        Self(Self::exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED))
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        Self::exchange(self.0);
     }
 }
 
@@ -229,6 +266,12 @@ struct Shared {
     pool: pool::Pool,
     /// Events that nobody uses.
     events: Mutex<Vec<RawEvent>>,
+    /// Words for counters.
+    words: Mutex<Words>,
+    /// The streams that engines use.
+    streams: Mutex<Vec<Weak<CudaStream>>>,
+    /// Contexts whose memory this one has asked for access to.
+    peers: Mutex<Vec<usize>>,
     /// The first loss.
     lost: OnceLock<DeviceError>,
     /// Held by whoever gives up the device, until it has done what it was given.
@@ -310,17 +353,28 @@ impl CudaGpu {
         let name = context.name().map_err(driver)?;
         let priorities = cudarc::driver::result::stream::get_priority_range().map_err(driver)?;
         let wide = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS;
-        let marks = MarkKind::choose(context.attribute(wide).map_err(driver)? != 0 && has(WRITE_VALUE))?;
-        Ok(Self(Arc::new(Shared {
+        // Older drivers do not know the attribute.
+        let wide = context.attribute(wide).unwrap_or(0) != 0;
+        let marks = MarkKind::choose(wide && has(WRITE_VALUE))?;
+        let shared = Shared {
             name: format!("{name} (CUDA device {ordinal})"),
             priorities,
             marks,
             pool: pool::Pool::new(),
             events: Mutex::new(Vec::new()),
+            words: Mutex::default(),
+            streams: Mutex::new(Vec::new()),
+            peers: Mutex::new(Vec::new()),
             lost: OnceLock::new(),
             giving_up: Mutex::new(()),
             context,
-        })))
+        };
+        if marks == MarkKind::Counter {
+            // Now, since the driver may have the whole device stand still for it.
+            let word = shared.word()?;
+            lock(&shared.words).free.push(word);
+        }
+        Ok(Self(Arc::new(shared)))
     }
 
     /// The device's context, for what cudarc does beside streams, such as loading kernels. cudarc does not track what
@@ -344,7 +398,7 @@ impl CudaGpu {
             return Err(DeviceError::refused(code, message));
         }
         let marks = Marks::Events { pending: VecDeque::new(), passed: 0 };
-        Ok(Box::new(LaneStream { gpu: self.clone(), stream, marks }))
+        Ok(Box::new(self.0.stream(self, stream, marks)))
     }
 }
 
@@ -361,8 +415,13 @@ impl From<CudaGpu> for GpuDriver {
 }
 
 impl Shared {
+    /// The context's address.
+    fn home_context(&self) -> usize {
+        self.context.cu_ctx().expose_provenance()
+    }
+
     fn home(&self) -> Home {
-        Home::Cuda(self.context.cu_ctx().expose_provenance())
+        Home::Cuda(self.home_context())
     }
 
     /// The error in `result`; a loss is kept.
@@ -391,8 +450,10 @@ impl Shared {
         Ok(before)
     }
 
-    /// Calls `f` with the device's context as the current one, on a thread that may be another context's.
+    /// Calls `f` with the device's context as the current one, on a thread that may be another context's, whatever other
+    /// threads record.
     fn bound<R>(&self, f: impl FnOnce() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
+        let _relaxed = Relaxed::begin();
         let before = self.bind()?;
         let result = f();
         if before != self.context.cu_ctx() {
@@ -419,12 +480,22 @@ impl Shared {
                 let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
                 // SAFETY: as above.
                 self.check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&raw mut at, bytes, flags) })?;
-                let ptr = at.cast::<u8>();
-                // SAFETY: it is that large, and new.
-                unsafe { ptr.write_bytes(0, bytes) };
-                Ok(Address { place, home: Home::Host, ptr })
+                Ok(Address { place, home: Home::Host, ptr: at.cast() })
             }
         })
+    }
+
+    /// A word of pinned memory that nobody uses.
+    fn word(&self) -> Result<Address, DeviceError> {
+        if let Some(word) = lock(&self.words).free.pop() {
+            return Ok(word);
+        }
+        let page = self.ask(Place::Pinned, Words::PAGE)?;
+        let mut words = lock(&self.words);
+        words.pages.push(page);
+        let step = |at: usize| Address { ptr: page.ptr.wrapping_add(at), ..page };
+        words.free.extend((Words::STEP..Words::PAGE).step_by(Words::STEP).map(step));
+        Ok(page)
     }
 
     /// Gives memory back to the driver. What a lost device does not take stays with the process.
@@ -439,6 +510,48 @@ impl Shared {
         };
         if let Err(error) = released {
             panics::log!(Warn, "raddle: memory of {} could not be freed: {error}", self.name);
+        }
+    }
+
+    /// A stream of an engine's.
+    fn stream(&self, gpu: &CudaGpu, stream: Arc<CudaStream>, marks: Marks) -> LaneStream {
+        let mut streams = lock(&self.streams);
+        streams.retain(|stream| stream.strong_count() > 0);
+        streams.push(Arc::downgrade(&stream));
+        LaneStream { gpu: gpu.clone(), stream, marks }
+    }
+
+    /// Waits until the device, which is sound, has done what it was given.
+    fn synchronize(&self) -> Result<(), DeviceError> {
+        self.bound(|| {
+            // SAFETY: the context is the current one.
+            let Err(error) = check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() }) else { return Ok(()) };
+            if error.is_lost() {
+                // It writes no more.
+                return Ok(());
+            }
+            // A stream of somebody else's may be recorded into a graph, so that the device as a whole cannot be waited for.
+            let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
+            for stream in streams {
+                // SAFETY: it is alive.
+                match check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream.cu_stream()) }) {
+                    Err(error) if !error.is_lost() => return Err(error),
+                    _ => {}
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Has copies from `peer`, another device's context, go without a way through the host's memory, where the machine can.
+    /// This device's context is the current one.
+    fn reach(&self, peer: usize) {
+        let mut peers = lock(&self.peers);
+        if !peers.contains(&peer) {
+            peers.push(peer);
+            // SAFETY: whoever has memory of the context holds its device. Refusals (it cannot, or somebody has done it)
+            // change nothing for copies but their time.
+            let _ = unsafe { sys::cuCtxEnablePeerAccess(ptr::with_exposed_provenance_mut(peer), 0) };
         }
     }
 
@@ -460,6 +573,11 @@ impl Drop for Shared {
         let freed = self.bound(|| {
             for place in [Place::Device, Place::Pinned] {
                 self.pool.release(place, |address, _| self.release(address));
+            }
+            let Words { free, pages } = std::mem::take(&mut *lock(&self.words));
+            // A page with a word that the device may yet write stays with the process.
+            for page in pages.into_iter().filter(|page| Words::of(&free, page) == Words::PAGE / Words::STEP) {
+                self.release(page);
             }
             for event in lock(&self.events).drain(..) {
                 // SAFETY: nobody uses it. An error leaves it with the process.
@@ -494,6 +612,7 @@ impl Driver for CudaGpu {
         let gpu = &*self.0;
         gpu.sound()?;
         gpu.bind()?;
+        let _relaxed = Relaxed::begin();
         let priority = if role == Role::Urgent { gpu.priorities.1 } else { gpu.priorities.0 };
         let stream = gpu.context.new_stream_with_priority(priority);
         let stream = stream.map_err(|error| gpu.check("making a stream", error.0).expect_err("it failed"))?;
@@ -501,7 +620,7 @@ impl Driver for CudaGpu {
             MarkKind::Counter => Marks::Counter(Counter::new(gpu)?),
             MarkKind::Events => Marks::Events { pending: VecDeque::new(), passed: 0 },
         };
-        Ok(Box::new(LaneStream { gpu: self.clone(), stream, marks }))
+        Ok(Box::new(gpu.stream(self, stream, marks)))
     }
 
     fn allocate(&self, place: Place, bytes: usize) -> Result<Block, DeviceError> {
@@ -528,19 +647,36 @@ impl Driver for CudaGpu {
         let is_first = gpu.lost.set(error.clone().into_loss()).is_ok();
         if is_first && !error.is_lost() {
             // The device is sound, and goes on with what it has. Pinned memory may be in use by the host soon.
-            let _ = gpu.bound(|| {
-                // SAFETY: the context is the current one. What this returns changes nothing any more.
-                let _ = unsafe { sys::cuCtxSynchronize() };
-                Ok(())
-            });
+            if let Err(error) = gpu.synchronize() {
+                panics::log!(Error, "raddle: {} was given up and may still write to memory: {error}", gpu.name);
+            }
         }
+    }
+}
+
+/// Words that devices write marks to. To ask for pinned memory may stop the whole device, so they come by the page.
+#[derive(Debug, Default)]
+struct Words {
+    free: Vec<Address>,
+    pages: Vec<Address>,
+}
+
+impl Words {
+    /// Bytes of a page.
+    const PAGE: usize = 4096;
+    /// Bytes from one word to the next, so that each has a cache line.
+    const STEP: usize = 128;
+
+    /// How many of `words` are in `page`.
+    fn of(words: &[Address], page: &Address) -> usize {
+        let page = page.ptr.addr()..page.ptr.addr() + Self::PAGE;
+        words.iter().filter(|word| page.contains(&word.ptr.addr())).count()
     }
 }
 
 /// A word that the device writes marks to.
 struct Counter {
-    /// Its memory.
-    block: Option<Block>,
+    word: Address,
     /// Where the device finds it.
     device: sys::CUdeviceptr,
     /// The last mark made.
@@ -549,32 +685,24 @@ struct Counter {
 
 impl Counter {
     fn new(gpu: &Shared) -> Result<Self, DeviceError> {
-        let block = gpu.pool.allocate(
-            Place::Pinned,
-            size_of::<AtomicU64>(),
-            |bytes| gpu.ask(Place::Pinned, bytes),
-            |address, _| gpu.release(address),
-        )?;
-        let mut counter = Self { block: Some(block), device: 0, made: 0 };
-        // Relaxed: no device knows of it yet. It may have been another one's memory before.
-        counter.word().store(0, Relaxed);
-        let host = (&raw const *counter.word()).cast_mut().cast();
+        let word = gpu.word()?;
+        // SAFETY: it is pinned memory of the host, large enough, aligned, and nobody else uses it: no device knows of it yet, or
+        // the last mark that one was to write there has passed.
+        unsafe { word.ptr.cast::<u64>().write(0) };
+        let mut counter = Self { word, device: 0, made: 0 };
         // SAFETY: the address is of memory that is pinned and mapped; the context is current.
-        let result = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut counter.device, host, 0) };
+        let result = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut counter.device, word.ptr.cast(), 0) };
         if let Err(error) = gpu.check("cuMemHostGetDevicePointer", result) {
-            if let Some(block) = counter.block.take() {
-                gpu.pool.give_back(block);
-            }
+            lock(&gpu.words).free.push(word);
             return Err(error);
         }
         Ok(counter)
     }
 
     fn word(&self) -> &AtomicU64 {
-        let address = self.block.as_ref().expect("it is there until the drop").address;
-        // SAFETY: the block is pinned memory of the host, aligned, initialised, and the counter's alone; the device
+        // SAFETY: the word is pinned memory of the host, aligned, initialised, and the counter's alone; the device
         // writes it as a whole.
-        unsafe { AtomicU64::from_ptr(address.ptr().cast()) }
+        unsafe { AtomicU64::from_ptr(self.word.ptr.cast()) }
     }
 }
 
@@ -620,13 +748,10 @@ impl Drop for LaneStream {
     fn drop(&mut self) {
         match &mut self.marks {
             Marks::Counter(counter) => {
-                // Acquire: the device writes the word no more after its last mark.
-                if counter.word().load(Acquire) == counter.made
-                    && let Some(block) = counter.block.take()
-                {
-                    self.gpu.0.pool.give_back(block);
+                // Acquire: the device writes the word no more after its last mark. Otherwise it stays the device's, for good.
+                if counter.word().load(Acquire) == counter.made {
+                    lock(&self.gpu.0.words).free.push(counter.word);
                 }
-                // Otherwise the word stays the device's, for good.
             }
             Marks::Events { pending, .. } => {
                 lock(&self.gpu.0.events).extend(pending.drain(..).map(|(_, event)| event));
@@ -681,10 +806,12 @@ impl Stream for LaneStream {
             // Acquire (edge `mark`): the device has made what came before visible before it wrote.
             Marks::Counter(counter) => Ok(counter.word().load(Acquire)),
             Marks::Events { pending, passed } => {
+                let _relaxed = (!pending.is_empty()).then(Relaxed::begin);
                 while let Some(&(seq, event)) = pending.front() {
                     // SAFETY: it is alive, and queries need no current context.
                     match unsafe { sys::cuEventQuery(event.0) } {
                         CUresult::CUDA_ERROR_NOT_READY => break,
+                        result if is_capture(result as u32) => break,
                         result => gpu.check("cuEventQuery", result)?,
                     }
                     pending.pop_front();
@@ -698,9 +825,11 @@ impl Stream for LaneStream {
 
     fn probe(&mut self) -> Result<(), DeviceError> {
         let gpu = self.ready()?;
+        let _relaxed = Relaxed::begin();
         // SAFETY: it is alive.
         match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(()),
+            result if is_capture(result as u32) => Ok(()),
             result => gpu.check("cuStreamQuery", result),
         }
     }
@@ -724,6 +853,7 @@ impl Stream for LaneStream {
                 gpu.check("cuMemcpyDtoHAsync", result)
             }
             (Home::Cuda(source_context), Home::Cuda(target_context)) if source_context != target_context => {
+                gpu.reach(if source_context == gpu.home_context() { target_context } else { source_context });
                 let [target_context, source_context] =
                     [target_context, source_context].map(ptr::with_exposed_provenance_mut);
                 // SAFETY: as above; whoever has memory of a context holds its device.

@@ -115,9 +115,9 @@ pub struct PinnedVec<T> {
 
 impl<T: Pod + Send + Sync> PinnedVec<T> {
     pub(crate) fn new(driver: &Arc<dyn Driver>, len: usize) -> Result<Self, DeviceError> {
-        let mut vec = Self { memory: Owned::new::<T>(driver, Place::Pinned, len)?, len, values: PhantomData };
-        // It may have been another one's before.
-        vec.fill(T::zeroed());
+        let vec = Self { memory: Owned::new::<T>(driver, Place::Pinned, len)?, len, values: PhantomData };
+        // SAFETY: the memory is this vector's alone, and as large. Nothing is in it yet, or what another one has left.
+        unsafe { vec.as_mut_ptr().write_bytes(0, len) };
         Ok(vec)
     }
 }
@@ -143,7 +143,7 @@ impl<T> Deref for PinnedVec<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: see the invariant of `as_mut_ptr`. Drivers zero new pinned memory, any bytes are a `T`, and the
+        // SAFETY: see the invariant of `as_mut_ptr`. `new` has initialised it, any bytes are a `T`, and the
         // engine gives no reference out while the device writes.
         unsafe { slice::from_raw_parts(self.as_mut_ptr(), self.len) }
     }

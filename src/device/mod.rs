@@ -115,6 +115,11 @@ impl DeviceError {
         Self(Arc::new(Details { code, message: message.into(), lost: true }))
     }
 
+    /// Whether there is no room. The simulated device has CUDA's number for that.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        !self.is_lost() && self.code() == 2
+    }
+
     /// The same, of a device that is given up for it.
     pub(crate) fn into_loss(self) -> Self {
         if self.is_lost() { self } else { Self::lost(self.code(), self.message()) }
@@ -266,7 +271,7 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     fn open(&self, role: Role) -> Result<Box<dyn Stream>, DeviceError>;
 
     /// Takes a block of at least `bytes` from the pool. The device is asked only if there is none. What it holds is
-    /// unspecified, but pinned memory is zeroed when it is new.
+    /// unspecified, and may be uninitialised.
     fn allocate(&self, place: Place, bytes: usize) -> Result<Block, DeviceError>;
 
     /// Puts a block of this driver back into the pool. No call of the device, and no wait beyond that for a short lock.

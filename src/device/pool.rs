@@ -1,48 +1,60 @@
-//! Blocks of memory kept for reuse, by size class: asking a driver for memory can stop the whole device.
+//! Blocks of memory kept for reuse, by size: asking a driver for memory can stop the whole device.
 //!
-//! There are four classes between one power of two and the next, so that a block is at most a quarter larger than what
-//! was asked for, or 256 bytes.
+//! There are four sizes between one power of two and the next, so that a block is at most a quarter larger than what was
+//! asked for, or 256 bytes. Above [`LARGE`] a block is a multiple of [`PAGE`], so that most of a device's memory can be one
+//! block.
 //!
 //! # Progress
 //!
 //! A lock per place is held for a push or a pop of a vector, and never while the driver is asked.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use crate::sync::{Mutex, lock};
 
 use super::{Address, Block, DeviceError, Place};
 
-/// The size of the smallest class in bytes. Drivers align what they give to at least this.
+/// The size of the smallest block in bytes. Drivers align what they give to at least this.
 pub(super) const ALIGNMENT: usize = 256;
 
-const SMALLEST: u32 = ALIGNMENT.trailing_zeros();
+/// The size up to which blocks have one of four sizes for each power of two. Picked.
+const LARGE: usize = 64 << 20;
+
+/// The unit in which CUDA's driver gives out large memory.
+const PAGE: usize = 2 << 20;
+
+/// Free blocks by their sizes.
+type Free = BTreeMap<usize, Vec<Address>>;
 
 /// The free blocks of one device.
 pub(super) struct Pool {
-    device: Mutex<Vec<Vec<Address>>>,
-    pinned: Mutex<Vec<Vec<Address>>>,
+    device: Mutex<Free>,
+    pinned: Mutex<Free>,
 }
 
-/// The class that holds `bytes`, which is not 0, and the size of its blocks. `None` if nothing can be as large.
-fn class_of(bytes: usize) -> Option<(usize, usize)> {
+/// The size of a block for `bytes`, which is not 0. `None` if nothing can be as large.
+fn size_for(bytes: usize) -> Option<usize> {
     if bytes <= ALIGNMENT {
-        return Some((0, ALIGNMENT));
+        return Some(ALIGNMENT);
     }
     // `2^power < bytes <= 2^(power + 1)`.
     let power = (bytes - 1).ilog2();
-    let step = 1_usize << (power - 2);
-    let steps = bytes.div_ceil(step);
-    let size = steps.checked_mul(step).filter(|&size| isize::try_from(size).is_ok())?;
-    Some(((power - SMALLEST) as usize * 4 + steps - 4, size))
+    let step = if bytes > LARGE { PAGE } else { 1 << (power - 2) };
+    bytes.checked_next_multiple_of(step).filter(|&size| isize::try_from(size).is_ok())
+}
+
+/// Takes a block of at least `size` bytes, and its size. A large one may be a quarter larger.
+fn take(free: &mut Free, size: usize) -> Option<(Address, usize)> {
+    let most = if size > LARGE { size + size / 4 } else { size };
+    free.range_mut(size..=most).find_map(|(&size, blocks)| blocks.pop().map(|address| (address, size)))
 }
 
 impl Pool {
     pub(super) fn new() -> Self {
-        Self { device: Mutex::new(Vec::new()), pinned: Mutex::new(Vec::new()) }
+        Self { device: Mutex::new(Free::new()), pinned: Mutex::new(Free::new()) }
     }
 
-    fn of(&self, place: Place) -> &Mutex<Vec<Vec<Address>>> {
+    fn of(&self, place: Place) -> &Mutex<Free> {
         match place {
             Place::Device => &self.device,
             Place::Pinned => &self.pinned,
@@ -50,7 +62,7 @@ impl Pool {
     }
 
     /// A block of at least `bytes`: a free one, or one that `ask` makes of exactly the number of bytes it is given. If
-    /// `ask` fails, what is free at that place goes to `release`, and `ask` is called once more.
+    /// there is no room for that, what is free at that place goes to `release`, and `ask` is called once more.
     pub(super) fn allocate(
         &self,
         place: Place,
@@ -61,16 +73,15 @@ impl Pool {
         if bytes == 0 {
             return Ok(Block { address: Address::nowhere(place), bytes: 0 });
         }
-        let Some((class, bytes)) = class_of(bytes) else {
+        let Some(size) = size_for(bytes) else {
             return Err(DeviceError::refused(-1, format!("{bytes} bytes are more than can be addressed")));
         };
-        let free = lock(self.of(place)).get_mut(class).and_then(Vec::pop);
-        let address = match free {
-            Some(address) => address,
-            None => match ask(bytes) {
-                Ok(address) => address,
-                Err(error) if error.is_lost() || !self.release(place, release) => return Err(error),
-                Err(_) => ask(bytes)?,
+        let free = take(&mut lock(self.of(place)), size);
+        let (address, bytes) = match free {
+            Some(block) => block,
+            None => match ask(size) {
+                Err(error) if error.is_out_of_memory() && self.release(place, release) => (ask(size)?, size),
+                asked => (asked?, size),
             },
         };
         Ok(Block { address, bytes })
@@ -78,22 +89,19 @@ impl Pool {
 
     /// Takes a block back.
     pub(super) fn give_back(&self, block: Block) {
-        let Some((class, size)) = (block.bytes != 0).then(|| class_of(block.bytes)).flatten() else { return };
-        debug_assert_eq!(size, block.bytes, "the block is not of this pool");
-        let mut classes = lock(self.of(block.address.place));
-        if classes.len() <= class {
-            classes.resize_with(class + 1, Vec::new);
+        if block.bytes != 0 {
+            debug_assert_eq!(size_for(block.bytes), Some(block.bytes), "the block is not of this pool");
+            lock(self.of(block.address.place)).entry(block.bytes).or_default().push(block.address);
         }
-        classes[class].push(block.address);
     }
 
     /// Hands what is free at `place` to `release`, with sizes. Gives whether there was anything.
     pub(super) fn release(&self, place: Place, mut release: impl FnMut(Address, usize)) -> bool {
-        let classes = std::mem::take(&mut *lock(self.of(place)));
+        let free = std::mem::take(&mut *lock(self.of(place)));
         let mut any = false;
-        for (class, free) in classes.into_iter().enumerate() {
-            for address in free {
-                release(address, size_of_class(class));
+        for (size, blocks) in free {
+            for address in blocks {
+                release(address, size);
                 any = true;
             }
         }
@@ -107,32 +115,43 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// The size of the blocks of a class: the inverse of [`class_of`].
-fn size_of_class(class: usize) -> usize {
-    if class == 0 {
-        return ALIGNMENT;
-    }
-    let (power, steps) = ((class - 1) / 4, (class - 1) % 4 + 5);
-    (ALIGNMENT << power) / 4 * steps
-}
-
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_class_holds_what_was_asked_for_and_at_most_a_quarter_more() {
+    fn a_block_holds_what_was_asked_for_and_at_most_a_quarter_more() {
         let mut last = 0;
-        for bytes in (1..70_000).chain([1 << 30, (1 << 30) + 1, 5_000_000_000, isize::MAX as usize / 2]) {
-            let (class, size) = class_of(bytes).expect("it can be addressed");
-            assert!(class >= last, "class {class} of {bytes} bytes is below that of fewer bytes");
-            last = class;
+        for bytes in (1..70_000).chain([LARGE - 1, LARGE, LARGE + 1, 5_000_000_000, isize::MAX as usize / 2]) {
+            let size = size_for(bytes).expect("it can be addressed");
+            assert!(size >= last, "the block for {bytes} bytes is smaller than that for fewer bytes");
+            last = size;
             assert!(size >= bytes && (size - bytes <= bytes / 4 || size == ALIGNMENT), "{size} bytes for {bytes}");
-            assert_eq!(size_of_class(class), size);
-            assert_eq!(class_of(size), Some((class, size)));
+            assert_eq!(size_for(size), Some(size));
         }
-        assert_eq!(class_of(isize::MAX as usize), None);
-        assert_eq!(class_of(usize::MAX), None);
+        assert_eq!(size_for(isize::MAX as usize), None);
+        assert_eq!(size_for(usize::MAX), None);
+    }
+
+    /// On a device of 141 GB.
+    #[test]
+    fn most_of_a_device_may_be_one_block_or_two() {
+        const GIB: usize = 1 << 30;
+        assert_eq!(size_for(129 * GIB), Some(129 * GIB));
+        assert_eq!(size_for(66 * GIB), Some(66 * GIB));
+        assert_eq!(size_for(66 * GIB + 1), Some(66 * GIB + PAGE));
+    }
+
+    #[test]
+    fn a_large_block_is_used_again_for_a_little_less_but_not_for_much_less() {
+        let (pool, mut count) = (Pool::new(), 0);
+        let block = pool.allocate(Place::Device, 2 * LARGE, asked(&mut count), |_, _| ()).expect("there is room");
+        pool.give_back(block);
+        let less = pool.allocate(Place::Device, LARGE + 1, asked(&mut count), |_, _| ()).expect("there is room");
+        assert_eq!(less.bytes, LARGE + PAGE);
+        let again = pool.allocate(Place::Device, 2 * LARGE - PAGE, asked(&mut count), |_, _| ());
+        assert_eq!(again.expect("there is room").bytes, 2 * LARGE);
+        assert_eq!(count, 2, "one of three was there");
     }
 
     fn asked(count: &mut usize) -> impl FnMut(usize) -> Result<Address, DeviceError> {
@@ -171,5 +190,21 @@ mod tests {
         let none =
             pool.allocate(Place::Device, 5000, |_| Err(DeviceError::refused(2, "full")), |_, _| panic!("nothing"));
         assert_eq!(none.expect_err("there is no room").code(), 2);
+    }
+
+    /// As while a thread of the process records a graph.
+    #[test]
+    fn what_is_free_stays_where_an_allocation_fails_for_another_reason_than_room() {
+        let (pool, mut count) = (Pool::new(), 0);
+        let block = pool.allocate(Place::Device, 1000, asked(&mut count), |_, _| ()).expect("there is room");
+        pool.give_back(block);
+        let refused = || DeviceError::refused(900, "not now");
+        let mut asked = 0;
+        let ask = |_| {
+            asked += 1;
+            Err(refused())
+        };
+        let error = pool.allocate(Place::Device, 5000, ask, |_, _| panic!("it is released")).expect_err("not now");
+        assert_eq!((error.code(), asked), (900, 1));
     }
 }

@@ -66,6 +66,7 @@ pub struct Builder {
     kernel_time: Duration,
     compute_engines: usize,
     memory: usize,
+    depth: usize,
     clock: Clock,
     seed: Option<u64>,
 }
@@ -79,6 +80,7 @@ impl Builder {
             kernel_time: Duration::from_micros(10),
             compute_engines: 1,
             memory: 1 << 30,
+            depth: 1024,
             // Models have no clock.
             clock: if cfg!(any(raddle_loom, raddle_shuttle)) { Clock::Instantly } else { Clock::Real },
             seed: None,
@@ -126,6 +128,14 @@ impl Builder {
     #[must_use]
     pub fn memory(mut self, bytes: usize) -> Self {
         self.memory = bytes;
+        self
+    }
+
+    /// How many commands a stream takes before a call that issues another one waits for the end of the first. Default:
+    /// 1,024. 0 counts as 1.
+    #[must_use]
+    pub fn depth(mut self, commands: usize) -> Self {
+        self.depth = commands.max(1);
         self
     }
 
@@ -340,7 +350,7 @@ impl Device {
         drop(leftovers);
     }
 
-    /// Makes a piece of memory, filled with something that is not zero if it is the device's.
+    /// Makes a piece of memory, filled with something that is not zero.
     fn ask(&self, place: Place, bytes: usize) -> Result<Address, DeviceError> {
         let mut state = lock(&self.state);
         if place == Place::Device {
@@ -359,9 +369,9 @@ impl Device {
         if ptr.is_null() {
             handle_alloc_error(layout);
         }
-        let (home, fill) = if place == Place::Device { (Home::Simulated(self.number), 0xA5) } else { (Home::Host, 0) };
+        let home = if place == Place::Device { Home::Simulated(self.number) } else { Home::Host };
         // SAFETY: it is that large, and new.
-        unsafe { ptr.write_bytes(fill, bytes) };
+        unsafe { ptr.write_bytes(0xA5, bytes) };
         Ok(Address { place, home, ptr })
     }
 
@@ -433,9 +443,28 @@ struct Simulated {
 }
 
 impl Simulated {
+    /// Waits until the stream takes another command.
+    fn await_room(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
+        let has_room = |state: &State| state.depth(self.index) < self.device.options.depth;
+        loop {
+            let state = self.device.state()?;
+            // What is refused needs no room.
+            if has_room(&state) || state.is_lost() {
+                return Ok(state);
+            }
+            // The device gets on when somebody polls.
+            let state = timeline::work(&self.device.state, state, &self.device.idle)?;
+            if has_room(&state) {
+                return Ok(state);
+            }
+            drop(state);
+            std::thread::yield_now();
+        }
+    }
+
     /// Adds a command to the stream, or says why not.
     fn issue(&self, call: Call, command: Command) -> Result<(), DeviceError> {
-        let mut state = self.device.state()?;
+        let mut state = self.await_room()?;
         if let Err(error) = state.call(call) {
             // Whoever hears from a stream that the device is lost may end the memory.
             drop(if error.is_lost() { timeline::quiet(state, &self.device.idle).ok() } else { Some(state) });

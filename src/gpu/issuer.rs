@@ -42,6 +42,11 @@ use crate::{
 /// Operations issued between two looks at the stream.
 const BATCH: usize = 16;
 
+/// Operations that are in flight on a stream at most. A device takes some thousand commands of a stream, and whoever issues
+/// more waits then and can look at nothing meanwhile. Picked: far below that, since an operation may issue several, and far
+/// more than keeps a device busy while the thread looks elsewhere.
+const MAX_FLIGHTS: usize = 256;
+
 /// Operations that are followed by an event in any case, once somebody has asked for one too late. Picked: seldom enough
 /// that the next late one does not matter, few enough that they do not either where nobody asks again.
 const FORESIGHT: u32 = 64;
@@ -167,6 +172,9 @@ impl Issuer<'_> {
         self.place_ready(Rests::new());
         while !self.core.is_forked() {
             for _ in 0..BATCH {
+                if self.flights.len() >= MAX_FLIGHTS {
+                    break;
+                }
                 let Some(op) = self.worker.try_next() else { break };
                 self.take(op);
                 if self.core.is_forked() {
@@ -515,7 +523,9 @@ impl Patience {
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 impl Patience {
+    /// Of the calling thread.
     fn new() -> Self {
+        crate::sync::thread::sleep_sharply();
         let now = std::time::Instant::now();
         Self { since: now, probed: now, looks: 0 }
     }

@@ -72,7 +72,11 @@ impl GpuStream {
     /// on other devices, and on one that was given up.
     ///
     /// What is put on it must use nothing beyond the operation's variables that does not outlive the device's work, which is
-    /// why cudarc's launches are `unsafe`. For work on streams of the program's own see [`include`](Self::include).
+    /// why cudarc's launches are `unsafe`. That is true of code as well: cudarc unloads a module with its last
+    /// `CudaFunction` and `CudaModule`, and what a function has captured is dropped before the device is done. A program keeps
+    /// its modules elsewhere, or as values of variables that the operation reads.
+    ///
+    /// Other threads may record graphs meanwhile, in any mode: the engine's calls are no part of that. For work on streams of the program's own see [`include`](Self::include).
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn cuda(&mut self) -> Option<std::sync::Arc<cudarc::driver::CudaStream>> {

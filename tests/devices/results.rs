@@ -2,10 +2,12 @@
 
 use std::{sync::Arc, thread, time::Duration};
 
-use raddle::{Context, DeviceVec, Engine, EngineKind, GpuStream, PinnedVec, Property, SimulatedGpu, Var};
+use raddle::{
+    Context, DeviceVec, Engine, EngineKind, GpuStream, PinnedVec, Property, SimulatedGpu, Var, simulated::Clock,
+};
 
 use super::{
-    GPU, OTHER, builder, device, download, engine, issued, kernel, kernel_from, manual, ms, pinned, random,
+    GPU, OTHER, builder, device, download, engine, hold_lane, issued, kernel, kernel_from, manual, ms, pinned, random,
     reading_kernel, simulated, upload,
 };
 use crate::common::{AWHILE, Drops, Journal, KINDS, MOMENT, THREADED, eventually, hold, watched, watched_for};
@@ -555,4 +557,59 @@ fn what_a_kernel_pushes_is_run() {
             assert_eq!(engine.get(&count).unwrap(), 1, "{kind}");
         });
     }
+}
+
+/// A device takes so many commands of a stream. Whoever issues another one stands still until one is done, and looks at
+/// nothing.
+#[test]
+fn what_is_done_is_known_however_much_more_is_pushed() {
+    for kind in THREADED {
+        watched_for(AWHILE, move || {
+            let gpu = SimulatedGpu::builder()
+                .launch_latency(Duration::ZERO)
+                .kernel_time(ms(1))
+                .depth(395)
+                .clock(Clock::Manual)
+                .build();
+            let engine = engine(kind, &gpu);
+            let (var, later) = (device(&engine, 1), device(&engine, 1));
+            let launch = |stream: &mut GpuStream, var: &mut DeviceVec<u64>| {
+                simulated(stream).launch(Duration::ZERO, var, |_| {})
+            };
+            // All is there when the lane begins.
+            let gate = hold_lane(&engine, Property::Normal);
+            let first = engine.op("first").on(GPU).try_launch(var.write(), launch).unwrap();
+            for _ in 0..2000 {
+                kernel(&engine, "later", &later, |_| {});
+            }
+            gate.open();
+            eventually("much is issued", || gpu.counts().launches >= 256);
+            // If it is to be more, it is by now.
+            thread::sleep(MOMENT);
+            gpu.advance(ms(1));
+            first.wait().unwrap();
+            gpu.advance(ms(2000));
+            while engine.wait_for_all_timeout(ms(1)).is_err() {
+                gpu.advance(ms(2000));
+            }
+        });
+    }
+}
+
+/// Between two looks at a stream its thread sleeps for less time than the system may put wake-ups off by.
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn sleeps_of_a_lanes_thread_end_in_time() {
+    let gpu = manual();
+    let engine = engine(EngineKind::PerDevice, &gpu);
+    let slack = || {
+        let this = std::fs::read_link("/proc/thread-self").expect("the kernel knows this thread");
+        let number = this.file_name().expect("it is the thread's number").to_str().expect("it is a number").to_owned();
+        let slack = std::fs::read_to_string(format!("/proc/{number}/timerslack_ns")).expect("it is this thread's own");
+        slack.trim().parse::<u64>().expect("it is a number")
+    };
+    let before = slack();
+    let lanes = engine.op("look").on(GPU).submit((), move |()| slack()).unwrap();
+    assert_eq!(lanes.wait().unwrap(), 1);
+    assert_eq!(slack(), before, "the program's own threads stay as they are");
 }

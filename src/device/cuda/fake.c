@@ -5,12 +5,15 @@
  * asynchronous call can be made to fail, once or for good. Nothing here is for several threads at a time.
  *
  * FAKE_INIT: what cuInit returns.  FAKE_DEVICES: how many GPUs there are, 2 if it is not set.  FAKE_NARROW: the devices
- * cannot write 64 bits from a stream. */
+ * cannot write 64 bits from a stream.  FAKE_OLD: they do not know that one could ask for that. */
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, NOT_READY = 600 };
+enum {
+    OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, NOT_READY = 600,
+    PEER_ACCESS_ALREADY_ENABLED = 704, CAPTURE_UNSUPPORTED = 900
+};
 
 typedef unsigned long long address;
 typedef struct { int retained; } context;
@@ -19,7 +22,8 @@ typedef struct { context *of; stream *in; int asked; int recorded; } event;
 
 static context contexts[8];
 static __thread context *current;
-static int live, waits, synchronized, lost, fail_in, fail_code, fail_stays;
+static int live, waits, synchronized, lost, fail_in, fail_code, fail_stays, capturing, broken, peers, stream_waits;
+static __thread int mode;
 static size_t device_bytes;
 
 /* What is alive: contexts, streams, events and pieces of memory. */
@@ -33,6 +37,19 @@ int fakeSynchronized(void) { return synchronized; }
 
 /* Makes the asynchronous call after `skip` others fail with `code`; and all calls after it, if it `stays`. */
 void fakeFail(int skip, int code, int stays) { fail_in = skip + 1; fail_code = code; fail_stays = stays; }
+
+/* Another thread records a graph in the global mode: calls that could disturb it are refused, and break the recording, but
+ * those of threads in the relaxed mode, 2. Where it is 2, nobody may wait for all of a device either. */
+void fakeCapture(int on) { capturing = on; }
+
+/* How many calls have broken the recording. */
+int fakeBroken(void) { return broken; }
+
+/* How many devices have been given access to another one's memory. */
+int fakePeers(void) { return peers; }
+
+/* How often somebody waited for a stream. */
+int fakeStreamWaits(void) { return stream_waits; }
 
 /* The current context's number, or -1. */
 int fakeCurrent(void) { return current ? (int)(current - contexts) : -1; }
@@ -51,6 +68,20 @@ static int call(void) {
     return OK;
 }
 
+static int forbidden(void) {
+    if (!capturing || mode == 2) return OK;
+    broken++;
+    return CAPTURE_UNSUPPORTED;
+}
+
+int cuThreadExchangeStreamCaptureMode(int *with) {
+    int before = mode;
+    if (*with < 0 || *with > 2) return INVALID_VALUE;
+    mode = *with;
+    *with = before;
+    return OK;
+}
+
 int cuInit(unsigned flags) { return flags ? INVALID_VALUE : number_in("FAKE_INIT", OK); }
 
 int cuDeviceGetCount(int *count) { *count = number_in("FAKE_DEVICES", 2); return OK; }
@@ -64,6 +95,7 @@ int cuDeviceGetName(char *name, int size, int device) {
 }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;
+    if (attribute == 122 && getenv("FAKE_OLD")) return INVALID_VALUE;
     *value = attribute == 122 && !getenv("FAKE_NARROW");
     return OK;
 }
@@ -76,7 +108,13 @@ int cuDevicePrimaryCtxRetain(context **it, int device) {
 int cuDevicePrimaryCtxRelease_v2(int device) { contexts[device].retained--; live--; return OK; }
 
 int cuCtxGetCurrent(context **it) { *it = current; return OK; }
+int cuCtxEnablePeerAccess(context *peer, unsigned flags) {
+    if (!current || current == peer || !peer->retained) return INVALID_CONTEXT;
+    if (flags) return INVALID_VALUE;
+    return peers++ ? PEER_ACCESS_ALREADY_ENABLED : OK;
+}
 int cuCtxSynchronize(void) {
+    if (forbidden() || capturing == 2) return CAPTURE_UNSUPPORTED;
     synchronized++;
     return current ? lost : INVALID_CONTEXT;
 }
@@ -97,7 +135,13 @@ int cuStreamCreateWithPriority(stream **it, unsigned flags, int priority) {
     return OK;
 }
 int cuStreamDestroy_v2(stream *it) { free(it); live--; return lost; }
+int cuStreamSynchronize(stream *it) {
+    (void)it;
+    stream_waits++;
+    return forbidden() ? CAPTURE_UNSUPPORTED : lost;
+}
 int cuStreamQuery(stream *it) {
+    if (forbidden()) return CAPTURE_UNSUPPORTED;
     if (call()) return lost ? lost : fail_code;
     if (it->busy) { it->busy = 0; return NOT_READY; }
     if (it->word) { *(unsigned long long *)it->word = it->value; it->word = 0; }
@@ -131,7 +175,7 @@ int cuEventCreate(event **it, unsigned flags) {
 }
 int cuEventDestroy_v2(event *it) { free(it); live--; return lost; }
 #ifndef WITHOUT_EVENT_QUERY
-int cuEventQuery(event *it) { return lost ? lost : it->asked++ ? OK : NOT_READY; }
+int cuEventQuery(event *it) { return forbidden() ? CAPTURE_UNSUPPORTED : lost ? lost : it->asked++ ? OK : NOT_READY; }
 #endif
 int cuEventRecord(event *it, stream *in) {
     int result = call();
@@ -146,6 +190,7 @@ int cuEventRecord(event *it, stream *in) {
 /* Device memory is limited to 1 MiB, and each piece is behind its size. */
 int cuMemAlloc_v2(address *it, size_t bytes) {
     char *all;
+    if (forbidden()) return CAPTURE_UNSUPPORTED;
     if (!current) return INVALID_CONTEXT;
     if (lost) return lost;
     if (device_bytes + bytes > 1 << 20) return OUT_OF_MEMORY;
@@ -158,6 +203,7 @@ int cuMemAlloc_v2(address *it, size_t bytes) {
 }
 int cuMemFree_v2(address it) {
     char *all = (char *)it - 256;
+    if (forbidden()) return CAPTURE_UNSUPPORTED;
     if (!current) return INVALID_CONTEXT;
     if (lost) return lost;
     device_bytes -= *(size_t *)all;
@@ -166,6 +212,7 @@ int cuMemFree_v2(address it) {
     return OK;
 }
 int cuMemHostAlloc(void **it, size_t bytes, unsigned flags) {
+    if (forbidden()) return CAPTURE_UNSUPPORTED;
     if (!current) return INVALID_CONTEXT;
     if (lost) return lost;
     if (flags != 3) return INVALID_VALUE;
@@ -175,6 +222,7 @@ int cuMemHostAlloc(void **it, size_t bytes, unsigned flags) {
     return OK;
 }
 int cuMemFreeHost(void *it) {
+    if (forbidden()) return CAPTURE_UNSUPPORTED;
     if (lost) return lost;
     free(it);
     live--;

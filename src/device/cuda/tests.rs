@@ -80,7 +80,7 @@ fn build(folder: &Path, defines: &[&str]) -> bool {
 fn inside(folder: &Path, name: &str, variables: &[(&str, &str)]) {
     let mut command = Command::new(env::current_exe().expect("it is known"));
     command.args(["--exact", "--ignored", "--nocapture", "--test-threads=1", &format!("device::cuda::tests::{name}")]);
-    for unset in ["FAKE_INIT", "FAKE_DEVICES", "FAKE_NARROW", "RADDLE_CUDA_MARKS"] {
+    for unset in ["FAKE_INIT", "FAKE_DEVICES", "FAKE_NARROW", "FAKE_OLD", "RADDLE_CUDA_MARKS"] {
         command.env_remove(unset);
     }
     command.env("LD_LIBRARY_PATH", folder).env(INSIDE, "1").envs(variables.iter().copied());
@@ -116,6 +116,7 @@ fn a_driver_that_is_missing_old_or_without_a_device_is_an_error_that_says_what_t
         (&[("FAKE_INIT", "100")][..], "CUDA_ERROR_NO_DEVICE: no GPU is visible", "100"),
         (&[("FAKE_INIT", "803")], "SYSTEM_DRIVER_MISMATCH: the driver in the kernel", "803"),
         (&[("FAKE_INIT", "999")], "cuInit returned CUDA_ERROR_UNKNOWN", "999"),
+        (&[("FAKE_INIT", "46")], "cuInit returned CUDA_ERROR_DEVICE_UNAVAILABLE", "46"),
         (&[("FAKE_DEVICES", "0")], "there is no GPU 0: the CUDA driver sees 0", "101"),
         (&[("RADDLE_CUDA_MARKS", "tally")], "neither `events` nor `counter`", "-1"),
         (&[("RADDLE_CUDA_MARKS", "counter"), ("FAKE_NARROW", "")], "cannot write 64 bits", "-1"),
@@ -158,12 +159,16 @@ fn streams_copy_wait_mark_and_fail_as_the_driver_says() {
         "inside_memory_is_pooled",
         "inside_refusals_pass",
         "inside_losses_stay",
+        "inside_recording_of_graphs_is_neither_disturbed_nor_a_loss",
+        "inside_a_device_that_is_given_up_while_a_graph_is_recorded_ends_what_it_has",
     ] {
         for (marks, wanted) in [("events", "Events"), ("counter", "Counter"), ("", "Counter")] {
             inside(&folder.0, name, &[("RADDLE_CUDA_MARKS", marks), ("WANTED", wanted)]);
         }
     }
-    inside(&folder.0, "inside_work_gets_done", &[("FAKE_NARROW", ""), ("WANTED", "Events")]);
+    for without in ["FAKE_NARROW", "FAKE_OLD"] {
+        inside(&folder.0, "inside_work_gets_done", &[(without, ""), ("WANTED", "Events")]);
+    }
     let old = Folder::new("old");
     assert!(build(&old.0, &["WITHOUT_WRITE_VALUE"]));
     inside(&old.0, "inside_work_gets_done", &[("WANTED", "Events")]);
@@ -177,16 +182,26 @@ fn fake<F: Copy>(name: &str) -> F {
     *unsafe { library.get::<F>(name.as_bytes()) }.expect("the library is the one of the tests")
 }
 
+/// What a function of the library's says.
+fn number_of(name: &str) -> i32 {
+    fake::<extern "C" fn() -> i32>(name)()
+}
+
 fn live() -> i32 {
-    fake::<extern "C" fn() -> i32>("fakeLive")()
+    number_of("fakeLive")
 }
 
 fn synchronized() -> i32 {
-    fake::<extern "C" fn() -> i32>("fakeSynchronized")()
+    number_of("fakeSynchronized")
 }
 
 fn current() -> i32 {
-    fake::<extern "C" fn() -> i32>("fakeCurrent")()
+    number_of("fakeCurrent")
+}
+
+/// Has another thread record a graph in the global mode; with 2, so that nobody may wait for the whole device.
+fn capture(how: i32) {
+    fake::<extern "C" fn(i32)>("fakeCapture")(how);
 }
 
 fn fail(skip: i32, code: i32, stays: bool) {
@@ -247,6 +262,10 @@ fn inside_work_gets_done() {
         second.wait(&event.clone()).unwrap();
         drop(event);
         copy(&mut *second, b.address(), c.address(), 24).unwrap();
+        assert_eq!(number_of("fakePeers"), 1);
+        copy(&mut *second, a.address(), c.address(), 8).unwrap();
+        copy(&mut *second, b.address(), c.address(), 24).unwrap();
+        assert_eq!(number_of("fakePeers"), 1, "each device is asked once");
         copy(&mut *second, c.address(), to.address(), 24).unwrap();
         copy(&mut *second, to.address(), to.address(), 8).unwrap();
         copy(&mut *second, Address::nowhere(Place::Device), Address::nowhere(Place::Pinned), 0).unwrap();
@@ -287,7 +306,7 @@ fn inside_imported_streams_are_put_in_order() {
         // The library is for one thread at a time.
         let engine = Engine::builder().kind(EngineKind::Naive).gpu(gpus[0].clone()).build().unwrap();
         let own = engine.stream_var(ImportedStream::cuda(&gpus[0], Arc::clone(&streams[0])).unwrap());
-        let waits = || fake::<extern "C" fn() -> i32>("fakeWaits")();
+        let waits = || number_of("fakeWaits");
         let (before, expected) = (waits(), streams[0].cu_stream().addr());
         let include = engine.op("include").on(Context::Gpu(0)).try_launch(own.overwrite(), move |stream, own| {
             let lane = stream.cuda().expect("it is CUDA's").cu_stream().addr();
@@ -321,16 +340,17 @@ fn inside_memory_is_pooled() {
     assert_eq!(live(), before, "it was in the pool");
     assert_eq!(*PinnedVec::<u64>::new(&two, 100).unwrap(), [0; 100]);
     assert_eq!(live(), before + 1, "each device has a pool of its own");
-    let block = one.allocate(Place::Pinned, 5000).unwrap();
-    // SAFETY: the block has as many bytes, and nobody else has it.
-    let bytes = unsafe { std::slice::from_raw_parts(block.address.ptr(), block.bytes) };
-    assert!(bytes.iter().all(|&byte| byte == 0), "new pinned memory is zeroed");
-    one.give_back(block);
+    assert!(PinnedVec::<u64>::new(&one, 625).unwrap().iter().all(|&value| value == 0), "new pinned memory is zeroed");
 
     drop(pinned(&one, &[9]));
     let mut stream = one.open(Role::All).unwrap();
     assert_eq!(stream.passed().unwrap(), 0, "the word was something else's");
-    drop(stream);
+    let before = live();
+    let more = [(); 40].map(|()| one.open(Role::All).unwrap());
+    // Streams, and what is left of one page of counters: the first one's was made with the device.
+    let pages = i32::from(env::var("WANTED").unwrap() == "Counter");
+    assert_eq!(live() - before, 40 + pages);
+    drop((stream, more));
 
     // All there is, in two parts; then as one, which needs both back at the driver.
     let halves = [(); 2].map(|()| DeviceVec::<u8>::new(&one, 1 << 19).unwrap());
@@ -437,4 +457,60 @@ fn inside_losses_stay() {
     // Nothing can be freed; nothing ends the process either.
     drop((from, to, stream, other, event, gpu));
     assert!(live() > 0, "the memory stays with the process");
+}
+
+#[test]
+#[ignore = "run by a test above, with a library that stands in for the driver's"]
+fn inside_recording_of_graphs_is_neither_disturbed_nor_a_loss() {
+    if !is_inside() {
+        return;
+    }
+    {
+        let gpu = driver(0);
+        let kept = DeviceVec::<u8>::new(&gpu, 5000).unwrap();
+        let mut stream = gpu.open(Role::All).unwrap();
+        stream.mark(1).unwrap();
+        drop(kept);
+        capture(1);
+        pass(&mut *stream, 1);
+        let (free, new) = (DeviceVec::<u8>::new(&gpu, 5000).unwrap(), DeviceVec::<u8>::new(&gpu, 70_000).unwrap());
+        let host = pinned(&gpu, &[1, 2, 3]);
+        copy(&mut *stream, host.address(), free.address(), 24).unwrap();
+        // What is freed goes back to the driver, and what is made is new.
+        drop((free, new));
+        drop(DeviceVec::<u8>::new(&gpu, 1 << 20).unwrap());
+        drop((gpu.open(Role::Urgent).unwrap(), host, stream));
+        drop(gpu);
+        assert_eq!(number_of("fakeBroken"), 0, "the recording was disturbed");
+    }
+    capture(0);
+    assert_eq!(live(), 0);
+}
+
+#[test]
+#[ignore = "run by a test above, with a library that stands in for the driver's"]
+fn inside_a_device_that_is_given_up_while_a_graph_is_recorded_ends_what_it_has() {
+    if !is_inside() {
+        return;
+    }
+    let gpu = driver(0);
+    let streams = [Role::Compute, Role::CopyIn].map(|role| gpu.open(role).unwrap());
+    drop(gpu.open(Role::CopyOut).unwrap());
+    capture(2);
+    gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
+    assert_eq!((synchronized(), number_of("fakeStreamWaits"), number_of("fakeBroken")), (0, 2, 0));
+    drop((streams, gpu));
+    capture(0);
+    assert_eq!(live(), 0);
+}
+
+/// Each error number of the driver's that means that nothing can be done with the context any more, and those that do not.
+#[test]
+fn only_what_ends_a_context_is_a_loss() {
+    for code in [4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 806, 810, 999] {
+        assert!(is_loss(code), "{code}");
+    }
+    for code in [1, 2, 3, 46, 100, 101, 201, 600, 704, 801, 805].into_iter().chain(900..=908) {
+        assert!(!is_loss(code), "{code}");
+    }
 }

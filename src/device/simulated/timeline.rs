@@ -340,6 +340,15 @@ impl State {
         self.timelines[index].closed = true;
     }
 
+    /// How many commands of a stream are not done.
+    pub(super) fn depth(&self, index: usize) -> usize {
+        self.timelines[index].commands.len()
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.is_some()
+    }
+
     pub(super) fn passed(&self, index: usize) -> u64 {
         self.timelines[index].passed
     }
