@@ -33,8 +33,9 @@
 //! # Graphs
 //!
 //! While some thread records work into a graph, the driver refuses calls of others that could disturb that, and may break
-//! the recording. The calls here that are of this sort are made in the thread's relaxed mode (`Relaxed`). What is refused
-//! all the same, because the stream itself is recorded, is no loss: a look at the stream finds nothing new.
+//! the recording. The calls here that are known to be of this sort are made in the thread's relaxed mode (`Relaxed`). A lane's
+//! stream that a function leaves in recording is refused at the next look, and the device is given up: its marks would be
+//! part of the graph and never pass.
 //!
 //! # Limits
 //!
@@ -153,11 +154,6 @@ fn is_loss(code: u32) -> bool {
         999 => true,
         _ => false,
     }
-}
-
-/// Whether this number says that a stream is recorded into a graph, so that the call has to wait. It is not about the device.
-fn is_capture(code: u32) -> bool {
-    (900..=908).contains(&code)
 }
 
 /// While this lives, the calling thread's calls are no part of what other threads record into graphs: they are neither
@@ -532,14 +528,15 @@ impl Shared {
             }
             // A stream of somebody else's may be recorded into a graph, so that the device as a whole cannot be waited for.
             let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
+            let mut all = Ok(());
             for stream in streams {
                 // SAFETY: it is alive.
                 match check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream.cu_stream()) }) {
-                    Err(error) if !error.is_lost() => return Err(error),
+                    Err(error) if !error.is_lost() => all = all.and(Err(error)),
                     _ => {}
                 }
             }
-            Ok(())
+            all
         })
     }
 
@@ -811,7 +808,6 @@ impl Stream for LaneStream {
                     // SAFETY: it is alive, and queries need no current context.
                     match unsafe { sys::cuEventQuery(event.0) } {
                         CUresult::CUDA_ERROR_NOT_READY => break,
-                        result if is_capture(result as u32) => break,
                         result => gpu.check("cuEventQuery", result)?,
                     }
                     pending.pop_front();
@@ -829,7 +825,6 @@ impl Stream for LaneStream {
         // SAFETY: it is alive.
         match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(()),
-            result if is_capture(result as u32) => Ok(()),
             result => gpu.check("cuStreamQuery", result),
         }
     }

@@ -76,7 +76,9 @@ impl GpuStream {
     /// `CudaFunction` and `CudaModule`, and what a function has captured is dropped before the device is done. A program keeps
     /// its modules elsewhere, or as values of variables that the operation reads.
     ///
-    /// Other threads may record graphs meanwhile, in any mode: the engine's calls are no part of that. For work on streams of the program's own see [`include`](Self::include).
+    /// A function that records a graph on the stream must end the recording on every way out.
+    ///
+    /// For work on streams of the program's own see [`include`](Self::include).
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn cuda(&mut self) -> Option<std::sync::Arc<cudarc::driver::CudaStream>> {

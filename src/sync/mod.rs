@@ -75,7 +75,7 @@ mod imp {
         /// Has the calling thread's sleeps end when their time is up. Linux may put that off for 50 µs otherwise.
         pub(crate) fn sleep_sharply() {
             #[cfg(all(target_os = "linux", not(miri)))]
-            // SAFETY: the call changes nothing but the calling thread's timers.
+            // SAFETY: the call changes nothing but the timers of the calling thread and of those that it starts.
             unsafe {
                 libc::prctl(libc::PR_SET_TIMERSLACK, 1);
             }
