@@ -266,7 +266,7 @@ fn what_a_worker_keeps_and_does_not_run_next_reaches_a_worker_that_falls_asleep(
     });
 }
 
-/// As above, of a worker that does something else first.
+/// Two operations become ready on a worker, which shares both and takes none.
 #[test]
 fn what_a_worker_shares_reaches_a_worker_that_falls_asleep() {
     model(3, Flavour::Contract, || {

@@ -27,7 +27,7 @@
 //! # Progress
 //!
 //! Calls of a stream queue a command and do not wait for the device, until the driver's queue of some thousand commands is
-//! full; a lane gives a stream fewer operations than that. New memory is asked for when the pool has none, and given back
+//! full; a lane bounds the operations that it gives to a stream. New memory is asked for when the pool has none, and given back
 //! to the driver when the device is full or dropped; the driver may wait for the whole device then.
 //!
 //! # Graphs

@@ -42,9 +42,9 @@ use crate::{
 /// Operations issued between two looks at the stream.
 const BATCH: usize = 16;
 
-/// Operations that are in flight on a stream at most. A device takes some thousand commands of a stream, and whoever issues
-/// more waits then and can look at nothing meanwhile. Picked: far below that, since an operation may issue several, and far
-/// more than keeps a device busy while the thread looks elsewhere.
+/// Operations that are in flight on a stream at most. A device's queue for a stream holds about a thousand commands; a call
+/// that finds it full blocks, and the thread cannot look at the stream meanwhile. Picked: enough to keep a device busy. An
+/// operation may take several commands, marks and waits included, so the queue may still fill up.
 const MAX_FLIGHTS: usize = 256;
 
 /// Operations that are followed by an event in any case, once somebody has asked for one too late. Picked: seldom enough

@@ -18,44 +18,39 @@ fn edges(gpu: &SimulatedGpu) -> (u64, u64) {
     (counts.records, counts.waits)
 }
 
-#[test]
-fn a_chain_on_one_stream_records_nothing_waits_for_nothing_and_marks_twice() {
+/// Operations of one stream that are in flight at a time.
+const IN_FLIGHT: u64 = 256;
+
+/// Pushes a chain of `count` kernels on one stream while the device stands still, and waits for its end. Nothing is recorded
+/// or waited for. `check` gets the device then.
+fn chain_on_one_stream(count: u64, check: fn(&SimulatedGpu)) {
     for kind in THREADED {
         watched(move || {
             let gpu = SimulatedGpu::default();
             let engine = engine(kind, &gpu);
             let var = device(&engine, 1);
             gpu.stall();
-            // As many as are in flight at a time.
-            (0..256).for_each(|_| kernel(&engine, "add", &var, |_| {}));
-            issued(&gpu, 256, 0);
+            (0..count).for_each(|_| kernel(&engine, "add", &var, |_| {}));
+            issued(&gpu, count.min(IN_FLIGHT), 0);
             gpu.resume();
             engine.wait_for_all().unwrap();
             assert_eq!(edges(&gpu), (0, 0), "{kind}");
-            // One behind the first operation, and one behind the rest when that has passed.
-            assert_eq!(gpu.counts().marks, 2, "{kind}");
-            assert_eq!(engine.version(&var), 256);
+            assert_eq!((gpu.counts().launches, engine.version(&var)), (count, count), "{kind}");
+            check(&gpu);
         });
     }
+}
+
+#[test]
+fn a_chain_on_one_stream_records_nothing_waits_for_nothing_and_marks_twice() {
+    // One behind the first operation, and one behind the rest when that has passed.
+    chain_on_one_stream(IN_FLIGHT, |gpu| assert_eq!(gpu.counts().marks, 2));
 }
 
 /// A stream is given so many operations at a time, and the others when the first are done.
 #[test]
 fn a_longer_chain_goes_on_as_it_is_done_and_still_records_nothing() {
-    for kind in THREADED {
-        watched(move || {
-            let gpu = SimulatedGpu::default();
-            let engine = engine(kind, &gpu);
-            let var = device(&engine, 1);
-            gpu.stall();
-            (0..1000).for_each(|_| kernel(&engine, "add", &var, |_| {}));
-            issued(&gpu, 256, 0);
-            gpu.resume();
-            engine.wait_for_all().unwrap();
-            assert_eq!(edges(&gpu), (0, 0), "{kind}");
-            assert_eq!((gpu.counts().launches, engine.version(&var)), (1000, 1000), "{kind}");
-        });
-    }
+    chain_on_one_stream(1000, |_| ());
 }
 
 #[test]

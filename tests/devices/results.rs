@@ -559,8 +559,7 @@ fn what_a_kernel_pushes_is_run() {
     }
 }
 
-/// A device takes so many commands of a stream. Whoever issues another one stands still until one is done, and looks at
-/// nothing.
+/// A call that finds the device's queue full blocks. The lane's thread must not get there, since it looks at the stream too.
 #[test]
 fn what_is_done_is_known_however_much_more_is_pushed() {
     for kind in THREADED {
