@@ -83,6 +83,8 @@ fn next_engine() -> u64 {
 /// What a thread of an engine carries.
 struct Carrier {
     worker: Cell<Option<BoxedWorker>>,
+    /// The number of the worker's lane.
+    lane: Cell<u8>,
     core: Arc<Core>,
     /// The thread's number in the engine; of a thread that carries workers.
     number: usize,
@@ -129,7 +131,7 @@ fn with_carrier<R>(f: impl FnOnce(&Carrier) -> R) -> Option<R> {
 
 impl Carrier {
     fn new(core: Arc<Core>, number: usize, on_device: bool) -> Self {
-        Self { worker: Cell::new(None), core, number, on_device, looking: Cell::new(false) }
+        Self { worker: Cell::new(None), lane: Cell::new(0), core, number, on_device, looking: Cell::new(false) }
     }
 
     /// Has the calling thread find this carrier.
@@ -168,13 +170,12 @@ impl Carrier {
     /// As [`Crew::schedule`], by this thread between two operations.
     #[inline]
     fn schedule(&self, op: OpRef<Task>) {
-        let crew = self.core.crew();
         match self.free_worker() {
-            Some(worker) if Arc::ptr_eq(worker.lane(), crew.lane(&op)) => {
+            Some(worker) if op.task().lane == self.lane.get() => {
                 let _looking = self.look();
                 worker.keep(op);
             }
-            _ => crew.schedule(op),
+            _ => self.core.crew().schedule(op),
         }
     }
 
@@ -551,6 +552,7 @@ fn carry(
             // Nobody listens if the build has failed meanwhile.
             let _ = started.send((lane, index, placement));
         }
+        carrier.lane.set(lane as u8);
         carrier.worker.set(Some(worker));
         if let Placement::Refused(core) = placement {
             let lane = crew.lanes[lane].name();
@@ -592,20 +594,7 @@ fn run(carrier: &Carrier) {
         // crossbeam's collector, from losing the worker and what is queued here.
         let result = panics::catch(|| {
             carrier.core.place_all(&mut ready, Rests::new());
-            while let Some(op) = carrier.next() {
-                match carrier.core.execute_here(op, &mut ready) {
-                    Ok(ticket) if ready.is_empty() => carrier.core.count_out(ticket),
-                    Ok(ticket) => {
-                        let here = carrier.core.place_by(&mut ready, |op| carrier.schedule(op));
-                        if here.is_empty() {
-                            carrier.core.count_out(ticket);
-                        } else {
-                            carrier.core.run_here_after(here, ticket);
-                        }
-                    }
-                    Err(unplain) => carrier.execute_otherwise(unplain, &mut ready),
-                }
-            }
+            run_operations(carrier, &mut ready);
         });
         let Err(payload) = result else { return };
         // What the panic has left goes where others find it, since the payload's drop and the logger may wait for that.
@@ -619,6 +608,28 @@ fn run(carrier: &Carrier) {
             }
             panics::log!(Error, "raddle: thread {} panicked outside an operation's function", carrier.number);
         });
+    }
+}
+
+/// Runs operations while there are any and the thread has a worker; what became ready goes into `ready` until it is
+/// placed.
+///
+/// It stands by itself so that the loop of every operation shares its registers with nothing that happens once.
+#[inline(never)]
+fn run_operations(carrier: &Carrier, ready: &mut ReadyList<Task>) {
+    while let Some(op) = carrier.next() {
+        match carrier.core.execute_here(op, ready) {
+            Ok(ticket) if ready.is_empty() => carrier.core.count_out(ticket),
+            Ok(ticket) => {
+                let here = carrier.core.place_by(ready, |op| carrier.schedule(op));
+                if here.is_empty() {
+                    carrier.core.count_out(ticket);
+                } else {
+                    carrier.core.run_here_after(here, ticket);
+                }
+            }
+            Err(unplain) => carrier.execute_otherwise(unplain, ready),
+        }
     }
 }
 
