@@ -287,7 +287,9 @@ impl Core {
                 })
             })
         });
-        self.result_of(op, result)
+        let result = self.result_of(op, result);
+        let left = stream.function_ended(result.is_err());
+        result.and_then(|()| left.map_err(|error| op.task().failed_by(Cause::Device(error))))
     }
 
     /// What a function's call comes to.

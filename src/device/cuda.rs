@@ -33,9 +33,12 @@
 //! # Graphs
 //!
 //! While some thread records work into a graph, the driver refuses calls of others that could disturb that, and may break
-//! the recording. The calls here that are known to be of this sort are made in the thread's relaxed mode (`Relaxed`). A lane's
-//! stream that a function leaves in recording is refused at the next look, and the device is given up: its marks would be
-//! part of the graph and never pass.
+//! the recording. The calls here that are known to be of this sort are made in the thread's relaxed mode (`Relaxed`).
+//!
+//! What a function records on the stream of its lane must be over when it returns. Where it fails, and in builds with debug
+//! assertions everywhere, that is looked at: a recording that is still open is ended, its graph dropped, and the operation
+//! fails. Otherwise the engine looks before its own next command on the stream. What it finds then may have swallowed other
+//! operations, so the device is given up.
 //!
 //! # Limits
 //!
@@ -68,7 +71,7 @@ use crate::{
 
 /// What is called, here and where cudarc opens a context. Looked up before the first call, since cudarc panics at one
 /// that is missing.
-const FUNCTIONS: [&str; 32] = [
+const FUNCTIONS: [&str; 35] = [
     "cuInit",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -87,6 +90,9 @@ const FUNCTIONS: [&str; 32] = [
     "cuStreamQuery",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
+    "cuStreamIsCapturing",
+    "cuStreamEndCapture",
+    "cuGraphDestroy",
     "cuEventCreate",
     "cuEventDestroy_v2",
     "cuEventQuery",
@@ -142,8 +148,9 @@ fn load() -> Result<(), DeviceError> {
 /// Whether this number says that the whole context is of no use any more.
 fn is_loss(code: u32) -> bool {
     match code {
-        // Shut down, or the service went away by which processes share the device. Not 46: a device that is another process's
-        // alone is refused when it is opened.
+        // The driver shuts down; the context was destroyed; the service by which processes share the device cannot be reached
+        // (806) or has dropped this one (810). Not 46: that is a device which another process has for itself, and which could
+        // not be opened.
         4 | 709 | 806 | 810 => true,
         // Memory or links that cannot be corrected; an error that was contained.
         214 | 220 | 226 => true,
@@ -156,17 +163,20 @@ fn is_loss(code: u32) -> bool {
     }
 }
 
-/// While this lives, the calling thread's calls are no part of what other threads record into graphs: they are neither
-/// refused for that nor do they break it. `CUstreamCaptureMode` is the thread's own.
-struct Relaxed(sys::CUstreamCaptureMode);
+/// While this lives, the calling thread is in the relaxed capture mode: its calls are not checked against what other threads
+/// record into graphs, so that they are neither refused for that nor invalidate it. The mode is the thread's own
+/// (`cuThreadExchangeStreamCaptureMode`).
+struct Relaxed(Option<sys::CUstreamCaptureMode>);
 
 impl Relaxed {
-    fn exchange(mut mode: sys::CUstreamCaptureMode) -> sys::CUstreamCaptureMode {
-        // SAFETY: the driver has a place to read from and to write to. Without an effect the mode comes back.
-        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
-        mode
+    /// The mode before; `None` if the driver refuses, so that nothing has changed.
+    fn exchange(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
+        // SAFETY: the driver has a place to read from and to write to.
+        let result = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+        (result == CUresult::CUDA_SUCCESS).then_some(mode)
     }
 
+    /// To be called with a context of the driver's as the thread's current one, which it may ask for.
     fn begin() -> Self {
         Self(Self::exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED))
     }
@@ -174,7 +184,7 @@ impl Relaxed {
 
 impl Drop for Relaxed {
     fn drop(&mut self) {
-        Self::exchange(self.0);
+        self.0.map(Self::exchange);
     }
 }
 
@@ -241,7 +251,8 @@ impl MarkKind {
 /// An NVIDIA GPU.
 ///
 /// Clones are the same device. Its memory and its streams belong to the device's primary context, which other CUDA
-/// libraries in the process use as well.
+/// libraries in the process use as well. The first copy from another GPU asks for access to that one's memory
+/// (`cuCtxEnablePeerAccess`); a program that asks for the same gets 704, which means that it is there.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -270,8 +281,8 @@ struct Shared {
     peers: Mutex<Vec<usize>>,
     /// The first loss.
     lost: OnceLock<DeviceError>,
-    /// Held by whoever gives up the device, until it has done what it was given.
-    giving_up: Mutex<()>,
+    /// Held by whoever gives up the device, until it has done what it was given. Whether it is sound, and does that.
+    giving_up: Mutex<bool>,
     /// Dropped last: all of the above needs it.
     context: Arc<CudaContext>,
 }
@@ -322,8 +333,8 @@ impl CudaGpu {
     ///
     /// # Errors
     ///
-    /// As for [`count`](Self::count); there is no such GPU; the driver has no room for its context; the environment
-    /// variable `RADDLE_CUDA_MARKS` says something else than `events` or `counter`.
+    /// As for [`count`](Self::count); there is no such GPU; the driver has no room for its context, or for a page of pinned
+    /// memory; the environment variable `RADDLE_CUDA_MARKS` says something else than `events` or `counter`.
     pub fn open(ordinal: usize) -> Result<Self, DeviceError> {
         load()?;
         let count = Self::count()?;
@@ -332,6 +343,7 @@ impl CudaGpu {
             let message = format!("there is no GPU {ordinal}: the CUDA driver sees {count}, counted from 0");
             return Err(DeviceError::refused(code, message));
         }
+        let relaxed = Relaxed::begin();
         // All that it calls is there; but it is written to panic where something is not.
         let context = panics::catch(|| CudaContext::new(ordinal)).map_err(|payload| {
             panics::discard(payload);
@@ -340,6 +352,7 @@ impl CudaGpu {
                 "the CUDA driver's library is not what it should be: install NVIDIA's driver again",
             )
         })?;
+        drop(relaxed);
         let context =
             context.map_err(|error| check("opening the device's context", error.0).expect_err("it failed"))?;
         // SAFETY: the engine orders what uses its memory; programs that allocate through the context are told to.
@@ -362,7 +375,7 @@ impl CudaGpu {
             streams: Mutex::new(Vec::new()),
             peers: Mutex::new(Vec::new()),
             lost: OnceLock::new(),
-            giving_up: Mutex::new(()),
+            giving_up: Mutex::new(false),
             context,
         };
         if marks == MarkKind::Counter {
@@ -429,6 +442,11 @@ impl Shared {
         })
     }
 
+    /// The error that a drop of cudarc's has left for whoever calls it next.
+    fn left_behind(&self) -> Result<(), DeviceError> {
+        self.context.check_err().or_else(|error| self.check("a drop of cudarc's", error.0))
+    }
+
     /// The loss, if there was one.
     fn sound(&self) -> Result<(), DeviceError> {
         self.lost.get().cloned().map_or(Ok(()), Err)
@@ -449,9 +467,10 @@ impl Shared {
     /// Calls `f` with the device's context as the current one, on a thread that may be another context's, whatever other
     /// threads record.
     fn bound<R>(&self, f: impl FnOnce() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
-        let _relaxed = Relaxed::begin();
         let before = self.bind()?;
+        let relaxed = Relaxed::begin();
         let result = f();
+        drop(relaxed);
         if before != self.context.cu_ctx() {
             // SAFETY: it was current a moment ago. If it was destroyed since, this fails, and nothing is current.
             let _ = unsafe { sys::cuCtxSetCurrent(before) };
@@ -514,7 +533,7 @@ impl Shared {
         let mut streams = lock(&self.streams);
         streams.retain(|stream| stream.strong_count() > 0);
         streams.push(Arc::downgrade(&stream));
-        LaneStream { gpu: gpu.clone(), stream, marks }
+        LaneStream { gpu: gpu.clone(), stream, marks, shown: false, unseen: false, unfit: false }
     }
 
     /// Waits until the device, which is sound, has done what it was given.
@@ -526,12 +545,19 @@ impl Shared {
                 // It writes no more.
                 return Ok(());
             }
-            // A stream of somebody else's may be recorded into a graph, so that the device as a whole cannot be waited for.
+            // A stream of somebody else's may be in recording, so that the device as a whole cannot be waited for.
             let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
             let mut all = Ok(());
             for stream in streams {
-                // SAFETY: it is alive.
-                match check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream.cu_stream()) }) {
+                let waited = is_recording(&stream).and_then(|recording| {
+                    if recording {
+                        // To wait for it would invalidate the program's recording, and would be refused.
+                        return Err(DeviceError::refused(RECORDING, "a stream is recorded into a graph"));
+                    }
+                    // SAFETY: it is alive.
+                    check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream.cu_stream()) })
+                });
+                match waited {
                     Err(error) if !error.is_lost() => all = all.and(Err(error)),
                     _ => {}
                 }
@@ -542,13 +568,22 @@ impl Shared {
 
     /// Has copies from `peer`, another device's context, go without a way through the host's memory, where the machine can.
     /// This device's context is the current one.
+    ///
+    /// A context that has come to be where another one was is taken for that one, and copies from it take longer.
     fn reach(&self, peer: usize) {
         let mut peers = lock(&self.peers);
-        if !peers.contains(&peer) {
+        if peers.contains(&peer) {
+            return;
+        }
+        let _relaxed = Relaxed::begin();
+        // SAFETY: whoever has memory of the context holds its device.
+        let result = unsafe { sys::cuCtxEnablePeerAccess(ptr::with_exposed_provenance_mut(peer), 0) };
+        // Refusals change nothing for copies but their time. Others than these may pass.
+        if let CUresult::CUDA_SUCCESS
+        | CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+        | CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = result
+        {
             peers.push(peer);
-            // SAFETY: whoever has memory of the context holds its device. Refusals (it cannot, or somebody has done it)
-            // change nothing for copies but their time.
-            let _ = unsafe { sys::cuCtxEnablePeerAccess(ptr::with_exposed_provenance_mut(peer), 0) };
         }
     }
 
@@ -557,6 +592,7 @@ impl Shared {
         if let Some(event) = lock(&self.events).pop() {
             return Ok(event);
         }
+        let _relaxed = Relaxed::begin();
         let mut event = ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: the caller's context is this one, and the driver has a place to write to.
@@ -638,15 +674,15 @@ impl Driver for CudaGpu {
 
     fn abandon(&self, error: &DeviceError) {
         let gpu = &*self.0;
-        // Others see the loss from the next line on, and come here as well: they wait for the end of this.
-        let _turn = lock(&gpu.giving_up);
-        // From now on the pool gives nothing out.
-        let is_first = gpu.lost.set(error.clone().into_loss()).is_ok();
-        if is_first && !error.is_lost() {
-            // The device is sound, and goes on with what it has. Pinned memory may be in use by the host soon.
-            if let Err(error) = gpu.synchronize() {
-                panics::log!(Error, "raddle: {} was given up and may still write to memory: {error}", gpu.name);
-            }
+        let mut is_sound = lock(&gpu.giving_up);
+        // From now on the pool gives nothing out, and streams take nothing more.
+        if gpu.lost.set(error.clone().into_loss()).is_ok() {
+            *is_sound = !error.is_lost();
+        }
+        // The device goes on with what it has, and with what this thread has given it after another one has waited here.
+        // Pinned memory may be in use by the host soon.
+        if *is_sound && let Err(error) = gpu.synchronize() {
+            panics::log!(Error, "raddle: {} was given up and may still write to memory: {error}", gpu.name);
         }
     }
 }
@@ -713,11 +749,34 @@ struct LaneStream {
     gpu: CudaGpu,
     stream: Arc<CudaStream>,
     marks: Marks,
+    /// The function that runs has asked for the stream.
+    shown: bool,
+    /// So have functions before it, since the stream was last seen not to be in recording.
+    unseen: bool,
+    /// Something was recorded into a graph that is not the running function's alone: it was not done, and never will be.
+    unfit: bool,
+}
+
+/// The error of a stream that the program has left in recording.
+const RECORDING: i32 = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED as i32;
+
+/// Whether what is issued on a stream is recorded into a graph, and not done.
+fn is_recording(stream: &CudaStream) -> Result<bool, DeviceError> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: it is alive, and the driver has a place to write to.
+    check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream.cu_stream(), &raw mut status) })?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
 /// cudarc's handle of the stream of a lane, if it is one of a CUDA device.
 pub(crate) fn stream_of(stream: &mut dyn Stream) -> Option<Arc<CudaStream>> {
-    stream.as_any().downcast_ref::<LaneStream>().map(|lane| Arc::clone(&lane.stream))
+    let lane = stream.as_any().downcast_mut::<LaneStream>()?;
+    lane.shown = true;
+    // cudarc's next call would fail for it, which has nothing to do with it.
+    if let Err(error) = lane.gpu.0.left_behind() {
+        panics::log!(Error, "raddle: a drop of cudarc's on {} has failed: {error}", lane.gpu.0.name);
+    }
+    Some(Arc::clone(&lane.stream))
 }
 
 impl LaneStream {
@@ -727,6 +786,40 @@ impl LaneStream {
         gpu.sound()?;
         gpu.bind()?;
         Ok(gpu)
+    }
+
+    /// As [`ready`](Self::ready), for a command of the engine's, which must not become a part of a graph: a mark there passes
+    /// never, or whenever the graph is launched.
+    fn ready_to_issue(&mut self) -> Result<&Shared, DeviceError> {
+        if self.shown || self.unseen {
+            self.unfit |= self.stop_recording()?;
+            (self.shown, self.unseen) = (false, false);
+        }
+        if self.unfit {
+            let message = "a function has left the stream of its lane in recording; end the recording on every way out";
+            return Err(DeviceError::refused(RECORDING, message));
+        }
+        self.ready()
+    }
+
+    /// Ends a recording of the stream, and drops the graph. Gives whether there was one.
+    fn stop_recording(&self) -> Result<bool, DeviceError> {
+        let gpu = self.ready()?;
+        if !is_recording(&self.stream)? {
+            return Ok(false);
+        }
+        let mut graph = ptr::null_mut();
+        // SAFETY: it is alive, and the driver has a place to write to. The recording may be over whatever this returns.
+        let result = unsafe { sys::cuStreamEndCapture(self.stream.cu_stream(), &raw mut graph) };
+        if !graph.is_null() {
+            // SAFETY: it was made just now.
+            let _ = unsafe { sys::cuGraphDestroy(graph) };
+        }
+        if is_recording(&self.stream)? {
+            // As one that another stream has brought it into, or that another thread has begun.
+            gpu.check("cuStreamEndCapture", result)?;
+        }
+        Ok(true)
     }
 
     /// Records an event that nobody else uses.
@@ -763,12 +856,14 @@ impl Stream for LaneStream {
     }
 
     fn record(&mut self) -> Result<Event, DeviceError> {
-        let raw = self.record_raw(self.ready()?)?;
+        self.ready_to_issue()?;
+        let raw = self.record_raw(&self.gpu.0)?;
         Ok(Event(Recorded::Cuda(Arc::new(CudaEvent { gpu: self.gpu.clone(), raw }))))
     }
 
     fn wait(&mut self, event: &Event) -> Result<(), DeviceError> {
-        let gpu = self.ready()?;
+        self.ready_to_issue()?;
+        let gpu = &self.gpu.0;
         let Recorded::Cuda(event) = &event.0 else {
             return Err(DeviceError::refused(-1, "a CUDA device cannot wait for an event of a simulated one"));
         };
@@ -777,7 +872,8 @@ impl Stream for LaneStream {
     }
 
     fn mark(&mut self, seq: u64) -> Result<(), DeviceError> {
-        let gpu = self.ready()?;
+        self.ready_to_issue()?;
+        let gpu = &*self.gpu.0;
         let event = match &self.marks {
             Marks::Counter(counter) => {
                 let (stream, flags) =
@@ -827,6 +923,21 @@ impl Stream for LaneStream {
             CUresult::CUDA_ERROR_NOT_READY => Ok(()),
             result => gpu.check("cuStreamQuery", result),
         }
+    }
+
+    fn function_ended(&mut self, look: bool) -> Result<bool, DeviceError> {
+        let shown = std::mem::take(&mut self.shown);
+        if shown {
+            self.gpu.0.left_behind()?;
+        }
+        if !look {
+            self.unseen |= shown;
+            return Ok(false);
+        }
+        let unseen = std::mem::take(&mut self.unseen);
+        let found = (shown || unseen) && self.stop_recording()?;
+        self.unfit |= found && unseen;
+        Ok(found)
     }
 
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {

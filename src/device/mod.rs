@@ -115,9 +115,10 @@ impl DeviceError {
         Self(Arc::new(Details { code, message: message.into(), lost: true }))
     }
 
-    /// Whether there is no room. The simulated device has CUDA's number for that.
+    /// Whether there is no room: on the device, or for the operating system to pin memory (304). The simulated device has
+    /// CUDA's number for that.
     pub(crate) fn is_out_of_memory(&self) -> bool {
-        !self.is_lost() && self.code() == 2
+        !self.is_lost() && matches!(self.code(), 2 | 304)
     }
 
     /// The same, of a device that is given up for it.
@@ -318,6 +319,14 @@ pub(crate) trait Stream: Send {
     /// 2. Until then nobody else writes either place, or reads the target, but commands that are ordered with this one
     ///    by streams and events.
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError>;
+
+    /// A function of the program's that may have used the stream has returned; with `look`, no matter what that costs. Gives
+    /// whether it has left something that was not issued but recorded, which is dropped; the error that it has left for
+    /// whoever comes next.
+    fn function_ended(&mut self, look: bool) -> Result<bool, DeviceError> {
+        let _ = look;
+        Ok(false)
+    }
 
     /// For the handles that give a program the driver's own stream.
     fn as_any(&mut self) -> &mut dyn Any;

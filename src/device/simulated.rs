@@ -6,11 +6,11 @@
 //! everything else has no order; with a [seed](Builder::seed), what is ready is picked at random, so that a wait that
 //! is missing shows.
 //!
-//! The device has no thread. It gets on when one of its streams is polled, and works off the commands of all streams
-//! then. A kernel may therefore run on any thread that polls, at the time of a poll, and must not wait for the device
-//! itself.
+//! The device has no thread. It gets on when one of its streams is polled, or is full when a command is issued, and works off
+//! the commands of all streams then. A kernel may therefore run on any thread that polls or issues, and must not wait for the
+//! device itself.
 //!
-//! Errors have the numbers of CUDA: 2 for memory that is not there, 46 for a device that was lost by
+//! Errors have the numbers of CUDA: 2 for memory that is not there, 999 for a device that was lost by
 //! [`lose`](SimulatedGpu::lose), 700 for a command that [was made to fail](SimulatedGpu::fail_at), 719 for a kernel
 //! that panicked, and 801 for a call that [was refused](SimulatedGpu::refuse_at).
 //!
@@ -36,7 +36,7 @@ use std::{
 };
 
 use super::{Address, Block, DeviceError, Driver, Event, GpuDriver, Home, Place, Recorded, Role, Stream, pool};
-use crate::sync::{Condvar, Mutex, MutexGuard, fork::Birth, lock};
+use crate::sync::{Condvar, Mutex, MutexGuard, fork::Birth, lock, thread};
 
 mod kernel;
 mod timeline;
@@ -264,7 +264,7 @@ impl SimulatedGpu {
     /// Loses the device, as if it had been pulled out: what is not done will never be, and every call of the engine's
     /// gives an error from now on. A kernel that runs at this moment ends first.
     pub fn lose(&self) {
-        self.0.lose(DeviceError::lost(46, "the simulated device was taken away"));
+        self.0.lose(DeviceError::lost(999, "the simulated device was taken away"));
     }
 
     /// Makes the `n`-th copy or kernel issued from now on fail when its time has come, as one that touches memory that
@@ -453,12 +453,9 @@ impl Simulated {
                 return Ok(state);
             }
             // The device gets on when somebody polls.
-            let state = timeline::work(&self.device.state, state, &self.device.idle)?;
-            if has_room(&state) {
-                return Ok(state);
-            }
-            drop(state);
-            std::thread::yield_now();
+            drop(timeline::work(&self.device.state, state, &self.device.idle)?);
+            // A kernel may have forked, so the device is asked anew.
+            thread::yield_now();
         }
     }
 

@@ -42,10 +42,14 @@ use crate::{
 /// Operations issued between two looks at the stream.
 const BATCH: usize = 16;
 
-/// Operations that are in flight on a stream at most. A device's queue for a stream holds about a thousand commands; a call
-/// that finds it full blocks, and the thread cannot look at the stream meanwhile. Picked: enough to keep a device busy. An
-/// operation may take several commands, marks and waits included, so the queue may still fill up.
-const MAX_FLIGHTS: usize = 256;
+/// Operations that are in flight on a stream at most. CUDA's queue for a stream holds about a thousand commands; a call that
+/// finds it full blocks, and the thread cannot look at the stream meanwhile. Beside what its function issues, an operation
+/// takes up to three waits, an event and a mark: as many as this, with two commands each, are less than a thousand. Functions
+/// that issue more may still fill it.
+const MAX_FLIGHTS: usize = 128;
+
+/// Operations without a mark at most, so that there is room for new ones before the device has done all that it has.
+const MAX_UNMARKED: u64 = MAX_FLIGHTS as u64 / 2;
 
 /// Operations that are followed by an event in any case, once somebody has asked for one too late. Picked: seldom enough
 /// that the next late one does not matter, few enough that they do not either where nobody asks again.
@@ -170,6 +174,8 @@ impl Issuer<'_> {
     /// Serves the lane until it ends.
     fn run(&mut self) {
         self.place_ready(Rests::new());
+        // What a panic has kept from being told.
+        self.conclude();
         while !self.core.is_forked() {
             for _ in 0..BATCH {
                 if self.flights.len() >= MAX_FLIGHTS {
@@ -362,7 +368,7 @@ impl Issuer<'_> {
         }
         let op = tracker::complete(op, &mut self.ready);
         self.flights.push_back(Flight { seq, op, result, ended, clock: self.seen });
-        if host || self.marked == self.passed {
+        if host || self.marked == self.passed || self.issued - self.marked >= MAX_UNMARKED {
             self.mark();
         }
     }
@@ -481,7 +487,13 @@ impl Issuer<'_> {
         self.lane().timeline.complete(seq);
         self.watched.extract_if(.., |(wanted, _)| *wanted <= seq).for_each(|(_, op)| self.ready.push(op));
         self.place_ready(Rests::new());
-        while let Some(Flight { op, result, ended, .. }) = self.flights.pop_front_if(|flight| flight.seq <= seq) {
+        self.conclude();
+    }
+
+    /// Tells of the operations that have ended, and counts them out.
+    fn conclude(&mut self) {
+        let passed = self.passed;
+        while let Some(Flight { op, result, ended, .. }) = self.flights.pop_front_if(|flight| flight.seq <= passed) {
             // What is the program's is handed over, so that none of them waits for another.
             self.core.finish(Core::conclude(op, result, ended));
         }
@@ -553,7 +565,7 @@ impl Patience {
             self.since = now;
         }
         if now - self.since < QUIET {
-            std::thread::yield_now();
+            crate::sync::thread::yield_now();
         } else {
             std::thread::sleep(NAP);
         }

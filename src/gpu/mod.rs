@@ -189,10 +189,7 @@ impl Gpus {
 impl Gpu {
     /// Notes that the GPU does nothing any more; gives the loss that everybody is told of.
     pub(crate) fn lose(&self, error: &DeviceError) -> DeviceError {
-        if let Some(loss) = self.lost.get() {
-            return loss.clone();
-        }
-        // Before anybody who sees the loss gives memory back.
+        // Before whoever sees the loss gives memory back. Everybody who finds it waits there, for what it has issued itself.
         self.driver.abandon(error);
         let loss = error.clone().into_loss();
         if self.lost.set(loss.clone()).is_ok() {

@@ -25,6 +25,9 @@ use crate::{
     sync::weaken::{Step, removed},
 };
 
+/// CUDA's number for calls that a stream in recording does not take.
+const LEFT_IN_RECORDING: i32 = 900;
+
 /// The stream that a device operation issues its work on; from [`OpBuilder::launch`](crate::OpBuilder::launch)
 /// its siblings.
 ///
@@ -36,8 +39,8 @@ pub struct GpuStream {
     context: Context,
     /// The last one made by `finish`.
     marks: u64,
-    /// It is dead since this happened.
-    given_up: Option<DeviceError>,
+    /// It is dead since this happened. The stream that it was stays until the device has been given up, which waits for it.
+    given_up: Option<(DeviceError, Box<dyn Stream>)>,
 }
 
 impl fmt::Debug for GpuStream {
@@ -76,7 +79,9 @@ impl GpuStream {
     /// `CudaFunction` and `CudaModule`, and what a function has captured is dropped before the device is done. A program keeps
     /// its modules elsewhere, or as values of variables that the operation reads.
     ///
-    /// A function that records a graph on the stream must end the recording on every way out.
+    /// A function that records a graph on the stream must end the recording on every way out. If it does not, the operation
+    /// fails where it fails anyway, and in builds with debug assertions; otherwise the device is given up. Nothing that the
+    /// engine does on other streams disturbs the recording.
     ///
     /// For work on streams of the program's own see [`include`](Self::include).
     #[cfg(feature = "cuda")]
@@ -147,6 +152,7 @@ impl GpuStream {
         }
         other.context = self.context;
         let result = panics::catch(|| f(other));
+        let left = other.function_ended(result.is_err());
         let joined = persist(|| other.stream.record()).and_then(|after| {
             if removed(Step::IncludedComesBefore) {
                 return Ok(());
@@ -155,19 +161,29 @@ impl GpuStream {
         });
         if let Err(error) = joined {
             // Nothing that comes later may run beside what is out of order now.
-            self.stream = Box::new(Dead(error.clone()));
-            self.given_up = Some(error.clone());
+            let stream = std::mem::replace(&mut self.stream, Box::new(Dead(error.clone())));
+            self.given_up = Some((error.clone(), stream));
             if let Err(payload) = result {
                 resume_unwind(payload);
             }
             return Err(error);
         }
-        result.map_or_else(|payload| resume_unwind(payload), Ok)
+        let result = result.unwrap_or_else(|payload| resume_unwind(payload));
+        left.map(|()| result)
+    }
+
+    /// Notes that a function which had the stream has returned, and whether it `failed`. Gives the error that it has left.
+    pub(crate) fn function_ended(&mut self, failed: bool) -> Result<(), DeviceError> {
+        if self.stream.function_ended(failed || cfg!(debug_assertions))? {
+            let message = "the function has left its stream in recording; end the recording on every way out";
+            return Err(DeviceError::refused(LEFT_IN_RECORDING, message));
+        }
+        Ok(())
     }
 
     /// Why nothing can be issued on it any more, if [`include`](Self::include) has brought that about.
     pub(crate) fn given_up(&self) -> Option<&DeviceError> {
-        self.given_up.as_ref()
+        self.given_up.as_ref().map(|(error, _)| error)
     }
 
     /// The device's own.
@@ -441,6 +457,8 @@ mod tests {
             assert_eq!(made.len(), others + MARK_TRIES as usize, "{made:?}");
             assert_eq!(result.expect_err("it was refused").code(), 801);
             assert_eq!(lane.given_up().map(DeviceError::message), Some("not now"));
+            // What was issued there has to be waited for.
+            assert_eq!(Arc::strong_count(&calls.0), 2, "the stream is not there any more");
             for result in [
                 lane.inner().mark(1),
                 lane.inner().passed().map(drop),

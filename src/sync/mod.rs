@@ -60,7 +60,7 @@ mod imp {
         pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence};
     }
     pub(crate) mod thread {
-        pub(crate) use std::thread::{Builder, JoinHandle, Thread, current, park, park_timeout};
+        pub(crate) use std::thread::{Builder, JoinHandle, Thread, current, park, park_timeout, yield_now};
 
         /// The core that the calling thread runs on, if that can be had; it may be another one as soon as this returns.
         #[inline]
@@ -77,7 +77,7 @@ mod imp {
             #[cfg(all(target_os = "linux", not(miri)))]
             // SAFETY: the call changes nothing but the timers of the calling thread and of those that it starts.
             unsafe {
-                libc::prctl(libc::PR_SET_TIMERSLACK, 1);
+                libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong);
             }
         }
 
@@ -197,7 +197,7 @@ mod imp {
         }
     }
     pub(crate) mod thread {
-        pub(crate) use loom::thread::{Thread, current, park};
+        pub(crate) use loom::thread::{Thread, current, park, yield_now};
         pub(crate) use std::thread::{Builder, JoinHandle};
 
         /// Models have no clock: the time is up at once. Not loom's `yield_now`, after which others run first.
@@ -236,7 +236,7 @@ mod imp {
         };
     }
     pub(crate) mod thread {
-        pub(crate) use shuttle::thread::{Builder, JoinHandle, Thread, current, park};
+        pub(crate) use shuttle::thread::{Builder, JoinHandle, Thread, current, park, yield_now};
 
         /// Models have no clock: the time is up as soon as others have had a turn.
         pub(crate) fn park_timeout(_: std::time::Duration) {

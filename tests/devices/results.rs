@@ -582,12 +582,40 @@ fn what_is_done_is_known_however_much_more_is_pushed() {
                 kernel(&engine, "later", &later, |_| {});
             }
             gate.open();
-            eventually("much is issued", || gpu.counts().launches >= 256);
+            eventually("much is issued", || gpu.counts().launches >= 128);
             // If it is to be more, it is by now.
             thread::sleep(MOMENT);
             gpu.advance(ms(1));
             first.wait().unwrap();
             gpu.advance(ms(2000));
+            while engine.wait_for_all_timeout(ms(1)).is_err() {
+                gpu.advance(ms(2000));
+            }
+        });
+    }
+}
+
+/// Otherwise the device would have nothing to do between the end of what it has and the next look of its lane.
+#[test]
+fn a_full_stream_is_given_more_before_the_device_has_done_all_of_it() {
+    for kind in THREADED {
+        watched_for(AWHILE, move || {
+            let gpu =
+                SimulatedGpu::builder().launch_latency(Duration::ZERO).kernel_time(ms(1)).clock(Clock::Manual).build();
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            let gate = hold_lane(&engine, Property::Normal);
+            for _ in 0..500 {
+                kernel(&engine, "one of many", &var, |_| {});
+            }
+            gate.open();
+            eventually("the stream is full", || gpu.counts().launches >= 128);
+            thread::sleep(MOMENT);
+            let (full, marks) = (gpu.counts().launches, gpu.counts().marks);
+            assert!(marks <= 4, "{marks} marks for {full} operations");
+            // Three quarters of it.
+            gpu.advance(ms(full * 3 / 4));
+            eventually("more is issued", || gpu.counts().launches >= full + full / 2);
             while engine.wait_for_all_timeout(ms(1)).is_err() {
                 gpu.advance(ms(2000));
             }

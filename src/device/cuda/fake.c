@@ -12,17 +12,18 @@
 
 enum {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, NOT_READY = 600,
-    PEER_ACCESS_ALREADY_ENABLED = 704, CAPTURE_UNSUPPORTED = 900
+    PEER_ACCESS_ALREADY_ENABLED = 704, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, ILLEGAL_STATE = 401
 };
 
 typedef unsigned long long address;
 typedef struct { int retained; } context;
-typedef struct { context *of; int priority; int busy; address word; unsigned long long value; } stream;
+typedef struct { context *of; int priority, busy; address word; unsigned long long value; int recording; } stream;
 typedef struct { context *of; stream *in; int asked; int recorded; } event;
 
 static context contexts[8];
 static __thread context *current;
 static int live, waits, synchronized, lost, fail_in, fail_code, fail_stays, capturing, broken, peers, stream_waits;
+static int recorded_calls, peer_refusal;
 static __thread int mode;
 static size_t device_bytes;
 
@@ -51,6 +52,12 @@ int fakePeers(void) { return peers; }
 /* How often somebody waited for a stream. */
 int fakeStreamWaits(void) { return stream_waits; }
 
+/* How many calls have been recorded into a graph instead of being done. */
+int fakeRecorded(void) { return recorded_calls; }
+
+/* Makes the next wish for access to another device's memory fail. */
+void fakeRefusePeer(int code) { peer_refusal = code; }
+
 /* The current context's number, or -1. */
 int fakeCurrent(void) { return current ? (int)(current - contexts) : -1; }
 
@@ -76,6 +83,7 @@ static int forbidden(void) {
 
 int cuThreadExchangeStreamCaptureMode(int *with) {
     int before = mode;
+    if (!current) return INVALID_CONTEXT;
     if (*with < 0 || *with > 2) return INVALID_VALUE;
     mode = *with;
     *with = before;
@@ -111,6 +119,12 @@ int cuCtxGetCurrent(context **it) { *it = current; return OK; }
 int cuCtxEnablePeerAccess(context *peer, unsigned flags) {
     if (!current || current == peer || !peer->retained) return INVALID_CONTEXT;
     if (flags) return INVALID_VALUE;
+    if (forbidden()) return CAPTURE_UNSUPPORTED;
+    if (peer_refusal) {
+        int code = peer_refusal;
+        peer_refusal = 0;
+        return code;
+    }
     return peers++ ? PEER_ACCESS_ALREADY_ENABLED : OK;
 }
 int cuCtxSynchronize(void) {
@@ -135,28 +149,61 @@ int cuStreamCreateWithPriority(stream **it, unsigned flags, int priority) {
     return OK;
 }
 int cuStreamDestroy_v2(stream *it) { free(it); live--; return lost; }
+/* Whether nobody may ask how far a stream is, since it is recorded into a graph; to ask breaks the recording. */
+static int in_recording(stream *it) {
+    if (it->recording) it->recording = 2;
+    return it->recording;
+}
+
+/* As call, for commands of a stream: what is recorded is not done, -1. */
+static int command(stream *in) {
+    int result = call();
+    if (result == OK && in->recording) {
+        recorded_calls++;
+        return -1;
+    }
+    return result;
+}
+
+int cuStreamBeginCapture_v2(stream *it, int how) {
+    if (it->recording || how < 0 || how > 2) return ILLEGAL_STATE;
+    it->recording = 1;
+    return OK;
+}
+int cuStreamIsCapturing(stream *it, int *status) { *status = it->recording; return lost; }
+int cuStreamEndCapture(stream *it, void **graph) {
+    int before = it->recording;
+    if (!before) return ILLEGAL_STATE;
+    it->recording = 0;
+    *graph = NULL;
+    if (before == 2) return CAPTURE_INVALIDATED;
+    *graph = malloc(1);
+    live++;
+    return OK;
+}
+int cuGraphDestroy(void *it) { free(it); live--; return OK; }
 int cuStreamSynchronize(stream *it) {
-    (void)it;
+    if (forbidden() || in_recording(it)) return CAPTURE_UNSUPPORTED;
     stream_waits++;
-    return forbidden() ? CAPTURE_UNSUPPORTED : lost;
+    return lost;
 }
 int cuStreamQuery(stream *it) {
-    if (forbidden()) return CAPTURE_UNSUPPORTED;
+    if (forbidden() || in_recording(it)) return CAPTURE_UNSUPPORTED;
     if (call()) return lost ? lost : fail_code;
     if (it->busy) { it->busy = 0; return NOT_READY; }
     if (it->word) { *(unsigned long long *)it->word = it->value; it->word = 0; }
     return OK;
 }
 int cuStreamWaitEvent(stream *it, event *on, unsigned flags) {
-    int result = flags || !on->recorded ? INVALID_VALUE : call();
+    int result = flags || !on->recorded ? INVALID_VALUE : command(it);
     if (result == OK && on->in != it) waits++;
-    return result;
+    return result < 0 ? OK : result;
 }
 
 #ifndef WITHOUT_WRITE_VALUE
 int cuStreamWriteValue64_v2(stream *it, address at, unsigned long long value, unsigned flags) {
-    int result = call();
-    if (result) return result;
+    int result = command(it);
+    if (result) return result < 0 ? OK : result;
     if (flags) return INVALID_VALUE;
     it->word = at;
     it->value = value;
@@ -178,8 +225,8 @@ int cuEventDestroy_v2(event *it) { free(it); live--; return lost; }
 int cuEventQuery(event *it) { return forbidden() ? CAPTURE_UNSUPPORTED : lost ? lost : it->asked++ ? OK : NOT_READY; }
 #endif
 int cuEventRecord(event *it, stream *in) {
-    int result = call();
-    if (result) return result;
+    int result = command(in);
+    if (result) return result < 0 ? OK : result;
     if (it->of != in->of) return INVALID_CONTEXT;
     it->in = in;
     it->asked = 0;
@@ -234,8 +281,8 @@ int cuMemHostGetDevicePointer_v2(address *it, void *host, unsigned flags) {
 }
 
 static int copy(address to, address from, size_t bytes, stream *in) {
-    int result = call();
-    if (result) return result;
+    int result = command(in);
+    if (result) return result < 0 ? OK : result;
     if (current != in->of) return INVALID_CONTEXT;
     memmove((void *)to, (void *)from, bytes);
     return OK;

@@ -161,6 +161,9 @@ fn streams_copy_wait_mark_and_fail_as_the_driver_says() {
         "inside_losses_stay",
         "inside_recording_of_graphs_is_neither_disturbed_nor_a_loss",
         "inside_a_device_that_is_given_up_while_a_graph_is_recorded_ends_what_it_has",
+        "inside_a_recording_that_is_left_open_fails_its_operation_only",
+        "inside_a_recording_over_several_operations_is_refused",
+        "inside_errors_of_drops_fail_whom_they_belong_to",
     ] {
         for (marks, wanted) in [("events", "Events"), ("counter", "Counter"), ("", "Counter")] {
             inside(&folder.0, name, &[("RADDLE_CUDA_MARKS", marks), ("WANTED", wanted)]);
@@ -261,8 +264,11 @@ fn inside_work_gets_done() {
         first.mark(7).unwrap();
         second.wait(&event.clone()).unwrap();
         drop(event);
+        fake::<extern "C" fn(i32)>("fakeRefusePeer")(2);
         copy(&mut *second, b.address(), c.address(), 24).unwrap();
-        assert_eq!(number_of("fakePeers"), 1);
+        assert_eq!(number_of("fakePeers"), 0);
+        copy(&mut *second, b.address(), c.address(), 24).unwrap();
+        assert_eq!(number_of("fakePeers"), 1, "what was refused for now is asked for again");
         copy(&mut *second, a.address(), c.address(), 8).unwrap();
         copy(&mut *second, b.address(), c.address(), 24).unwrap();
         assert_eq!(number_of("fakePeers"), 1, "each device is asked once");
@@ -414,6 +420,9 @@ fn inside_refusals_pass() {
     let mut stream = gpu.open(Role::All).unwrap();
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
     assert_eq!(synchronized(), 1);
+    // Another lane may have issued something after that.
+    gpu.abandon(&gpu.open(Role::All).map(drop).expect_err("it is given up"));
+    assert_eq!(synchronized(), 2);
     for error in [stream.mark(1), stream.passed().map(drop), gpu.allocate(Place::Pinned, 8).map(drop)] {
         let error = error.expect_err("it is not used any more");
         assert!(error.is_lost() && error.code() == 801, "{error}");
@@ -479,8 +488,18 @@ fn inside_recording_of_graphs_is_neither_disturbed_nor_a_loss() {
         // What is freed goes back to the driver, and what is made is new.
         drop((free, new));
         drop(DeviceVec::<u8>::new(&gpu, 1 << 20).unwrap());
-        drop((gpu.open(Role::Urgent).unwrap(), host, stream));
-        drop(gpu);
+        thread::scope(|scope| {
+            // A thread that has never seen the driver.
+            scope.spawn(|| drop(DeviceVec::<u8>::new(&gpu, 3000).unwrap()));
+        });
+        let other = driver(1);
+        let there = DeviceVec::<u8>::new(&other, 24).unwrap();
+        copy(&mut *stream, host.address(), there.address(), 0).unwrap();
+        let here = DeviceVec::<u8>::new(&gpu, 24).unwrap();
+        copy(&mut *stream, here.address(), there.address(), 24).unwrap();
+        assert_eq!(number_of("fakePeers"), 1);
+        drop((gpu.open(Role::Urgent).unwrap(), host, stream, here, there));
+        drop((gpu, other));
         assert_eq!(number_of("fakeBroken"), 0, "the recording was disturbed");
     }
     capture(0);
@@ -494,14 +513,133 @@ fn inside_a_device_that_is_given_up_while_a_graph_is_recorded_ends_what_it_has()
         return;
     }
     let gpu = driver(0);
-    let streams = [Role::Compute, Role::CopyIn].map(|role| gpu.open(role).unwrap());
+    let mut streams = [Role::Compute, Role::CopyIn, Role::All].map(|role| gpu.open(role).unwrap());
     drop(gpu.open(Role::CopyOut).unwrap());
+    record_on(&mut *streams[2]);
     capture(2);
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
     assert_eq!((synchronized(), number_of("fakeStreamWaits"), number_of("fakeBroken")), (0, 2, 0));
-    drop((streams, gpu));
+    let recorded = stream_of(&mut *streams[2]).expect("it is one of CUDA's");
+    let (mut status, mut graph) = (sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, ptr::null_mut());
+    // SAFETY: it is alive, and the library has a place to write to.
+    check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(recorded.cu_stream(), &raw mut status) }).unwrap();
+    // SAFETY: as above.
+    let ended = unsafe { sys::cuStreamEndCapture(recorded.cu_stream(), &raw mut graph) };
+    assert_eq!(status, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE, "the recording was disturbed");
+    check("cuStreamEndCapture", ended).unwrap();
+    // SAFETY: it was made just now.
+    check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) }).unwrap();
+    drop((recorded, streams, gpu));
     capture(0);
     assert_eq!(live(), 0);
+}
+
+/// Has the program record a graph on a stream of the engine's.
+fn record_on(stream: &mut dyn Stream) {
+    let stream = stream_of(stream).expect("it is one of CUDA's");
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: it is alive.
+    check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.cu_stream(), mode) }).unwrap();
+}
+
+#[test]
+#[ignore = "run by a test above, with a library that stands in for the driver's"]
+fn inside_a_recording_that_is_left_open_fails_its_operation_only() {
+    if !is_inside() {
+        return;
+    }
+    {
+        let gpu = CudaGpu::open(0).unwrap();
+        // The library is for one thread at a time.
+        let engine = Engine::builder().kind(EngineKind::Naive).gpu(gpu.clone()).build().unwrap();
+        let own =
+            engine.stream_var(ImportedStream::cuda(&gpu, gpu.context().new_stream_with_priority(0).unwrap()).unwrap());
+        // The first fails by itself, the others only for what they have left.
+        let left = "left its stream in recording";
+        for (fails, included, wanted) in
+            [(true, false, "CUDA_ERROR_INVALID_VALUE"), (false, false, left), (false, true, left)]
+        {
+            if fails || cfg!(debug_assertions) {
+                let record = move |stream: &mut crate::GpuStream, own: &mut ImportedStream| {
+                    if included {
+                        return stream.include(own, |own| record_on(own.inner()));
+                    }
+                    record_on(stream.inner());
+                    if fails { check("the program", CUresult::CUDA_ERROR_INVALID_VALUE) } else { Ok(()) }
+                };
+                let failed = engine.op("record").on(Context::Gpu(0)).try_launch(own.overwrite(), record).unwrap();
+                let error = failed.wait().expect_err("the recording is open").to_string();
+                assert!(error.contains(wanted), "{error}");
+                let next = |stream: &mut crate::GpuStream, _: &mut ImportedStream| {
+                    stream.cuda().expect("the device is sound");
+                    Ok::<(), DeviceError>(())
+                };
+                let next = engine.op("next").on(Context::Gpu(0)).try_launch(own.overwrite(), next);
+                next.unwrap().wait().unwrap();
+            }
+        }
+        engine.clear_errors();
+        assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not recorded");
+    }
+    assert_eq!(live(), 0, "what was recorded is dropped");
+}
+
+#[test]
+#[ignore = "run by a test above, with a library that stands in for the driver's"]
+fn inside_a_recording_over_several_operations_is_refused() {
+    if !is_inside() {
+        return;
+    }
+    for fails in [false, true] {
+        let gpu = driver(0);
+        let mut stream = gpu.open(Role::Compute).unwrap();
+        let event = stream.record().unwrap();
+        record_on(&mut *stream);
+        // Nobody looks, so that what the next function finds may be older.
+        assert!(!stream.function_ended(false).unwrap());
+        if fails {
+            stream_of(&mut *stream).expect("it is one of CUDA's");
+            assert!(stream.function_ended(true).unwrap());
+        }
+        for _ in 0..2 {
+            for error in [stream.mark(1), stream.record().map(drop), stream.wait(&event)] {
+                let error = error.expect_err("something was recorded and not done");
+                assert!(!error.is_lost() && error.code() == RECORDING, "{error}");
+            }
+        }
+        assert_eq!(number_of("fakeRecorded"), 0);
+        let before = synchronized();
+        gpu.abandon(&DeviceError::refused(RECORDING, "it cannot go on"));
+        assert_eq!(synchronized(), before + 1, "the device itself is sound");
+        drop((stream, event, gpu));
+        assert_eq!(live(), 0);
+    }
+}
+
+#[test]
+#[ignore = "run by a test above, with a library that stands in for the driver's"]
+fn inside_errors_of_drops_fail_whom_they_belong_to() {
+    if !is_inside() {
+        return;
+    }
+    let gpu = CudaGpu::open(0).unwrap();
+    let mut stream = Driver::open(&gpu, Role::All).unwrap();
+    let drop_badly = |code| gpu.context().record_err::<()>(Err(cudarc::driver::DriverError(code)));
+    // Before a function, it is not the function's.
+    drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    let own = stream_of(&mut *stream).expect("it is one of CUDA's");
+    own.context().bind_to_thread().expect("what others have left is no error of this one");
+    assert!(!stream.function_ended(false).unwrap());
+    // While it runs, it is.
+    stream_of(&mut *stream).expect("it is one of CUDA's");
+    drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    let error = stream.function_ended(false).expect_err("a drop has failed");
+    assert!(!error.is_lost() && error.code() == 400, "{error}");
+    stream.mark(1).unwrap();
+    // A loss is one for all.
+    drop_badly(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    stream_of(&mut *stream).expect("it is one of CUDA's");
+    assert!(stream.mark(2).expect_err("the device is lost").is_lost());
 }
 
 /// Each error number of the driver's that means that nothing can be done with the context any more, and those that do not.
