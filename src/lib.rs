@@ -41,7 +41,8 @@
 //! [`Var`] and [`OpBuilder::push`] give operations references to values, checked by the compiler. [`Token`],
 //! [`OpBuilder::push_sync`] and [`OpBuilder::push_async`] order operations over things outside the engine. Both may be
 //! mixed in one operation. [`Operator`]s are operations made once and pushed often. [`OpBuilder::on`] and
-//! [`OpBuilder::launch`] are for operations of GPUs, over [`DeviceVec`] and [`PinnedVec`].
+//! [`OpBuilder::launch`] are for operations of GPUs, over [`DeviceVec`] and [`PinnedVec`]; the guide has a
+//! [chapter](guide::gpus) on them.
 
 mod builder;
 mod completion;
@@ -103,6 +104,13 @@ pub use scheduler::IdlePolicy;
 pub use threads::unpinned;
 pub use typed::{Accesses, Read, Var, Write};
 pub use variable::Token;
+
+/// What takes more room than the documentation of one item has.
+#[cfg(any(doc, doctest))]
+pub mod guide {
+    #[doc = include_str!("guide/gpus.md")]
+    pub mod gpus {}
+}
 
 /// The program in the README compiles and runs.
 #[cfg(doctest)]

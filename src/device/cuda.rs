@@ -49,7 +49,7 @@
 use std::{
     any::Any,
     collections::VecDeque,
-    ffi::c_void,
+    ffi::{CStr, c_void},
     fmt, ptr,
     sync::{
         Arc, OnceLock, Weak,
@@ -71,12 +71,13 @@ use crate::{
 
 /// What is called, here and where cudarc opens a context. Looked up before the first call, since cudarc panics at one
 /// that is missing.
-const FUNCTIONS: [&str; 35] = [
+const FUNCTIONS: [&str; 36] = [
     "cuInit",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
     "cuDeviceGetCount",
     "cuDeviceGetName",
+    "cuDeviceGetPCIBusId",
     "cuDevicePrimaryCtxRetain",
     "cuDevicePrimaryCtxRelease_v2",
     "cuCtxGetCurrent",
@@ -442,6 +443,18 @@ impl Shared {
         })
     }
 
+    /// The device's address, as Linux writes it. Its function is not 0 where a GPU is shared between virtual machines.
+    fn pci_address(&self) -> Option<String> {
+        // As long as the manual says.
+        let mut address = [0u8; 13];
+        // SAFETY: the driver has a place to write to, and is told how large it is.
+        let result = unsafe {
+            sys::cuDeviceGetPCIBusId(address.as_mut_ptr().cast(), address.len() as i32, self.context.cu_device())
+        };
+        check("cuDeviceGetPCIBusId", result).ok()?;
+        CStr::from_bytes_until_nul(&address).ok()?.to_str().ok().map(str::to_ascii_lowercase)
+    }
+
     /// The error that a drop of cudarc's has left for whoever calls it next.
     fn left_behind(&self) -> Result<(), DeviceError> {
         self.context.check_err().or_else(|error| self.check("a drop of cudarc's", error.0))
@@ -630,15 +643,7 @@ impl Driver for CudaGpu {
     }
 
     fn cores_near(&self) -> Vec<usize> {
-        use sys::CUdevice_attribute as Attribute;
-        let attribute = |which| self.0.context.attribute(which).ok();
-        let address = (
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID),
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID),
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID),
-        );
-        let (Some(domain), Some(bus), Some(device)) = address else { return Vec::new() };
-        topology::cores_near(&format!("{domain:04x}:{bus:02x}:{device:02x}.0"))
+        self.0.pci_address().map(|address| topology::cores_near(&address)).unwrap_or_default()
     }
 
     fn open(&self, role: Role) -> Result<Box<dyn Stream>, DeviceError> {

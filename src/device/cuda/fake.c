@@ -101,6 +101,11 @@ int cuDeviceGetName(char *name, int size, int device) {
     strncpy(name, device ? "other fake" : "fake", size);
     return OK;
 }
+int cuDeviceGetPCIBusId(char *id, int size, int device) {
+    if (size < 13) return INVALID_VALUE;
+    strcpy(id, device ? "0000:0B:00.0" : "0000:0A:1F.3");
+    return OK;
+}
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;
     if (attribute == 122 && getenv("FAKE_OLD")) return INVALID_VALUE;

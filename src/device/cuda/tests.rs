@@ -245,6 +245,7 @@ fn inside_work_gets_done() {
         assert_eq!(CudaGpu::count().unwrap(), 2);
         let (one, two) = (driver(0), driver(1));
         assert_eq!(one.name(), "fake (CUDA device 0)");
+        assert_eq!(CudaGpu::open(0).unwrap().0.pci_address().as_deref(), Some("0000:0a:1f.3"));
         assert!(format!("{one:?}").contains(&env::var("WANTED").unwrap()), "{one:?} marks in another way");
         let from = pinned(&one, &[1, 2, 3]);
         let to = pinned(&two, &[0; 3]);
