@@ -1,0 +1,78 @@
+//! Does the engine find the device in the system, and so the cores near it?
+
+use std::{ffi::CStr, fs, path::Path};
+
+use raddle::cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+
+use super::{
+    Experiment, Outcome,
+    child::{self, figure, leaving},
+    hand,
+};
+
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "address",
+    about: "the device's PCI address: the driver's own, with the function, against the one made of domain, bus, device \
+            and function 0; which of them the system has, and the cores that it says are near",
+    run,
+    part,
+};
+
+fn run() -> Outcome {
+    let part = child::run("address", &[], &[], 15)?.well()?;
+    if part.has("missing") {
+        return Ok(
+            "the driver's library has no cuDeviceGetPCIBusId, so that there is nothing to compare with".to_owned()
+        );
+    }
+    let [same, own, made, cores] = ["same", "own", "made", "cores"].map(|name| part.get(name) != 0.0);
+    part.complete()?;
+    let addresses = if same { "both addresses are the same" } else { "THE ADDRESSES DIFFER: the function is not 0" };
+    let follows = match (own, made) {
+        (true, true) if cores => "the system has both, with the same cores, so function 0 does",
+        (true, true) => "the system has both, with OTHER CORES: the driver's address must be used",
+        (true, false) => "the system has ONLY THE DRIVER'S: that one must be used",
+        (false, true) => "the system has only the one with function 0",
+        (false, false) => "the system shows neither, so that cores near the device are not known here",
+    };
+    Ok(format!("{addresses}; {follows}"))
+}
+
+fn part(_: &[&str]) {
+    let gpu = hand::open();
+    if !hand::has("cuDeviceGetPCIBusId") {
+        return figure("missing", 1.0);
+    }
+    let mut text = [0; 32];
+    let device = gpu.context().cu_device();
+    // SAFETY: the driver has a place of this size to write to.
+    let result = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, device) };
+    hand::must("the address", result);
+    // SAFETY: the driver has written a string there that ends with a zero, as does the rest of the place.
+    let own = unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().to_lowercase();
+    let attribute = |which| gpu.context().attribute(which).expect("the driver knows it");
+    let made = format!(
+        "{:04x}:{:02x}:{:02x}.0",
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID),
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID),
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID),
+    );
+    let look = |address: &str| {
+        let folder = Path::new("/sys/bus/pci/devices").join(address);
+        let read = |name| fs::read_to_string(folder.join(name)).map(|text| text.trim().to_owned());
+        let (cores, node) = (read("local_cpulist").unwrap_or_default(), read("numa_node").unwrap_or_default());
+        println!(
+            "{address}: {}, cores [{cores}], node [{node}]",
+            if folder.exists() { "is there" } else { "is not there" }
+        );
+        (folder.exists(), cores)
+    };
+    let (has_own, own_cores) = look(&own);
+    let (has_made, made_cores) = look(&made);
+    let is = |it| f64::from(u8::from(it));
+    figure("same", is(own == made));
+    figure("own", is(has_own));
+    figure("made", is(has_made));
+    figure("cores", is(own_cores == made_cores));
+    leaving();
+}

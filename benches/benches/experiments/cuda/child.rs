@@ -1,0 +1,207 @@
+//! Parts of experiments in processes of their own.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    env,
+    io::{BufRead, BufReader, Read, Write, stdout},
+    process::{Child, Command, Stdio},
+    sync::{
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// The first argument of a process that is a part.
+pub const PART: &str = "--part";
+
+/// What begins a line with a figure.
+const FIGURE: &str = "figure ";
+
+/// The figure that a part prints last, when only the process's end is left.
+const LEAVING: &str = "leaving";
+
+static QUICK: AtomicBool = AtomicBool::new(false);
+
+/// Notes whether parts are to be quick.
+pub fn be_quick(quick: bool) {
+    // Relaxed: nothing else goes with it.
+    QUICK.store(quick, Relaxed);
+}
+
+/// Prints a figure for the process that has started this one.
+pub fn figure(name: &str, value: f64) {
+    let mut out = stdout().lock();
+    writeln!(out, "{FIGURE}{name} {value}").expect("the other process reads");
+    // What comes next may kill the process.
+    out.flush().expect("the other process reads");
+}
+
+/// Says that only the process's end is left.
+pub fn leaving() {
+    figure(LEAVING, 0.0);
+}
+
+/// Prints how many there are, the median, the 99th percentile, and the largest.
+pub fn figures(name: &str, mut samples: Vec<f64>) {
+    samples.sort_by(f64::total_cmp);
+    let at = |part: f64| samples.get((samples.len().saturating_sub(1) as f64 * part).round() as usize).copied();
+    figure(&format!("{name}.count"), samples.len() as f64);
+    for (quantile, part) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
+        figure(&format!("{name}.{quantile}"), at(part).unwrap_or(f64::NAN));
+    }
+}
+
+/// How a part has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// As it should.
+    Well,
+    /// By a panic or a signal.
+    Badly,
+    /// Not before its time was over.
+    Never,
+}
+
+/// What a part has left.
+#[derive(Debug)]
+pub struct Part {
+    name: String,
+    figures: HashMap<String, f64>,
+    pub end: End,
+    /// From the figure `leaving` to the process's end.
+    pub exit: Duration,
+    /// How it has ended, in words.
+    status: String,
+    /// The last thing that it has said of errors.
+    complaint: String,
+    /// What was asked for and is not there.
+    missing: RefCell<Vec<String>>,
+}
+
+impl Part {
+    /// A figure; NaN if the part has none of this name.
+    pub fn get(&self, name: &str) -> f64 {
+        self.figures.get(name).copied().unwrap_or_else(|| {
+            self.missing.borrow_mut().push(name.to_owned());
+            f64::NAN
+        })
+    }
+
+    /// Whether it has this figure.
+    pub fn has(&self, name: &str) -> bool {
+        self.figures.contains_key(name)
+    }
+
+    /// Whether it said that only its end was left.
+    pub fn has_left(&self) -> bool {
+        self.has(LEAVING)
+    }
+
+    /// How it has ended, in words.
+    pub fn how(&self) -> String {
+        let Self { status, complaint, .. } = self;
+        if complaint.is_empty() { status.clone() } else { format!("{status}: {complaint}") }
+    }
+
+    /// The part, unless it has not ended well.
+    pub fn well(self) -> Result<Self, String> {
+        if self.end == End::Well { Ok(self) } else { Err(format!("{}: {}", self.name, self.how())) }
+    }
+
+    /// Fails if figures were asked for that are not there.
+    pub fn complete(&self) -> Result<(), String> {
+        let missing = self.missing.borrow();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let (first, count) = (&missing[0], missing.len());
+        Err(format!("{} has not told {count} figures, the first of them {first}: {}", self.name, self.how()))
+    }
+}
+
+/// Runs a part of an experiment, with additions to its environment, for so many seconds at most. What it prints beside
+/// figures is shown.
+pub fn run(experiment: &str, arguments: &[&str], environment: &[(&str, &str)], limit: u64) -> Result<Part, String> {
+    let this = env::current_exe().map_err(|error| error.to_string())?;
+    let mut command = Command::new(this);
+    command.arg(PART).arg(experiment).args(arguments).envs(environment.iter().copied());
+    command.env("RUST_BACKTRACE", "0");
+    // Relaxed: as above.
+    if QUICK.load(Relaxed) {
+        command.env("RADDLE_BENCH_QUICK", "1");
+    }
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = child.map_err(|error| format!("a process could not be started: {error}"))?;
+    let name = [&[experiment], arguments].concat().join(" ");
+    watch(child, name, Duration::from_secs(limit))
+}
+
+/// Reads what a part prints until it ends or its time is over.
+fn watch(mut child: Child, name: String, limit: Duration) -> Result<Part, String> {
+    let deadline = Instant::now() + limit;
+    let (send, lines) = mpsc::channel();
+    let out = child.stdout.take().expect("it is piped");
+    // A hung process may have others that keep its output open, so nobody waits for these threads.
+    thread::spawn(move || {
+        for line in BufReader::new(out).lines().map_while(Result::ok) {
+            let _ = send.send(line);
+        }
+    });
+    let (complain, complaints) = mpsc::channel();
+    let mut err = child.stderr.take().expect("it is piped");
+    thread::spawn(move || {
+        let mut text = Vec::new();
+        let _ = err.read_to_end(&mut text);
+        let _ = complain.send(String::from_utf8_lossy(&text).into_owned());
+    });
+    let (mut figures, mut left) = (HashMap::new(), Instant::now());
+    let mut note = |line: String| {
+        let figure = line.strip_prefix(FIGURE).and_then(|figure| figure.rsplit_once(' '));
+        match figure.and_then(|(name, value)| Some((name.to_owned(), value.parse().ok()?))) {
+            Some((name, value)) => {
+                if name == LEAVING {
+                    left = Instant::now();
+                }
+                figures.insert(name, value);
+            }
+            None => println!("  {line}"),
+        }
+    };
+    let time_left = || deadline.saturating_duration_since(Instant::now());
+    while let Ok(line) = lines.recv_timeout(time_left()) {
+        note(line);
+        if time_left().is_zero() {
+            break;
+        }
+    }
+    // Its output may have ended before it.
+    let status = loop {
+        match child.try_wait().map_err(|error| error.to_string())? {
+            Some(status) => break Some(status),
+            None if Instant::now() >= deadline => break None,
+            None => thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let exit = left.elapsed();
+    let (end, words) = match status {
+        Some(status) if status.success() => (End::Well, "it ended well".to_owned()),
+        Some(status) => (End::Badly, format!("it ended with {status}")),
+        None => {
+            // It may have ended in this moment.
+            let _ = child.kill();
+            // One that is inside the driver may not end even then.
+            let killed = Instant::now();
+            while matches!(child.try_wait(), Ok(None)) && killed.elapsed() < Duration::from_secs(2) {
+                thread::sleep(Duration::from_millis(1));
+            }
+            (End::Never, format!("it had not ended after {} s", limit.as_secs()))
+        }
+    };
+    let text = complaints.recv_timeout(Duration::from_secs(1)).unwrap_or_default();
+    let complaint = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with("note:"));
+    let complaint = if end == End::Well { String::new() } else { complaint.collect::<Vec<_>>().join(" / ") };
+    Ok(Part { name, figures, end, exit, status: words, complaint, missing: RefCell::default() })
+}

@@ -1,0 +1,215 @@
+//! How finely does the device's clock go, and how soon after a kernel's end does the CPU go on?
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use raddle::{CudaGpu, GpuStream, IdlePolicy};
+use raddle_benches::{
+    machine,
+    report::{Table, number},
+    stats,
+};
+
+use super::{
+    Experiment, GPU, Outcome,
+    child::{self, figure, figures, leaving},
+    hand::{self, Kernels, Pinned, lane, ns},
+    whole,
+};
+
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "clock",
+    about: "the step of %globaltimer; from the end of a kernel of 2 ms, seen by a thread that spins, to the operation \
+            of the CPU behind it: with workers that spin, and by default; and to a thread that looks each 50 µs, with \
+            the timer slack that lanes have, and the usual one",
+    run,
+    part,
+};
+
+/// From the end of a kernel to whom.
+const WAYS: [(&str, &str); 5] = [
+    ("spin", "an operation, workers spin"),
+    ("default", "an operation, by default"),
+    ("sharp", "by hand: a look each 50 µs, slack of 1 ns"),
+    ("blunt", "by hand: a look each 50 µs, slack of 50 µs"),
+    ("wait", "by hand: cuStreamSynchronize"),
+];
+
+fn run() -> Outcome {
+    let part = child::run("clock", &[], &[], 40)?.well()?;
+    let mut table = Table::new("clock", "", "", &["%globaltimer, ns", "smallest", "median", "largest"]);
+    let [least, median, largest] = ["least", "median", "largest"].map(|name| part.get(&format!("step.{name}")));
+    table.row("from a reading to the next different one", [least, median, largest].map(number));
+    println!("{}", table.markdown());
+    let mut table = Table::new("end", "", "", &["from a kernel's end, µs, to", "p50", "p99", "longest", "of"]);
+    let mut found = vec![];
+    for (key, name) in WAYS {
+        let figures = ["p50", "p99", "max"].map(|quantile| part.get(&format!("{key}.{quantile}")) / 1e3);
+        let count = whole(part.get(&format!("{key}.count")));
+        table.row(name, figures.map(number).into_iter().chain([count]));
+        found.push(figures);
+    }
+    println!("{}", table.markdown());
+    let (slack, usual) = (part.get("slack"), part.get("usual"));
+    part.complete()?;
+    let coarse = if median > 250.0 {
+        let bound = median / 50.0;
+        format!("IT IS COARSE: kernels of less than {bound:.0} µs that wait by this clock are wrong by more than 5 %")
+    } else {
+        "it is fine enough for kernels of some µs".to_owned()
+    };
+    let [spin, default, sharp, blunt, wait] = found[..] else { unreachable!("there are five") };
+    let gain = blunt[0] - sharp[0];
+    let alone = if found.iter().any(|figures| figures[0] < 0.0) {
+        "; THE THREAD THAT LOOKS HAD NO CORE OF ITS OWN, so that times from a kernel's end say nothing"
+    } else {
+        ""
+    };
+    let worth = if gain > 10.0 { "worth it" } else { "NOT WORTH IT" };
+    Ok(format!(
+        "%globaltimer goes in steps of {median:.0} ns (smallest {least:.0}): {coarse}; from a kernel's end to the \
+         operation behind it {:.1} µs (p99 {:.1}) with workers that spin, {:.1} (p99 {:.1}) by default, {:.1} to a \
+         thread in cuStreamSynchronize; lanes have a slack of {slack:.0} ns, others of {usual:.0}: by hand that brings \
+         {gain:.1} µs ({:.1} to {:.1}), so it is {worth}{alone}",
+        spin[0], spin[1], default[0], default[1], wait[0], blunt[0], sharp[0],
+    ))
+}
+
+/// What the kernels take at least. More than what a lane looks without naps.
+const KERNEL: Duration = Duration::from_millis(2);
+
+fn part(_: &[&str]) {
+    let gpu = hand::open();
+    let bed = Bed { kernels: hand::kernels(), stream: hand::stream(), end: hand::pinned(4096), gpu };
+    bed.steps();
+    for (key, idle) in [("spin", IdlePolicy::Spin), ("default", IdlePolicy::default())] {
+        bed.engine(key, idle);
+    }
+    // Of this thread, which no engine has changed.
+    figure("usual", slack() as f64);
+    for (key, nanos) in [("sharp", 1), ("blunt", 50_000)] {
+        bed.naps(key, nanos);
+    }
+    bed.wait();
+    leaving();
+}
+
+/// The calling thread's timer slack in ns.
+fn slack() -> i64 {
+    // SAFETY: it reads a property of the calling thread.
+    let slack = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) };
+    i64::from(slack)
+}
+
+/// Makes the calling thread's timer slack so many ns.
+fn set_slack(nanos: libc::c_ulong) {
+    // SAFETY: it changes a property of the calling thread.
+    let result = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, nanos) };
+    assert_eq!(result, 0, "the slack is set");
+}
+
+struct Bed {
+    gpu: CudaGpu,
+    kernels: Kernels,
+    stream: hand::Stream,
+    /// The first word is written at the end of a kernel, the second one is a counter of marks.
+    end: Pinned,
+}
+
+impl Bed {
+    fn steps(&self) {
+        const COUNT: usize = 512;
+        let words = hand::pinned(8 * COUNT);
+        // SAFETY: there are as many words, which are loaded only when the kernel has ended.
+        hand::must("sample", unsafe { self.kernels.sample(self.stream, words.device, COUNT as u32) });
+        hand::must("it ends", self.stream.synchronize());
+        // Acquire, as in the engine.
+        let at = |number| words.word(number).load(std::sync::atomic::Ordering::Acquire);
+        let steps: Vec<f64> = (1..COUNT).map(|number| at(number).wrapping_sub(at(number - 1)) as f64).collect();
+        let (least, largest) = stats::range(&steps);
+        figure("step.least", least);
+        figure("step.median", stats::median(&steps));
+        figure("step.largest", largest);
+    }
+
+    fn count() -> u32 {
+        machine::choose(500, 20)
+    }
+
+    /// Takes the samples of a way: `wait` begins a kernel that writes `end` and gives when it was known to have ended.
+    fn samples(&self, key: &str, mut wait: impl FnMut(Duration) -> Instant) {
+        let sample = |round| {
+            // It is read by nobody now, and no kernel is under way. Relaxed: the launch of one comes after.
+            self.end.word(0).store(0, std::sync::atomic::Ordering::Relaxed);
+            // In no step with what looks now and then.
+            let time = KERNEL + Duration::from_nanos(u64::from(round) * 7_919 % 100_000);
+            thread::scope(|scope| {
+                let watcher = scope.spawn(|| {
+                    while self.end.word(0).load(std::sync::atomic::Ordering::Acquire) == 0 {
+                        std::hint::spin_loop();
+                    }
+                    Instant::now()
+                });
+                let known = wait(time);
+                let ended = watcher.join().expect("it ends");
+                // It may be known before the watcher has seen it, for one of them where the watcher has no core of its
+                // own.
+                ns(known.saturating_duration_since(ended)) - ns(ended.saturating_duration_since(known))
+            })
+        };
+        figures(key, (0..Self::count()).map(sample).collect());
+    }
+
+    fn stamp(&self, stream: hand::Stream, time: Duration) -> raddle::cudarc::driver::sys::CUresult {
+        // SAFETY: the word is there, and the host only loads it until the kernel has ended.
+        unsafe { self.kernels.stamp(stream, self.end.device, time) }
+    }
+
+    fn engine(&self, key: &str, idle: IdlePolicy) {
+        let engine = hand::engine(&self.gpu, idle);
+        let var = engine.device_var::<u32>(GPU, 1).expect("memory");
+        let lanes = engine.op("slack").on(GPU).try_launch(var.write(), |_, _| Ok::<_, raddle::BoxError>(slack()));
+        figure("slack", lanes.expect("pushed").wait().expect("it succeeds") as f64);
+        self.samples(key, |time| {
+            let (kernels, at) = (self.kernels, self.end.device);
+            let step = move |stream: &mut GpuStream, _: &mut _| {
+                // SAFETY: as in `stamp`.
+                unsafe { kernels.stamp(lane(stream), at, time) }.result()
+            };
+            engine.op("kernel").on(GPU).launch(var.write(), step).expect("pushed");
+            let next = engine.op("next").submit(var.read(), |_| Instant::now()).expect("pushed");
+            next.wait().expect("it succeeds")
+        });
+    }
+
+    /// A thread that does as a lane does whose stream has not moved for a while.
+    fn naps(&self, key: &str, slack: libc::c_ulong) {
+        let mut mark = self.end.word(1).load(std::sync::atomic::Ordering::Acquire);
+        thread::scope(|scope| {
+            let main = || {
+                hand::bind(&self.gpu);
+                set_slack(slack);
+                self.samples(key, |time| {
+                    mark += 1;
+                    hand::must("stamp", self.stamp(self.stream, time));
+                    hand::must("write", self.stream.write(&self.end, 1, mark));
+                    while self.end.word(1).load(std::sync::atomic::Ordering::Acquire) != mark {
+                        thread::sleep(Duration::from_micros(50));
+                    }
+                    Instant::now()
+                });
+            };
+            scope.spawn(main).join().expect("it ends");
+        });
+    }
+
+    fn wait(&self) {
+        self.samples("wait", |time| {
+            hand::must("stamp", self.stamp(self.stream, time));
+            hand::must("it ends", self.stream.synchronize());
+            Instant::now()
+        });
+    }
+}

@@ -1,0 +1,151 @@
+//! What does a launch cost, and do threads that launch hold each other up?
+
+use std::{
+    sync::{Arc, Barrier, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use raddle::{CudaGpu, DeviceVec, GpuStream, IdlePolicy, Var};
+use raddle_benches::{
+    machine,
+    report::{Table, number},
+    stats,
+};
+
+use super::{
+    Experiment, GPU, Outcome,
+    child::{self, figure, leaving},
+    hand::{self, Kernels, lane, ns},
+};
+
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "launch",
+    about: "1 to 4 threads that launch a kernel that does nothing, each on a stream of its own: ns per launch of a \
+            thread; the same through an engine, whose lane launches for all",
+    run,
+    part,
+};
+
+const THREADS: std::ops::RangeInclusive<usize> = 1..=4;
+
+/// Launches between two waits, less than a stream holds.
+const BATCH: usize = 256;
+
+fn run() -> Outcome {
+    let part = child::run("launch", &[], &[], 20)?.well()?;
+    let columns =
+        ["threads", "by hand, a call", "that by the threads", "engine, an operation", "engine, its lane's call"];
+    let mut table = Table::new("launch", "", "", &columns);
+    let of = |kind: &str, threads: usize| part.get(&format!("{kind}.{threads}"));
+    for threads in THREADS {
+        let kinds = ["call", "all", "engine", "lane"];
+        table.row(threads.to_string(), kinds.map(|kind| number(of(kind, threads))));
+    }
+    println!("{}", table.markdown());
+    part.complete()?;
+    let (one, four) = (of("all", 1), of("all", 4));
+    let gain = one / four;
+    let follows = if gain >= 2.0 {
+        "threads launch side by side, so a lane for each purpose pays"
+    } else if gain >= 1.1 {
+        "threads hold each other up, but launch more than one alone"
+    } else {
+        "THREADS LAUNCH NO MORE THAN ONE ALONE, so more lanes bring nothing where launches are the bound"
+    };
+    let engine = of("engine", 1);
+    Ok(format!(
+        "a launch takes {:.0} ns, beside three other threads' {:.0}; together four launch {gain:.2} times as many as \
+         one: {follows}; through the engine {engine:.0} ns an operation with one pusher, {:.0} with four, of which its \
+         lane's call takes {:.0}",
+        of("call", 1),
+        of("call", 4),
+        of("engine", 4),
+        of("lane", 1),
+    ))
+}
+
+fn part(_: &[&str]) {
+    let gpu = hand::open();
+    let kernels = hand::kernels();
+    for threads in THREADS {
+        let found: Vec<_> = (0..machine::choose(5, 1)).map(|_| by_hand(&gpu, kernels, threads)).collect();
+        figure(&format!("call.{threads}"), stats::median(&found.iter().map(|found| found.0).collect::<Vec<_>>()));
+        figure(&format!("all.{threads}"), stats::median(&found.iter().map(|found| found.1).collect::<Vec<_>>()));
+        let found: Vec<_> = (0..machine::choose(5, 1)).map(|_| by_engine(&gpu, kernels, threads)).collect();
+        figure(&format!("engine.{threads}"), stats::median(&found.iter().map(|found| found.0).collect::<Vec<_>>()));
+        figure(&format!("lane.{threads}"), stats::median(&found.iter().map(|found| found.1).collect::<Vec<_>>()));
+    }
+    leaving();
+}
+
+/// Launches of each thread.
+fn count() -> usize {
+    machine::choose(20_480, 1_024)
+}
+
+/// ns per call of a thread, and the time in which all launch by the number of launches.
+fn by_hand(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
+    let barrier = Barrier::new(threads);
+    let found: Vec<Duration> = thread::scope(|scope| {
+        let launcher = |_| {
+            let barrier = &barrier;
+            scope.spawn(move || {
+                hand::bind(gpu);
+                let stream = hand::stream();
+                hand::must("a first launch", kernels.nothing(stream));
+                hand::must("it ends", stream.synchronize());
+                barrier.wait();
+                let mut time = Duration::ZERO;
+                for _ in 0..count() / BATCH {
+                    let start = Instant::now();
+                    (0..BATCH).for_each(|_| hand::must("launch", kernels.nothing(stream)));
+                    time += start.elapsed();
+                    hand::must("all end", stream.synchronize());
+                }
+                time
+            })
+        };
+        let launchers: Vec<_> = (0..threads).map(launcher).collect();
+        launchers.into_iter().map(|launcher| launcher.join().expect("it ends")).collect()
+    });
+    let mean = found.iter().map(|&time| ns(time)).sum::<f64>() / threads as f64;
+    let call = mean / count() as f64;
+    (call, call / threads as f64)
+}
+
+/// ns per operation until all are done, and ns per call in the lane.
+fn by_engine(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
+    let engine = hand::engine(gpu, IdlePolicy::default());
+    let vars: Vec<_> = (0..threads).map(|_| engine.device_var::<u32>(GPU, 1).expect("memory")).collect();
+    let calls = Arc::new(Mutex::new(Duration::ZERO));
+    let push = |var: &Var<DeviceVec<u32>>, count| {
+        for _ in 0..count {
+            let calls = Arc::clone(&calls);
+            let step = move |stream: &mut GpuStream, _: &mut DeviceVec<u32>| {
+                let stream = lane(stream);
+                let start = Instant::now();
+                let launched = kernels.nothing(stream).result();
+                // Of the lane's thread alone while operations run.
+                *calls.lock().unwrap_or_else(PoisonError::into_inner) += start.elapsed();
+                launched
+            };
+            engine.op("step").on(GPU).launch(var.write(), step).expect("pushed");
+        }
+    };
+    push(&vars[0], 10);
+    engine.wait_for_all().expect("nothing fails");
+    *calls.lock().unwrap_or_else(PoisonError::into_inner) = Duration::ZERO;
+    let each = count() / threads;
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for var in &vars {
+            let push = &push;
+            scope.spawn(move || push(var, each));
+        }
+    });
+    engine.wait_for_all().expect("nothing fails");
+    let all = (each * threads) as f64;
+    let time = *calls.lock().unwrap_or_else(PoisonError::into_inner);
+    (ns(start.elapsed()) / all, ns(time) / all)
+}

@@ -1,0 +1,251 @@
+//! Can most of the device's memory be had, and what does the driver hold up while it gives memory out?
+
+use std::{
+    ptr,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
+
+use raddle::{CudaGpu, DeviceVec, Engine, GpuStream, IdlePolicy, PinnedVec, Var, cudarc::driver::sys};
+use raddle_benches::{
+    machine,
+    report::{Table, number},
+};
+
+use super::{
+    Experiment, GPU, Outcome,
+    child::{self, figure, figures, leaving},
+    hand::{self, Kernels, lane, ns},
+    whole,
+};
+
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "memory",
+    about: "through the engine, two vectors of 47 % of the device's memory, then one of 92 %, and use of their last \
+            words; then what another thread's launches take while 1 GiB is allocated and freed, pinned and on the \
+            device",
+    run,
+    part,
+};
+
+/// Parts of the device's memory, in hundredths: what is held at the same time.
+const SHARES: [&[usize]; 2] = [&[47, 47], &[92]];
+
+/// What happens while a thread launches.
+const ACTS: [(&str, &str); 5] = [
+    ("quiet", "nothing"),
+    ("pinned.alloc", "cuMemHostAlloc"),
+    ("pinned.free", "cuMemFreeHost"),
+    ("device.alloc", "cuMemAlloc"),
+    ("device.free", "cuMemFree"),
+];
+
+fn run() -> Outcome {
+    let large = child::run("memory", &["large"], &[], 20)?;
+    let gib = |bytes: f64| bytes / f64::from(1 << 30);
+    println!("the device has {:.1} GiB, of which {:.1} are free", gib(large.get("total")), gib(large.get("free")));
+    let mut table = Table::new("large", "", "", &["vectors", "GiB each", "code", "the last words are right"]);
+    let mut refused = vec![];
+    for shares in SHARES {
+        for index in 0..shares.len() {
+            let key = format!("{}.{index}", shares[0]);
+            let [bytes, code, right] = ["bytes", "code", "right"].map(|name| large.get(&format!("{key}.{name}")));
+            table.row(format!("{} %, {}", shares[0], index + 1), [number(gib(bytes)), whole(code), whole(right)]);
+            if code != 0.0 || right != 1.0 {
+                refused.push(format!("number {} of {} % ({:.0} GiB): code {code}", index + 1, shares[0], gib(bytes)));
+            }
+        }
+    }
+    println!("{}", table.markdown());
+    large.complete()?;
+    let stalls = child::run("memory", &["stalls"], &[], 20)?.well()?;
+    let columns = ["launches meanwhile, µs", "it takes, ms", "p50", "p99", "longest", "of", "longest wait for 64"];
+    let mut table = Table::new("stalls", "", "", &columns);
+    let (mut held, mut quiet) = (vec![], [f64::NAN; 2]);
+    for (key, name) in ACTS {
+        let takes = stalls.get(&format!("{key}.takes")) / 1e6;
+        let [p50, p99, longest] = ["p50", "p99", "max"].map(|figure| stalls.get(&format!("{key}.{figure}")) / 1e3);
+        let wait = stalls.get(&format!("{key}.wait.max")) / 1e3;
+        let count = whole(stalls.get(&format!("{key}.count")));
+        table.row(name, [number(takes), number(p50), number(p99), number(longest), count, number(wait)]);
+        for (index, (what, stall)) in [("launches", "stall"), ("waits", "wait.stall")].into_iter().enumerate() {
+            let stall = stalls.get(&format!("{key}.{stall}")) / 1e3;
+            if key == "quiet" {
+                quiet[index] = stall;
+            } else if stall > 100.0 && stall > 4.0 * quiet[index] {
+                held.push(format!("{name} ({what}, for {stall:.0} of its {:.0} µs)", 1e3 * takes));
+            }
+        }
+    }
+    println!("{}", table.markdown());
+    let engine = stalls.get("engine") / 1e6;
+    stalls.complete()?;
+    let large = if refused.is_empty() {
+        "all of the large vectors could be had and used".to_owned()
+    } else {
+        format!("REFUSED or wrong: {}", refused.join("; "))
+    };
+    let held = if held.is_empty() {
+        "no allocation holds up what another thread launches".to_owned()
+    } else {
+        let list = held.join(", ");
+        format!("what another thread launches IS HELD UP by {list}, so the pool must not ask while work runs")
+    };
+    Ok(format!(
+        "{large}; a launch beside nothing takes {:.0} µs at most, and {held}; a pinned vector of that size takes \
+         {engine:.0} ms through the engine",
+        quiet[0],
+    ))
+}
+
+fn part(arguments: &[&str]) {
+    match arguments {
+        ["large"] => large(),
+        _ => stalls(),
+    }
+    leaving();
+}
+
+/// The words at a vector's end that are used.
+const TAIL: usize = 256;
+
+/// How many bytes are free on the device, and how many there are.
+fn room() -> (usize, usize) {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: the context is current, and the driver has places to write to.
+    hand::must("the memory's size", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) });
+    (free, total)
+}
+
+fn large() {
+    let gpu = hand::open();
+    let kernels = hand::kernels();
+    let (free, total) = room();
+    figure("total", total as f64);
+    figure("free", free as f64);
+    let engine = hand::engine(&gpu, IdlePolicy::default());
+    for shares in SHARES {
+        let mut held = vec![];
+        for (index, share) in shares.iter().enumerate() {
+            let key = format!("{}.{index}", shares[0]);
+            let len = total / 100 * share / 4;
+            figure(&format!("{key}.bytes"), 4.0 * len as f64);
+            match engine.device_var::<u32>(GPU, len) {
+                Ok(var) => {
+                    figure(&format!("{key}.code"), 0.0);
+                    figure(&format!("{key}.right"), f64::from(u8::from(is_usable(&engine, kernels, &var))));
+                    held.push(var);
+                }
+                Err(error) => {
+                    println!("{error}");
+                    figure(&format!("{key}.code"), f64::from(error.code()));
+                    figure(&format!("{key}.right"), 0.0);
+                }
+            }
+        }
+        // Dropped variables give their memory back once nothing is pending on them.
+        drop(held);
+        engine.wait_for_all().expect("nothing fails");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Sets the last words by a kernel, and looks at them.
+fn is_usable(engine: &Engine, kernels: Kernels, var: &Var<DeviceVec<u32>>) -> bool {
+    const VALUE: u32 = 0x5eed_1234;
+    let tail = engine.pinned_var::<u32>(GPU, TAIL).expect("pinned memory");
+    let step = move |stream: &mut GpuStream, (words, tail): (&mut DeviceVec<u32>, &mut PinnedVec<u32>)| {
+        let at = words.cuda_ptr().expect("it is there") + 4 * (words.len() - TAIL) as u64;
+        let stream = lane(stream);
+        // SAFETY: these are the vector's last words, which the operation holds exclusively until the device has done
+        // it.
+        unsafe { kernels.fill(stream, at, TAIL as u64, VALUE) }.result()?;
+        let to = tail.as_mut_ptr().cast();
+        // SAFETY: as above, and so is the pinned vector, which is as large.
+        unsafe { sys::cuMemcpyDtoHAsync_v2(to, at, 4 * TAIL, stream.0) }.result()
+    };
+    engine.op("use").on(GPU).launch((var.write(), tail.write()), step).expect("pushed");
+    let right = engine.op("look").submit(tail.read(), |tail| tail.iter().all(|&word| word == VALUE)).expect("pushed");
+    right.wait().unwrap_or_else(|error| {
+        println!("{error}");
+        false
+    })
+}
+
+/// When something began and ended.
+type Span = (Instant, Instant);
+
+fn timed<R>(f: impl FnOnce() -> R) -> (R, Span) {
+    let start = Instant::now();
+    (f(), (start, Instant::now()))
+}
+
+fn stalls() {
+    let gpu = hand::open();
+    let kernels = hand::kernels();
+    let bytes = machine::choose(1 << 30, 64 << 20).min(room().0 / 4);
+    let pause = machine::choose(Duration::from_millis(300), Duration::from_millis(30));
+    let is_over = AtomicBool::new(false);
+    let mut spans: Vec<[Span; ACTS.len()]> = vec![];
+    let (launches, waits) = thread::scope(|scope| {
+        let launcher = scope.spawn(|| launch(&gpu, kernels, &is_over));
+        thread::sleep(Duration::from_millis(20));
+        for _ in 0..machine::choose(4, 1) {
+            let quiet = timed(|| thread::sleep(pause)).1;
+            let (mut at, mut host) = (0, ptr::null_mut());
+            // SAFETY: the context is current, and the driver has a place to write to.
+            let allocate = || unsafe { sys::cuMemHostAlloc(&raw mut host, bytes, 0) };
+            let (pinned, pinned_alloc) = timed(allocate);
+            // SAFETY: it was just allocated, or is null, and nobody uses it.
+            let (_, pinned_free) = timed(|| unsafe { sys::cuMemFreeHost(host) });
+            // SAFETY: as for pinned memory.
+            let (memory, device_alloc) = timed(|| unsafe { sys::cuMemAlloc_v2(&raw mut at, bytes) });
+            // SAFETY: it was just allocated, or is 0, and nobody uses it.
+            let (_, device_free) = timed(|| unsafe { sys::cuMemFree_v2(at) });
+            spans.push([quiet, pinned_alloc, pinned_free, device_alloc, device_free]);
+            if pinned.result().and(memory.result()).is_err() {
+                println!("{bytes} bytes: pinned {pinned:?}, on the device {memory:?}");
+                break;
+            }
+        }
+        // Relaxed: nothing else goes with it.
+        is_over.store(true, Relaxed);
+        launcher.join().expect("it ends")
+    });
+    for (act, (key, _)) in ACTS.iter().enumerate() {
+        let takes: f64 = spans.iter().map(|spans| ns(spans[act].1 - spans[act].0)).sum();
+        figure(&format!("{key}.takes"), takes / spans.len() as f64);
+        for (name, all) in [(key.to_string(), &launches), (format!("{key}.wait"), &waits)] {
+            // What was under way in one of the spans, and for how long in there.
+            let overlap = |other: &Span| {
+                let overlaps = spans.iter().map(|spans| {
+                    let (start, end) = (other.0.max(spans[act].0), other.1.min(spans[act].1));
+                    end.saturating_duration_since(start)
+                });
+                overlaps.max().filter(|time| !time.is_zero())
+            };
+            let longest = all.iter().filter_map(overlap).max();
+            figure(&format!("{name}.stall"), ns(longest.unwrap_or_default()));
+            figures(&name, all.iter().filter(|span| overlap(span).is_some()).map(|span| ns(span.1 - span.0)).collect());
+        }
+    }
+    let engine = hand::engine(&gpu, IdlePolicy::default());
+    let start = Instant::now();
+    let pinned = engine.pinned_var::<u8>(GPU, bytes).expect("pinned memory");
+    figure("engine", ns(start.elapsed()));
+    drop(pinned);
+}
+
+/// Launches until it is told to end, and waits for the kernels now and then: the times of both.
+fn launch(gpu: &CudaGpu, kernels: Kernels, is_over: &AtomicBool) -> (Vec<Span>, Vec<Span>) {
+    hand::bind(gpu);
+    let (stream, mut launches, mut waits) = (hand::stream(), vec![], vec![]);
+    // Relaxed: nothing else goes with it.
+    while !is_over.load(Relaxed) {
+        launches.extend((0..64).map(|_| timed(|| hand::must("launch", kernels.nothing(stream))).1));
+        // Its queue must not be full.
+        waits.push(timed(|| hand::must("they end", stream.synchronize())).1);
+    }
+    (launches, waits)
+}

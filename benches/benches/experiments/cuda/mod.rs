@@ -1,0 +1,128 @@
+//! The list of experiments, and the command line.
+//!
+//! The process that is started opens no GPU. An experiment has *parts*, each of which runs in a process of its own with
+//! a time limit (`child`), so that one that loses its device or hangs is a finding and not the end. Parts print
+//! figures; what follows from them is said by the experiment.
+
+use std::{env, process::ExitCode, time::Instant};
+
+use raddle::{Context, CudaGpu};
+use raddle_benches::{
+    machine,
+    report::{Cell, grouped},
+};
+
+mod address;
+mod capture;
+mod child;
+mod clock;
+mod connections;
+mod depth;
+mod hand;
+mod launch;
+mod marks;
+mod marks_cost;
+mod memory;
+mod order;
+mod poison;
+
+/// The first GPU of an engine.
+const GPU: Context = Context::Gpu(0);
+
+/// A verdict, or why an experiment could not be made.
+type Outcome = Result<String, String>;
+
+struct Experiment {
+    name: &'static str,
+    /// What it does.
+    about: &'static str,
+    run: fn() -> Outcome,
+    /// A part of it, in a process of its own.
+    part: fn(&[&str]),
+}
+
+const EXPERIMENTS: [Experiment; 11] = [
+    marks::EXPERIMENT,
+    poison::EXPERIMENT,
+    capture::EXPERIMENT,
+    depth::EXPERIMENT,
+    marks_cost::EXPERIMENT,
+    launch::EXPERIMENT,
+    order::EXPERIMENT,
+    memory::EXPERIMENT,
+    clock::EXPERIMENT,
+    connections::EXPERIMENT,
+    address::EXPERIMENT,
+];
+
+/// A count or a code as a cell; a dash if it is none.
+fn whole(value: f64) -> Cell {
+    if value.is_nan() { "–".into() } else { grouped(value, 0).into() }
+}
+
+/// Whether a word of the command line chooses an experiment.
+fn chooses(word: &str, number: usize, experiment: &Experiment) -> bool {
+    word == experiment.name || word.parse() == Ok(number)
+}
+
+fn numbered() -> impl Iterator<Item = (usize, &'static Experiment)> {
+    EXPERIMENTS.iter().enumerate().map(|(index, experiment)| (index + 1, experiment))
+}
+
+/// Why there is no GPU, if there is none.
+fn absence() -> Option<String> {
+    match CudaGpu::count() {
+        Ok(0) => Some("the driver sees none".to_owned()),
+        Ok(_) => None,
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+pub fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    if let [child::PART, name, rest @ ..] = &arguments[..] {
+        let (_, experiment) = numbered().find(|(_, experiment)| experiment.name == *name).expect("an experiment");
+        (experiment.part)(rest);
+        return ExitCode::SUCCESS;
+    }
+    if arguments.contains(&"--list") {
+        for (number, Experiment { name, about, .. }) in numbered() {
+            println!("{number:2} {name:12} {about}");
+        }
+        return ExitCode::SUCCESS;
+    }
+    // What `cargo bench` adds says nothing.
+    let words: Vec<&str> = arguments.iter().copied().filter(|word| !word.starts_with("--")).collect();
+    let unknown = words.iter().find(|word| !numbered().any(|(number, experiment)| chooses(word, number, experiment)));
+    if let Some(word) = unknown {
+        eprintln!("there is no experiment {word:?}; --list shows them");
+        return ExitCode::FAILURE;
+    }
+    let is_wanted = |number, experiment| words.is_empty() || words.iter().any(|word| chooses(word, number, experiment));
+    let wanted = numbered().filter(|&(number, experiment)| is_wanted(number, experiment));
+    if let Some(reason) = absence() {
+        println!("there is no GPU: {reason}. With one:");
+        for (_, Experiment { name, about, .. }) in wanted {
+            println!("verdict: {name}: not run; it would do this: {about}");
+        }
+        return ExitCode::from(77);
+    }
+    let gpu = hand::describe().unwrap_or_else(|error| error.to_string());
+    println!("{gpu}; {}", machine::provenance());
+    child::be_quick(arguments.contains(&"--quick") || machine::quick());
+    let mut status = ExitCode::SUCCESS;
+    for (number, Experiment { name, about, run, .. }) in wanted {
+        println!("\n# {number} {name}\n\n{about}\n");
+        let start = Instant::now();
+        match run() {
+            Ok(verdict) => println!("\nverdict: {name}: {verdict}"),
+            Err(reason) => {
+                println!("\nverdict: {name}: COULD NOT BE RUN: {reason}");
+                status = ExitCode::FAILURE;
+            }
+        }
+        println!("({name} took {:.1} s)", start.elapsed().as_secs_f64());
+    }
+    status
+}

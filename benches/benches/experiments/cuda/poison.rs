@@ -1,0 +1,284 @@
+//! What is left of a process whose kernel has touched memory that is not its own?
+
+use std::{
+    mem, ptr,
+    sync::{Barrier, OnceLock, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use raddle::{
+    CudaGpu, DeviceVec, GpuStream, IdlePolicy, Var,
+    cudarc::driver::sys::{self, CUresult},
+};
+use raddle_benches::report::{Table, number};
+
+use super::{
+    Experiment, GPU, Outcome,
+    child::{self, End, figure, leaving},
+    hand::{self, lane, ns},
+    whole,
+};
+
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "poison",
+    about: "a kernel with an illegal address: how soon those who wait have the error, with both sorts of marks; what \
+            the driver's functions return afterwards; whether the process ends, and can open the GPU again",
+    run,
+    part,
+};
+
+/// Loading a kernel when it is first launched would be a part of what is measured.
+const EAGER: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
+
+/// Threads that wait for operations behind the kernel.
+const WAITERS: usize = 16;
+
+fn run() -> Outcome {
+    let mut table =
+        Table::new("poison", "", "", &["marks, then", "first told, µs", "last told, µs", "exit, ms", "end"]);
+    let (mut slowest, mut hangs, mut reopened) = (0.0f64, vec![], vec![]);
+    for (mode, then) in ["counter", "events"].iter().flat_map(|mode| ["drop", "leave"].map(|then| (mode, then))) {
+        let part = child::run("poison", &["engine", then], &[("RADDLE_CUDA_MARKS", mode), EAGER], 10)?;
+        if part.has(hand::REFUSED) {
+            continue;
+        }
+        let exit = if part.has_left() && part.end != End::Never { part.exit.as_secs_f64() * 1e3 } else { f64::NAN };
+        let [first, last] = ["first", "last"].map(|figure| part.get(figure) / 1e3);
+        table.row(format!("{mode}, {then}"), [number(first), number(last), number(exit), part.how().into()]);
+        part.complete()?;
+        slowest = slowest.max(last);
+        if part.end != End::Well {
+            hangs.push(format!("{mode}, {then}: {}", part.how()));
+        }
+        if then == "drop" {
+            let code = if part.has("reopen") { part.get("reopen") } else { f64::NAN };
+            reopened.push((mode, code, part.has("works")));
+        }
+    }
+    println!("{}", table.markdown());
+    let calls = child::run("poison", &["calls"], &[EAGER], 10)?;
+    let noticed = calls.get("noticed") / 1e3;
+    calls.complete()?;
+    let mut table = Table::new("calls", "", "", &["after the loss", "code"]);
+    let mut sound = vec![];
+    for name in CALLS.iter().filter(|name| calls.has(name)) {
+        table.row(*name, [whole(calls.get(name))]);
+        if calls.get(name) == 0.0 {
+            sound.push(*name);
+        }
+    }
+    println!("{}", table.markdown());
+    let counter = match (calls.get("behind"), calls.get("counter")) {
+        (0.0, _) => "could not be tried",
+        (_, 0.0) => "was never written",
+        _ => "WAS WRITTEN all the same",
+    };
+    let exits = if hangs.is_empty() { "the process ended each time".to_owned() } else { hangs.join("; ") };
+    let calls_end = if calls.end == End::Well { String::new() } else { format!("; by hand {}", calls.how()) };
+    let reopening = reopened.iter().map(|&(mode, code, works)| match (code, works) {
+        (0.0, true) => format!("{mode}: yes, and kernels run again"),
+        (0.0, false) => format!("{mode}: it opens, but kernels do not run"),
+        (code, _) if code.is_nan() => format!("{mode}: not reached"),
+        (code, _) => format!("{mode}: no, error {code}"),
+    });
+    let reopening: Vec<_> = reopening.collect();
+    let soon = if slowest <= 5_000.0 { "within" } else { "LATER than" };
+    Ok(format!(
+        "all who wait were told after {slowest:.0} µs, {soon} the 5 ms that the engine means to keep; the driver \
+         itself noticed after {noticed:.0} µs; a counter behind the kernel {counter}; these still returned 0: {}; at \
+         the end: {exits}{calls_end}; after dropping all, can it be opened again? {}",
+        if sound.is_empty() { "none".to_owned() } else { sound.join(", ") },
+        reopening.join("; "),
+    ))
+}
+
+fn part(arguments: &[&str]) {
+    match arguments {
+        ["engine", then] => engine(*then == "drop"),
+        _ => calls(),
+    }
+}
+
+/// When the kernel was launched.
+static LAUNCHED: OnceLock<Instant> = OnceLock::new();
+
+/// Loses the device of an engine that threads wait for; then drops everything and opens it again, or leaves at once.
+fn engine(drop_all: bool) {
+    let Some(gpu) = hand::open_with_marks() else { return };
+    let kernels = hand::kernels();
+    let engine = hand::engine(&gpu, IdlePolicy::default());
+    let vars: Vec<_> = (0..WAITERS).map(|_| engine.device_var::<u32>(GPU, 16).expect("memory")).collect();
+    let (go, gone) = mpsc::channel::<()>();
+    let poison = move |stream: &mut GpuStream, _: &mut DeviceVec<u32>| {
+        let _ = gone.recv();
+        LAUNCHED.set(Instant::now()).expect("once");
+        kernels.poison(lane(stream)).result()
+    };
+    engine.op("poison").on(GPU).launch(vars[0].write(), poison).expect("pushed");
+    for var in &vars {
+        let step = move |stream: &mut GpuStream, words: &mut _| kernels.fill_vec(stream, words, 1);
+        engine.op("step").on(GPU).launch(var.write(), step).expect("pushed");
+    }
+    let barrier = Barrier::new(WAITERS + 1);
+    let times: Vec<Instant> = thread::scope(|scope| {
+        let wait = |var: &Var<DeviceVec<u32>>| {
+            let (engine, barrier, var) = (&engine, &barrier, var.clone());
+            scope.spawn(move || {
+                barrier.wait();
+                engine.wait_for_var(&var).expect_err("the device is lost");
+                Instant::now()
+            })
+        };
+        let waiters: Vec<_> = vars.iter().map(wait).collect();
+        barrier.wait();
+        // Most of them sleep by then.
+        thread::sleep(Duration::from_millis(20));
+        drop(go);
+        waiters.into_iter().map(|waiter| waiter.join().expect("it returns")).collect()
+    });
+    let launched = *LAUNCHED.wait();
+    let since = |time: Option<&Instant>| ns(time.expect("there are some").duration_since(launched));
+    figure("first", since(times.iter().min()));
+    figure("last", since(times.iter().max()));
+    if !drop_all {
+        mem::forget((engine, vars, gpu));
+        return leaving();
+    }
+    drop((vars, engine));
+    // SAFETY: nothing of it runs any more, and nobody uses the kernels from now on.
+    let unloaded = unsafe { sys::cuModuleUnload(kernels.module) };
+    println!("cuModuleUnload: {unloaded:?}");
+    drop(gpu);
+    match CudaGpu::open(0) {
+        Ok(gpu) => {
+            figure("reopen", 0.0);
+            if let Err(reason) = works(&gpu) {
+                println!("{reason}");
+            } else {
+                figure("works", 1.0);
+            }
+        }
+        Err(error) => {
+            println!("{error}");
+            figure("reopen", f64::from(error.code()));
+        }
+    }
+    leaving();
+}
+
+/// Whether a kernel runs on the GPU.
+fn works(gpu: &CudaGpu) -> Result<(), String> {
+    let kernels = hand::kernels();
+    let engine = hand::engine(gpu, IdlePolicy::default());
+    let var = engine.device_var::<u32>(GPU, 16).map_err(|error| error.to_string())?;
+    let step = move |stream: &mut GpuStream, words: &mut _| kernels.fill_vec(stream, words, 1);
+    engine.op("step").on(GPU).launch(var.write(), step).map_err(|error| error.to_string())?;
+    engine.wait_for_var(&var).map_err(|error| error.to_string())
+}
+
+/// What is called after the loss, in this order.
+const CALLS: [&str; 24] = [
+    "cuStreamQuery",
+    "cuStreamSynchronize",
+    "cuEventQuery, recorded before",
+    "cuEventQuery, never recorded",
+    "cuEventRecord",
+    "cuStreamWaitEvent",
+    "cuStreamWriteValue64",
+    "cuLaunchKernel",
+    "cuMemcpyDtoHAsync",
+    "cuMemGetInfo",
+    "cuMemAlloc",
+    "cuMemHostAlloc",
+    "cuMemFree",
+    "cuMemFreeHost",
+    "cuStreamCreate",
+    "cuStreamDestroy",
+    "cuEventCreate",
+    "cuEventDestroy",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuCtxSynchronize",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuDeviceGetCount",
+];
+
+/// Loses the device by hand, and prints what the driver's functions return then.
+fn calls() {
+    let gpu = hand::open();
+    let kernels = hand::kernels();
+    let (stream, other, event, fresh) = (hand::stream(), hand::stream(), hand::event(), hand::event());
+    let (memory, to_free, words, to_free_host) =
+        (hand::memory(4096), hand::memory(4096), hand::pinned(4096), hand::pinned(4096));
+    hand::must("launch", kernels.nothing(stream));
+    hand::must("synchronize", stream.synchronize());
+    // So that all is on the stream before the driver notices anything.
+    let before = Duration::from_millis(5);
+    let start = Instant::now();
+    hand::must("a kernel before", kernels.spin(stream, 1, before));
+    hand::must("poison", kernels.poison(stream));
+    let behind = [stream.write(&words, 0, 1), event.record(stream)];
+    println!("a write and an event behind it: {behind:?}");
+    figure("behind", f64::from(u8::from(behind[0] == CUresult::CUDA_SUCCESS)));
+    while stream.query() == CUresult::CUDA_ERROR_NOT_READY {
+        std::hint::spin_loop();
+    }
+    figure("noticed", ns(start.elapsed().saturating_sub(before)));
+    thread::sleep(Duration::from_millis(100));
+    let is_written = words.word(0).load(std::sync::atomic::Ordering::Acquire) != 0;
+    figure("counter", f64::from(u8::from(is_written)));
+
+    let (mut at, mut host, mut count, mut free) = (0, ptr::null_mut(), 0, (0, 0));
+    let (mut new_stream, mut new_event) = (ptr::null_mut(), ptr::null_mut());
+    let (mut module, mut current, image) = (ptr::null_mut(), ptr::null_mut(), hand::source());
+    for name in CALLS {
+        let result = match name {
+            "cuStreamQuery" => stream.query(),
+            "cuStreamSynchronize" => stream.synchronize(),
+            "cuEventQuery, recorded before" => event.query(),
+            "cuEventQuery, never recorded" => fresh.query(),
+            "cuEventRecord" => fresh.record(other),
+            // SAFETY: both are alive.
+            "cuStreamWaitEvent" => unsafe { sys::cuStreamWaitEvent(other.0, event.0, 0) },
+            "cuStreamWriteValue64" => other.write(&words, 1, 1),
+            "cuLaunchKernel" => kernels.nothing(other),
+            // SAFETY: both are as large, and nobody else uses them.
+            "cuMemcpyDtoHAsync" => unsafe { other.copy_out(memory.0, &words, 4096) },
+            // SAFETY: the driver has places to write to, here and below.
+            "cuMemGetInfo" => unsafe { sys::cuMemGetInfo_v2(&raw mut free.0, &raw mut free.1) },
+            // SAFETY: as above.
+            "cuMemAlloc" => unsafe { sys::cuMemAlloc_v2(&raw mut at, 4096) },
+            // SAFETY: as above.
+            "cuMemHostAlloc" => unsafe { sys::cuMemHostAlloc(&raw mut host, 4096, 0) },
+            // SAFETY: nobody uses it.
+            "cuMemFree" => unsafe { sys::cuMemFree_v2(to_free.0) },
+            // SAFETY: nobody uses it.
+            "cuMemFreeHost" => unsafe { sys::cuMemFreeHost(to_free_host.host.cast()) },
+            // SAFETY: as for `cuMemGetInfo`.
+            "cuStreamCreate" => unsafe { sys::cuStreamCreate(&raw mut new_stream, 1) },
+            // SAFETY: nobody uses it from now on.
+            "cuStreamDestroy" => unsafe { sys::cuStreamDestroy_v2(other.0) },
+            // SAFETY: as for `cuMemGetInfo`.
+            "cuEventCreate" => unsafe { sys::cuEventCreate(&raw mut new_event, 2) },
+            // SAFETY: nobody uses it from now on.
+            "cuEventDestroy" => unsafe { sys::cuEventDestroy_v2(fresh.0) },
+            // SAFETY: the image is PTX with a zero behind it.
+            "cuModuleLoadData" => unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) },
+            // SAFETY: nobody uses its kernels from now on.
+            "cuModuleUnload" => unsafe { sys::cuModuleUnload(kernels.module) },
+            // SAFETY: any thread may call it.
+            "cuCtxSynchronize" => unsafe { sys::cuCtxSynchronize() },
+            // SAFETY: as for `cuMemGetInfo`.
+            "cuCtxGetCurrent" => unsafe { sys::cuCtxGetCurrent(&raw mut current) },
+            // SAFETY: the context is alive.
+            "cuCtxSetCurrent" => unsafe { sys::cuCtxSetCurrent(gpu.context().cu_ctx()) },
+            // SAFETY: as for `cuMemGetInfo`.
+            "cuDeviceGetCount" => unsafe { sys::cuDeviceGetCount(&raw mut count) },
+            _ => unreachable!("it is one of these"),
+        };
+        figure(name, f64::from(result as u32));
+    }
+    leaving();
+}
