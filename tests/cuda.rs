@@ -1,18 +1,30 @@
 //! Operations on a real GPU: what `devices.rs` checks on the simulated one, as far as hardware lets itself be checked.
 //!
-//! Without a GPU most of these are skipped, and say so; with `RADDLE_REQUIRE_GPU` set, they fail instead.
+//! Without a GPU most of these are skipped, and say so; with `RADDLE_REQUIRE_GPU` set, they fail instead. The library that
+//! `stand_in/cuda.c` becomes takes a GPU's place.
 
 #![cfg(feature = "cuda")]
 
 mod common;
 
-use std::{env, sync::Arc, thread, time::Duration};
+use std::{
+    env,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 
-use common::{KINDS, THREADED, child, failure, is_child, watched};
+use common::{KINDS, THREADED, child, child_succeeds, failure, is_child, watched};
 use raddle::{
     Cause, Context, CudaGpu, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, Property, Var,
     cudarc::{
-        driver::{CudaFunction, DriverError, LaunchConfig, PushKernelArg},
+        driver::{
+            CudaFunction, CudaGraph, CudaStream, DriverError, LaunchConfig, PushKernelArg,
+            sys::{
+                CUgraphInstantiate_flags,
+                CUstreamCaptureMode::{self, CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL},
+            },
+        },
         nvrtc::Ptx,
     },
 };
@@ -81,8 +93,19 @@ impl Kernels {
         factor: u32,
         term: u32,
     ) -> Result<(), DriverError> {
+        self.late_by(AWHILE, stream, values, factor, term)
+    }
+
+    fn late_by(
+        &self,
+        time: Duration,
+        stream: &mut GpuStream,
+        values: &mut DeviceVec<u32>,
+        factor: u32,
+        term: u32,
+    ) -> Result<(), DriverError> {
         let stream = stream.cuda().expect("it is a CUDA device");
-        let (at, nanos) = (values.cuda_ptr().expect("it is there"), AWHILE.as_nanos() as u64);
+        let (at, nanos) = (values.cuda_ptr().expect("it is there"), time.as_nanos() as u64);
         assert!(!values.is_empty(), "it has a first value");
         let mut arguments = stream.launch_builder(&self.late);
         arguments.arg(&at).arg(&nanos).arg(&factor).arg(&term);
@@ -321,6 +344,277 @@ fn two_engines_use_one_gpu_side_by_side() {
     });
 }
 
+/// Records what `f` puts on a stream, and launches nothing. The recording has ended when this returns.
+fn recorded(
+    stream: &Arc<CudaStream>,
+    mode: CUstreamCaptureMode,
+    f: impl FnOnce() -> Result<(), DriverError>,
+) -> Result<CudaGraph, DriverError> {
+    stream.begin_capture(mode)?;
+    let issued = f();
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0));
+    issued?;
+    Ok(graph?.expect("there are kernels in it"))
+}
+
+/// Has `factor` and `term` applied to the values three times by a graph, which is recorded now and launched twice. `during`
+/// is called in the middle of the recording.
+fn six_by_graph(
+    kernels: &Kernels,
+    mode: CUstreamCaptureMode,
+    stream: &mut GpuStream,
+    values: &mut DeviceVec<u32>,
+    (factor, term): (u32, u32),
+    during: impl FnOnce(),
+) -> Result<(), DriverError> {
+    let lane = stream.cuda().expect("it is a CUDA device");
+    let graph = recorded(&lane, mode, || {
+        kernels.late(stream, values, factor, term)?;
+        during();
+        kernels.affine(stream, values, factor, term)?;
+        kernels.affine(stream, values, factor, term)
+    })?;
+    // A graph that is destroyed while it runs is freed when it has ended.
+    graph.launch()?;
+    graph.launch()
+}
+
+fn affine(value: u32, factor: u32, term: u32) -> u32 {
+    value.wrapping_mul(factor).wrapping_add(term)
+}
+
+#[test]
+fn graphs_that_operations_record_take_effect_in_push_order() {
+    watched(|| {
+        let Some(gpu) = gpu() else { return };
+        let kernels = Kernels::load(&gpu);
+        for kind in KINDS {
+            let engine = engine(kind, &gpu);
+            let (host, var) = (engine.pinned_var::<u32>(GPU, 1).unwrap(), engine.device_var::<u32>(GPU, 1).unwrap());
+            engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+            let mut expected = 0u32;
+            for round in 0..30 {
+                let (by_graph, by_launch) = (Arc::clone(&kernels), Arc::clone(&kernels));
+                let graph = move |stream: &mut GpuStream, values: &mut _| {
+                    six_by_graph(&by_graph, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, stream, values, (3, round), || {})
+                };
+                engine.op("graph").on(GPU).launch(var.write(), graph).unwrap();
+                let step = move |stream: &mut GpuStream, values: &mut _| by_launch.affine(stream, values, 5, 1);
+                let property = if round % 2 == 0 { Property::GpuPrioritized } else { Property::Normal };
+                engine.op("step").on(GPU).property(property).launch(var.write(), step).unwrap();
+                expected = (0..6).fold(expected, |value, _| affine(value, 3, round));
+                expected = affine(expected, 5, 1);
+            }
+            assert_eq!(values(&engine, &var, 1), [expected], "{kind}");
+        }
+    });
+}
+
+/// What an engine asks of the driver while somebody records: new memory of both sorts, new lanes, copies, kernels that the
+/// host waits for, and looks at streams that take a while.
+fn work_of_every_sort(engine: &Engine, kernels: &Arc<Kernels>, len: usize) {
+    let var = engine.device_var::<u32>(GPU, len).expect("device memory");
+    let host = engine.pinned_var::<u32>(GPU, len).expect("pinned memory");
+    engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+    let mut expected = 0;
+    for round in 0..10 {
+        let kernels = Arc::clone(kernels);
+        let late = move |stream: &mut GpuStream, values: &mut _| kernels.late_by(10 * AWHILE, stream, values, 7, round);
+        engine.op("late").on(GPU).property(Property::GpuPrioritized).launch(var.write(), late).unwrap();
+        expected = affine(expected, 7, round);
+        assert_eq!(values(engine, &var, len)[0], expected, "round {round}");
+    }
+}
+
+/// The recording forbids the threads of the whole process what could disturb it, which other tests do. It lasts until the
+/// other lanes have done work.
+#[test]
+fn a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed() {
+    if gpu().is_some() {
+        child_succeeds(
+            "inside_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed",
+        );
+    }
+}
+
+#[test]
+#[ignore = "records for the whole process; run by the test above"]
+fn inside_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed() {
+    if !is_child() {
+        return;
+    }
+    watched(|| {
+        let gpu = gpu().expect("the parent has seen it");
+        let kernels = Kernels::load(&gpu);
+        // Of the others, all kernels and copies are on one lane.
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        let (host, var) = (engine.pinned_var::<u32>(GPU, 1).unwrap(), engine.device_var::<u32>(GPU, 1).unwrap());
+        engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+        let (begun, has_begun) = mpsc::channel();
+        let (done, is_done) = mpsc::channel::<()>();
+        let by_graph = Arc::clone(&kernels);
+        let graph = move |stream: &mut GpuStream, values: &mut _| {
+            six_by_graph(&by_graph, CU_STREAM_CAPTURE_MODE_GLOBAL, stream, values, (3, 1), || {
+                begun.send(()).expect("somebody waits");
+                // Also if the other thread has failed.
+                let _ = is_done.recv();
+            })
+        };
+        engine.op("graph").on(GPU).launch(var.write(), graph).unwrap();
+        has_begun.recv().expect("it begins");
+        let done = done;
+        work_of_every_sort(&engine, &kernels, 70_000);
+        drop(done);
+        let expected = (0..6).fold(0, |value, _| affine(value, 3, 1));
+        assert_eq!(values(&engine, &var, 1), [expected]);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb_each_other() {
+    if gpu().is_some() {
+        child_succeeds("inside_a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb_each_other");
+    }
+}
+
+#[test]
+#[ignore = "records for the whole process; run by the test above"]
+fn inside_a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb_each_other() {
+    if !is_child() {
+        return;
+    }
+    watched(|| {
+        let gpu = gpu().expect("the parent has seen it");
+        let kernels = Kernels::load(&gpu);
+        for (kind, len) in KINDS.into_iter().zip([300_000, 600_000, 1_200_000]) {
+            let (begun, has_begun) = mpsc::channel();
+            let (done, is_done) = mpsc::channel::<()>();
+            thread::scope(|scope| {
+                let (gpu, kernels) = (&gpu, &kernels);
+                scope.spawn(move || {
+                    let stream = gpu.context().new_stream().expect("a stream");
+                    let mut value = stream.clone_htod(&[1u32]).expect("memory");
+                    stream.synchronize().expect("it is there");
+                    let graph = recorded(&stream, CU_STREAM_CAPTURE_MODE_GLOBAL, || {
+                        begun.send(()).expect("somebody waits");
+                        // Also if the other thread has failed.
+                        let _ = is_done.recv();
+                        let (count, factor, term) = (1u32, 3u32, 1u32);
+                        let mut arguments = stream.launch_builder(&kernels.affine);
+                        arguments.arg(&mut value).arg(&count).arg(&factor).arg(&term);
+                        // SAFETY: these are the kernel's arguments. It changes this value, which nobody else uses.
+                        unsafe { arguments.launch(one()) }.map(drop)
+                    });
+                    graph.expect("nobody has broken it").launch().expect("launched");
+                    assert_eq!(stream.clone_dtoh(&value).expect("copied"), [4], "{kind}");
+                });
+                has_begun.recv().expect("it begins");
+                let done = done;
+                // Its streams are made and given up while the other thread records.
+                let engine = engine(kind, gpu);
+                work_of_every_sort(&engine, kernels, len);
+                drop(engine);
+                drop(done);
+            });
+        }
+    });
+}
+
+#[test]
+fn an_operation_whose_recording_is_refused_fails_alone() {
+    watched(|| {
+        let Some(gpu) = gpu() else { return };
+        let kernels = Kernels::load(&gpu);
+        for kind in KINDS {
+            let engine = engine(kind, &gpu);
+            let (host, var) = (engine.pinned_var::<u32>(GPU, 1).unwrap(), engine.device_var::<u32>(GPU, 1).unwrap());
+            engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+            let refused = engine.device_var::<u32>(GPU, 1).unwrap();
+            let waits_in_between = |stream: &mut GpuStream, _: &mut DeviceVec<u32>| {
+                let lane = stream.cuda().expect("it is a CUDA device");
+                recorded(&lane, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, || lane.synchronize()).map(drop)
+            };
+            let wait = engine.op("refused").on(GPU).try_launch(refused.write(), waits_in_between).unwrap();
+            let error = failure(wait.wait());
+            let Cause::Device(cause) = error.cause() else { panic!("{kind}: {error:?}") };
+            assert!(!cause.is_lost(), "{kind}: {error:?}");
+            let step = Arc::clone(&kernels);
+            let step = move |stream: &mut GpuStream, values: &mut _| step.affine(stream, values, 5, 1);
+            engine.op("step").on(GPU).launch(var.write(), step).unwrap();
+            assert_eq!(values(&engine, &var, 1), [1], "{kind}");
+        }
+    });
+}
+
+/// The driver's queue for a stream holds about a thousand commands; a launch that finds it full waits.
+#[test]
+fn more_kernels_than_a_queue_holds_take_effect_in_order_and_no_push_waits_for_them() {
+    const EACH: u32 = 8;
+    const OPS: u32 = 400;
+    watched(|| {
+        let Some(gpu) = gpu() else { return };
+        let kernels = Kernels::load(&gpu);
+        for kind in THREADED {
+            let engine = engine(kind, &gpu);
+            let (host, var) = (engine.pinned_var::<u32>(GPU, 1).unwrap(), engine.device_var::<u32>(GPU, 1).unwrap());
+            engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+            let slow = Arc::clone(&kernels);
+            let slow = move |stream: &mut GpuStream, values: &mut _| {
+                slow.late_by(Duration::from_millis(300), stream, values, 1, 1)
+            };
+            let slow = engine.op("slow").on(GPU).try_launch(var.write(), slow).unwrap();
+            let mut expected = 1;
+            for round in 0..OPS {
+                let kernels = Arc::clone(&kernels);
+                let steps = move |stream: &mut GpuStream, values: &mut _| {
+                    (0..EACH).try_for_each(|_| kernels.affine(stream, values, 3, round))
+                };
+                engine.op("steps").on(GPU).launch(var.write(), steps).unwrap();
+                expected = (0..EACH).fold(expected, |value, _| affine(value, 3, round));
+            }
+            assert!(!slow.is_done(), "{kind}: pushes have waited for the device");
+            slow.wait().unwrap();
+            assert_eq!(values(&engine, &var, 1), [expected], "{kind}");
+        }
+    });
+}
+
+/// Changed on one GPU and on the other by turns, with copies between them.
+#[test]
+fn values_go_from_one_gpu_to_another_and_back() {
+    const TURNS: u32 = 30;
+    watched(|| {
+        let Some(first) = gpu() else { return };
+        let Ok(second) = CudaGpu::open(1) else {
+            println!("skipped: there is one GPU");
+            return;
+        };
+        let kernels = [Kernels::load(&first), Kernels::load(&second)];
+        for kind in KINDS {
+            let engine = Engine::builder().kind(kind).workers(2).pin(false);
+            let engine = engine.gpu(first.clone()).gpu(second.clone()).build().expect("the engine is built");
+            let places = [Context::Gpu(0), Context::Gpu(1)];
+            let host = engine.pinned_var::<u32>(GPU, 1).unwrap();
+            let vars = places.map(|place| engine.device_var::<u32>(place, 1).unwrap());
+            engine.op("in").on(GPU).copy_to_device(&host, &vars[0]).unwrap();
+            let mut expected = 0;
+            for turn in 0..TURNS {
+                for (here, there) in [(0, 1), (1, 0)] {
+                    let kernels = Arc::clone(&kernels[here]);
+                    let late = move |stream: &mut GpuStream, values: &mut _| kernels.late(stream, values, 3, turn);
+                    engine.op("late").on(places[here]).launch(vars[here].write(), late).unwrap();
+                    expected = affine(expected, 3, turn);
+                    // Whichever of the two does it.
+                    let copies = places[if turn % 2 == 0 { here } else { there }];
+                    engine.op("across").on(copies).copy_peer(&vars[here], &vars[there]).unwrap();
+                }
+            }
+            assert_eq!(values(&engine, &vars[0], 1), [expected], "{kind}");
+        }
+    });
+}
+
 #[test]
 fn a_kernel_that_touches_memory_not_its_own_fails_all_that_wait_for_the_gpu_and_nothing_else() {
     if gpu().is_none() {
@@ -344,6 +638,7 @@ fn inside_a_kernel_touches_memory_not_its_own() {
         let kernels = Kernels::load(&gpu);
         let engine = Engine::builder().workers(2).pin(false).gpu(gpu).build().unwrap();
         let vars: Vec<_> = (0..8).map(|_| engine.device_var::<u32>(GPU, 16).unwrap()).collect();
+        let untouched = [(); 2].map(|()| engine.device_var::<u32>(GPU, 16).unwrap());
         let cpu = engine.var(0);
         let fatal = Arc::clone(&kernels);
         let poison = move |stream: &mut GpuStream, _: &mut DeviceVec<u32>| fatal.poison(stream);
@@ -371,10 +666,13 @@ fn inside_a_kernel_touches_memory_not_its_own() {
         });
         assert_eq!(engine.get(&cpu).unwrap(), 1);
         // What comes later fails as well, and hangs as little.
-        let again = Arc::clone(&kernels);
-        let step = move |stream: &mut GpuStream, values: &mut _| again.affine(stream, values, 3, 1);
-        engine.op("again").on(GPU).launch(vars[7].write(), step).unwrap();
-        failure(engine.wait_for_var(&vars[7]));
-        engine.wait_for_all().unwrap_err();
+        for var in &untouched {
+            let again = Arc::clone(&kernels);
+            let step = move |stream: &mut GpuStream, values: &mut _| again.affine(stream, values, 3, 1);
+            engine.op("again").on(GPU).launch(var.write(), step).unwrap();
+        }
+        failure(engine.wait_for_var(&untouched[0]));
+        // Nobody has been told of the other one.
+        failure(engine.wait_for_all());
     });
 }

@@ -22,7 +22,7 @@ typedef struct { context *of; stream *in; int asked; int recorded; } event;
 
 static context contexts[8];
 static __thread context *current;
-static int live, waits, synchronized, lost, fail_in, fail_code, fail_stays, capturing, broken, peers, stream_waits;
+static int live, waits, lost, fail_in, fail_code, fail_stays, capturing, broken, peers, stream_waits;
 static int recorded_calls, peer_refusal;
 static __thread int mode;
 static size_t device_bytes;
@@ -33,14 +33,11 @@ int fakeLive(void) { return live; }
 /* How often a stream was told to wait for an event of another one. */
 int fakeWaits(void) { return waits; }
 
-/* How often somebody waited for all that a device does. */
-int fakeSynchronized(void) { return synchronized; }
-
 /* Makes the asynchronous call after `skip` others fail with `code`; and all calls after it, if it `stays`. */
 void fakeFail(int skip, int code, int stays) { fail_in = skip + 1; fail_code = code; fail_stays = stays; }
 
 /* Another thread records a graph in the global mode: calls that could disturb it are refused, and break the recording, but
- * those of threads in the relaxed mode, 2. Where it is 2, nobody may wait for all of a device either. */
+ * those of threads in the relaxed mode, 2. */
 void fakeCapture(int on) { capturing = on; }
 
 /* How many calls have broken the recording. */
@@ -131,11 +128,6 @@ int cuCtxEnablePeerAccess(context *peer, unsigned flags) {
         return code;
     }
     return peers++ ? PEER_ACCESS_ALREADY_ENABLED : OK;
-}
-int cuCtxSynchronize(void) {
-    if (forbidden() || capturing == 2) return CAPTURE_UNSUPPORTED;
-    synchronized++;
-    return current ? lost : INVALID_CONTEXT;
 }
 int cuCtxSetCurrent(context *it) { current = it; return OK; }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
