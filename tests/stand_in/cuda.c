@@ -763,7 +763,7 @@ int cuDeviceGetName(char *name, int size, int device) {
 }
 int cuDeviceGetPCIBusId(char *id, int size, int device) {
     if (size < 13) return INVALID_VALUE;
-    snprintf(id, (size_t)size, "0000:%02X:00.0", 16 + device);
+    snprintf(id, (size_t)size, "0000:%02X:00.0", 0x17 + device);
     return OK;
 }
 int cuDeviceGetUuid_v2(char *uuid, int device) {

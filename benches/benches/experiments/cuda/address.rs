@@ -20,19 +20,14 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 fn run() -> Outcome {
     let part = child::run("address", &[], &[], 15)?.well()?;
-    if part.has("missing") {
-        return Ok(
-            "the driver's library has no cuDeviceGetPCIBusId, so that there is nothing to compare with".to_owned()
-        );
-    }
     let [same, own, made, cores] = ["same", "own", "made", "cores"].map(|name| part.get(name) != 0.0);
     part.complete()?;
-    let addresses = if same { "both addresses are the same" } else { "THE ADDRESSES DIFFER: the function is not 0" };
+    let addresses = if same { "both addresses are the same" } else { "THE ADDRESSES DIFFER" };
     let follows = match (own, made) {
-        (true, true) if cores => "the system has both, with the same cores, so function 0 does",
-        (true, true) => "the system has both, with OTHER CORES: the driver's address must be used",
-        (true, false) => "the system has ONLY THE DRIVER'S: that one must be used",
-        (false, true) => "the system has only the one with function 0",
+        (true, true) if cores => "the system has both, with the same cores",
+        (true, true) => "the system has both, with OTHER CORES; the engine uses the driver's",
+        (true, false) => "the system has only the driver's, which the engine uses",
+        (false, true) => "the system has ONLY THE ONE WITH FUNCTION 0, which the engine does not use",
         (false, false) => "the system shows neither, so that cores near the device are not known here",
     };
     Ok(format!("{addresses}; {follows}"))
@@ -40,9 +35,6 @@ fn run() -> Outcome {
 
 fn part(_: &[&str]) {
     let gpu = hand::open();
-    if !hand::has("cuDeviceGetPCIBusId") {
-        return figure("missing", 1.0);
-    }
     let mut text = [0; 32];
     let device = gpu.context().cu_device();
     // SAFETY: the driver has a place of this size to write to.
