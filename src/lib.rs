@@ -105,7 +105,7 @@ pub use threads::unpinned;
 pub use typed::{Accesses, Read, Var, Write};
 pub use variable::Token;
 
-/// What takes more room than the documentation of one item has.
+/// Topics that are too long for the documentation of one item.
 #[cfg(any(doc, doctest))]
 pub mod guide {
     #[doc = include_str!("guide/gpus.md")]

@@ -288,6 +288,9 @@ impl Core {
             })
         });
         let result = self.result_of(op, result);
+        if self.is_forked() {
+            return result;
+        }
         let left = stream.function_ended(result.is_err());
         result.and_then(|()| left.map_err(|error| op.task().failed_by(Cause::Device(error))))
     }

@@ -7,7 +7,7 @@
 //!
 //! None of this has been run on hardware. The tests run it against two libraries in the driver's place. One does everything
 //! at once, and shows which calls are made, with what, and what becomes of errors (`cuda/fake.c`). The other has streams that
-//! are threads, queues that are full, recordings that are disturbed and devices that are lost, for whole programs
+//! are threads, queues that are full, captures that are invalidated and devices that are lost, for whole programs
 //! (`tests/stand_in/cuda.c`). Both do what the manual says, as it was read; nothing is known of what hardware does, nor of time.
 //!
 //! # Marks
@@ -31,20 +31,26 @@
 //! full; a lane bounds the operations that it gives to a stream. New memory is asked for when the pool has none, and given back
 //! to the driver when the device is full or dropped; the driver may wait for the whole device then.
 //!
-//! # Graphs
+//! # Captures
 //!
-//! While some thread records work into a graph, the driver refuses calls of others that could disturb that, and may break
-//! the recording. The calls here that are known to be of this sort are made in the thread's relaxed mode (`Relaxed`).
+//! While some thread captures work into a graph, the driver refuses calls of others that could disturb that, and may invalidate
+//! the capture. The calls here that are known to be of this sort are made in the thread's relaxed mode (`Relaxed`).
 //!
-//! What a function records on the stream of its lane must be over when it returns. Where it fails, and in builds with debug
-//! assertions everywhere, that is looked at: a recording that is still open is ended, its graph dropped, and the operation
-//! fails. Otherwise the engine looks before its own next command on the stream. What it finds then may have swallowed other
-//! operations, so the device is given up.
+//! What a function captures on the stream of its lane must be over when it returns. A capture that is still open is found in
+//! one of three ways:
+//!
+//! | found by | when | what becomes of it |
+//! |---|---|---|
+//! | the look behind a function | it has failed, or this is a build with debug assertions | the capture is ended, its graph dropped; the operation fails |
+//! | the same, when functions before it have not been looked after | as above | the same; and the device is given up, since their work may be in the graph |
+//! | the look before the engine's next command or probe on the stream | otherwise | the same, but for the operation, which has ended |
 //!
 //! # Limits
 //!
 //! An error number that is younger than CUDA 13.0 is outside of the enumeration that the calls return: this is cudarc's
-//! to widen. What a lost device was writing to pinned memory may be written yet; so that memory is not used again, and
+//! to widen. A stream whose capture cannot be ended, since another thread or another stream has begun it, cannot be waited for
+//! when a device is given up; that is logged. Nor can a capture be found on a stream that the program has kept a raw handle
+//! of. What a lost device was writing to pinned memory may be written yet; so that memory is not used again, and
 //! the driver is asked to free it only when the last handle is gone.
 
 use std::{
@@ -66,7 +72,7 @@ use cudarc::driver::{
 use super::{Address, Block, DeviceError, Driver, Event, GpuDriver, Home, Place, Recorded, Role, Stream, pool};
 use crate::{
     panics,
-    sync::{Mutex, lock},
+    sync::{Mutex, fork::Birth, lock},
     topology,
 };
 
@@ -165,7 +171,7 @@ fn is_loss(code: u32) -> bool {
 }
 
 /// While this lives, the calling thread is in the relaxed capture mode: its calls are not checked against what other threads
-/// record into graphs, so that they are neither refused for that nor invalidate it. The mode is the thread's own
+/// capture into graphs, so that they are neither refused for that nor invalidate it. The mode is the thread's own
 /// (`cuThreadExchangeStreamCaptureMode`).
 struct Relaxed(Option<sys::CUstreamCaptureMode>);
 
@@ -177,7 +183,7 @@ impl Relaxed {
         (result == CUresult::CUDA_SUCCESS).then_some(mode)
     }
 
-    /// To be called with a context of the driver's as the thread's current one, which it may ask for.
+    /// The driver may ask for a current context of the thread's; without one this may have no effect.
     fn begin() -> Self {
         Self(Self::exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED))
     }
@@ -282,8 +288,10 @@ struct Shared {
     peers: Mutex<Vec<usize>>,
     /// The first loss.
     lost: OnceLock<DeviceError>,
-    /// Held by whoever gives up the device, until it has done what it was given. Whether it is sound, and does that.
-    giving_up: Mutex<bool>,
+    /// Held by whoever gives up the device, until it has done what it was given.
+    giving_up: Mutex<()>,
+    /// What the driver has is the parent's in a forked child.
+    birth: Birth,
     /// Dropped last: all of the above needs it.
     context: Arc<CudaContext>,
 }
@@ -376,7 +384,8 @@ impl CudaGpu {
             streams: Mutex::new(Vec::new()),
             peers: Mutex::new(Vec::new()),
             lost: OnceLock::new(),
-            giving_up: Mutex::new(false),
+            giving_up: Mutex::new(()),
+            birth: Birth::now(),
             context,
         };
         if marks == MarkKind::Counter {
@@ -460,8 +469,17 @@ impl Shared {
         self.context.check_err().or_else(|error| self.check("a drop of cudarc's", error.0))
     }
 
+    /// An error in a process that was forked since the device was opened.
+    fn own(&self) -> Result<(), DeviceError> {
+        if self.birth.is_foreign() {
+            return Err(DeviceError::lost(-1, "the device is that of a process which has forked this one"));
+        }
+        Ok(())
+    }
+
     /// The loss, if there was one.
     fn sound(&self) -> Result<(), DeviceError> {
+        self.own()?;
         self.lost.get().cloned().map_or(Ok(()), Err)
     }
 
@@ -478,7 +496,7 @@ impl Shared {
     }
 
     /// Calls `f` with the device's context as the current one, on a thread that may be another context's, whatever other
-    /// threads record.
+    /// threads capture.
     fn bound<R>(&self, f: impl FnOnce() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
         let before = self.bind()?;
         let relaxed = Relaxed::begin();
@@ -543,22 +561,20 @@ impl Shared {
 
     /// A stream of an engine's.
     fn stream(&self, gpu: &CudaGpu, stream: Arc<CudaStream>, marks: Marks) -> LaneStream {
-        let mut streams = lock(&self.streams);
-        streams.retain(|stream| stream.strong_count() > 0);
-        streams.push(Arc::downgrade(&stream));
+        lock(&self.streams).push(Arc::downgrade(&stream));
         LaneStream { gpu: gpu.clone(), stream, marks, shown: false, unseen: false, unfit: false }
     }
 
-    /// Waits until the device, which is sound, has done what it was given: by the streams, since a wait for the whole context
-    /// would be refused while another stream of it is in recording, and would invalidate that.
+    /// Waits until the device has done what it was given, unless it is lost: by the streams, since a wait for the whole context
+    /// would be refused while another stream of it is being captured, and would invalidate that.
     fn synchronize(&self) -> Result<(), DeviceError> {
         let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
         self.bound(|| {
             let mut all = Ok(());
             for stream in &streams {
-                let waited = is_recording(stream).and_then(|recording| {
-                    if recording {
-                        return Err(DeviceError::refused(RECORDING, "a stream is recorded into a graph"));
+                let waited = self.is_capturing(stream).and_then(|capturing| {
+                    if capturing {
+                        return Err(DeviceError::refused(CAPTURING, "a stream is being captured into a graph"));
                     }
                     // SAFETY: it is alive.
                     check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream.cu_stream()) })
@@ -570,6 +586,16 @@ impl Shared {
             }
             all
         })
+        // To be lost now is to write no more.
+        .or_else(|error| if error.is_lost() { Ok(()) } else { Err(error) })
+    }
+
+    /// Whether what is issued on a stream is captured into a graph, and not done.
+    fn is_capturing(&self, stream: &CudaStream) -> Result<bool, DeviceError> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: it is alive, and the driver has a place to write to.
+        self.check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream.cu_stream(), &raw mut status) })?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     /// Has copies from `peer`, another device's context, go without a way through the host's memory, where the machine can.
@@ -587,7 +613,8 @@ impl Shared {
         // Refusals change nothing for copies but their time. Others than these may pass.
         if let CUresult::CUDA_SUCCESS
         | CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
-        | CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = result
+        | CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED
+        | CUresult::CUDA_ERROR_TOO_MANY_PEERS = result
         {
             peers.push(peer);
         }
@@ -663,7 +690,13 @@ impl Driver for CudaGpu {
                 Ok(())
             });
         };
-        gpu.pool.allocate(place, bytes, |bytes| gpu.ask(place, bytes), release)
+        let block = gpu.pool.allocate(place, bytes, |bytes| gpu.ask(place, bytes), release)?;
+        // What comes back from a device that is lost meanwhile is not used again.
+        if let Err(error) = gpu.sound() {
+            self.give_back(block);
+            return Err(error);
+        }
+        Ok(block)
     }
 
     fn give_back(&self, block: Block) {
@@ -672,14 +705,15 @@ impl Driver for CudaGpu {
 
     fn abandon(&self, error: &DeviceError) {
         let gpu = &*self.0;
-        let mut is_sound = lock(&gpu.giving_up);
-        // From now on the pool gives nothing out, and streams take nothing more.
-        if gpu.lost.set(error.clone().into_loss()).is_ok() {
-            *is_sound = !error.is_lost();
-        }
-        // The device goes on with what it has, and with what this thread has given it after another one has waited here.
-        // Pinned memory may be in use by the host soon.
-        if *is_sound && let Err(error) = gpu.synchronize() {
+        let waited = {
+            let _turn = lock(&gpu.giving_up);
+            // From now on the pool gives nothing out, and streams take nothing more.
+            let _ = gpu.lost.set(error.clone().into_loss());
+            // A sound device goes on with what it has, and with what this thread has given it after another one has waited
+            // here. Pinned memory may be in use by the host soon. A lost one says so at once.
+            gpu.synchronize()
+        };
+        if let Err(error) = waited {
             panics::log!(Error, "raddle: {} was given up and may still write to memory: {error}", gpu.name);
         }
     }
@@ -749,29 +783,22 @@ struct LaneStream {
     marks: Marks,
     /// The function that runs has asked for the stream.
     shown: bool,
-    /// So have functions before it, since the stream was last seen not to be in recording.
+    /// So have functions before it, since the stream was last seen not to be captured.
     unseen: bool,
-    /// Something was recorded into a graph that is not the running function's alone: it was not done, and never will be.
+    /// Something was captured that is not the running function's alone: it was not done, and never will be.
     unfit: bool,
 }
 
-/// The error of a stream that the program has left in recording.
-const RECORDING: i32 = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED as i32;
-
-/// Whether what is issued on a stream is recorded into a graph, and not done.
-fn is_recording(stream: &CudaStream) -> Result<bool, DeviceError> {
-    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    // SAFETY: it is alive, and the driver has a place to write to.
-    check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream.cu_stream(), &raw mut status) })?;
-    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
-}
+/// The number of the error of a stream that is being captured.
+const CAPTURING: i32 = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED as i32;
 
 /// cudarc's handle of the stream of a lane, if it is one of a CUDA device.
 pub(crate) fn stream_of(stream: &mut dyn Stream) -> Option<Arc<CudaStream>> {
     let lane = stream.as_any().downcast_mut::<LaneStream>()?;
-    lane.shown = true;
     // cudarc's next call would fail for it, which has nothing to do with it.
-    if let Err(error) = lane.gpu.0.left_behind() {
+    if !std::mem::replace(&mut lane.shown, true)
+        && let Err(error) = lane.gpu.0.left_behind()
+    {
         panics::log!(Error, "raddle: a drop of cudarc's on {} has failed: {error}", lane.gpu.0.name);
     }
     Some(Arc::clone(&lane.stream))
@@ -786,34 +813,50 @@ impl LaneStream {
         Ok(gpu)
     }
 
-    /// As [`ready`](Self::ready), for a command of the engine's, which must not become a part of a graph: a mark there passes
-    /// never, or whenever the graph is launched.
+    /// As [`ready`](Self::ready), for a command of the engine's, which must not become a part of a graph: a mark there never
+    /// passes, or passes whenever the graph is launched.
     fn ready_to_issue(&mut self) -> Result<&Shared, DeviceError> {
-        if self.shown || self.unseen {
-            self.unfit |= self.stop_recording()?;
-            (self.shown, self.unseen) = (false, false);
-        }
+        self.unseen |= self.may_be_captured();
+        self.look()?;
         if self.unfit {
-            let message = "a function has left the stream of its lane in recording; end the recording on every way out";
-            return Err(DeviceError::refused(RECORDING, message));
+            let message = "a function has left the stream of its lane in a capture; end the capture on every way out";
+            return Err(DeviceError::refused(CAPTURING, message));
         }
         self.ready()
     }
 
-    /// Ends a recording of the stream, and drops the graph. Gives whether there was one.
-    fn stop_recording(&self) -> Result<bool, DeviceError> {
-        let gpu = self.ready()?;
-        if !is_recording(&self.stream)? {
+    /// Whether the program has the stream, or has had it since the last function ended.
+    fn may_be_captured(&self) -> bool {
+        self.shown || Arc::strong_count(&self.stream) > 1
+    }
+
+    /// Ends a capture of the stream, if there may be one, and drops the graph. Gives whether there was one.
+    fn look(&mut self) -> Result<bool, DeviceError> {
+        if !self.unseen && !self.may_be_captured() {
+            return Ok(false);
+        }
+        let found = self.end_capture().inspect_err(|_| self.unseen = true)?;
+        self.unfit |= found && self.unseen;
+        (self.shown, self.unseen) = (false, false);
+        Ok(found)
+    }
+
+    /// As [`look`](Self::look), in any case. The device may be lost already: what it was given has to be waited for then.
+    fn end_capture(&self) -> Result<bool, DeviceError> {
+        let gpu = &*self.gpu.0;
+        gpu.own()?;
+        gpu.bind()?;
+        if !gpu.is_capturing(&self.stream)? {
             return Ok(false);
         }
         let mut graph = ptr::null_mut();
-        // SAFETY: it is alive, and the driver has a place to write to. The recording may be over whatever this returns.
+        // SAFETY: it is alive, and the driver has a place to write to. The capture may be over whatever this returns.
         let result = unsafe { sys::cuStreamEndCapture(self.stream.cu_stream(), &raw mut graph) };
         if !graph.is_null() {
             // SAFETY: it was made just now.
             let _ = unsafe { sys::cuGraphDestroy(graph) };
         }
-        if is_recording(&self.stream)? {
+        if gpu.is_capturing(&self.stream)? {
             // As one that another stream has brought it into, or that another thread has begun.
             gpu.check("cuStreamEndCapture", result)?;
         }
@@ -834,6 +877,11 @@ impl LaneStream {
 
 impl Drop for LaneStream {
     fn drop(&mut self) {
+        let mut streams = lock(&self.gpu.0.streams);
+        if let Some(at) = streams.iter().position(|stream| ptr::eq(stream.as_ptr(), Arc::as_ptr(&self.stream))) {
+            streams.swap_remove(at);
+        }
+        drop(streams);
         match &mut self.marks {
             Marks::Counter(counter) => {
                 // Acquire: the device writes the word no more after its last mark. Otherwise it stays the device's, for good.
@@ -897,7 +945,11 @@ impl Stream for LaneStream {
             // Acquire (edge `mark`): the device has made what came before visible before it wrote.
             Marks::Counter(counter) => Ok(counter.word().load(Acquire)),
             Marks::Events { pending, passed } => {
-                let _relaxed = (!pending.is_empty()).then(Relaxed::begin);
+                if pending.is_empty() {
+                    return Ok(*passed);
+                }
+                gpu.bind()?;
+                let _relaxed = Relaxed::begin();
                 while let Some(&(seq, event)) = pending.front() {
                     // SAFETY: it is alive, and queries need no current context.
                     match unsafe { sys::cuEventQuery(event.0) } {
@@ -914,7 +966,9 @@ impl Stream for LaneStream {
     }
 
     fn probe(&mut self) -> Result<(), DeviceError> {
-        let gpu = self.ready()?;
+        // The question would invalidate a capture, and the stream could not be waited for.
+        self.ready_to_issue()?;
+        let gpu = &*self.gpu.0;
         let _relaxed = Relaxed::begin();
         // SAFETY: it is alive.
         match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) } {
@@ -924,18 +978,18 @@ impl Stream for LaneStream {
     }
 
     fn function_ended(&mut self, look: bool) -> Result<bool, DeviceError> {
-        let shown = std::mem::take(&mut self.shown);
-        if shown {
-            self.gpu.0.left_behind()?;
+        let left = if self.shown { self.gpu.0.left_behind() } else { Ok(()) };
+        if look || left.is_err() {
+            let found = self.look();
+            return left.and(found);
         }
-        if !look {
-            self.unseen |= shown;
-            return Ok(false);
-        }
-        let unseen = std::mem::take(&mut self.unseen);
-        let found = (shown || unseen) && self.stop_recording()?;
-        self.unfit |= found && unseen;
-        Ok(found)
+        self.unseen |= self.may_be_captured();
+        self.shown = false;
+        Ok(false)
+    }
+
+    fn is_captured(&mut self) -> Result<bool, DeviceError> {
+        if self.shown { self.gpu.0.is_capturing(&self.stream) } else { Ok(false) }
     }
 
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {

@@ -28,8 +28,8 @@
 //! # After a loss
 //!
 //! An error that [is one](DeviceError::is_lost) is given for good: from then on every call of every stream of the
-//! device gives it, and allocations are refused. Once a stream has given it, the device touches no memory any more (see
-//! `cuda` for what is not known of hardware). Blocks can still be given back.
+//! device gives it, and allocations are refused. When [`Driver::abandon`] has returned, the device touches no memory any
+//! more (see `cuda` for what is not known of hardware). Blocks can still be given back.
 
 use std::{any::Any, cell::Cell, error::Error, fmt, sync::Arc};
 
@@ -320,11 +320,19 @@ pub(crate) trait Stream: Send {
     ///    by streams and events.
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError>;
 
-    /// A function of the program's that may have used the stream has returned; with `look`, no matter what that costs. Gives
-    /// whether it has left something that was not issued but recorded, which is dropped; the error that it has left for
-    /// whoever comes next.
+    /// Notes that a function of the program's, which may have used the stream, has returned. With `look`, gives whether it has
+    /// left the stream in a capture, which is ended, so that nothing of it is ever done.
+    ///
+    /// # Errors
+    ///
+    /// What the function has left for whoever calls next; or the capture cannot be ended.
     fn function_ended(&mut self, look: bool) -> Result<bool, DeviceError> {
         let _ = look;
+        Ok(false)
+    }
+
+    /// Whether the running function captures what is issued on the stream.
+    fn is_captured(&mut self) -> Result<bool, DeviceError> {
         Ok(false)
     }
 

@@ -13,8 +13,8 @@
 //! # When the host asks the device
 //!
 //! An operation that stands before one of the CPU, or before nothing yet while the stream is quiet, is followed by a
-//! *mark*, which `passed` reports. At most one mark for nobody in particular is under way at a time, so that a chain of
-//! operations that only the device cares about costs none beyond that. An operation that stands before one of another
+//! *mark*, which `passed` reports. At most one mark for nobody in particular is under way at a time, and one more behind
+//! every 64 operations, so that a chain of operations that only the device cares about costs none beyond these. An operation that stands before one of another
 //! stream of the device is followed by a recorded event. Where what comes after is not known yet, it is recorded when that
 //! one asks, as a guest; it may wait for a little more then. So after such a guest each operation is followed by an event,
 //! as long as events are asked for.
@@ -43,7 +43,7 @@ use crate::{
 const BATCH: usize = 16;
 
 /// Operations that are in flight on a stream at most. CUDA's queue for a stream holds about a thousand commands; a call that
-/// finds it full blocks, and the thread cannot look at the stream meanwhile. Beside what its function issues, an operation
+/// finds it full blocks, and the thread cannot look at the stream meanwhile. Besides what its function issues, an operation
 /// takes up to three waits, an event and a mark: as many as this, with two commands each, are less than a thousand. Functions
 /// that issue more may still fill it.
 const MAX_FLIGHTS: usize = 128;
@@ -456,6 +456,8 @@ impl Issuer<'_> {
 
     /// Ends everything that was issued, because of `error`.
     fn fail(&mut self, error: &DeviceError) {
+        // A stream that is still captured could not be waited for.
+        let _ = self.stream.inner().function_ended(true);
         let loss = self.core.gpus().gpus[self.lane().gpu].lose(error);
         self.marked = self.issued;
         self.advance(self.issued, Some(&loss));

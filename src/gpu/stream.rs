@@ -25,8 +25,8 @@ use crate::{
     sync::weaken::{Step, removed},
 };
 
-/// CUDA's number for calls that a stream in recording does not take.
-const LEFT_IN_RECORDING: i32 = 900;
+/// CUDA's number for calls that a stream does not take while it is captured.
+const CAPTURING: i32 = 900;
 
 /// The stream that a device operation issues its work on; from [`OpBuilder::launch`](crate::OpBuilder::launch)
 /// its siblings.
@@ -72,16 +72,19 @@ impl GpuStream {
     }
 
     /// The stream for CUDA: cudarc's, from which libraries get theirs and which gives the raw one by `cu_stream()`; `None`
-    /// on other devices, and on one that was given up.
+    /// on other devices, and on a stream that was given up.
     ///
     /// What is put on it must use nothing beyond the operation's variables that does not outlive the device's work, which is
     /// why cudarc's launches are `unsafe`. That is true of code as well: cudarc unloads a module with its last
     /// `CudaFunction` and `CudaModule`, and what a function has captured is dropped before the device is done. A program keeps
     /// its modules elsewhere, or as values of variables that the operation reads.
     ///
-    /// A function that records a graph on the stream must end the recording on every way out. If it does not, the operation
-    /// fails where it fails anyway, and in builds with debug assertions; otherwise the device is given up. Nothing that the
-    /// engine does on other streams disturbs the recording.
+    /// A function that captures a graph on the stream must end the capture on every way out, panics included. If it does not,
+    /// the operation fails in builds with debug assertions; in others the operation fails or the device is given up. Nothing
+    /// that the engine does on other streams invalidates the capture.
+    ///
+    /// What keeps the stream, such as a graph or a library's handle, is for operations of one property, on one engine that is
+    /// not naive: there each operation has the same stream. The naive engine gives any of its streams.
     ///
     /// For work on streams of the program's own see [`include`](Self::include).
     #[cfg(feature = "cuda")]
@@ -141,6 +144,10 @@ impl GpuStream {
         f: impl FnOnce(&mut GpuStream) -> R,
     ) -> Result<R, DeviceError> {
         let other = &mut other.0;
+        if self.stream.is_captured()? {
+            let message = "the function captures its stream; end the capture before another stream is included";
+            return Err(DeviceError::refused(CAPTURING, message));
+        }
         let before = self.stream.record()?;
         if other.stream.driver().is_some_and(|driver| self.stream.driver() != Some(driver)) {
             let message = "the imported stream is of another device than the operation; import one of each device, by \
@@ -152,7 +159,8 @@ impl GpuStream {
         }
         other.context = self.context;
         let result = panics::catch(|| f(other));
-        let left = other.function_ended(result.is_err());
+        // The record below would look as well.
+        let left = other.function_ended(true);
         let joined = persist(|| other.stream.record()).and_then(|after| {
             if removed(Step::IncludedComesBefore) {
                 return Ok(());
@@ -175,8 +183,8 @@ impl GpuStream {
     /// Notes that a function which had the stream has returned, and whether it `failed`. Gives the error that it has left.
     pub(crate) fn function_ended(&mut self, failed: bool) -> Result<(), DeviceError> {
         if self.stream.function_ended(failed || cfg!(debug_assertions))? {
-            let message = "the function has left its stream in recording; end the recording on every way out";
-            return Err(DeviceError::refused(LEFT_IN_RECORDING, message));
+            let message = "the function has left its stream in a capture; end the capture on every way out";
+            return Err(DeviceError::refused(CAPTURING, message));
         }
         Ok(())
     }

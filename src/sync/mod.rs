@@ -240,7 +240,7 @@ mod imp {
 
         /// Models have no clock: the time is up as soon as others have had a turn.
         pub(crate) fn park_timeout(_: std::time::Duration) {
-            shuttle::thread::yield_now();
+            yield_now();
         }
 
         /// Models have no cores.

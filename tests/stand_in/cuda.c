@@ -13,6 +13,7 @@
  *
  * STAND_IN_DEVICES: how many GPUs there are (1).  STAND_IN_DEPTH: commands in a stream's queue (1024); a call that
  * finds it full waits.  STAND_IN_MEMORY: bytes of a device (1 GiB).  STAND_IN_NARROW: streams cannot write 64 bits.
+ * STAND_IN_COMPUTE_MODE: what is told of who may use a device (0: every process).
  * STAND_IN_SLOW_US: what each kernel takes at least.  STAND_IN_FAULT=CODE@N: the Nth asynchronous call is refused;
  * with a code that says that the device is lost, it is. */
 
@@ -790,6 +791,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     for (size_t i = 0; i < sizeof VALUES / sizeof *VALUES; i++)
         if (VALUES[i][0] == attribute) *value = VALUES[i][1];
     if (attribute == 33) *value = 0x17 + device;
+    if (attribute == 20) *value = (int)number_in("STAND_IN_COMPUTE_MODE", 0);
     if (attribute == 122) *value = !narrow;
     return OK;
 }

@@ -179,6 +179,13 @@ int cuStreamEndCapture(stream *it, void **graph) {
     return OK;
 }
 int cuGraphDestroy(void *it) { free(it); live--; return OK; }
+int cuGraphInstantiateWithFlags(void **it, void *graph, unsigned long long flags) {
+    if (!graph || flags) return INVALID_VALUE;
+    *it = malloc(1);
+    live++;
+    return OK;
+}
+int cuGraphExecDestroy(void *it) { free(it); live--; return OK; }
 int cuStreamSynchronize(stream *it) {
     if (forbidden() || in_recording(it)) return CAPTURE_UNSUPPORTED;
     stream_waits++;

@@ -159,10 +159,10 @@ fn streams_copy_wait_mark_and_fail_as_the_driver_says() {
         "inside_memory_is_pooled",
         "inside_refusals_pass",
         "inside_losses_stay",
-        "inside_recording_of_graphs_is_neither_disturbed_nor_a_loss",
-        "inside_a_device_that_is_given_up_while_a_graph_is_recorded_ends_what_it_has",
-        "inside_a_recording_that_is_left_open_fails_its_operation_only",
-        "inside_a_recording_over_several_operations_is_refused",
+        "inside_captures_are_neither_invalidated_nor_a_loss",
+        "inside_a_device_that_is_given_up_during_a_capture_ends_what_it_has",
+        "inside_a_capture_that_is_left_open_fails_its_operation_only",
+        "inside_a_capture_over_several_operations_is_refused",
         "inside_errors_of_drops_fail_whom_they_belong_to",
     ] {
         for (marks, wanted) in [("events", "Events"), ("counter", "Counter"), ("", "Counter")] {
@@ -203,7 +203,7 @@ fn current() -> i32 {
     number_of("fakeCurrent")
 }
 
-/// Whether another thread records a graph in the global mode.
+/// Whether another thread captures a graph in the global mode.
 fn capture(how: i32) {
     fake::<extern "C" fn(i32)>("fakeCapture")(how);
 }
@@ -417,6 +417,13 @@ fn inside_refusals_pass() {
     });
     assert_eq!((calls, live()), (6, 0));
 
+    // Streams that are gone are not waited for.
+    let gpu = CudaGpu::open(0).unwrap();
+    let own = gpu.context().new_stream_with_priority(0).unwrap();
+    drop([(); 3].map(|()| (Driver::open(&gpu, Role::All).unwrap(), gpu.import(Arc::clone(&own)).unwrap())));
+    assert_eq!(lock(&gpu.0.streams).len(), 0);
+    drop((gpu, own));
+
     // Given up on for a refusal, it has to end what it was given.
     let gpu = driver(0);
     let mut stream = gpu.open(Role::All).unwrap();
@@ -472,7 +479,7 @@ fn inside_losses_stay() {
 
 #[test]
 #[ignore = "run by a test above, with a library that stands in for the driver's"]
-fn inside_recording_of_graphs_is_neither_disturbed_nor_a_loss() {
+fn inside_captures_are_neither_invalidated_nor_a_loss() {
     if !is_inside() {
         return;
     }
@@ -502,7 +509,7 @@ fn inside_recording_of_graphs_is_neither_disturbed_nor_a_loss() {
         assert_eq!(number_of("fakePeers"), 1);
         drop((gpu.open(Role::Urgent).unwrap(), host, stream, here, there));
         drop((gpu, other));
-        assert_eq!(number_of("fakeBroken"), 0, "the recording was disturbed");
+        assert_eq!(number_of("fakeBroken"), 0, "the capture was invalidated");
     }
     capture(0);
     assert_eq!(live(), 0);
@@ -510,14 +517,14 @@ fn inside_recording_of_graphs_is_neither_disturbed_nor_a_loss() {
 
 #[test]
 #[ignore = "run by a test above, with a library that stands in for the driver's"]
-fn inside_a_device_that_is_given_up_while_a_graph_is_recorded_ends_what_it_has() {
+fn inside_a_device_that_is_given_up_during_a_capture_ends_what_it_has() {
     if !is_inside() {
         return;
     }
     let gpu = driver(0);
     let mut streams = [Role::Compute, Role::CopyIn, Role::All].map(|role| gpu.open(role).unwrap());
     drop(gpu.open(Role::CopyOut).unwrap());
-    record_on(&mut *streams[2]);
+    capture_on(&mut *streams[2]);
     capture(1);
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
     assert_eq!((stream_waits(), number_of("fakeBroken")), (2, 0));
@@ -527,7 +534,7 @@ fn inside_a_device_that_is_given_up_while_a_graph_is_recorded_ends_what_it_has()
     check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(recorded.cu_stream(), &raw mut status) }).unwrap();
     // SAFETY: as above.
     let ended = unsafe { sys::cuStreamEndCapture(recorded.cu_stream(), &raw mut graph) };
-    assert_eq!(status, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE, "the recording was disturbed");
+    assert_eq!(status, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE, "the capture was invalidated");
     check("cuStreamEndCapture", ended).unwrap();
     // SAFETY: it was made just now.
     check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) }).unwrap();
@@ -536,17 +543,20 @@ fn inside_a_device_that_is_given_up_while_a_graph_is_recorded_ends_what_it_has()
     assert_eq!(live(), 0);
 }
 
-/// Has the program record a graph on a stream of the engine's.
-fn record_on(stream: &mut dyn Stream) {
-    let stream = stream_of(stream).expect("it is one of CUDA's");
+fn begin_capture(stream: &CudaStream) {
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     // SAFETY: it is alive.
     check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.cu_stream(), mode) }).unwrap();
 }
 
+/// Has the program capture a graph on a stream of the engine's.
+fn capture_on(stream: &mut dyn Stream) {
+    begin_capture(&stream_of(stream).expect("it is one of CUDA's"));
+}
+
 #[test]
 #[ignore = "run by a test above, with a library that stands in for the driver's"]
-fn inside_a_recording_that_is_left_open_fails_its_operation_only() {
+fn inside_a_capture_that_is_left_open_fails_its_operation_only() {
     if !is_inside() {
         return;
     }
@@ -557,20 +567,20 @@ fn inside_a_recording_that_is_left_open_fails_its_operation_only() {
         let own =
             engine.stream_var(ImportedStream::cuda(&gpu, gpu.context().new_stream_with_priority(0).unwrap()).unwrap());
         // The first fails by itself, the others only for what they have left.
-        let left = "left its stream in recording";
+        let left = "left its stream in a capture";
         for (fails, included, wanted) in
             [(true, false, "CUDA_ERROR_INVALID_VALUE"), (false, false, left), (false, true, left)]
         {
             if fails || cfg!(debug_assertions) {
                 let record = move |stream: &mut crate::GpuStream, own: &mut ImportedStream| {
                     if included {
-                        return stream.include(own, |own| record_on(own.inner()));
+                        return stream.include(own, |own| capture_on(own.inner()));
                     }
-                    record_on(stream.inner());
+                    capture_on(stream.inner());
                     if fails { check("the program", CUresult::CUDA_ERROR_INVALID_VALUE) } else { Ok(()) }
                 };
                 let failed = engine.op("record").on(Context::Gpu(0)).try_launch(own.overwrite(), record).unwrap();
-                let error = failed.wait().expect_err("the recording is open").to_string();
+                let error = failed.wait().expect_err("the capture is open").to_string();
                 assert!(error.contains(wanted), "{error}");
                 let next = |stream: &mut crate::GpuStream, _: &mut ImportedStream| {
                     stream.cuda().expect("the device is sound");
@@ -581,41 +591,78 @@ fn inside_a_recording_that_is_left_open_fails_its_operation_only() {
             }
         }
         engine.clear_errors();
-        assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not recorded");
+        // An event of a stream that is captured would bring the other one into the capture.
+        let fork = |stream: &mut crate::GpuStream, own: &mut ImportedStream| {
+            capture_on(stream.inner());
+            let refused = stream.include(own, |_| unreachable!("it is refused")).expect_err("the stream is captured");
+            let graph = stream.cuda().expect("it is CUDA's").end_capture(sys::CUgraphInstantiate_flags(0));
+            assert!(refused.message().contains("end the capture before"), "{refused}");
+            graph.map(drop).map_err(DeviceError::from)
+        };
+        engine.op("fork").on(Context::Gpu(0)).try_launch(own.overwrite(), fork).unwrap().wait().unwrap();
+        assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not captured");
     }
-    assert_eq!(live(), 0, "what was recorded is dropped");
+    assert_eq!(live(), 0, "what was captured is dropped");
 }
 
 #[test]
 #[ignore = "run by a test above, with a library that stands in for the driver's"]
-fn inside_a_recording_over_several_operations_is_refused() {
+fn inside_a_capture_over_several_operations_is_refused() {
     if !is_inside() {
         return;
     }
-    for fails in [false, true] {
+    for case in ["nobody looks", "a function fails", "the stream is asked for its health", "by a handle that is kept"] {
         let gpu = driver(0);
         let mut stream = gpu.open(Role::Compute).unwrap();
         let event = stream.record().unwrap();
-        record_on(&mut *stream);
+        let mut kept = None;
+        if case == "by a handle that is kept" {
+            kept = stream_of(&mut *stream);
+            assert!(!stream.function_ended(false).unwrap());
+            stream.mark(1).unwrap();
+            pass(&mut *stream, 1);
+            begin_capture(kept.as_ref().expect("it is one of CUDA's"));
+        } else {
+            capture_on(&mut *stream);
+        }
         // Nobody looks, so that what the next function finds may be older.
         assert!(!stream.function_ended(false).unwrap());
-        if fails {
+        if case == "a function fails" {
             stream_of(&mut *stream).expect("it is one of CUDA's");
             assert!(stream.function_ended(true).unwrap());
         }
-        for _ in 0..2 {
-            for error in [stream.mark(1), stream.record().map(drop), stream.wait(&event)] {
-                let error = error.expect_err("something was recorded and not done");
-                assert!(!error.is_lost() && error.code() == RECORDING, "{error}");
+        if case == "the stream is asked for its health" {
+            assert_eq!(stream.probe().expect_err("something was captured").code(), CAPTURING);
+        }
+        // It is given up at once then.
+        let calls = if case == "the stream is asked for its health" { 0 } else { 2 };
+        for _ in 0..calls {
+            for error in [stream.mark(2), stream.record().map(drop), stream.wait(&event)] {
+                let error = error.expect_err("something was captured and not done");
+                assert!(!error.is_lost() && error.code() == CAPTURING, "{case}: {error}");
             }
         }
         assert_eq!(number_of("fakeRecorded"), 0);
         let before = stream_waits();
-        gpu.abandon(&DeviceError::refused(RECORDING, "it cannot go on"));
+        // Whatever the program says of the device.
+        gpu.abandon(&DeviceError::lost(999, "it cannot go on"));
         assert_eq!(stream_waits(), before + 1, "the device itself is sound");
-        drop((stream, event, gpu));
+        drop((stream, event, gpu, kept));
         assert_eq!(live(), 0);
     }
+
+    // Another lane has given up the device while this one's function captures.
+    let gpu = driver(0);
+    let mut stream = gpu.open(Role::Compute).unwrap();
+    capture_on(&mut *stream);
+    let before = stream_waits();
+    gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
+    assert_eq!(stream_waits(), before, "it would be refused");
+    assert!(stream.function_ended(true).unwrap());
+    gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
+    assert_eq!(stream_waits(), before + 1, "whoever has issued something waits for it");
+    drop((stream, gpu));
+    assert_eq!(live(), 0);
 }
 
 #[test]
@@ -638,10 +685,21 @@ fn inside_errors_of_drops_fail_whom_they_belong_to() {
     let error = stream.function_ended(false).expect_err("a drop has failed");
     assert!(!error.is_lost() && error.code() == 400, "{error}");
     stream.mark(1).unwrap();
+    // And is no reason not to look what else it has left.
+    capture_on(&mut *stream);
+    drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(stream.function_ended(false).expect_err("a drop has failed").code(), 400);
+    stream.mark(2).unwrap();
+    assert_eq!(number_of("fakeRecorded"), 0);
+    // A function's own error stays, however often that asks for its stream.
+    stream_of(&mut *stream).expect("it is one of CUDA's");
+    drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    stream_of(&mut *stream).expect("it is one of CUDA's");
+    assert_eq!(stream.function_ended(false).expect_err("a drop has failed").code(), 400);
     // A loss is one for all.
     drop_badly(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     stream_of(&mut *stream).expect("it is one of CUDA's");
-    assert!(stream.mark(2).expect_err("the device is lost").is_lost());
+    assert!(stream.mark(3).expect_err("the device is lost").is_lost());
 }
 
 /// Each error number of the driver's that means that nothing can be done with the context any more, and those that do not.
