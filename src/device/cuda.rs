@@ -41,7 +41,7 @@
 //!
 //! | found by | when | what becomes of it |
 //! |---|---|---|
-//! | the look behind a function | it has failed, or this is a build with debug assertions | the capture is ended, its graph dropped; the operation fails |
+//! | the look behind a function | it has failed, or this is a build with debug assertions | the capture is ended, its graph left unused; the operation fails |
 //! | the same, when functions before it have not been looked after | as above | the same; and the device is given up, since their work may be in the graph |
 //! | the look before the engine's next command or probe on the stream | otherwise | the same, but for the operation, which has ended |
 //!
@@ -78,7 +78,7 @@ use crate::{
 
 /// What is called, here and where cudarc opens a context. Looked up before the first call, since cudarc panics at one
 /// that is missing.
-const FUNCTIONS: [&str; 35] = [
+const FUNCTIONS: [&str; 34] = [
     "cuInit",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -99,7 +99,6 @@ const FUNCTIONS: [&str; 35] = [
     "cuStreamWaitEvent",
     "cuStreamIsCapturing",
     "cuStreamEndCapture",
-    "cuGraphDestroy",
     "cuEventCreate",
     "cuEventDestroy_v2",
     "cuEventQuery",
@@ -417,7 +416,7 @@ impl CudaGpu {
             return Err(DeviceError::refused(code, message));
         }
         let marks = Marks::Events { pending: VecDeque::new(), passed: 0 };
-        Ok(Box::new(self.0.stream(self, stream, marks)))
+        Ok(Box::new(self.0.stream(self, stream, marks, true)))
     }
 }
 
@@ -454,6 +453,7 @@ impl Shared {
 
     /// The device's address, as Linux writes it. Its function is not 0 where a GPU is shared between virtual machines.
     fn pci_address(&self) -> Option<String> {
+        self.own().ok()?;
         // As long as the manual says.
         let mut address = [0u8; 13];
         // SAFETY: the driver has a place to write to, and is told how large it is.
@@ -560,9 +560,13 @@ impl Shared {
     }
 
     /// A stream of an engine's.
-    fn stream(&self, gpu: &CudaGpu, stream: Arc<CudaStream>, marks: Marks) -> LaneStream {
-        lock(&self.streams).push(Arc::downgrade(&stream));
-        LaneStream { gpu: gpu.clone(), stream, marks, shown: false, unseen: false, unfit: false }
+    fn stream(&self, gpu: &CudaGpu, stream: Arc<CudaStream>, marks: Marks, imported: bool) -> LaneStream {
+        let mut streams = lock(&self.streams);
+        // One of the program's may have been imported before.
+        streams.retain(|other| other.strong_count() > 0 && !ptr::eq(other.as_ptr(), Arc::as_ptr(&stream)));
+        streams.push(Arc::downgrade(&stream));
+        drop(streams);
+        LaneStream { gpu: gpu.clone(), stream, marks, imported, shown: false, unseen: false, unfit: false }
     }
 
     /// Waits until the device has done what it was given, unless it is lost: by the streams, since a wait for the whole context
@@ -678,7 +682,7 @@ impl Driver for CudaGpu {
             MarkKind::Counter => Marks::Counter(Counter::new(gpu)?),
             MarkKind::Events => Marks::Events { pending: VecDeque::new(), passed: 0 },
         };
-        Ok(Box::new(gpu.stream(self, stream, marks)))
+        Ok(Box::new(gpu.stream(self, stream, marks, false)))
     }
 
     fn allocate(&self, place: Place, bytes: usize) -> Result<Block, DeviceError> {
@@ -705,6 +709,10 @@ impl Driver for CudaGpu {
 
     fn abandon(&self, error: &DeviceError) {
         let gpu = &*self.0;
+        if gpu.own().is_err() {
+            // The lock may be held for ever, and the streams are the parent's.
+            return;
+        }
         let waited = {
             let _turn = lock(&gpu.giving_up);
             // From now on the pool gives nothing out, and streams take nothing more.
@@ -781,6 +789,8 @@ struct LaneStream {
     gpu: CudaGpu,
     stream: Arc<CudaStream>,
     marks: Marks,
+    /// It is the program's.
+    imported: bool,
     /// The function that runs has asked for the stream.
     shown: bool,
     /// So have functions before it, since the stream was last seen not to be captured.
@@ -816,6 +826,14 @@ impl LaneStream {
     /// As [`ready`](Self::ready), for a command of the engine's, which must not become a part of a graph: a mark there never
     /// passes, or passes whenever the graph is launched.
     fn ready_to_issue(&mut self) -> Result<&Shared, DeviceError> {
+        if self.imported {
+            // Outside of an operation the program may capture it as it likes.
+            if self.gpu.0.is_capturing(&self.stream)? {
+                let message = "the imported stream is being captured; end the capture before an operation includes it";
+                return Err(DeviceError::refused(CAPTURING, message));
+            }
+            return self.ready();
+        }
         self.unseen |= self.may_be_captured();
         self.look()?;
         if self.unfit {
@@ -830,14 +848,15 @@ impl LaneStream {
         self.shown || Arc::strong_count(&self.stream) > 1
     }
 
-    /// Ends a capture of the stream, if there may be one, and drops the graph. Gives whether there was one.
+    /// Ends a capture of the stream, if there may be one. Gives whether there was one.
     fn look(&mut self) -> Result<bool, DeviceError> {
         if !self.unseen && !self.may_be_captured() {
             return Ok(false);
         }
         let found = self.end_capture().inspect_err(|_| self.unseen = true)?;
         self.unfit |= found && self.unseen;
-        (self.shown, self.unseen) = (false, false);
+        // The function that runs may begin one yet.
+        self.unseen = false;
         Ok(found)
     }
 
@@ -849,13 +868,10 @@ impl LaneStream {
         if !gpu.is_capturing(&self.stream)? {
             return Ok(false);
         }
+        // It is not destroyed: the program may have given the graph to capture into.
         let mut graph = ptr::null_mut();
         // SAFETY: it is alive, and the driver has a place to write to. The capture may be over whatever this returns.
         let result = unsafe { sys::cuStreamEndCapture(self.stream.cu_stream(), &raw mut graph) };
-        if !graph.is_null() {
-            // SAFETY: it was made just now.
-            let _ = unsafe { sys::cuGraphDestroy(graph) };
-        }
         if gpu.is_capturing(&self.stream)? {
             // As one that another stream has brought it into, or that another thread has begun.
             gpu.check("cuStreamEndCapture", result)?;
@@ -877,11 +893,6 @@ impl LaneStream {
 
 impl Drop for LaneStream {
     fn drop(&mut self) {
-        let mut streams = lock(&self.gpu.0.streams);
-        if let Some(at) = streams.iter().position(|stream| ptr::eq(stream.as_ptr(), Arc::as_ptr(&self.stream))) {
-            streams.swap_remove(at);
-        }
-        drop(streams);
         match &mut self.marks {
             Marks::Counter(counter) => {
                 // Acquire: the device writes the word no more after its last mark. Otherwise it stays the device's, for good.
@@ -981,6 +992,7 @@ impl Stream for LaneStream {
         let left = if self.shown { self.gpu.0.left_behind() } else { Ok(()) };
         if look || left.is_err() {
             let found = self.look();
+            self.shown = false;
             return left.and(found);
         }
         self.unseen |= self.may_be_captured();
@@ -989,11 +1001,15 @@ impl Stream for LaneStream {
     }
 
     fn is_captured(&mut self) -> Result<bool, DeviceError> {
-        if self.shown { self.gpu.0.is_capturing(&self.stream) } else { Ok(false) }
+        if !self.may_be_captured() {
+            return Ok(false);
+        }
+        self.ready()?.is_capturing(&self.stream)
     }
 
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
-        let gpu = self.ready()?;
+        self.ready_to_issue()?;
+        let gpu = &*self.gpu.0;
         if bytes == 0 {
             return Ok(());
         }

@@ -457,7 +457,7 @@ impl Issuer<'_> {
     /// Ends everything that was issued, because of `error`.
     fn fail(&mut self, error: &DeviceError) {
         // A stream that is still captured could not be waited for.
-        let _ = self.stream.inner().function_ended(true);
+        let _ = self.stream.function_ended(true);
         let loss = self.core.gpus().gpus[self.lane().gpu].lose(error);
         self.marked = self.issued;
         self.advance(self.issued, Some(&loss));

@@ -182,7 +182,10 @@ impl GpuStream {
 
     /// Notes that a function which had the stream has returned, and whether it `failed`. Gives the error that it has left.
     pub(crate) fn function_ended(&mut self, failed: bool) -> Result<(), DeviceError> {
-        if self.stream.function_ended(failed || cfg!(debug_assertions))? {
+        let look = failed || cfg!(debug_assertions);
+        // The function may go on with a stream that was given up, which has to be waited for.
+        let dead = self.given_up.as_mut().map_or(Ok(false), |(_, stream)| stream.function_ended(true));
+        if self.stream.function_ended(look)? || dead? {
             let message = "the function has left its stream in a capture; end the capture on every way out";
             return Err(DeviceError::refused(CAPTURING, message));
         }

@@ -175,10 +175,9 @@ int cuStreamEndCapture(stream *it, void **graph) {
     *graph = NULL;
     if (before == 2) return CAPTURE_INVALIDATED;
     *graph = malloc(1);
-    live++;
     return OK;
 }
-int cuGraphDestroy(void *it) { free(it); live--; return OK; }
+int cuGraphDestroy(void *it) { free(it); return OK; }
 int cuGraphInstantiateWithFlags(void **it, void *graph, unsigned long long flags) {
     if (!graph || flags) return INVALID_VALUE;
     *it = malloc(1);

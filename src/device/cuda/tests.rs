@@ -421,8 +421,9 @@ fn inside_refusals_pass() {
     let gpu = CudaGpu::open(0).unwrap();
     let own = gpu.context().new_stream_with_priority(0).unwrap();
     drop([(); 3].map(|()| (Driver::open(&gpu, Role::All).unwrap(), gpu.import(Arc::clone(&own)).unwrap())));
-    assert_eq!(lock(&gpu.0.streams).len(), 0);
-    drop((gpu, own));
+    let last = Driver::open(&gpu, Role::All).unwrap();
+    assert_eq!(lock(&gpu.0.streams).len(), 2, "the last one, and the program's own once");
+    drop((last, gpu, own));
 
     // Given up on for a refusal, it has to end what it was given.
     let gpu = driver(0);
@@ -601,8 +602,45 @@ fn inside_a_capture_that_is_left_open_fails_its_operation_only() {
         };
         engine.op("fork").on(Context::Gpu(0)).try_launch(own.overwrite(), fork).unwrap().wait().unwrap();
         assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not captured");
+        // Nor is one found less that begins behind an included stream.
+        let late = |stream: &mut crate::GpuStream, own: &mut ImportedStream| {
+            let lane = stream.cuda().expect("it is CUDA's");
+            stream.include(own, |_| ())?;
+            begin_capture(&lane);
+            drop(lane);
+            check("the program", CUresult::CUDA_ERROR_INVALID_VALUE)
+        };
+        engine.op("late").on(Context::Gpu(0)).try_launch(own.overwrite(), late).unwrap().wait().expect_err("it fails");
+        engine.clear_errors();
+        engine
+            .op("next")
+            .on(Context::Gpu(0))
+            .try_launch((), |_, ()| Ok::<(), DeviceError>(()))
+            .unwrap()
+            .wait()
+            .unwrap();
+        assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not captured");
+        // A capture of the program's on its own stream is the program's.
+        let theirs = gpu.context().new_stream_with_priority(0).unwrap();
+        let imported = engine.stream_var(ImportedStream::cuda(&gpu, Arc::clone(&theirs)).unwrap());
+        begin_capture(&theirs);
+        for captured in [true, false] {
+            let include = engine
+                .op("include")
+                .on(Context::Gpu(0))
+                .try_launch(imported.overwrite(), |stream, own| stream.include(own, |own| drop(own.cuda())));
+            let included = include.unwrap().wait();
+            if captured {
+                let error = included.expect_err("the stream is captured").to_string();
+                assert!(error.contains("before an operation includes it"), "{error}");
+                theirs.end_capture(sys::CUgraphInstantiate_flags(0)).map(drop).expect("nobody has ended it");
+                engine.clear_errors();
+            } else {
+                included.expect("the capture is over");
+            }
+        }
     }
-    assert_eq!(live(), 0, "what was captured is dropped");
+    assert_eq!(live(), 0);
 }
 
 #[test]
