@@ -573,7 +573,8 @@ impl Shared {
     /// would be refused while another stream of it is being captured, and would invalidate that.
     fn synchronize(&self) -> Result<(), DeviceError> {
         let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
-        self.bound(|| {
+        // They are dropped in there, too.
+        self.bound(move || {
             let mut all = Ok(());
             for stream in &streams {
                 let waited = self.is_capturing(stream).and_then(|capturing| {
@@ -640,6 +641,9 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        if self.own().is_err() {
+            return;
+        }
         let freed = self.bound(|| {
             for place in [Place::Device, Place::Pinned] {
                 self.pool.release(place, |address, _| self.release(address));

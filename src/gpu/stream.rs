@@ -161,6 +161,11 @@ impl GpuStream {
         let result = panics::catch(|| f(other));
         // The record below would look as well.
         let left = other.function_ended(true);
+        // `f` may have captured the lane's stream as well, into a graph that only this operation's work is in.
+        let left = match self.stream.is_captured() {
+            Ok(true) => left.and(self.function_ended(true)),
+            _ => left,
+        };
         let joined = persist(|| other.stream.record()).and_then(|after| {
             if removed(Step::IncludedComesBefore) {
                 return Ok(());

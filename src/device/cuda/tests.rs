@@ -602,6 +602,15 @@ fn inside_a_capture_that_is_left_open_fails_its_operation_only() {
         };
         engine.op("fork").on(Context::Gpu(0)).try_launch(own.overwrite(), fork).unwrap().wait().unwrap();
         assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not captured");
+        // One that is begun on the lane's stream in there fails the operation, and the device is used on.
+        let inside = |stream: &mut crate::GpuStream, own: &mut ImportedStream| {
+            let lane = stream.cuda().expect("it is CUDA's");
+            stream.include(own, |_| begin_capture(&lane))
+        };
+        let inside = engine.op("inside").on(Context::Gpu(0)).try_launch(own.overwrite(), inside);
+        let error = inside.unwrap().wait().expect_err("the capture is open").to_string();
+        assert!(error.contains(left), "{error}");
+        engine.clear_errors();
         // Nor is one found less that begins behind an included stream.
         let late = |stream: &mut crate::GpuStream, own: &mut ImportedStream| {
             let lane = stream.cuda().expect("it is CUDA's");
