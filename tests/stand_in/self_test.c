@@ -3,9 +3,11 @@
  *     cc -O1 -pthread -o DIR/self_test tests/stand_in/self_test.c tests/stand_in/cuda.c */
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 typedef void *handle;
@@ -312,9 +314,33 @@ static void loss(void) {
     DO(cuDevicePrimaryCtxRelease_v2(0));
 }
 
+/* Whether a process that unloads a module, while its kernel runs if it is `queued`, ends as it should. */
+static int unloads(int queued) {
+    uint64_t nanos = 20000000;
+    int status = -1;
+    pid_t child = fork();
+    if (child == 0) {
+        handle in;
+        if (!freopen("/dev/null", "w", stderr)) _exit(2);
+        DO(cuInit(0));
+        open_device();
+        in = new_stream();
+        /* The first one keeps the stream busy. */
+        for (int i = 0; i < 2; i++) DO(launch(SPIN, in, (void *[]){ &nanos }));
+        if (!queued) DO(cuStreamSynchronize(in));
+        DO(cuModuleUnload(module));
+        DO(cuStreamSynchronize(in));
+        _exit(0);
+    }
+    HOLDS(child > 0 && waitpid(child, &status, 0) == child);
+    return queued ? WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT : WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
 int main(void) {
     enum { THREADS = 6 };
     pthread_t threads[THREADS];
+    HOLDS(unloads(0));
+    HOLDS(unloads(1));
     DO(cuInit(0));
     open_device();
     for (uintptr_t i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, hops, (void *)(i + 1));
