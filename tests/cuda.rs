@@ -138,6 +138,14 @@ fn one() -> LaunchConfig {
     LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 }
 }
 
+/// As many zeros on the device, which an operation of its own brings there.
+fn zeros(engine: &Engine, len: usize) -> Var<DeviceVec<u32>> {
+    let host = engine.pinned_var::<u32>(GPU, len).expect("pinned memory");
+    let device = engine.device_var::<u32>(GPU, len).expect("device memory");
+    engine.op("in").on(GPU).copy_to_device(&host, &device).expect("pushed");
+    device
+}
+
 /// Has the device's values brought to the host, by an operation of its own.
 fn values(engine: &Engine, device: &Var<DeviceVec<u32>>, len: usize) -> Vec<u32> {
     let host = engine.pinned_var::<u32>(GPU, len).expect("pinned memory");
@@ -262,9 +270,7 @@ fn a_result_is_there_when_its_handle_says_so_and_not_when_its_kernel_was_launche
         let Some(gpu) = gpu() else { return };
         let kernels = Kernels::load(&gpu);
         let engine = engine(EngineKind::PerDevice, &gpu);
-        let device = engine.device_var::<u32>(GPU, 1).unwrap();
-        let zero = engine.pinned_var::<u32>(GPU, 1).unwrap();
-        engine.op("zero").on(GPU).copy_to_device(&zero, &device).unwrap();
+        let device = zeros(&engine, 1);
         engine.wait_for_all().unwrap();
         for round in 1..=50 {
             let kernels = Arc::clone(&kernels);
@@ -305,8 +311,7 @@ fn work_on_an_imported_stream_is_in_order_with_all_operations() {
             let engine = engine(kind, &gpu);
             let stream = gpu.context().new_stream().expect("a stream");
             let own = engine.stream_var(ImportedStream::cuda(&gpu, stream).expect("it is of the same context"));
-            let (host, var) = (engine.pinned_var::<u32>(GPU, 1).unwrap(), engine.device_var::<u32>(GPU, 1).unwrap());
-            engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+            let var = zeros(&engine, 1);
             let mut expected = 0u32;
             for round in 0..50 {
                 let property = if round % 3 == 0 { Property::GpuPrioritized } else { Property::Normal };
@@ -337,9 +342,7 @@ fn two_engines_use_one_gpu_side_by_side() {
                 let (gpu, kernels) = (&gpu, &kernels);
                 scope.spawn(move || {
                     let engine = engine(EngineKind::PerDevice, gpu);
-                    let host = engine.pinned_var::<u32>(GPU, 100).unwrap();
-                    let device = engine.device_var::<u32>(GPU, 100).unwrap();
-                    engine.op("in").on(GPU).copy_to_device(&host, &device).unwrap();
+                    let device = zeros(&engine, 100);
                     let mut expected = 0u32;
                     for term in 0..200 {
                         let kernels = Arc::clone(kernels);
@@ -401,8 +404,7 @@ fn graphs_that_operations_record_take_effect_in_push_order() {
         let kernels = Kernels::load(&gpu);
         for kind in KINDS {
             let engine = engine(kind, &gpu);
-            let (host, var) = (engine.pinned_var::<u32>(GPU, 1).unwrap(), engine.device_var::<u32>(GPU, 1).unwrap());
-            engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+            let var = zeros(&engine, 1);
             let mut expected = 0u32;
             for round in 0..30 {
                 let (by_graph, by_launch) = (Arc::clone(&kernels), Arc::clone(&kernels));
@@ -424,9 +426,7 @@ fn graphs_that_operations_record_take_effect_in_push_order() {
 /// What an engine asks of the driver while somebody records: new memory of both sorts, new lanes, copies, kernels that the
 /// host waits for, and looks at streams that take a while.
 fn work_of_every_sort(engine: &Engine, kernels: &Arc<Kernels>, len: usize) {
-    let var = engine.device_var::<u32>(GPU, len).expect("device memory");
-    let host = engine.pinned_var::<u32>(GPU, len).expect("pinned memory");
-    engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+    let var = zeros(engine, len);
     let mut expected = 0;
     for round in 0..10 {
         let kernels = Arc::clone(kernels);
@@ -459,8 +459,7 @@ fn inside_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_oth
         let kernels = Kernels::load(&gpu);
         // Of the others, all kernels and copies are on one lane.
         let engine = engine(EngineKind::PerDevice, &gpu);
-        let (host, var) = (engine.pinned_var::<u32>(GPU, 1).unwrap(), engine.device_var::<u32>(GPU, 1).unwrap());
-        engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+        let var = zeros(&engine, 1);
         let (begun, has_begun) = mpsc::channel();
         let (done, is_done) = mpsc::channel::<()>();
         let by_graph = Arc::clone(&kernels);
@@ -539,8 +538,7 @@ fn an_operation_whose_recording_is_refused_fails_alone() {
         let kernels = Kernels::load(&gpu);
         for kind in KINDS {
             let engine = engine(kind, &gpu);
-            let (host, var) = (engine.pinned_var::<u32>(GPU, 1).unwrap(), engine.device_var::<u32>(GPU, 1).unwrap());
-            engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+            let var = zeros(&engine, 1);
             let refused = engine.device_var::<u32>(GPU, 1).unwrap();
             let waits_in_between = |stream: &mut GpuStream, _: &mut DeviceVec<u32>| {
                 let lane = stream.cuda().expect("it is a CUDA device");
@@ -568,8 +566,7 @@ fn more_kernels_than_a_queue_holds_take_effect_in_order_and_no_push_waits_for_th
         let kernels = Kernels::load(&gpu);
         for kind in THREADED {
             let engine = engine(kind, &gpu);
-            let (host, var) = (engine.pinned_var::<u32>(GPU, 1).unwrap(), engine.device_var::<u32>(GPU, 1).unwrap());
-            engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
+            let var = zeros(&engine, 1);
             let slow = Arc::clone(&kernels);
             let slow = move |stream: &mut GpuStream, values: &mut _| {
                 slow.late_by(Duration::from_millis(300), stream, values, 1, 1)

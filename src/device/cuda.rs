@@ -36,12 +36,11 @@
 //! While some thread captures work into a graph, the driver refuses calls of others that could disturb that, and may invalidate
 //! the capture. The calls here that are known to be of this sort are made in the thread's relaxed mode (`Relaxed`).
 //!
-//! What a function captures on the stream of its lane must be over when it returns. A capture that is still open is found in
-//! one of three ways:
+//! What a function captures on the stream of its lane must be over when it returns. Who finds a capture that is still open:
 //!
 //! | found by | when | what becomes of it |
 //! |---|---|---|
-//! | the look behind a function | it has failed, or this is a build with debug assertions | the capture is ended, its graph left unused; the operation fails |
+//! | the look behind a function | it has failed, or this is a build with debug assertions; behind `include` always | the capture is ended, its graph left unused; the operation fails |
 //! | the same, when functions before it have not been looked after | as above | the same; and the device is given up, since their work may be in the graph |
 //! | the look before the engine's next command or probe on the stream | otherwise | the same, but for the operation, which has ended |
 //!
@@ -69,7 +68,9 @@ use cudarc::driver::{
     sys::{self, CUresult},
 };
 
-use super::{Address, Block, DeviceError, Driver, Event, GpuDriver, Home, Place, Recorded, Role, Stream, pool};
+use super::{
+    Address, Block, CAPTURING, DeviceError, Driver, Event, GpuDriver, Home, Place, Recorded, Role, Stream, pool,
+};
 use crate::{
     panics,
     sync::{Mutex, fork::Birth, lock},
@@ -803,9 +804,6 @@ struct LaneStream {
     unfit: bool,
 }
 
-/// The number of the error of a stream that is being captured.
-const CAPTURING: i32 = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED as i32;
-
 /// cudarc's handle of the stream of a lane, if it is one of a CUDA device.
 pub(crate) fn stream_of(stream: &mut dyn Stream) -> Option<Arc<CudaStream>> {
     let lane = stream.as_any().downcast_mut::<LaneStream>()?;
@@ -829,14 +827,14 @@ impl LaneStream {
 
     /// As [`ready`](Self::ready), for a command of the engine's, which must not become a part of a graph: a mark there never
     /// passes, or passes whenever the graph is launched.
-    fn ready_to_issue(&mut self) -> Result<&Shared, DeviceError> {
+    fn ready_to_issue(&mut self) -> Result<(), DeviceError> {
         if self.imported {
             // Outside of an operation the program may capture it as it likes.
-            if self.gpu.0.is_capturing(&self.stream)? {
+            if self.ready()?.is_capturing(&self.stream)? {
                 let message = "the imported stream is being captured; end the capture before an operation includes it";
                 return Err(DeviceError::refused(CAPTURING, message));
             }
-            return self.ready();
+            return Ok(());
         }
         self.unseen |= self.may_be_captured();
         self.look()?;
@@ -844,7 +842,7 @@ impl LaneStream {
             let message = "a function has left the stream of its lane in a capture; end the capture on every way out";
             return Err(DeviceError::refused(CAPTURING, message));
         }
-        self.ready()
+        self.ready().map(drop)
     }
 
     /// Whether the program has the stream, or has had it since the last function ended.

@@ -93,6 +93,9 @@ impl fmt::Display for Context {
     }
 }
 
+/// CUDA's number for calls that a stream does not take while it is captured into a graph.
+pub(crate) const CAPTURING: i32 = 900;
+
 #[derive(Debug)]
 struct Details {
     code: i32,

@@ -18,15 +18,12 @@ use std::{any::Any, fmt, panic::resume_unwind};
 use super::issuer::MARK_TRIES;
 use crate::{
     device::{
-        Address, Context, DeviceError, DeviceVec, Driver, Event, PinnedVec, Role, Stream,
+        Address, CAPTURING, Context, DeviceError, DeviceVec, Driver, Event, PinnedVec, Role, Stream,
         simulated::{SimulatedGpu, SimulatedStream},
     },
     panics,
     sync::weaken::{Step, removed},
 };
-
-/// CUDA's number for calls that a stream does not take while it is captured.
-const CAPTURING: i32 = 900;
 
 /// The stream that a device operation issues its work on; from [`OpBuilder::launch`](crate::OpBuilder::launch)
 /// its siblings.

@@ -165,7 +165,7 @@ fn end(stream: Stream) -> u32 {
     result as u32
 }
 
-/// Has this thread be in a mode; gives the one before.
+/// Puts this thread into a mode; returns the one before.
 fn exchange(mut mode: Mode) -> Mode {
     // SAFETY: the driver has a place to read from and to write to.
     hand::must("the mode", unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) });

@@ -141,7 +141,7 @@ impl Bed {
     /// Takes the samples of a way: `wait` begins a kernel that writes `end` and gives when it was known to have ended.
     fn samples(&self, key: &str, mut wait: impl FnMut(Duration) -> Instant) {
         let sample = |round| {
-            // It is read by nobody now, and no kernel is under way. Relaxed: the launch of one comes after.
+            // Nobody reads it now, and no kernel is under way. Relaxed: the launch of one comes after.
             self.end.word(0).store(0, std::sync::atomic::Ordering::Relaxed);
             // In no step with what looks now and then.
             let time = KERNEL + Duration::from_nanos(u64::from(round) * 7_919 % 100_000);

@@ -1,4 +1,4 @@
-//! What do many pending kernels do to whoever else wants to launch?
+//! How do many pending kernels affect other launches?
 
 use std::{
     sync::{
