@@ -58,7 +58,7 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
     // A token is a variable without a value. It may stand for anything, here
     // for the text that the mutex holds. The mutex is there for the compiler;
     // the engine sees to it that nobody ever has to wait for it.
-    let loaded = engine.new_var();
+    let loaded = engine.token();
     let text = Arc::new(Mutex::new(String::new()));
 
     let (go, going) = mpsc::channel();
@@ -115,7 +115,7 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
 fn a_missing_file() -> Result<(), Box<dyn Error>> {
     println!("\n# An asynchronous read that fails");
     let engine = Engine::builder().build()?;
-    let loaded = engine.new_var();
+    let loaded = engine.token();
 
     engine.op("load").writes([&loaded]).push_async(|_, done| {
         thread::spawn(move || match fs::read("/no/such/file") {
@@ -168,7 +168,7 @@ fn an_error() -> Result<(), Box<dyn Error>> {
     assert!(matches!(error.cause(), Cause::Error(_)));
     for other in [failure(engine.wait_for_var(&width)), failure(engine.wait_for_var(&area)), failure(engine.get(&area))]
     {
-        assert!(other.is_same(&error), "{other} instead");
+        assert!(other.ptr_eq(&error), "{other} instead");
     }
 
     // Only a wait for everything has nothing to add: it returns what nobody
@@ -212,7 +212,7 @@ fn a_panic() -> Result<(), Box<dyn Error>> {
 fn a_lost_completion() -> Result<(), Box<dyn Error>> {
     println!("\n# A completion that gets lost");
     let engine = Engine::builder().build()?;
-    let answer = engine.new_var();
+    let answer = engine.token();
 
     engine.op("ask").writes([&answer]).push_async(|_, done| {
         thread::spawn(move || {
@@ -265,7 +265,7 @@ fn recovery() -> Result<(), Box<dyn Error>> {
 fn waiting_with_a_limit() -> Result<(), Box<dyn Error>> {
     println!("\n# Waiting with a time limit");
     let engine = Engine::builder().build()?;
-    let reply = engine.new_var();
+    let reply = engine.token();
 
     let (ring, bell) = mpsc::channel::<()>();
     engine.op("call").writes([&reply]).push_async(|_, done| {

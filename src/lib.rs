@@ -44,66 +44,59 @@
 //! [`OpBuilder::launch`] are for operations of GPUs, over [`DeviceVec`] and [`PinnedVec`]; the guide has a
 //! [chapter](guide::gpus) on them.
 
-mod builder;
-mod completion;
-mod context;
-mod core;
+mod api;
 mod device;
 mod engine;
 mod error;
-mod failures;
-mod fork;
 mod gpu;
-mod handle;
-mod kind;
-mod name;
-mod op_builder;
-mod operator;
-mod outcome;
-mod panics;
-mod progress;
-mod property;
-mod roll;
+mod memory;
+mod notify;
 mod scheduler;
-mod spares;
-mod stack;
 mod sync;
-mod tally;
-mod task;
+mod system;
+mod testing;
 mod threads;
-mod topology;
 mod tracker;
-mod trouble;
-mod typed;
-mod variable;
-mod waits;
-mod wakers;
+mod values;
 
-pub use builder::Builder;
-pub use completion::Completion;
-pub use context::RunContext;
+pub use api::{
+    accesses::Accesses,
+    builder::Builder,
+    completion::Completion,
+    engine::{Engine, Shutdown},
+    handle::{OpHandle, VarWait},
+    op_builder::{OpBuilder, Report},
+    op_context::OpContext,
+    operator::Operator,
+    token::Token,
+    var::{Read, Var, Write},
+};
 /// The crate that [`CudaGpu`] is made of, in the version that it takes.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 #[cfg(feature = "cuda")]
-pub use device::CudaGpu;
+pub use device::cuda::CudaGpu;
 pub use device::{
-    Context, DeviceError, DeviceVec, GpuDriver, PinnedVec,
+    driver::GpuDriver,
+    memory::{DeviceVec, PinnedVec},
     simulated::{self, SimulatedGpu, SimulatedStream},
+    stream::{GpuStream, ImportedStream},
 };
-pub use engine::{Engine, Shutdown};
-pub use error::{BoxError, BuildError, Cause, OpError, PushError, ShutdownError, WaitError};
-pub use gpu::{GpuStream, ImportedStream};
-pub use handle::{OpHandle, VarWait};
-pub use kind::{EngineKind, Placement};
-pub use name::Name;
-pub use op_builder::{OpBuilder, Report};
-pub use operator::Operator;
-pub use property::Property;
+pub use engine::worker_thread::unpinned;
+pub use error::{
+    build::{BuildError, ShutdownError},
+    device::DeviceError,
+    op::{BoxError, Cause, OpError},
+    push::PushError,
+    wait::WaitError,
+};
 pub use scheduler::IdlePolicy;
-pub use threads::unpinned;
-pub use typed::{Accesses, Read, Var, Write};
-pub use variable::Token;
+pub use values::{
+    device::Device,
+    kind::{EngineKind, Placement},
+    name::Name,
+    property::Property,
+};
 
 /// Topics that are too long for the documentation of one item.
 #[cfg(any(doc, doctest))]
@@ -123,24 +116,27 @@ struct Readme;
 #[allow(missing_docs)]
 pub mod internals {
     #[cfg(raddle_pause)]
-    pub use crate::sync::pause::{Point, Stop, passings};
-    #[cfg(any(raddle_loom, raddle_shuttle))]
-    pub use crate::{
-        fork::Slots,
-        outcome::{Outcome, Waiter},
-        progress::Progress,
-        scheduler::{DEFAULT_BAND, Injector, Lane, LaneOptions, Sleep, Worker, band_of},
-        spares::Spares,
-        sync::{
-            epoch::Flavour,
-            weaken::{Step, remove},
-        },
-        tally::{Tally, Ticket, Waited},
-        tracker::{Hold, Mode, Node, Op, OpRef, Pushed, ReadyList, Stack, Stalled, VarQueue, complete, end, push},
-    };
+    pub use crate::testing::pause::{Point, Stop, passings};
     #[cfg(raddle_loom)]
     pub use crate::{
-        gpu::marks::{Marks, Recorded, Timeline},
-        trouble::{Trouble, Turns},
+        device::timeline::{Marks, Recorded, Timeline},
+        engine::fault::{Fault, FaultLock},
+    };
+    #[cfg(any(raddle_loom, raddle_shuttle))]
+    pub use crate::{
+        engine::fork::Slots,
+        memory::{
+            epoch::Flavour,
+            free_list::{Node, Stack},
+        },
+        notify::{
+            async_state::AsyncState,
+            oneshot::{Oneshot, Waiter},
+            pending::{PendingOps, Ticket, Waited},
+        },
+        scheduler::{DEFAULT_BAND, Injector, Lane, LaneOptions, Sleep, Worker, band_of},
+        testing::weaken::{Step, remove},
+        threads::SpareThreads,
+        tracker::{Hold, Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, complete, end, push},
     };
 }

@@ -14,7 +14,7 @@ use std::{
 
 use common::{Gate, Journal, Meeting, PATIENCE, THREADED, allowed_cores, child_succeeds, is_child, lock, watched};
 use core_affinity::CoreId;
-use raddle::{Context, Engine, EngineKind, Placement, SimulatedGpu, unpinned};
+use raddle::{Device, Engine, EngineKind, Placement, SimulatedGpu, unpinned};
 
 /// The numbers in a kernel's list of cores.
 fn list(cores: &str) -> Vec<usize> {
@@ -48,7 +48,7 @@ fn the_thread_of_a_lane_that_an_operation_has_started_may_use_all_cores() {
     for kind in THREADED {
         watched(move || {
             let engine = Engine::builder().kind(kind).workers(1).gpu(SimulatedGpu::new()).build().expect("it is built");
-            let gpu = Context::Gpu(0);
+            let gpu = Device::Gpu(0);
             let memory = engine.device_var::<u32>(gpu, 4).expect("there is memory");
             let (inside, found) = (engine.clone(), Journal::new());
             let journal = found.clone();
@@ -76,13 +76,13 @@ fn a_thread_is_where_its_worker_belongs_whatever_it_carried_before() {
         for round in 0..20 {
             // All workers run an operation each, which look where they are, and then wait and so give the workers away.
             let (meeting, found) = (Meeting::new(count), Arc::new(Mutex::new(Vec::new())));
-            let token = engine.new_var();
+            let token = engine.token();
             let gate = common::hold(&engine, &token);
             let inside: Vec<_> = (0..count)
                 .map(|_| {
                     let (inner, meeting) = (engine.clone(), meeting.clone());
                     let (found, token) = (Arc::clone(&found), token.clone());
-                    let waits = move |cx: &raddle::RunContext<'_>| {
+                    let waits = move |cx: &raddle::OpContext<'_>| {
                         meeting.join();
                         lock(&found).push((cx.worker().expect("a worker"), allowed_cores()));
                         inner.wait_for_var(&token).expect("nothing fails");
@@ -133,7 +133,7 @@ fn an_engine_keeps_to_the_cores_of_the_thread_that_built_it() {
         });
         let engine = engine.join().expect("it is built");
         assert_eq!(engine.placements(), [Placement::Pinned(last)]);
-        let gpu = Context::Gpu(0);
+        let gpu = Device::Gpu(0);
         let memory = engine.device_var::<u32>(gpu, 4).expect("there is memory");
         let found = Journal::new();
         let journal = found.clone();

@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use raddle::{Context, DeviceVec, Engine, EngineKind, PinnedVec, Property, SimulatedGpu, Token, Var, simulated::Clock};
+use raddle::{Device, DeviceVec, Engine, EngineKind, PinnedVec, Property, SimulatedGpu, Token, Var, simulated::Clock};
 
 struct Counting;
 
@@ -84,7 +84,7 @@ fn assert_allocates_nothing<const OPERATIONS: usize>(
 fn operations_in_steady_state_allocate_nothing() {
     for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
         let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("the engine is built");
-        let tokens: Vec<_> = (0..16).map(|_| engine.new_var()).collect();
+        let tokens: Vec<_> = (0..16).map(|_| engine.token()).collect();
         let all: Vec<&Token> = tokens.iter().collect();
         assert_allocates_nothing::<MANY>(&format!("{kind}: tokens"), &engine, &all, |i| {
             let (a, b, c) = (&tokens[i % 16], &tokens[(i + 5) % 16], &tokens[(i + 9) % 16]);
@@ -117,7 +117,7 @@ fn operations_in_steady_state_allocate_nothing() {
 /// Operations of a device, with what they have behind them on the CPU. Kernels and events of the simulated device are
 /// boxes; copies are not.
 fn devices(kind: EngineKind) {
-    let gpu = Context::Gpu(0);
+    let gpu = Device::Gpu(0);
     let device = SimulatedGpu::builder().clock(Clock::Instantly).build();
     let engine = Engine::builder().kind(kind).workers(2).pin(false).gpu(device).build().expect("the engine is built");
     let launched: Vec<Var<DeviceVec<u64>>> = (0..8).map(|_| engine.device_var(gpu, 4).expect("memory")).collect();

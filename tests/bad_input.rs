@@ -84,7 +84,7 @@ mod variables {
         on_kinds(&KINDS, 1, |here| {
             for _ in 0..50 {
                 let there = engine(EngineKind::Naive, 1);
-                let foreign = there.new_var();
+                let foreign = there.token();
                 drop(there);
                 let other = engine(EngineKind::Naive, 1);
                 assert_eq!(other.push_sync(|_| {}, [], [&foreign]), Err(PushError::ForeignVariable));
@@ -110,7 +110,7 @@ mod variables {
     #[test]
     fn naming_a_variable_twice_untyped_collapses() {
         on_kinds(&KINDS, 1, |engine| {
-            let (a, b) = (engine.new_var(), engine.new_var());
+            let (a, b) = (engine.token(), engine.token());
             engine
                 .op("")
                 .reads([&a, &b, &a, &a])
@@ -203,7 +203,7 @@ mod variables {
     #[cfg_attr(miri, ignore = "needs ten thousand variables")]
     fn an_untyped_operation_of_ten_thousand_variables() {
         on_kinds(&KINDS, 2, |engine| {
-            let tokens: Vec<Token> = (0..10_000).map(|_| engine.new_var()).collect();
+            let tokens: Vec<Token> = (0..10_000).map(|_| engine.token()).collect();
             for number in 0..6 {
                 let builder = engine.op("").reads(tokens.iter().step_by(2)).writes(tokens.iter().skip(1).step_by(2));
                 let builder = if number % 2 == 0 { builder.reads(&tokens) } else { builder.writes(&tokens) };
@@ -221,7 +221,7 @@ mod variables {
     #[test]
     fn huge_operations_of_several_threads_cross() {
         on_kinds(&KINDS, 2, |engine| {
-            let tokens: Vec<Token> = (0..2_000).map(|_| engine.new_var()).collect();
+            let tokens: Vec<Token> = (0..2_000).map(|_| engine.token()).collect();
             thread::scope(|scope| {
                 for pusher in 0..4 {
                     let (engine, tokens) = (&engine, &tokens);
@@ -478,7 +478,7 @@ mod panics {
     #[test]
     fn payloads_of_every_kind() {
         on_kinds(&KINDS, 1, |engine| {
-            let (a, b, c) = (engine.new_var(), engine.new_var(), engine.new_var());
+            let (a, b, c) = (engine.token(), engine.token(), engine.token());
             engine.push_sync(|_| resume_unwind(Box::new(vec![1, 2, 3])), [], [&a]).unwrap();
             engine.push_sync(|_| resume_unwind(Box::new(String::from("owned"))), [], [&b]).unwrap();
             engine.push_sync(|_| resume_unwind(Box::new("static")), [], [&c]).unwrap();
@@ -491,7 +491,7 @@ mod panics {
     #[test]
     fn a_payload_whose_drop_panics() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             for _ in 0..10 {
                 engine.op("").overwrites([&token]).push_sync(|_| panic_any(PanicsOnDrop("payload"))).unwrap();
                 engine.op("").overwrites([&token]).push_async(|_, _done| panic_any(PanicsOnDrop("payload"))).unwrap();
@@ -513,7 +513,7 @@ mod panics {
             }
         }
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine.push_sync(|_| resume_unwind(Box::new(Nested(5))), [], [&token]).unwrap();
             assert!(matches!(failure(engine.wait_for_var(&token)).cause(), Cause::Panic(None)));
             assert_eq!(engine.op("").submit((), |()| 1).unwrap().wait().unwrap(), 1);
@@ -523,7 +523,7 @@ mod panics {
     #[test]
     fn a_function_whose_captures_panic_on_drop() {
         on_kinds(&KINDS, 1, |engine| {
-            let (ran, skipped) = (engine.new_var(), engine.new_var());
+            let (ran, skipped) = (engine.token(), engine.token());
             let capture = PanicsOnDrop("captured by one that runs");
             engine.op("runs").writes([&ran]).push_sync(move |_| _ = &capture).unwrap();
             let error = failure(engine.wait_for_var(&ran));
@@ -531,7 +531,7 @@ mod panics {
             // One that is skipped, and whose captures panic then.
             let capture = PanicsOnDrop("captured by one that is skipped");
             engine.op("is skipped").reads([&ran]).writes([&skipped]).push_sync(move |_| _ = &capture).unwrap();
-            assert!(failure(engine.wait_for_var(&skipped)).is_same(&error));
+            assert!(failure(engine.wait_for_var(&skipped)).ptr_eq(&error));
             // It hides nowhere.
             engine.clear_error(&ran).unwrap();
             engine.clear_error(&skipped).unwrap();
@@ -546,7 +546,7 @@ mod panics {
     #[test]
     fn a_refused_function_whose_captures_panic_on_drop() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine.delete_variable(&token, |_| {}).unwrap();
             let capture = PanicsOnDrop("refused");
             let pushed = catch_unwind(AssertUnwindSafe(|| engine.push_sync(move |_| _ = &capture, [], [&token])));
@@ -667,14 +667,14 @@ mod panics {
             }
         }
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine.push_sync(|_| Err::<(), _>(Unconvertible), [], [&token]).unwrap();
             assert!(panicked_with(&failure(engine.wait_for_var(&token)), "conversion"));
             let handle = engine.op("").try_submit((), |()| Err::<(), _>(Unconvertible)).unwrap();
             assert!(panicked_with(&failure(handle.wait()), "conversion"));
             // Here the conversion runs where the completion is used, and drops that.
-            let token = engine.new_var();
-            let fail = |_: &raddle::RunContext<'_>, done: Completion| {
+            let token = engine.token();
+            let fail = |_: &raddle::OpContext<'_>, done: Completion| {
                 drop(thread::spawn(move || _ = catch_unwind(AssertUnwindSafe(|| done.fail(Unconvertible)))));
             };
             engine.push_async(fail, [], [&token]).unwrap();
@@ -726,7 +726,7 @@ mod panics {
         // Every record is written out, into nothing.
         log_to(|_| {});
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine.push_sync(|_| Err::<(), _>(Unspeakable), [], [&token]).unwrap();
             let shutdown = catch_unwind(AssertUnwindSafe(|| engine.shutdown(Shutdown::Drain, Some(PATIENCE))));
             assert!(matches!(shutdown, Ok(Ok(()))), "the shutdown panics");
@@ -734,7 +734,7 @@ mod panics {
             engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).unwrap();
         });
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine.push_sync(|_| Err::<(), _>(Unspeakable), [], [&token]).unwrap();
             let dropped = catch_unwind(AssertUnwindSafe(move || drop(engine)));
             assert!(dropped.is_ok(), "the drop of the engine panics");
@@ -744,7 +744,7 @@ mod panics {
     #[test]
     fn an_error_whose_display_panics_can_be_had() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine.push_sync(|_| Err::<(), _>(Unspeakable), [], [&token]).unwrap();
             let error = failure(engine.wait_for_var(&token));
             assert!(matches!(error.cause(), Cause::Error(error) if error.is::<Unspeakable>()));
@@ -796,14 +796,14 @@ mod ends {
                 for _ in 0..30 {
                     let engine = common::engine(engine.kind(), 2);
                     let (drops, accepted, ran) = (Drops::new(), AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
-                    let tokens = [engine.new_var(), engine.new_var()];
+                    let tokens = [engine.token(), engine.token()];
                     thread::scope(|scope| {
                         for pusher in 0..3 {
                             let (engine, drops, accepted, ran, tokens) = (&engine, &drops, &accepted, &ran, &tokens);
                             scope.spawn(move || {
                                 loop {
                                     let (captured, ran) = (drops.make(), Arc::clone(ran));
-                                    let f = move |_: &raddle::RunContext<'_>| {
+                                    let f = move |_: &raddle::OpContext<'_>| {
                                         captured.touch();
                                         ran.fetch_add(1, SeqCst);
                                     };
@@ -843,7 +843,7 @@ mod ends {
             for _ in 0..depth {
                 let (drops, ran, inner_refused) = (drops.clone(), Arc::clone(ran), Arc::clone(refused));
                 let captured = drops.make();
-                let f = move |cx: &raddle::RunContext<'_>| {
+                let f = move |cx: &raddle::OpContext<'_>| {
                     captured.touch();
                     spread(&cx.engine(), &drops, &ran, &inner_refused, depth - 1);
                 };
@@ -862,7 +862,7 @@ mod ends {
             on_kinds(&KINDS, 2, move |engine| {
                 let (drops, ran, refused) =
                     (Drops::new(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-                let token = engine.new_var();
+                let token = engine.token();
                 let gate = hold(&engine, &token);
                 let (inner_drops, inner_ran, inner_refused) = (drops.clone(), Arc::clone(&ran), Arc::clone(&refused));
                 engine
@@ -926,7 +926,7 @@ mod ends {
     #[test]
     fn waiting_inside_an_operation_during_a_drain() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             let gate = hold(&engine, &token);
             let inner = engine.clone();
             let handle = engine
@@ -950,7 +950,7 @@ mod ends {
     fn shutting_down_twice_and_from_many_threads() {
         on_kinds(&KINDS, 2, |engine| {
             let ran = Arc::new(AtomicUsize::new(0));
-            let token = engine.new_var();
+            let token = engine.token();
             let gate = hold(&engine, &token);
             for _ in 0..100 {
                 let ran = Arc::clone(&ran);
@@ -1001,14 +1001,14 @@ mod ends {
                     engine.op("").reads([token]).push((), move |()| _ = own.kind()).unwrap();
                 }),
                 ("captured by an asynchronous function", |engine, token, own| {
-                    let f = move |_: &raddle::RunContext<'_>, done: Completion| {
+                    let f = move |_: &raddle::OpContext<'_>, done: Completion| {
                         let _ = own.kind();
                         done.complete();
                     };
                     engine.push_async(f, [token], []).unwrap();
                 }),
                 ("captured by a function that panics", |engine, token, own| {
-                    let f = move |_: &raddle::RunContext<'_>| {
+                    let f = move |_: &raddle::OpContext<'_>| {
                         let _ = own.kind();
                         quiet_panic("with the engine");
                     };
@@ -1029,7 +1029,7 @@ mod ends {
                 println!("{name}");
                 let engine = common::engine(kind, 1);
                 let observer = observer(&engine);
-                let token = engine.new_var();
+                let token = engine.token();
                 let gate = hold(&engine, &token);
                 push(&engine, &token, engine.clone());
                 drop(engine);
@@ -1048,7 +1048,7 @@ mod ends {
             for cancelled in [false, true] {
                 let engine = common::engine(kind, 1);
                 let observer = observer(&engine);
-                let (token, gate) = (engine.new_var(), Gate::new());
+                let (token, gate) = (engine.token(), Gate::new());
                 let inner = gate.clone();
                 engine
                     .push_async(
@@ -1120,7 +1120,7 @@ mod ends {
             for all in [false, true] {
                 let engine = common::engine(kind, 1);
                 let observer = observer(&engine);
-                let token = engine.new_var();
+                let token = engine.token();
                 let gate = hold(&engine, &token);
                 let waker = Waker::from(Arc::new(Keeps(Mutex::new(Some(engine.clone())))));
                 let mut cx = Context::from_waker(&waker);
@@ -1180,7 +1180,7 @@ mod ends {
     fn a_completion_used_after_a_shutdown_that_timed_out() {
         on_kinds(&KINDS, 1, |engine| {
             let (sender, receiver) = mpsc::channel();
-            let token = engine.new_var();
+            let token = engine.token();
             engine.push_async(move |_, done| sender.send(done).unwrap(), [], [&token]).unwrap();
             let done = receive(&receiver);
             assert_eq!(engine.shutdown(Shutdown::Cancel, Some(Duration::ZERO)), Err(ShutdownError::TimedOut));

@@ -16,7 +16,7 @@ use std::{
 
 use common::{KINDS, THREADED, child, child_succeeds, failure, is_child, watched};
 use raddle::{
-    Cause, Context, CudaGpu, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, Property, Var,
+    Cause, CudaGpu, Device, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, Property, Var,
     cudarc::{
         driver::{
             CudaFunction, CudaGraph, CudaStream, DriverError, LaunchConfig, PushKernelArg,
@@ -29,7 +29,7 @@ use raddle::{
     },
 };
 
-const GPU: Context = Context::Gpu(0);
+const GPU: Device = Device::Gpu(0);
 
 /// Threads of a block. Picked.
 const BLOCK: u32 = 256;
@@ -602,7 +602,7 @@ fn values_go_from_one_gpu_to_another_and_back() {
         for kind in KINDS {
             let engine = Engine::builder().kind(kind).workers(2).pin(false);
             let engine = engine.gpu(first.clone()).gpu(second.clone()).build().expect("the engine is built");
-            let places = [Context::Gpu(0), Context::Gpu(1)];
+            let places = [Device::Gpu(0), Device::Gpu(1)];
             let host = engine.pinned_var::<u32>(GPU, 1).unwrap();
             let vars = places.map(|place| engine.device_var::<u32>(place, 1).unwrap());
             engine.op("in").on(GPU).copy_to_device(&host, &vars[0]).unwrap();

@@ -24,7 +24,7 @@ use common::{
     AWHILE, Drops, Gate, KINDS, Meeting, SOON, THREADED, block_on, child_succeeds, engine, eventually, hold, is_child,
     lock, on_kinds, program::fewer, watched, watched_for,
 };
-use raddle::{Engine, EngineKind, OpHandle, PushError, RunContext, Shutdown, Token, WaitError};
+use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Token, WaitError};
 
 // ---------------------------------------------------------------------------------------- pushes that cross ----
 
@@ -37,7 +37,7 @@ fn cross(
     pick: impl Fn(usize, usize) -> (Vec<usize>, Vec<usize>) + Sync,
 ) {
     const PUSHERS: usize = 8;
-    let tokens: Vec<Token> = (0..variables).map(|_| engine.new_var()).collect();
+    let tokens: Vec<Token> = (0..variables).map(|_| engine.token()).collect();
     let (ran, mutations) = (Arc::new(AtomicUsize::new(0)), AtomicUsize::new(0));
     let barrier = Barrier::new(PUSHERS);
     thread::scope(|scope| {
@@ -123,7 +123,7 @@ fn many_variables_in_every_order() {
 #[test]
 fn operations_push_on_the_variables_that_they_hold() {
     on_kinds(&KINDS, 2, |engine| {
-        let tokens: Arc<Vec<Token>> = Arc::new((0..3).map(|_| engine.new_var()).collect());
+        let tokens: Arc<Vec<Token>> = Arc::new((0..3).map(|_| engine.token()).collect());
         let ran = Arc::new(AtomicUsize::new(0));
         for number in 0..2000 {
             let (inner_tokens, inner_ran) = (Arc::clone(&tokens), Arc::clone(&ran));
@@ -133,7 +133,7 @@ fn operations_push_on_the_variables_that_they_hold() {
                     move |cx| {
                         for (x, y) in [(a, b), (b, a), ((b + 1) % 3, a)] {
                             let ran = Arc::clone(&inner_ran);
-                            let count = move |_: &RunContext<'_>| {
+                            let count = move |_: &OpContext<'_>| {
                                 ran.fetch_add(1, SeqCst);
                             };
                             cx.engine().push_sync(count, [], [&inner_tokens[x], &inner_tokens[y]]).expect("it is open");
@@ -294,7 +294,7 @@ fn every_form_of_wait_works_inside_an_operation() {
 #[test]
 fn fifty_operations_wait_at_once_on_a_single_worker() {
     on_kinds(&THREADED, 1, |engine| {
-        let (signal, waiting) = (engine.new_var(), Arc::new(AtomicUsize::new(0)));
+        let (signal, waiting) = (engine.token(), Arc::new(AtomicUsize::new(0)));
         let gate = hold(&engine, &signal);
         let waiters: Vec<_> = (0..50)
             .map(|_| {
@@ -343,7 +343,7 @@ fn operations_of_two_engines_wait_for_each_other() {
 fn too_many_waits_at_once_are_an_error_and_no_hang() {
     watched(|| {
         let engine = engine(EngineKind::Pooled, 1);
-        let signal = engine.new_var();
+        let signal = engine.token();
         let gate = hold(&engine, &signal);
         let (sender, receiver) = mpsc::channel();
         for _ in 0..1100 {
@@ -471,7 +471,7 @@ fn waiting_for_the_own_handle_would_deadlock() {
 #[test]
 fn waiting_for_a_variable_of_an_outer_operation_would_deadlock() {
     on_kinds(&KINDS, 1, |engine| {
-        let variable = engine.new_var();
+        let variable = engine.token();
         let (sender, receiver) = mpsc::channel();
         let own = variable.clone();
         engine
@@ -593,7 +593,7 @@ fn pushes_and_all_kinds_of_waits_cross() {
 #[test]
 fn workers_that_wait_are_replaced_while_others_meet() {
     on_kinds(&THREADED, 2, |engine| {
-        let (signal, meeting) = (engine.new_var(), Meeting::new(2));
+        let (signal, meeting) = (engine.token(), Meeting::new(2));
         let gate = hold(&engine, &signal);
         let waiters: Vec<_> = (0..2)
             .map(|_| {
@@ -633,7 +633,7 @@ fn a_waker_that_blocks_keeps_nothing_from_the_other_worker() {
         }
     }
     on_kinds(&THREADED, 2, |engine| {
-        let (one, other) = (engine.new_var(), engine.new_var());
+        let (one, other) = (engine.token(), engine.token());
         let (gate, blocks) = (Gate::new(), Blocks { reached: Gate::new(), released: Gate::new() });
         let (inside, released, reached) = (gate.clone(), blocks.released.clone(), blocks.reached.clone());
         engine.op("first").writes([&one, &other]).push_sync(move |_| inside.pass()).expect("the engine is open");
@@ -680,7 +680,7 @@ fn what_others_defer_may_push_and_wait_on_any_thread() {
             for _ in 0..64 {
                 let (engine, ran, pushed) = (engine.clone(), Arc::clone(&ran), Arc::clone(&pushed));
                 epoch::pin().defer(move || {
-                    let token = engine.new_var();
+                    let token = engine.token();
                     let pushed_one =
                         engine.op("deferred").writes([&token]).push_sync(move |_| _ = ran.fetch_add(1, SeqCst));
                     if pushed_one.is_ok() {
@@ -712,7 +712,7 @@ fn what_others_defer_may_push_while_a_workers_deque_grows() {
     let pushes_into_it = |engine: Engine| {
         let (ran, deferred) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let (inside, ran_inside, deferred_inside) = (engine.clone(), Arc::clone(&ran), Arc::clone(&deferred));
-        let pushes = move |_: &RunContext<'_>| {
+        let pushes = move |_: &OpContext<'_>| {
             let (outside, deferred) = (inside.clone(), Arc::clone(&deferred_inside));
             let guard = epoch::pin();
             guard.defer(move || {
@@ -759,9 +759,9 @@ fn the_drop_of_an_error_that_only_a_forgotten_wait_still_knows_cannot_wait_for_i
     }
     on_kinds(&THREADED, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
-        let (variable, gate, inside) = (engine.new_var(), Gate::new(), engine.clone());
+        let (variable, gate, inside) = (engine.token(), Gate::new(), engine.clone());
         let opened = gate.clone();
-        let fails = move |_: &RunContext<'_>| {
+        let fails = move |_: &OpContext<'_>| {
             opened.pass();
             Err::<(), _>(Waits(inside, sender))
         };
@@ -784,7 +784,7 @@ fn a_handle_in_a_workers_thread_local_does_not_keep_a_shutdown() {
     on_kinds(&THREADED, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
         let own = engine.clone();
-        let keep = move |cx: &RunContext<'_>| {
+        let keep = move |cx: &OpContext<'_>| {
             KEPT.set(Some(own));
             sender.send(cx.engine()).expect("the test waits");
         };
@@ -813,7 +813,7 @@ fn in_a_child_what_others_defer_panics_while_an_operation_pushes() {
     let pushes_into_it = |engine: Engine| {
         let ran = Arc::new(AtomicUsize::new(0));
         let (inside, ran_inside) = (engine.clone(), Arc::clone(&ran));
-        let pushes = move |_: &RunContext<'_>| {
+        let pushes = move |_: &OpContext<'_>| {
             // By one pin, which is too soon to run any of it: that is left to pins of others.
             let guard = epoch::pin();
             for _ in 0..200 {
@@ -876,7 +876,7 @@ fn in_a_child_what_others_defer_panics() {
         }
         println!("{} panics", on_workers.load(SeqCst));
         for _ in 0..50 {
-            let token = engine.new_var();
+            let token = engine.token();
             engine.op("after").writes([&token]).push_sync(|_| {}).expect("the engine is open");
             engine.wait_for_var_timeout(&token, Duration::from_secs(10)).expect("a worker comes by");
         }
@@ -918,7 +918,7 @@ fn what_was_put_off_runs_when_its_future_is_polled() {
     watched(|| {
         let engine = engine(EngineKind::Naive, 1);
         too_deep(&engine, |next| block_on(next).unwrap());
-        let (inside, var) = (engine.clone(), engine.new_var());
+        let (inside, var) = (engine.clone(), engine.token());
         too_deep(&engine, move |next| {
             inside.op("after").writes([&var]).push_sync(|_| ()).unwrap();
             block_on(inside.wait_for_var_async(&var)).unwrap();
@@ -954,7 +954,7 @@ fn operations_of_two_engines_may_drop_the_last_handles_of_each_other() {
         let drops = [drops, Mutex::new(Some(one))];
         for (engine, last) in pushes.into_iter().zip(drops) {
             let (meeting, sender) = (Arc::clone(&meeting), sender.clone());
-            let f = move |cx: &RunContext<'_>| {
+            let f = move |cx: &OpContext<'_>| {
                 sender.send(cx.engine()).unwrap();
                 meeting.wait();
                 // The program's own handles are gone by now.
@@ -980,10 +980,10 @@ fn a_lost_completion_is_known_where_another_engine_waits_for_its_operation() {
     ];
     for wait in waits {
         on_kinds(&KINDS, 1, move |own| {
-            let (other, token, inside) = (engine(EngineKind::PerDevice, 1), own.new_var(), own.clone());
+            let (other, token, inside) = (engine(EngineKind::PerDevice, 1), own.token(), own.clone());
             let var = token.clone();
             let (sender, receiver) = mpsc::channel();
-            let loses = move |_: &RunContext<'_>, done| {
+            let loses = move |_: &OpContext<'_>, done| {
                 let lost = catch_unwind(AssertUnwindSafe(|| {
                     let _done: raddle::Completion = done;
                     resume_unwind(Box::new("lost"));

@@ -23,12 +23,12 @@ use std::time::Duration;
 
 use common::{Gate, eventually};
 use raddle::{
-    Builder, Context, DeviceVec, Engine, EngineKind, GpuStream, PinnedVec, Property, SimulatedGpu, SimulatedStream,
-    Var, simulated::Clock,
+    Builder, Device, DeviceVec, Engine, EngineKind, GpuStream, PinnedVec, Property, SimulatedGpu, SimulatedStream, Var,
+    simulated::Clock,
 };
 
-const GPU: Context = Context::Gpu(0);
-const OTHER: Context = Context::Gpu(1);
+const GPU: Device = Device::Gpu(0);
+const OTHER: Device = Device::Gpu(1);
 
 fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
@@ -125,7 +125,7 @@ fn download(engine: &Engine, var: &Var<DeviceVec<u64>>, len: usize) -> Vec<u64> 
 fn hold_lane(engine: &Engine, property: Property) -> Gate {
     let (gate, started) = (Gate::new(), Gate::new());
     let (inside, at) = (gate.clone(), started.clone());
-    let token = engine.new_var();
+    let token = engine.token();
     let hold = engine.op("hold the lane").on(GPU).property(property).writes([&token]).push_sync(move |_| {
         at.open();
         inside.pass();

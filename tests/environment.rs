@@ -127,7 +127,7 @@ fn in_a_child_the_program_ends_with_a_busy_engine() {
     for _ in 0..1000 {
         engine.op("").push((), |()| thread::sleep(std::time::Duration::from_millis(50))).unwrap();
     }
-    let token = engine.new_var();
+    let token = engine.token();
     // Never completed: the completion lives in the program's memory for ever.
     engine.push_async(|_, done| std::mem::forget(done), [], [&token]).unwrap();
     std::mem::forget(token);

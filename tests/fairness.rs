@@ -9,7 +9,7 @@ use std::sync::{
 };
 
 use common::{Gate, THREADED, eventually, lock, on_kinds};
-use raddle::{Engine, RunContext, Token};
+use raddle::{Engine, OpContext, Token};
 
 /// Operations of its own that a worker runs before it looks at the injector: the contract's number.
 const RUN: usize = 32;
@@ -51,9 +51,9 @@ impl Chains {
         let started = (0..workers).map(|_| AtomicUsize::new(0)).collect();
         let chains = Arc::new(Self { engine: engine.clone(), kind, priority, over: AtomicBool::new(false), started });
         for _ in 0..2 * workers {
-            let vars = [(); 3].map(|()| engine.new_var());
+            let vars = [(); 3].map(|()| engine.token());
             let (first, chains) = (vars[0].clone(), Arc::clone(&chains));
-            let begin = move |ctx: &RunContext<'_>| chains.go_on(ctx, vars, 0);
+            let begin = move |ctx: &OpContext<'_>| chains.go_on(ctx, vars, 0);
             engine.op("first").priority(priority).writes([&first]).push_sync(begin).expect("the engine is open");
         }
         let before = chains.count();
@@ -74,25 +74,25 @@ impl Chains {
         self.started.iter().map(|count| count.load(SeqCst)).collect()
     }
 
-    fn note_start(&self, ctx: &RunContext<'_>) {
+    fn note_start(&self, ctx: &OpContext<'_>) {
         self.started[ctx.worker().expect("a worker runs it")].fetch_add(1, SeqCst);
     }
 
     /// What operation `number` of a chain does.
-    fn go_on(self: &Arc<Self>, ctx: &RunContext<'_>, vars: [Token; 3], number: usize) {
+    fn go_on(self: &Arc<Self>, ctx: &OpContext<'_>, vars: [Token; 3], number: usize) {
         self.note_start(ctx);
         if self.over.load(SeqCst) {
             return;
         }
         let (chains, next_vars) = (Arc::clone(self), vars.clone());
-        let next = move |ctx: &RunContext<'_>| chains.go_on(ctx, next_vars, number + 1);
+        let next = move |ctx: &OpContext<'_>| chains.go_on(ctx, next_vars, number + 1);
         let op = self.engine.op("next").priority(self.priority);
         let pushed = match self.kind {
             Kind::Successor => op.writes([&vars[0]]).push_sync(next),
             Kind::Inside => op.push_sync(next),
             Kind::TwoSuccessors => {
                 let chains = Arc::clone(self);
-                let leaf = move |ctx: &RunContext<'_>| chains.note_start(ctx);
+                let leaf = move |ctx: &OpContext<'_>| chains.note_start(ctx);
                 let of = |number: usize| &vars[1 + number % 2];
                 let op_leaf = self.engine.op("leaf").priority(self.priority).writes([of(number)]);
                 op_leaf.push_sync(leaf).expect("the engine is open");
@@ -109,7 +109,7 @@ impl Chains {
     fn assert_one_from_outside_starts(self: &Arc<Self>, engine: &Engine, others: usize) {
         let (ran, chains) = (Arc::new(Mutex::new(None)), Arc::clone(self));
         let told = Arc::clone(&ran);
-        let outside = move |ctx: &RunContext<'_>| {
+        let outside = move |ctx: &OpContext<'_>| {
             let worker = ctx.worker().expect("a worker runs it");
             *lock(&told) = Some((worker, chains.started[worker].load(SeqCst)));
         };
@@ -186,10 +186,10 @@ fn what_is_in_a_deque_starts_although_more_comes_from_outside_than_can_run() {
             let (passed, opened) = (outside.clone(), inside.clone());
             let begun = Arc::new(AtomicUsize::new(usize::MAX));
             let (counts, told) = (Arc::clone(&chains), Arc::clone(&begun));
-            let pushes = move |_: &RunContext<'_>| {
+            let pushes = move |_: &OpContext<'_>| {
                 passed.pass();
                 let (engine, before) = (counts.engine.clone(), counts.count());
-                let in_deque = move |_: &RunContext<'_>| {
+                let in_deque = move |_: &OpContext<'_>| {
                     told.store(counts.count() - before, SeqCst);
                     opened.open();
                 };
@@ -219,10 +219,10 @@ fn what_a_blocked_operation_has_pushed_starts_on_another_worker() {
             let chains = Chains::start(&engine, Kind::Successor, 0, workers);
             let (ran, counts) = (Arc::new(Mutex::new(None)), Arc::clone(&chains));
             let told = Arc::clone(&ran);
-            let blocks = move |ctx: &RunContext<'_>| {
+            let blocks = move |ctx: &OpContext<'_>| {
                 let (here, before, there) = (ctx.worker(), counts.snapshot(), Gate::new());
                 let (engine, opened) = (counts.engine.clone(), there.clone());
-                let pushed = move |ctx: &RunContext<'_>| {
+                let pushed = move |ctx: &OpContext<'_>| {
                     let worker = ctx.worker().expect("a worker runs it");
                     *lock(&told) = Some((here, worker, counts.started[worker].load(SeqCst) - before[worker]));
                     opened.open();

@@ -17,7 +17,7 @@ use std::{
 
 use common::{Gate, Journal, MOMENT, Meeting, PATIENCE, SOON, block_on, eventually, lock, poll_once, watched};
 use raddle::{
-    Completion, Engine, EngineKind, IdlePolicy, OpHandle, RunContext, Token, WaitError,
+    Completion, Engine, EngineKind, IdlePolicy, OpContext, OpHandle, Token, WaitError,
     internals::{Point, Stop, passings},
 };
 
@@ -99,7 +99,7 @@ impl World {
     fn new(idle: IdlePolicy) -> Arc<Self> {
         let engine = Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).idle(idle).build();
         let engine = engine.expect("the engine is built");
-        let tokens = (0..TOKENS).map(|_| engine.new_var()).collect();
+        let tokens = (0..TOKENS).map(|_| engine.token()).collect();
         Arc::new(Self { engine, tokens, made: Mutex::default(), journal: Journal::new() })
     }
 
@@ -722,8 +722,8 @@ fn a_worker_that_stands_still_while_it_counts_out_delays_only_waits_for_all() {
 fn a_thread_that_stands_still_with_a_wait_in_hand_holds_up_no_other() {
     watched(|| {
         let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).build().expect("it is built");
-        let (token, (sender, receiver)) = (engine.new_var(), mpsc::channel::<Completion>());
-        let begin = move |_: &RunContext<'_>, done| sender.send(done).expect("the test goes on");
+        let (token, (sender, receiver)) = (engine.token(), mpsc::channel::<Completion>());
+        let begin = move |_: &OpContext<'_>, done| sender.send(done).expect("the test goes on");
         engine.op("held").writes([&token]).push_async(begin).expect("the engine is open");
         let done = receiver.recv().expect("it starts");
         drop(engine.wait_to_read_async(&token));

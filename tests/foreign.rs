@@ -22,7 +22,7 @@ use std::{
 };
 
 use common::{Gate, KINDS, MOMENT, PATIENCE, SOON, engine, eventually, hold, lock, on_kinds, watched};
-use raddle::{Engine, EngineKind, OpHandle, PushError, RunContext, Shutdown, SimulatedGpu, Token, Var, WaitError};
+use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, SimulatedGpu, Token, Var, WaitError};
 
 type Act = Box<dyn FnOnce() + Send>;
 
@@ -301,15 +301,15 @@ type Deletes = fn(&Engine, Foreign);
 
 const DELETIONS: [(&str, Deletes); 4] = [
     ("the closure of a deletion", |engine, foreign| {
-        engine.delete_variable(&engine.new_var(), move |_| drop(foreign)).unwrap();
+        engine.delete_variable(&engine.token(), move |_| drop(foreign)).unwrap();
     }),
     ("the value of a deleted variable", |engine, foreign| {
         engine.delete_variable(&engine.var(foreign), |_| ()).unwrap();
     }),
     ("the value of a variable whose last handle is dropped", |engine, foreign| drop(engine.var(foreign))),
     ("what an operator has captured", |engine, foreign| {
-        let (var, foreign) = (engine.new_var(), Mutex::new(foreign));
-        let f = move |_: &RunContext<'_>| drop(lock(&foreign));
+        let (var, foreign) = (engine.token(), Mutex::new(foreign));
+        let f = move |_: &OpContext<'_>| drop(lock(&foreign));
         drop(engine.op("operator").reads([&var]).operator_sync(f).unwrap());
     }),
 ];
@@ -408,7 +408,7 @@ fn functions_of_devices_and_kernels_may_push_and_never_wait() {
     on_kinds(&KINDS, 2, |plain| {
         let engine = Engine::builder().kind(plain.kind()).workers(2).pin(false).gpu(SimulatedGpu::default()).build();
         let engine = engine.unwrap();
-        let gpu = raddle::Context::Gpu(0);
+        let gpu = raddle::Device::Gpu(0);
         let memory = engine.device_var::<u32>(gpu, 1).unwrap();
         let (sender, receiver) = mpsc::channel();
         let idle = engine.var(5);
@@ -434,9 +434,9 @@ fn functions_of_devices_and_kernels_may_push_and_never_wait() {
 fn on_another_device(f: impl FnOnce() + Send + 'static) {
     let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).gpu(SimulatedGpu::default());
     let engine = engine.build().unwrap();
-    let memory = engine.device_var::<u32>(raddle::Context::Gpu(0), 1).unwrap();
+    let memory = engine.device_var::<u32>(raddle::Device::Gpu(0), 1).unwrap();
     let launch = move |_: &mut raddle::GpuStream, _: &mut _| f();
-    engine.op("launch").on(raddle::Context::Gpu(0)).launch(memory.write(), launch).unwrap();
+    engine.op("launch").on(raddle::Device::Gpu(0)).launch(memory.write(), launch).unwrap();
     engine.wait_for_all().unwrap();
 }
 
@@ -444,7 +444,7 @@ fn on_another_device(f: impl FnOnce() + Send + 'static) {
 fn what_ends_on_the_device_of_another_engine_is_told() {
     on_kinds(&KINDS, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
-        let token = engine.new_var();
+        let token = engine.token();
         engine.op("held").writes([&token]).push_async(move |_, done| sender.send(done).unwrap()).unwrap();
         let done = receiver.recv_timeout(PATIENCE).expect("it runs");
         let told = [Gate::new(), Gate::new()];
@@ -490,7 +490,7 @@ fn what_is_dropped_after_the_end_on_the_device_of_another_engine_is_gone() {
 fn nothing_runs_inside_the_function_of_a_device() {
     watched(|| {
         let engine = Engine::builder().kind(EngineKind::Naive).gpu(SimulatedGpu::default()).build().unwrap();
-        let memory = engine.device_var::<u32>(raddle::Context::Gpu(0), 1).unwrap();
+        let memory = engine.device_var::<u32>(raddle::Device::Gpu(0), 1).unwrap();
         let (inside, runs, ran) = (engine.clone(), Gate::new(), Gate::new());
         let opens = ran.clone();
         let launch = move |_: &mut raddle::GpuStream, _: &mut _| {
@@ -499,7 +499,7 @@ fn nothing_runs_inside_the_function_of_a_device() {
             assert!(!pushed.is_done() && !runs.is_open(), "it has run inside");
             opens.open();
         };
-        engine.op("launch").on(raddle::Context::Gpu(0)).launch(memory.write(), launch).unwrap();
+        engine.op("launch").on(raddle::Device::Gpu(0)).launch(memory.write(), launch).unwrap();
         engine.wait_for_all().unwrap();
         assert!(ran.is_open());
     });
@@ -532,14 +532,14 @@ fn with_a_kernel_pending() -> (Engine, SimulatedGpu, OpHandle<()>) {
     let gpu = SimulatedGpu::builder().clock(raddle::simulated::Clock::Manual).build();
     let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).gpu(gpu.clone()).build();
     let engine = engine.unwrap();
-    let memory = engine.device_var::<u32>(raddle::Context::Gpu(0), 1).unwrap();
+    let memory = engine.device_var::<u32>(raddle::Device::Gpu(0), 1).unwrap();
     let (issued, is_issued) = mpsc::channel();
     let launch = move |stream: &mut raddle::GpuStream, memory: &mut _| {
         let launched = stream.simulated().expect("it is simulated").launch(MOMENT, memory, |_: &mut [u32]| ());
         issued.send(()).unwrap();
         launched
     };
-    let kernel = engine.op("kernel").on(raddle::Context::Gpu(0)).try_launch(memory.write(), launch).unwrap();
+    let kernel = engine.op("kernel").on(raddle::Device::Gpu(0)).try_launch(memory.write(), launch).unwrap();
     is_issued.recv_timeout(PATIENCE).expect("it is issued");
     (engine, gpu, kernel)
 }

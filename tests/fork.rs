@@ -26,11 +26,11 @@ use std::{
 
 use common::{KINDS, SOON, THREADED, child_succeeds, eventually, is_child, lock, poll_once, resident_bytes};
 use raddle::{
-    Completion, Context, DeviceVec, Engine, EngineKind, OpHandle, Operator, PinnedVec, Property, PushError, RunContext,
+    Completion, Device, DeviceVec, Engine, EngineKind, OpContext, OpHandle, Operator, PinnedVec, Property, PushError,
     Shutdown, ShutdownError, SimulatedGpu, Token, Var, VarWait, WaitError,
 };
 
-const GPU: Context = Context::Gpu(0);
+const GPU: Device = Device::Gpu(0);
 
 // ----------------------------------------------------------------------------------------------------------- forks ----
 
@@ -241,7 +241,7 @@ impl World {
     fn new(kind: EngineKind) -> Self {
         let engine = engine(kind);
         let [idle, busy, failed] = [0_u64; 3].map(|value| engine.var(value));
-        let (token, lost) = (engine.new_var(), engine.new_var());
+        let (token, lost) = (engine.token(), engine.token());
         let (device, pinned) = (engine.device_var(GPU, 4).unwrap(), engine.pinned_var(GPU, 4).unwrap());
         engine.op("copy").on(GPU).copy_to_device(&pinned, &device).unwrap();
         engine.wait_for_all().unwrap();
@@ -408,7 +408,7 @@ fn dead_engine(engine: &Engine) {
     assert!(engine.device_var::<u64>(GPU, 4).is_err());
     assert!(engine.pinned_var::<u64>(GPU, 4).is_err());
     say("new variables");
-    let (token, var) = (engine.new_var(), engine.var(vec![1]));
+    let (token, var) = (engine.token(), engine.var(vec![1]));
     dead_token(engine, &token);
     dead_token(engine, &var);
     dead_wait(engine.get(&var));
@@ -879,7 +879,7 @@ impl Forker {
         }
     }
 
-    fn fork_in(&self, cx: &RunContext<'_>) {
+    fn fork_in(&self, cx: &OpContext<'_>) {
         self.fork(&cx.engine());
     }
 
@@ -932,14 +932,14 @@ const FORKERS: &[(&str, Push)] = &[
         engine.op("").writes([&**var]).push_sync(move |cx| forker.fork_in(cx)).unwrap();
     }),
     ("it returns an error", |engine, var, forker| {
-        let f = move |cx: &RunContext<'_>| {
+        let f = move |cx: &OpContext<'_>| {
             forker.fork_in(cx);
             Err("on purpose")
         };
         engine.op("").writes([&**var]).push_sync(f).unwrap();
     }),
     ("it panics", |engine, var, forker| {
-        let f = move |cx: &RunContext<'_>| {
+        let f = move |cx: &OpContext<'_>| {
             forker.fork_in(cx);
             panic!("on purpose")
         };
@@ -957,21 +957,21 @@ const FORKERS: &[(&str, Push)] = &[
         engine.op("").priority(9).writes([&**var]).push_sync(move |cx| forker.fork_in(cx)).unwrap();
     }),
     ("it uses its completion", |engine, var, forker| {
-        let f = move |cx: &RunContext<'_>, done: Completion| {
+        let f = move |cx: &OpContext<'_>, done: Completion| {
             forker.fork_in(cx);
             done.complete();
         };
         engine.op("").writes([&**var]).push_async(f).unwrap();
     }),
     ("it drops its completion", |engine, var, forker| {
-        let f = move |cx: &RunContext<'_>, done: Completion| {
+        let f = move |cx: &OpContext<'_>, done: Completion| {
             forker.fork_in(cx);
             drop(done);
         };
         engine.op("").writes([&**var]).push_async(f).unwrap();
     }),
     ("it has used its completion and fails", |engine, var, forker| {
-        let f = move |cx: &RunContext<'_>, done: Completion| {
+        let f = move |cx: &OpContext<'_>, done: Completion| {
             done.complete();
             forker.fork_in(cx);
             Err("on purpose")
@@ -979,7 +979,7 @@ const FORKERS: &[(&str, Push)] = &[
         engine.op("").writes([&**var]).push_async(f).unwrap();
     }),
     ("it deletes a variable", |engine, var, forker| {
-        let other = engine.new_var();
+        let other = engine.token();
         engine.op("").reads([&**var]).writes([&other]).push_sync(|_| ()).unwrap();
         engine.delete_variable(&other, move |cx| forker.fork_in(cx)).unwrap();
     }),

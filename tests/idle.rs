@@ -63,7 +63,7 @@ fn an_idle_engine_uses_no_cpu() {
         assert!(share < 0.04, "six engines that have nothing to do take {share} of a core");
         // Something is pending, and threads wait for it, one of them inside an operation; but nobody can do anything.
         let engine = &engines[1];
-        let token = engine.new_var();
+        let token = engine.token();
         let gate = hold(engine, &token);
         engine.push_sync(|_| {}, [], [&token]).unwrap();
         let (inner, held) = (engine.clone(), token.clone());

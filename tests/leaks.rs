@@ -21,7 +21,7 @@ enum End {
 /// Everything an engine can be asked to keep, some of it failing.
 fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
     let vars: Vec<_> = (0..6).map(|_| engine.var(vec![drops.make()])).collect();
-    let token = engine.new_var();
+    let token = engine.token();
     let kept = drops.make();
     let operator = engine
         .op("operator")

@@ -53,7 +53,7 @@ fn pushes_through_one_variable_and_engines_that_come_and_go_leave_memory_flat() 
         // Everything else that a program may do for ever.
         for kind in KINDS {
             let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("the engine is built");
-            let (token, value) = (engine.new_var(), engine.var(vec![0_u8; 100]));
+            let (token, value) = (engine.token(), engine.var(vec![0_u8; 100]));
             let operator = engine.op("operator").operator(value.write(), |value| value.reverse()).expect("it is open");
             let everything = |times: usize| {
                 for i in 0..times {

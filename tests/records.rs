@@ -93,7 +93,7 @@ fn push(engine: &Engine, writes: &[&Token]) {
 /// Pushes until `count` has at most `most` alive, since each push may take the epoch further.
 #[track_caller]
 fn comes_down_to(most: usize, count: &Count, engine: &Engine, what: &str) {
-    let (start, token) = (Instant::now(), engine.new_var());
+    let (start, token) = (Instant::now(), engine.token());
     while count.alive() > most {
         push(engine, &[&token]);
         assert!(start.elapsed() < Duration::from_secs(20), "{what}: {} are left, not {most}", count.alive());
@@ -106,7 +106,7 @@ fn comes_down_to(most: usize, count: &Count, engine: &Engine, what: &str) {
 fn records_are_reused_and_given_back() {
     // It runs everything on the pushing thread, so that there is one cache of records.
     let engine = Engine::builder().kind(EngineKind::Naive).build().expect("the engine is built");
-    let tokens: Vec<_> = (0..5).map(|_| engine.new_var()).collect();
+    let tokens: Vec<_> = (0..5).map(|_| engine.token()).collect();
     let [one, four, five] = [1, 4, 5].map(|count| tokens[..count].iter().collect::<Vec<_>>());
 
     for _ in 0..40_000 {
@@ -136,7 +136,7 @@ fn records_are_reused_and_given_back() {
     for pushes in [7, 56, 56, 56].into_iter().cycle().take(3000) {
         // So that there is a batch to take.
         (0..4 * BATCH).for_each(|_| push(&engine, &one));
-        let (engine, token) = (engine.clone(), engine.new_var());
+        let (engine, token) = (engine.clone(), engine.token());
         let pusher = move || (0..pushes).for_each(|_| push(&engine, &[&token]));
         thread::spawn(pusher).join().expect("it does not panic");
     }

@@ -25,8 +25,8 @@ use common::{
     failure, hold, is_child, lock, occupy, on_kinds, poll_once, watched,
 };
 use raddle::{
-    Cause, Completion, Context, Engine, EngineKind, Name, OpError, OpHandle, Operator, Placement, Property, PushError,
-    RunContext, Shutdown, ShutdownError, Token, Var, VarWait, WaitError,
+    Cause, Completion, Device, Engine, EngineKind, Name, OpContext, OpError, OpHandle, Operator, Placement, Property,
+    PushError, Shutdown, ShutdownError, Token, Var, VarWait, WaitError,
 };
 
 /// Pushes an operation over tokens that fails, and is named.
@@ -152,7 +152,7 @@ mod the_one_rule {
     #[test]
     fn a_mutation_waits_for_all_readers_before_it() {
         on_kinds(&THREADED, 4, |engine| {
-            let (value, gate, started) = (engine.new_var(), Gate::new(), Meeting::new(3));
+            let (value, gate, started) = (engine.token(), Gate::new(), Meeting::new(3));
             for _ in 0..2 {
                 let (gate, started) = (gate.clone(), started.clone());
                 engine
@@ -213,7 +213,7 @@ mod the_one_rule {
     #[test]
     fn what_an_operation_wrote_is_visible_to_whoever_waited() {
         on_kinds(&KINDS, 2, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             for number in 0..2000_usize {
                 let cell = Arc::new(AtomicUsize::new(0));
                 let inner = Arc::clone(&cell);
@@ -235,7 +235,7 @@ mod push {
     #[test]
     fn push_returns_without_waiting() {
         on_kinds(&THREADED, 2, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             let gate = occupy(&engine, 2);
             let held = Gate::new();
             let inner = held.clone();
@@ -291,7 +291,7 @@ mod push {
     #[test]
     fn a_variable_read_and_mutated_counts_as_mutated() {
         on_kinds(&THREADED, 2, |engine| {
-            let (token, gate, started) = (engine.new_var(), Gate::new(), Gate::new());
+            let (token, gate, started) = (engine.token(), Gate::new(), Gate::new());
             let (inner_gate, inner_started) = (gate.clone(), started.clone());
             engine
                 .push_sync(
@@ -318,7 +318,7 @@ mod push {
     #[test]
     fn a_variable_named_twice_is_named_once() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine.push_sync(|_| {}, [&token, &token], []).unwrap();
             engine.wait_for_var(&token).unwrap();
             assert_eq!(engine.version(&token), 0);
@@ -333,7 +333,7 @@ mod push {
     fn a_refused_push_enqueues_nothing() {
         on_kinds(&KINDS, 1, |engine| {
             let (other, drops) = (common::engine(EngineKind::Naive, 1), Drops::new());
-            let (own, deleted, foreign) = (engine.new_var(), engine.new_var(), other.new_var());
+            let (own, deleted, foreign) = (engine.token(), engine.token(), other.token());
             engine.delete_variable(&deleted, |_| {}).unwrap();
             for (bad, error) in [(&foreign, PushError::ForeignVariable), (&deleted, PushError::DeletedVariable)] {
                 let captured = drops.make();
@@ -356,9 +356,9 @@ mod push {
     #[test]
     fn a_context_without_a_device_is_refused() {
         on_kinds(&KINDS, 1, |engine| {
-            let pushed = engine.op("").on(Context::Gpu(3)).push_sync(|_| {});
-            assert_eq!(pushed, Err(PushError::NoSuchDevice(Context::Gpu(3))));
-            engine.op("").on(Context::Cpu).push_sync(|_| {}).unwrap();
+            let pushed = engine.op("").on(Device::Gpu(3)).push_sync(|_| {});
+            assert_eq!(pushed, Err(PushError::NoSuchDevice(Device::Gpu(3))));
+            engine.op("").on(Device::Cpu).push_sync(|_| {}).unwrap();
         });
     }
 
@@ -372,7 +372,7 @@ mod push {
             assert_eq!(inner.kind(), engine.kind());
             assert_eq!(inner.placements(), engine.placements(), "the handle of an operation knows no placements");
             assert_eq!(engine.clone().placements(), engine.placements());
-            let token = inner.new_var();
+            let token = inner.token();
             engine.push_sync(|_| {}, [], [&token]).unwrap();
             inner.wait_for_var(&token).unwrap();
         });
@@ -388,19 +388,19 @@ mod kinds_of_operation {
     fn what_an_operation_is_told_about_its_run() {
         on_kinds(&KINDS, 1, |engine| {
             let (sender, receiver) = mpsc::channel();
-            let tell = move |cx: &RunContext<'_>| {
+            let tell = move |cx: &OpContext<'_>| {
                 sender.send((cx.name().to_owned(), cx.context(), cx.worker(), cx.engine().kind())).unwrap();
             };
             engine.op(format!("named {}", 7)).push_sync(tell).unwrap();
             let worker = (engine.kind() != EngineKind::Naive).then_some(0);
-            assert_eq!(receive(&receiver), ("named 7".to_owned(), Context::Cpu, worker, engine.kind()));
+            assert_eq!(receive(&receiver), ("named 7".to_owned(), Device::Cpu, worker, engine.kind()));
         });
     }
 
     #[test]
     fn a_function_may_return_nothing_a_result_or_never() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine.push_sync(|_| {}, [], [&token]).unwrap();
             engine.push_sync(|_| Ok::<(), String>(()), [], [&token]).unwrap();
             engine.push_sync(|_| Err::<(), _>("as a str"), [], [&token]).unwrap();
@@ -444,7 +444,7 @@ mod kinds_of_operation {
     #[test]
     fn an_async_operation_keeps_its_variables_and_no_worker_until_completed() {
         on_kinds(&KINDS, 1, |engine| {
-            let (token, other) = (engine.new_var(), engine.new_var());
+            let (token, other) = (engine.token(), engine.token());
             let gate = hold(&engine, &token);
             let ran = Gate::new();
             let inner = ran.clone();
@@ -463,7 +463,7 @@ mod kinds_of_operation {
     #[test]
     fn a_completion_used_inside_the_function_passes_the_variables_on() {
         on_kinds(&THREADED, 2, |engine| {
-            let (token, next) = (engine.new_var(), Gate::new());
+            let (token, next) = (engine.token(), Gate::new());
             let (sender, receiver) = mpsc::channel();
             let inner = next.clone();
             engine
@@ -485,7 +485,7 @@ mod kinds_of_operation {
     #[test]
     fn a_dropped_completion_is_an_error() {
         on_kinds(&KINDS, 1, |engine| {
-            let tokens = [(); 3].map(|()| engine.new_var());
+            let tokens = [(); 3].map(|()| engine.token());
             engine.op("inside").writes([&tokens[0]]).push_async(|_, done| drop(done)).unwrap();
             engine
                 .op("elsewhere")
@@ -513,7 +513,7 @@ mod kinds_of_operation {
     #[test]
     fn a_failed_completion_is_the_operations_failure() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine.push_async(|_, done| drop(thread::spawn(|| done.fail("no disk"))), [], [&token]).unwrap();
             let error = failure(engine.wait_for_var(&token));
             assert!(matches!(error.cause(), Cause::Error(error) if error.to_string() == "no disk"), "{error}");
@@ -524,7 +524,7 @@ mod kinds_of_operation {
     #[test]
     fn an_async_function_that_panics_with_its_completion_fails_with_the_panic() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine.push_async(|_, _done| panic!("in the function"), [], [&token]).unwrap();
             let error = failure(engine.wait_for_var(&token));
             assert!(matches!(error.cause(), Cause::Panic(Some(message)) if message == "in the function"), "{error}");
@@ -536,7 +536,7 @@ mod kinds_of_operation {
     #[test]
     fn an_async_function_that_returns_an_error_without_its_completion_has_lost_it() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine
                 .push_async(
                     |_, done| {
@@ -565,7 +565,7 @@ mod kinds_of_operation {
     #[test]
     fn a_completion_dropped_in_its_own_function_ends_the_operation_at_once() {
         on_kinds(&KINDS, 2, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             let (sender, receiver) = mpsc::channel();
             let (next, told) = (Gate::new(), engine.clone());
             let (opens, variable) = (next.clone(), token.clone());
@@ -588,7 +588,7 @@ mod kinds_of_operation {
     fn an_async_function_that_fails_while_its_completion_lives_fails_the_operation_at_the_completion() {
         on_kinds(&KINDS, 1, |engine| {
             for panics in [false, true] {
-                let (token, gate) = (engine.new_var(), Gate::new());
+                let (token, gate) = (engine.token(), Gate::new());
                 let inner = gate.clone();
                 engine
                     .push_async(
@@ -620,7 +620,7 @@ mod kinds_of_operation {
     #[test]
     fn an_async_function_that_fails_after_its_completion_was_used_is_reported_by_wait_for_all() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine
                 .push_async(
                     |_, done| {
@@ -647,7 +647,7 @@ mod kinds_of_operation {
     #[test]
     fn a_completion_lost_in_a_caught_panic_is_an_error() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine
                 .push_async(
                     |_, done| {
@@ -671,7 +671,7 @@ mod kinds_of_operation {
     #[test]
     fn a_completion_dropped_with_a_variables_value_is_an_error() {
         on_kinds(&KINDS, 1, |engine| {
-            let (token, keeper) = (engine.new_var(), engine.var(None::<Completion>));
+            let (token, keeper) = (engine.token(), engine.var(None::<Completion>));
             let (sender, receiver) = mpsc::channel();
             engine.push_async(move |_, done| sender.send(done).unwrap(), [], [&token]).unwrap();
             let done = receive(&receiver);
@@ -759,7 +759,7 @@ mod kinds_of_operation {
     #[test]
     fn a_deleted_operator_runs_what_was_pushed_and_is_dropped_after_that() {
         on_kinds(&KINDS, 1, |engine| {
-            let (value, drops, ran) = (engine.new_var(), Drops::new(), Arc::new(AtomicUsize::new(0)));
+            let (value, drops, ran) = (engine.token(), Drops::new(), Arc::new(AtomicUsize::new(0)));
             let gate = hold(&engine, &value);
             let (captured, inner) = (drops.make(), Arc::clone(&ran));
             let operator = engine
@@ -834,7 +834,7 @@ mod kinds_of_operation {
     #[test]
     fn an_operators_failure_tells_where_it_was_pushed() {
         on_kinds(&KINDS, 1, |engine| {
-            let value = engine.new_var();
+            let value = engine.token();
             let operator = engine.op("operator").writes([&value]).operator_sync(|_| Err::<(), _>("no")).unwrap();
             let line = line!() + 1;
             operator.push().unwrap();
@@ -878,7 +878,7 @@ mod kinds_of_operation {
     #[test]
     fn typed_and_untyped_variables_mix() {
         on_kinds(&KINDS, 2, |engine| {
-            let (file, value) = (engine.new_var(), engine.var(0));
+            let (file, value) = (engine.token(), engine.var(0));
             let gate = hold(&engine, &file);
             engine.op("").reads([&file]).push(value.write(), |value| *value = 1).unwrap();
             assert!(matches!(engine.wait_for_var_timeout(&value, MOMENT), Err(WaitError::TimedOut)));
@@ -928,7 +928,7 @@ mod kinds_of_operation {
             for name in
                 [Name::from("a"), Name::from("a".to_owned()), Name::from(Arc::<str>::from("a")), Name::default()]
             {
-                let token = engine.new_var();
+                let token = engine.token();
                 let expected = name.as_str().to_owned();
                 engine.op(name).writes([&token]).push_sync(|_| Err::<(), _>("no")).unwrap();
                 let error = failure(engine.wait_for_var(&token));
@@ -1097,10 +1097,10 @@ mod properties {
     #[test]
     fn an_async_property_starts_on_the_pushing_thread_when_ready() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             let id = Arc::new(Mutex::new(None));
             let inner = Arc::clone(&id);
-            let note = move |_: &RunContext<'_>| *lock(&inner) = Some(thread::current().id());
+            let note = move |_: &OpContext<'_>| *lock(&inner) = Some(thread::current().id());
             engine.op("").property(Property::Async).writes([&token]).push_sync(note).unwrap();
             // It has run when the push returns.
             assert_eq!(*lock(&id), Some(thread::current().id()));
@@ -1111,7 +1111,7 @@ mod properties {
     #[test]
     fn an_async_property_starts_on_a_worker_when_not_ready_at_once() {
         on_kinds(&THREADED, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             let gate = hold(&engine, &token);
             let (sender, receiver) = mpsc::channel();
             engine
@@ -1147,7 +1147,7 @@ mod properties {
     #[test]
     fn delete_var_and_no_skip_run_on_failed_variables() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             push_failing(&engine, "first", &[], &[&token]);
             for property in [Property::DeleteVar, Property::NoSkip] {
                 let ran = Gate::new();
@@ -1253,7 +1253,7 @@ mod priority {
     #[test]
     fn successors_are_ordered_by_priority() {
         on_kinds(&THREADED, 1, |engine| {
-            let tokens: Vec<Token> = (0..6).map(|_| engine.new_var()).collect();
+            let tokens: Vec<Token> = (0..6).map(|_| engine.token()).collect();
             let (gate, started, journal) = (Gate::new(), Gate::new(), Journal::new());
             let (inner_gate, inner_started) = (gate.clone(), started.clone());
             engine
@@ -1279,7 +1279,7 @@ mod priority {
     #[test]
     fn an_urgent_operation_waits_for_a_bounded_run_of_successors() {
         on_kinds(&THREADED, 1, |engine| {
-            let chain = engine.new_var();
+            let chain = engine.token();
             let (journal, gate) = (Journal::new(), Gate::new());
             let (inner_gate, started) = (gate.clone(), Gate::new());
             let inner_started = started.clone();
@@ -1342,7 +1342,7 @@ mod priority {
     #[cfg_attr(miri, ignore = "needs 20,000 operations")]
     fn a_chain_of_successors_does_not_starve_an_equal() {
         on_kinds(&THREADED, 1, |engine| {
-            let (chain, journal, gate, started) = (engine.new_var(), Journal::new(), Gate::new(), Gate::new());
+            let (chain, journal, gate, started) = (engine.token(), Journal::new(), Gate::new(), Gate::new());
             let (inner_gate, inner_started) = (gate.clone(), started.clone());
             engine
                 .push_sync(
@@ -1385,7 +1385,7 @@ mod waiting {
     #[test]
     fn a_fresh_variable_needs_no_waiting() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine.wait_for_var(&token).unwrap();
             engine.wait_to_read(&token).unwrap();
             engine.wait_to_write(&token).unwrap();
@@ -1446,7 +1446,7 @@ mod waiting {
     #[test]
     fn wait_to_read_waits_for_a_pending_mutation() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             let gate = hold(&engine, &token);
             let mut future = engine.wait_to_read_async(&token);
             assert!(poll_once(&mut future).is_pending());
@@ -1460,7 +1460,7 @@ mod waiting {
     #[test]
     fn a_wait_for_a_variable_is_not_prolonged_by_later_pushes() {
         on_kinds(&KINDS, 2, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             let first = hold(&engine, &token);
             let waits = [engine.wait_for_var_async(&token), engine.wait_to_read_async(&token)];
             // Behind the waits: an operation that does not end.
@@ -1507,7 +1507,7 @@ mod waiting {
     #[test]
     fn a_wait_that_timed_out_can_be_repeated() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             let gate = hold(&engine, &token);
             let start = Instant::now();
             assert!(matches!(engine.wait_for_var_timeout(&token, MOMENT), Err(WaitError::TimedOut)));
@@ -1626,7 +1626,7 @@ mod waiting {
     #[test]
     fn wait_for_all_does_not_wait_for_an_operation_pushed_after_it_began() {
         on_kinds(&KINDS, 2, |engine| {
-            let (first, second) = (engine.new_var(), engine.new_var());
+            let (first, second) = (engine.token(), engine.token());
             let early = hold(&engine, &first);
             let future = engine.wait_for_all_async();
             let late = hold(&engine, &second);
@@ -1644,7 +1644,7 @@ mod waiting {
         on_kinds(&KINDS, 2, |engine| {
             let others: Vec<_> = (0..40)
                 .map(|_| {
-                    let gate = hold(&engine, &engine.new_var());
+                    let gate = hold(&engine, &engine.token());
                     (gate, engine.wait_for_all_async())
                 })
                 .collect();
@@ -1659,7 +1659,7 @@ mod waiting {
                 begun.pass();
                 // The other thread is inside its call by now.
                 thread::sleep(4 * MOMENT);
-                let last = hold(engine, &engine.new_var());
+                let last = hold(engine, &engine.token());
                 let limit = Duration::from_secs(3);
                 let (gates, waits): (Vec<_>, Vec<_>) = others.into_iter().unzip();
                 gates.iter().for_each(Gate::open);
@@ -1829,7 +1829,7 @@ mod waiting {
     fn futures_may_be_sent() {
         fn sent(_: &(impl Future + Send)) {}
         let engine = engine(EngineKind::Naive, 1);
-        let token = engine.new_var();
+        let token = engine.token();
         sent(&engine.wait_for_all_async());
         sent(&engine.wait_for_var_async(&token));
         sent(&engine.op("").submit((), |()| 1).unwrap());
@@ -1915,7 +1915,7 @@ mod failures {
     #[test]
     fn an_operation_that_names_a_failed_variable_is_skipped_and_passes_the_same_error_on() {
         on_kinds(&KINDS, 2, |engine| {
-            let tokens: Vec<Token> = (0..20).map(|_| engine.new_var()).collect();
+            let tokens: Vec<Token> = (0..20).map(|_| engine.token()).collect();
             let (drops, ran) = (Drops::new(), Arc::new(AtomicUsize::new(0)));
             push_failing(&engine, "first", &[], &[&tokens[0]]);
             for pair in tokens.windows(2) {
@@ -1933,7 +1933,7 @@ mod failures {
             }
             let first = failure(engine.wait_for_var(&tokens[0]));
             for token in &tokens {
-                assert!(failure(engine.wait_for_var(token)).is_same(&first));
+                assert!(failure(engine.wait_for_var(token)).ptr_eq(&first));
                 assert_eq!(engine.version(token), 0);
             }
             assert_eq!(ran.load(SeqCst), 0);
@@ -1968,9 +1968,9 @@ mod failures {
             engine.op("first").push(value.write(), |_| Err("no")).unwrap();
             let first = failure(engine.wait_for_var(&value));
             let submitted = engine.op("").submit(value.read(), |value| *value).unwrap();
-            assert!(failure(submitted.wait()).is_same(&first));
+            assert!(failure(submitted.wait()).ptr_eq(&first));
             let awaited = engine.op("").submit(value.read(), |value| *value).unwrap();
-            assert!(failure(block_on(awaited)).is_same(&first));
+            assert!(failure(block_on(awaited)).ptr_eq(&first));
         });
     }
 
@@ -2013,8 +2013,8 @@ mod failures {
             let first = failure(engine.wait_for_var(&value));
             let errors = lock(&errors).drain(..).collect::<Vec<_>>();
             assert_eq!(errors.len(), 12);
-            assert!(errors.iter().all(|error| error.is_same(&first) && error.name() == "fails"));
-            assert!(failure(engine.wait_for_var_timeout(&value, Duration::ZERO)).is_same(&first));
+            assert!(errors.iter().all(|error| error.ptr_eq(&first) && error.name() == "fails"));
+            assert!(failure(engine.wait_for_var_timeout(&value, Duration::ZERO)).ptr_eq(&first));
             engine.wait_for_all().expect("what was told is not reported again");
             block_on(engine.wait_for_all_async()).expect("nor here");
         });
@@ -2051,7 +2051,7 @@ mod failures {
     #[test]
     fn clear_error_heals_one_variable_only() {
         on_kinds(&KINDS, 1, |engine| {
-            let (a, b) = (engine.new_var(), engine.new_var());
+            let (a, b) = (engine.token(), engine.token());
             push_failing(&engine, "both", &[], &[&a, &b]);
             engine.clear_error(&a).unwrap();
             engine.wait_for_var(&a).unwrap();
@@ -2065,7 +2065,7 @@ mod failures {
     #[test]
     fn overwrite_heals() {
         on_kinds(&KINDS, 1, |engine| {
-            let (value, token) = (engine.var(0), engine.new_var());
+            let (value, token) = (engine.var(0), engine.token());
             push_failing(&engine, "fails", &[], &[&value, &token]);
             engine.op("").push(value.overwrite(), |value| *value = 9).unwrap();
             engine.op("").overwrites([&token]).push_sync(|_| {}).unwrap();
@@ -2089,7 +2089,7 @@ mod failures {
     #[test]
     fn what_is_also_read_or_written_is_not_overwritten() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             push_failing(&engine, "fails", &[], &[&token]);
             engine.op("").overwrites([&token]).reads([&token]).push_sync(|_| {}).unwrap();
             engine.op("").overwrites([&token]).writes([&token]).push_sync(|_| {}).unwrap();
@@ -2306,7 +2306,7 @@ mod failures {
     #[test]
     fn wait_for_all_reports_the_earliest_failure() {
         on_kinds(&KINDS, 1, |engine| {
-            let tokens: Vec<Token> = (0..3).map(|_| engine.new_var()).collect();
+            let tokens: Vec<Token> = (0..3).map(|_| engine.token()).collect();
             for (name, token) in ["a", "b", "c"].into_iter().zip(tokens.iter().rev()) {
                 // With one worker they fail in this order.
                 push_failing(&engine, name, &[], &[token]);
@@ -2325,7 +2325,7 @@ mod failures {
     #[test]
     fn the_failure_of_a_dropped_variable_does_not_hide() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             push_failing(&engine, "unseen", &[], &[&token]);
             drop(token);
             assert_eq!(failure(engine.wait_for_all()).name(), "unseen");
@@ -2335,7 +2335,7 @@ mod failures {
     #[test]
     fn the_reported_failure_of_a_dropped_variable_is_over() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             push_failing(&engine, "seen", &[], &[&token]);
             assert!(engine.wait_for_var(&token).is_err());
             drop(token);
@@ -2385,7 +2385,7 @@ mod failures {
     #[test]
     fn a_deletion_that_panics_is_reported() {
         on_kinds(&KINDS, 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine.delete_variable(&token, |_| panic!("in the deletion")).unwrap();
             let told = [engine.wait_for_var(&token), engine.wait_for_all()];
             let told = told.into_iter().find_map(Result::err).expect("nobody is told of the panic");
@@ -2405,7 +2405,7 @@ mod failures {
     #[test]
     fn a_skipped_async_operation_never_starts() {
         on_kinds(&KINDS, 1, |engine| {
-            let (token, drops) = (engine.new_var(), Drops::new());
+            let (token, drops) = (engine.token(), Drops::new());
             push_failing(&engine, "fails", &[], &[&token]);
             let captured = drops.make();
             engine
@@ -2427,7 +2427,7 @@ mod failures {
     #[test]
     fn an_error_of_a_deeper_cause_is_reached_through_source() {
         on_kinds(&[EngineKind::Naive], 1, |engine| {
-            let token = engine.new_var();
+            let token = engine.token();
             engine.push_sync(|_| Err::<(), _>(std::io::Error::other("disk")), [], [&token]).unwrap();
             let error: Box<dyn Error> = Box::new(engine.wait_for_var(&token).unwrap_err());
             let mut depth = 0;
@@ -2450,7 +2450,7 @@ mod failures {
         [PushError::ForeignVariable, PushError::DeletedVariable, PushError::AliasedVariable, PushError::ShutDown]
             .into_iter()
             .for_each(shown);
-        shown(PushError::NoSuchDevice(Context::Gpu(1)));
+        shown(PushError::NoSuchDevice(Device::Gpu(1)));
         [WaitError::TimedOut, WaitError::WouldDeadlock, WaitError::TooManyWaiting, WaitError::ValueTaken]
             .into_iter()
             .for_each(shown);
@@ -2591,7 +2591,7 @@ mod lifetime {
     #[test]
     fn a_skipped_mutation_does_not_count_in_version() {
         on_kinds(&KINDS, 1, |engine| {
-            let (failed, after) = (engine.new_var(), engine.new_var());
+            let (failed, after) = (engine.token(), engine.token());
             engine.push_sync(|_| {}, [], [&failed, &after]).unwrap();
             // A failed one does not count, and nor does one that is skipped for it.
             push_failing(&engine, "fails", &[], &[&failed]);
@@ -2640,7 +2640,7 @@ mod lifetime {
     fn dropping_the_engine_drains_it() {
         on_kinds(&KINDS, 2, |engine| {
             let ran = Arc::new(AtomicUsize::new(0));
-            let value = engine.new_var();
+            let value = engine.token();
             for number in 0..500 {
                 let ran = Arc::clone(&ran);
                 if number % 50 == 0 {
@@ -2681,7 +2681,7 @@ mod lifetime {
     #[test]
     fn drain_lets_operations_push_and_refuses_others() {
         on_kinds(&KINDS, 2, |engine| {
-            let (token, value) = (engine.new_var(), engine.var(0));
+            let (token, value) = (engine.token(), engine.var(0));
             let gate = hold(&engine, &token);
             let inner_value = value.clone();
             engine
@@ -2831,7 +2831,7 @@ mod lifetime {
     #[test]
     fn cancel_ends_a_drain_that_does_not_come_to_its_end() {
         on_kinds(&THREADED, 1, |engine| {
-            fn again(cx: &RunContext<'_>) {
+            fn again(cx: &OpContext<'_>) {
                 // Refused once the engine cancels.
                 let _ = cx.engine().push_sync(again, [], []);
             }
@@ -2851,8 +2851,8 @@ mod lifetime {
         watched(|| {
             let engine = engine(EngineKind::Naive, 1);
             // An operation that pushes on the variable it holds runs again when it has ended.
-            let token = engine.new_var();
-            fn again(cx: &RunContext<'_>, token: Token) {
+            let token = engine.token();
+            fn again(cx: &OpContext<'_>, token: Token) {
                 let next = token.clone();
                 let _ = cx.engine().push_sync(move |cx| again(cx, next), [], [&token]);
             }
@@ -2951,10 +2951,10 @@ mod engines {
             assert_eq!(engine.kind(), EngineKind::Naive);
             assert!(engine.placements().is_empty());
             let journal = Journal::new();
-            let (a, b) = (engine.new_var(), engine.new_var());
+            let (a, b) = (engine.token(), engine.token());
             for number in 0..100 {
                 let (inner, token) = (journal.clone(), if number % 2 == 0 { &a } else { &b });
-                let f = move |cx: &RunContext<'_>| {
+                let f = move |cx: &OpContext<'_>| {
                     assert_eq!(cx.worker(), None);
                     inner.add((number, thread::current().id()));
                 };
@@ -2970,7 +2970,7 @@ mod engines {
     fn the_naive_engine_puts_off_what_conflicts_with_what_runs() {
         watched(|| {
             let engine = engine(EngineKind::Naive, 1);
-            let (token, journal) = (engine.new_var(), Journal::new());
+            let (token, journal) = (engine.token(), Journal::new());
             let (own, inner) = (token.clone(), journal.clone());
             engine
                 .push_sync(
@@ -3023,7 +3023,7 @@ mod engines {
             return;
         }
         let engine = engine(EngineKind::Naive, 1);
-        let token = engine.new_var();
+        let token = engine.token();
         let gate = hold(&engine, &token);
         for _ in 0..100_000 {
             engine.push_async(|_, done| done.complete(), [], [&token]).unwrap();
@@ -3170,7 +3170,7 @@ mod scheduling {
     #[test]
     fn a_short_chain_stays_on_its_worker() {
         on_kinds(&THREADED, 4, |engine| {
-            let (chain, journal, gate, started) = (engine.new_var(), Journal::new(), Gate::new(), Gate::new());
+            let (chain, journal, gate, started) = (engine.token(), Journal::new(), Gate::new(), Gate::new());
             let (inner_gate, inner_started, inner) = (gate.clone(), started.clone(), journal.clone());
             engine
                 .push_sync(
@@ -3227,7 +3227,7 @@ mod scheduling {
             let (workers, meeting) = (Journal::new(), Meeting::new(4));
             for _ in 0..4 {
                 let (workers, meeting) = (workers.clone(), meeting.clone());
-                let f = move |cx: &RunContext<'_>| {
+                let f = move |cx: &OpContext<'_>| {
                     workers.add(cx.worker());
                     meeting.join();
                 };
@@ -3259,7 +3259,7 @@ mod scheduling {
             let (meeting, found) = (Meeting::new(count + 1), Journal::new());
             for _ in 0..count {
                 let (meeting, found) = (meeting.clone(), found.clone());
-                let f = move |cx: &RunContext<'_>| {
+                let f = move |cx: &OpContext<'_>| {
                     found.add((cx.worker(), common::allowed_cores()));
                     meeting.join();
                 };
@@ -3336,7 +3336,7 @@ mod scheduling {
             watched(|| {
                 let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).build().unwrap();
                 let before = cores_of_workers(&engine, 1);
-                let token = engine.new_var();
+                let token = engine.token();
                 let gate = hold(&engine, &token);
                 let waiting = {
                     let (inner, token) = (engine.clone(), token.clone());
@@ -3366,7 +3366,7 @@ mod scheduling {
                 };
                 assert_eq!(cores(), all);
                 // The pinned worker's thread becomes a spare one: it gives the worker away while it waits, and ends without.
-                let token = engine.new_var();
+                let token = engine.token();
                 let gate = hold(&engine, &token);
                 let waiting = wait_in(Property::Normal, &token);
                 thread::sleep(MOMENT);

@@ -26,7 +26,7 @@ use common::{
     AWHILE, Gate, MOMENT, Meeting, PATIENCE, THREADED, child_succeeds, eventually, is_child, on_kinds, watched,
 };
 use logger::log_to;
-use raddle::{Engine, RunContext, Shutdown, ShutdownError};
+use raddle::{Engine, OpContext, Shutdown, ShutdownError};
 
 /// Shuts the engine down again and again, which must leave `names` each time, until those are the only threads left.
 #[track_caller]
@@ -65,7 +65,7 @@ fn block_at_the_end(gate: Gate) {
 fn goes_on(engine: &Engine) -> Gate {
     let gate = Gate::new();
     let inside = gate.clone();
-    let function = move |_: &RunContext<'_>, done: raddle::Completion| {
+    let function = move |_: &OpContext<'_>, done: raddle::Completion| {
         done.complete();
         inside.pass();
     };
@@ -108,7 +108,7 @@ fn a_deadline_holds_though_destructors_of_two_thread_locals_block_and_both_threa
         let (gate, meeting) = (Gate::new(), Meeting::new(2));
         for _ in 0..2 {
             let (gate, meeting) = (gate.clone(), meeting.clone());
-            let blocks = move |_: &RunContext<'_>| {
+            let blocks = move |_: &OpContext<'_>| {
                 block_at_the_end(gate);
                 meeting.join();
             };
@@ -150,7 +150,7 @@ fn threads_that_were_left_behind_keep_what_they_use_and_the_drop_does_not_wait_f
     on_kinds(&THREADED, 1, |engine| {
         let (gate, (sender, receiver)) = (Gate::new(), mpsc::channel());
         let (inside, value) = (gate.clone(), engine.var(7));
-        let function = move |cx: &RunContext<'_>, done: raddle::Completion| {
+        let function = move |cx: &OpContext<'_>, done: raddle::Completion| {
             done.complete();
             inside.pass();
             sender.send(cx.engine().get(&value).expect("it can still be read")).expect("somebody listens");
@@ -186,7 +186,7 @@ fn in_a_child_the_logger_blocks() {
             count.fetch_add(1, SeqCst);
             inside.pass();
         });
-        engine.op("fails").push_sync(|_: &RunContext<'_>| panic!("on purpose")).expect("the engine is open");
+        engine.op("fails").push_sync(|_: &OpContext<'_>| panic!("on purpose")).expect("the engine is open");
         assert_leaves(&engine, Shutdown::Drain, ["raddle-shutdown"]);
         gate.open();
         engine.shutdown(Shutdown::Drain, None).expect("the logger returns");
@@ -237,7 +237,7 @@ fn in_a_child_the_logger_ends_the_engine() {
                 let uncounted = handles.recv_timeout(PATIENCE).expect("the operation runs");
                 let (tell, told) = mpsc::channel();
                 let last = Mutex::new(Some((engine, tell)));
-                uncounted.op("fails").push_sync(|_: &RunContext<'_>| panic!("on purpose")).expect("the engine is open");
+                uncounted.op("fails").push_sync(|_: &OpContext<'_>| panic!("on purpose")).expect("the engine is open");
                 log_to(move |text| {
                     assert!(text.contains("nobody was told of"), "{text}");
                     let (engine, tell) = common::lock(&last).take().expect("it warns once");
@@ -279,9 +279,9 @@ fn in_a_child_operations_are_cancelled() {
             let logged = Arc::new(Mutex::new(Vec::new()));
             let log = Arc::clone(&logged);
             log_to(move |text| log.lock().expect("no panics").push(text.to_owned()));
-            let token = engine.new_var();
+            let token = engine.token();
             if fails {
-                engine.op("fails").push_sync(|_: &RunContext<'_>| panic!("on purpose")).expect("the engine is open");
+                engine.op("fails").push_sync(|_: &OpContext<'_>| panic!("on purpose")).expect("the engine is open");
             }
             let gate = common::hold(&engine, &token);
             engine.op("cancelled").writes([&token]).push_sync(|_| ()).expect("the engine is open");
@@ -383,11 +383,11 @@ mod without_threads {
     fn in_a_child_the_last_handle_is_dropped_inside() {
         const CHAIN: usize = 200;
         /// Pushes another operation, and so on.
-        fn chain(cx: &RunContext<'_>, left: usize, ran: &Arc<AtomicUsize>) {
+        fn chain(cx: &OpContext<'_>, left: usize, ran: &Arc<AtomicUsize>) {
             ran.fetch_add(1, SeqCst);
             if left > 0 {
                 let ran = Arc::clone(ran);
-                let next = move |cx: &RunContext<'_>| chain(cx, left - 1, &ran);
+                let next = move |cx: &OpContext<'_>| chain(cx, left - 1, &ran);
                 cx.engine().push_sync(next, [], []).expect("operations may push while the engine drains");
             }
         }
@@ -405,7 +405,7 @@ mod without_threads {
                     engine.op("fails").push((), |()| Err::<(), _>(noted)).expect("it is open");
                     let (last, ran) = (Mutex::new(Some(engine.clone())), Arc::clone(&ran));
                     let (started, over) = (start.clone(), over.clone());
-                    let drops = move |cx: &RunContext<'_>| {
+                    let drops = move |cx: &OpContext<'_>| {
                         started.pass();
                         let none = NoThreads::new();
                         drop(common::lock(&last).take());
@@ -432,7 +432,7 @@ mod without_threads {
         on_kinds(&THREADED, 2, |engine| {
             let (sender, receiver) = mpsc::channel();
             let last = Mutex::new(Some(engine.clone()));
-            let drops = move |cx: &RunContext<'_>| {
+            let drops = move |cx: &OpContext<'_>| {
                 sender.send(cx.engine()).expect("somebody listens");
                 drop(common::lock(&last).take());
             };

@@ -453,7 +453,7 @@ impl Pusher<'_> {
             }
             95..97 => {
                 ledger.note("replaces a token");
-                let new = Arc::new(engine.new_var());
+                let new = Arc::new(engine.token());
                 let index = self.random.below(VARIABLES);
                 drop(std::mem::replace(&mut *lock(&self.round.tokens[index]), new));
                 Ok(())
@@ -489,7 +489,7 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
     let round = Round {
         ledger: Arc::clone(ledger),
         values: std::array::from_fn(|_| Mutex::new(Round::value(ledger, &engine))),
-        tokens: std::array::from_fn(|_| Mutex::new(Arc::new(engine.new_var()))),
+        tokens: std::array::from_fn(|_| Mutex::new(Arc::new(engine.token()))),
         completions: sender,
         engine,
     };

@@ -99,7 +99,7 @@ fn in_a_child_the_logger_panics() {
                 }
             });
             let (uncounted, count) = (engine.clone(), Arc::clone(&dropped));
-            let sets = move |cx: &raddle::RunContext<'_>| {
+            let sets = move |cx: &raddle::OpContext<'_>| {
                 let _ = &uncounted;
                 LOCAL.set(Some(PushesWhenDropped(cx.engine(), Arc::clone(&count))));
             };
@@ -189,7 +189,7 @@ fn in_a_child_the_logger_waits_where_an_operation_cannot() {
 
 /// A variable with something pending that nobody runs until this thread lets its worker go.
 fn pending(engine: &Engine) -> Token {
-    let token = engine.new_var();
+    let token = engine.token();
     engine.push_sync(|_| {}, [], [&token]).expect("the engine is open");
     token
 }

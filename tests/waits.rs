@@ -21,8 +21,8 @@ use std::{
 
 use common::{Gate, KINDS, THREADED, block_on, engine, failure, hold, lock, poll_once, program::fewer, watched};
 use raddle::{
-    Completion, Context as Place, DeviceVec, Engine, EngineKind, OpHandle, SimulatedGpu, Token, Var, VarWait,
-    WaitError, simulated::Clock,
+    Completion, Device, DeviceVec, Engine, EngineKind, OpHandle, SimulatedGpu, Token, Var, VarWait, WaitError,
+    simulated::Clock,
 };
 
 // ----------------------------------------------------------------------------------------------------- the memory ----
@@ -278,7 +278,7 @@ fn waits_in_vain_leave_memory_flat(engine: &Engine, token: &Token) {
 #[test]
 fn waits_in_vain_for_a_variable_leave_nothing() {
     alone_on(&KINDS, 2, |engine| {
-        let token = engine.new_var();
+        let token = engine.token();
         let gate = hold(&engine, &token);
         waits_in_vain_leave_memory_flat(&engine, &token);
         gate.open();
@@ -307,12 +307,12 @@ fn waits_in_vain_for_a_device_leave_nothing() {
             let gpu = SimulatedGpu::builder().clock(Clock::Manual).build();
             let engine =
                 Engine::builder().kind(kind).workers(2).pin(false).gpu(gpu.clone()).build().expect("it is built");
-            let var: Var<DeviceVec<u8>> = engine.device_var(Place::Gpu(0), 4).expect("memory");
+            let var: Var<DeviceVec<u8>> = engine.device_var(Device::Gpu(0), 4).expect("memory");
             let issued = Gate::new();
             let inside = issued.clone();
             engine
                 .op("launch")
-                .on(Place::Gpu(0))
+                .on(Device::Gpu(0))
                 .launch(var.write(), move |stream, _| {
                     let mut stream = stream.simulated().expect("it is");
                     stream.launch(Duration::from_secs(1), (), |()| {}).expect("the device works");
@@ -340,7 +340,7 @@ fn waits_in_vain_for_a_device_leave_nothing() {
 #[test]
 fn a_wait_that_joins_another_returns_the_failure() {
     alone_on(&KINDS, 2, |engine| {
-        let (token, pending) = (engine.new_var(), Pending::new());
+        let (token, pending) = (engine.token(), Pending::new());
         let done = pending.begin(&engine, [&token]);
         drop(engine.wait_for_var_async(&token));
         timed_out(engine.wait_to_read_timeout(&token, Duration::ZERO));
@@ -353,13 +353,13 @@ fn a_wait_that_joins_another_returns_the_failure() {
         let mut waits = waits.into_iter().flatten();
         let first = failure(block_on(waits.next().expect("there are eight")));
         for wait in waits {
-            assert!(failure(block_on(wait)).is_same(&first));
+            assert!(failure(block_on(wait)).ptr_eq(&first));
         }
         for thread in threads {
-            assert!(failure(thread.join().expect("it does not panic")).is_same(&first));
+            assert!(failure(thread.join().expect("it does not panic")).ptr_eq(&first));
         }
         // A later one finds the same, until it is cleared.
-        assert!(failure(engine.wait_for_var(&token)).is_same(&first));
+        assert!(failure(engine.wait_for_var(&token)).ptr_eq(&first));
         engine.clear_error(&token).expect("the engine is open");
         engine.wait_for_var(&token).expect("it was cleared");
     });
@@ -370,7 +370,7 @@ fn a_wait_covers_what_was_pushed_before_it_and_nothing_after() {
     alone_on(&KINDS, 2, |engine| {
         // For reading, or not.
         for kinds in [[true, true], [true, false], [false, true], [false, false]] {
-            let (token, pending) = (engine.new_var(), Pending::new());
+            let (token, pending) = (engine.token(), Pending::new());
             let waits = || -> Vec<VarWait> {
                 let begin = |&for_reading: &bool| {
                     if for_reading { engine.wait_to_read_async(&token) } else { engine.wait_for_var_async(&token) }
@@ -414,7 +414,7 @@ fn a_wait_does_not_join_one_that_is_ready_and_held_up() {
         }
     }
     alone_on(&KINDS, 2, |engine| {
-        let (one, other) = (engine.new_var(), engine.new_var());
+        let (one, other) = (engine.token(), engine.token());
         let done = Pending::new().begin(&engine, [&one, &other]);
         let (blocked, go_on) = (Gate::new(), Gate::new());
         let mut first = engine.wait_for_var_async(&one);
@@ -434,7 +434,7 @@ fn a_wait_does_not_join_one_that_is_ready_and_held_up() {
 #[test]
 fn waits_that_join_are_told_when_the_variable_is_deleted() {
     alone_on(&KINDS, 2, |engine| {
-        let token = engine.new_var();
+        let token = engine.token();
         let done = Pending::new().begin(&engine, [&token]);
         let before = [engine.wait_for_var_async(&token), engine.wait_for_var_async(&token)];
         let gone = Gate::new();
@@ -468,7 +468,7 @@ fn futures(engine: &Engine, token: &Token) -> [Box<dyn Future<Output = bool> + U
 #[test]
 fn a_dropped_future_is_not_woken_and_one_that_moves_only_where_it_is() {
     alone_on(&KINDS, 2, |engine| {
-        let token = engine.new_var();
+        let token = engine.token();
         let done = Pending::new().begin(&engine, [&token]);
         let dropped: Vec<_> = futures(&engine, &token).iter_mut().map(poll_heavily).collect();
         let mut moved = futures(&engine, &token);
@@ -494,7 +494,7 @@ fn a_dropped_future_is_not_woken_and_one_that_moves_only_where_it_is() {
 #[test]
 fn one_future_that_is_polled_often_keeps_one_waker() {
     alone_on(&KINDS, 2, |engine| {
-        let token = engine.new_var();
+        let token = engine.token();
         let done = Pending::new().begin(&engine, [&token]);
         for mut future in futures(&engine, &token) {
             assert_flat("polls of one future", MANY, |_| drop(poll_heavily(&mut future)));
@@ -580,7 +580,7 @@ impl Busy {
 #[test]
 fn wakers_that_use_the_engine_stop_nobody() {
     alone_on(&KINDS, 2, |engine| {
-        let token = engine.new_var();
+        let token = engine.token();
         let done = Pending::new().begin(&engine, [&token]);
         let busy = [(); 2]
             .map(|()| Arc::new(Busy { engine: engine.clone(), token: token.clone(), used: AtomicUsize::new(0) }));

@@ -18,7 +18,7 @@ use std::{
 };
 
 use hdrhistogram::Histogram;
-use raddle::{Engine, EngineKind, IdlePolicy, Property, RunContext, Token};
+use raddle::{Engine, EngineKind, IdlePolicy, OpContext, Property, Token};
 use raddle_benches::{
     kernel::{Kernel, compute, serial_ns},
     machine,
@@ -178,10 +178,10 @@ const PLAIN: Kind = Kind { priority: 0, property: Property::Normal };
 /// mutates one of 64 variables, in turns.
 fn push_to_start(engine: &Engine, due: &[u64], kind: Kind, iterations: u32) -> Histogram<u64> {
     let notes = Notes::new(due.len());
-    let variables: Vec<Token> = (0..64).map(|_| engine.new_var()).collect();
+    let variables: Vec<Token> = (0..64).map(|_| engine.token()).collect();
     open_loop(notes.start, due, |i| {
         let since = due[i];
-        let f = move |_: &RunContext<'_>| {
+        let f = move |_: &OpContext<'_>| {
             notes.note(i, since);
             compute(iterations);
         };
@@ -258,7 +258,7 @@ fn futex_wake(due: &[u64], sleeper: isize) -> Histogram<u64> {
 /// Keeps an operation from ending until the gate is opened, so that what comes after it can be pushed first.
 fn gate(engine: &Engine, variable: &Token) -> mpsc::Sender<()> {
     let (open, opened) = mpsc::channel::<()>();
-    let wait = move |_: &RunContext<'_>| {
+    let wait = move |_: &OpContext<'_>| {
         // Either way the gate is open.
         _ = opened.recv();
     };
@@ -271,10 +271,10 @@ fn gate(engine: &Engine, variable: &Token) -> mpsc::Sender<()> {
 fn chain(engine: &Engine, count: usize) -> Histogram<u64> {
     let notes = Notes::new(count);
     let ended: &'static (AtomicU64, AtomicU64) = Box::leak(Box::default());
-    let variable = engine.new_var();
+    let variable = engine.token();
     let open = gate(engine, &variable);
     for i in 0..count {
-        let f = move |cx: &RunContext<'_>| {
+        let f = move |cx: &OpContext<'_>| {
             let worker = cx.worker().unwrap_or(usize::MAX) as u64;
             // Relaxed, all of them: the operations come one after the other.
             let (since, by) = (ended.0.load(Ordering::Relaxed), ended.1.load(Ordering::Relaxed));
@@ -298,15 +298,15 @@ fn chain(engine: &Engine, count: usize) -> Histogram<u64> {
 fn fork(engine: &Engine, count: usize, iterations: u32) -> Histogram<u64> {
     let notes = Notes::new(count);
     let ended: &'static (AtomicU64, AtomicU64) = Box::leak(Box::default());
-    let variable = engine.new_var();
+    let variable = engine.token();
     let open = gate(engine, &variable);
     for i in 0..count {
-        let first = move |cx: &RunContext<'_>| {
+        let first = move |cx: &OpContext<'_>| {
             // Relaxed, both: the successors come after this operation.
             ended.1.store(cx.worker().unwrap_or(usize::MAX) as u64, Ordering::Relaxed);
             ended.0.store(notes.now(), Ordering::Relaxed); // Relaxed: see above.
         };
-        let then = move |cx: &RunContext<'_>| {
+        let then = move |cx: &OpContext<'_>| {
             // Relaxed: the next operation that stores comes after this one.
             if ended.1.load(Ordering::Relaxed) != cx.worker().unwrap_or(usize::MAX) as u64 {
                 notes.note(i, ended.0.load(Ordering::Relaxed)); // Relaxed: see above.
@@ -330,14 +330,14 @@ fn fork(engine: &Engine, count: usize, iterations: u32) -> Histogram<u64> {
 fn saturated(engine: &Engine, due: &[u64], kind: Kind, fillers: usize, iterations: u32) -> Histogram<u64> {
     let notes = Notes::new(due.len());
     let full = Arc::new(AtomicBool::new(false));
-    let variables: Vec<Token> = (0..256).map(|_| engine.new_var()).collect();
+    let variables: Vec<Token> = (0..256).map(|_| engine.token()).collect();
     for i in 0..fillers {
         engine.push_sync(move |_| compute(iterations), [], [&variables[i % 256]]).expect("push");
     }
     let last = Arc::clone(&full);
     // Relaxed, here and below: only whether the fillers lasted is asked, when all have ended.
     engine.op("").priority(-1).reads(&variables).push_sync(move |_| last.store(true, Ordering::Relaxed)).expect("push");
-    let probes: Vec<Token> = (0..64).map(|_| engine.new_var()).collect();
+    let probes: Vec<Token> = (0..64).map(|_| engine.token()).collect();
     let start = Instant::now();
     open_loop(start, due, |i| {
         // Relaxed: see above.
@@ -345,7 +345,7 @@ fn saturated(engine: &Engine, due: &[u64], kind: Kind, fillers: usize, iteration
             return;
         }
         let since = start + Duration::from_nanos(due[i]);
-        let f = move |_: &RunContext<'_>| {
+        let f = move |_: &OpContext<'_>| {
             // Relaxed: read after all operations have been waited for.
             notes.slots[i].store(since.elapsed().as_nanos() as u64 + 1, Ordering::Relaxed);
         };

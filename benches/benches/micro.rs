@@ -63,7 +63,7 @@ fn runs(engine: &Engine, count: u64, mut push: impl FnMut(u64)) -> Duration {
 
 fn benches(criterion: &mut Criterion) {
     let engine = Engine::builder().workers(1).build().expect("an engine");
-    let tokens: Vec<Token> = (0..64).map(|_| engine.new_var()).collect();
+    let tokens: Vec<Token> = (0..64).map(|_| engine.token()).collect();
     let at = |i: u64| &tokens[i as usize % 64];
     let typed: Vec<_> = (0..64).map(|_| engine.var(0u64)).collect();
     let var = |i: u64| &typed[i as usize % 64];
@@ -117,7 +117,7 @@ fn benches(criterion: &mut Criterion) {
     group.finish();
 
     let mut group = criterion.benchmark_group("other");
-    group.bench_function("a variable made and dropped", |b| b.iter(|| drop(engine.new_var())));
+    group.bench_function("a variable made and dropped", |b| b.iter(|| drop(engine.token())));
     group.bench_function("wait for a variable, nothing pending", |b| b.iter(|| engine.wait_for_var(at(0))));
     group.bench_function("wait for all, nothing pending", |b| b.iter(|| engine.wait_for_all()));
     group.bench_function("get a typed value, nothing pending", |b| b.iter(|| engine.get(var(0))));
@@ -125,7 +125,7 @@ fn benches(criterion: &mut Criterion) {
         b.iter(|| engine.op("get").submit(var(0).read(), |a| *a).expect("push").wait());
     });
     let naive = Engine::builder().kind(raddle::EngineKind::Naive).build().expect("an engine");
-    let token = naive.new_var();
+    let token = naive.token();
     group.bench_function("push and run on `Naive`, 1 write", |b| b.iter(|| naive.push_sync(|_| {}, [], [&token])));
     group.finish();
 }

@@ -45,13 +45,13 @@ impl Sharing {
 fn push(engine: &Engine, pushers: usize, operations: usize, sharing: Sharing) -> f64 {
     let each = operations / pushers;
     let count = if sharing == Sharing::Random { 1024 } else { 256 };
-    let shared: Vec<Token> = (0..count).map(|_| engine.new_var()).collect();
+    let shared: Vec<Token> = (0..count).map(|_| engine.token()).collect();
     let ready = std::sync::Barrier::new(pushers + 1);
     let start = std::thread::scope(|scope| {
         for pusher in 0..pushers {
             let (ready, shared) = (&ready, &shared);
             scope.spawn(move || {
-                let own: Vec<Token> = (0..256).map(|_| engine.new_var()).collect();
+                let own: Vec<Token> = (0..256).map(|_| engine.token()).collect();
                 let mut state = 42 + pusher as u64;
                 let mut random = || {
                     state ^= state << 13;
@@ -83,7 +83,7 @@ fn push(engine: &Engine, pushers: usize, operations: usize, sharing: Sharing) ->
 
 /// ns per operation of independent operations with `iterations` of the compute-bound kernel.
 fn run(engine: &Engine, operations: usize, iterations: u32) -> f64 {
-    let variables: Vec<Token> = (0..1024).map(|_| engine.new_var()).collect();
+    let variables: Vec<Token> = (0..1024).map(|_| engine.token()).collect();
     let start = Instant::now();
     for i in 0..operations {
         engine.push_sync(move |_| compute(iterations), [], [&variables[i % 1024]]).expect("push");

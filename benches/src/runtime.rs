@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use raddle::{Engine, EngineKind, Operator, RunContext, Token};
+use raddle::{Engine, EngineKind, OpContext, Operator, Token};
 use tokio::sync::{mpsc, watch};
 
 use crate::kernel::Work;
@@ -91,7 +91,7 @@ impl Raddle {
 pub fn occupy(engine: &Engine) -> std::sync::mpsc::Sender<()> {
     let (go, gone) = std::sync::mpsc::channel::<()>();
     let (busy, is_busy) = std::sync::mpsc::channel();
-    let f = move |_: &RunContext<'_>| {
+    let f = move |_: &OpContext<'_>| {
         busy.send(()).expect("somebody waits for it");
         // Ends when the sender is dropped.
         _ = gone.recv();
@@ -108,14 +108,14 @@ impl Runtime for Raddle {
 
     fn make_variables(&mut self, count: usize) {
         self.operator = None;
-        self.variables = (0..count).map(|_| self.engine.new_var()).collect();
+        self.variables = (0..count).map(|_| self.engine.token()).collect();
     }
 
     #[inline]
     fn submit(&mut self, work: Work, reads: &[u32], write: Option<u32>) {
         let (engine, variables) = (&self.engine, &self.variables);
         let at = |variable: u32| &variables[variable as usize];
-        let f = move |_: &RunContext<'_>| work.run();
+        let f = move |_: &OpContext<'_>| work.run();
         let pushed = match (reads, write) {
             (&[], None) => engine.push_sync(f, [], []),
             (&[], Some(w)) => engine.push_sync(f, [], [at(w)]),

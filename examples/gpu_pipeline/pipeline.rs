@@ -12,12 +12,12 @@
 
 use std::{sync::Arc, time::Duration, time::Instant};
 
-use raddle::{BoxError, Context, DeviceError, DeviceVec, Engine, GpuStream, OpHandle, PinnedVec, PushError, Var};
+use raddle::{BoxError, Device, DeviceError, DeviceVec, Engine, GpuStream, OpHandle, PinnedVec, PushError, Var};
 
 use crate::kernels;
 
 /// The engine's only GPU.
-pub const GPU: Context = Context::Gpu(0);
+pub const GPU: Device = Device::Gpu(0);
 
 /// What the sensor sees, and what is to become of it.
 #[derive(Debug)]

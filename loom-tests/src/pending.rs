@@ -11,7 +11,7 @@ use std::{
 
 use raddle::{
     Completion, Engine, EngineKind, Token,
-    internals::{Tally, Ticket},
+    internals::{PendingOps, Ticket},
 };
 
 /// Where the completion of an operation is once it has started.
@@ -34,14 +34,14 @@ pub fn push_async(engine: &Engine, token: &Token) -> Place {
 /// If the operation has not started, as it should at once.
 pub fn pending() -> (Engine, Token, Completion) {
     let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
-    let token = engine.new_var();
+    let token = engine.token();
     let done = push_async(&engine, &token).lock().unwrap().take().unwrap();
     (engine, token, done)
 }
 
 /// Counts an operation out, and wakes who waited.
-pub fn leave(tally: &Tally, ticket: Ticket) {
-    if let Some(wakers) = tally.leave(ticket) {
+pub fn leave(pending: &PendingOps, ticket: Ticket) {
+    if let Some(wakers) = pending.leave(ticket) {
         wakers.wake();
     }
 }

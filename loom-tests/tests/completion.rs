@@ -12,8 +12,8 @@ use std::{
 
 use loom::{cell::UnsafeCell, thread};
 use raddle::{
-    Cause, Completion, Engine, EngineKind, RunContext, WaitError,
-    internals::{Flavour, Outcome, Progress, Step, Waiter},
+    Cause, Completion, Engine, EngineKind, OpContext, WaitError,
+    internals::{AsyncState, Flavour, Oneshot, Step, Waiter},
 };
 use raddle_loom_tests::{COMPLETE, Count, model, must_fail, pending, without};
 
@@ -22,7 +22,7 @@ use raddle_loom_tests::{COMPLETE, Count, model, must_fail, pending, without};
 #[test]
 fn the_error_of_a_function_reaches_exactly_one_side() {
     model(COMPLETE, Flavour::Contract, || {
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(AsyncState::default());
         let other = Arc::clone(&progress);
         let function = thread::spawn(move || {
             // SAFETY: called once, by the thread that plays the function.
@@ -41,7 +41,7 @@ fn the_error_of_a_function_reaches_exactly_one_side() {
 fn who_sees_a_resolution_sees_what_was_done_before_it() {
     for by_failing in [false, true] {
         model(COMPLETE, Flavour::Contract, move || {
-            let (progress, data) = (Arc::new(Progress::default()), Arc::new(Data(UnsafeCell::new(0))));
+            let (progress, data) = (Arc::new(AsyncState::default()), Arc::new(Data(UnsafeCell::new(0))));
             let (other, written) = (Arc::clone(&progress), Arc::clone(&data));
             let completion = thread::spawn(move || {
                 // SAFETY: whoever reads has seen the resolution first, which is what the model checks.
@@ -141,9 +141,9 @@ fn without_the_drop_a_wait_never_ends() {
 /// The function of an asynchronous operation drops its completion and goes on until a wait for the operation is over.
 fn a_completion_is_dropped_in_its_own_function() {
     let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
-    let token = engine.new_var();
+    let token = engine.token();
     let (its_engine, its_token) = (engine.clone(), token.clone());
-    let function = move |_: &RunContext<'_>, done: Completion| {
+    let function = move |_: &OpContext<'_>, done: Completion| {
         let waiter = thread::spawn(move || assert_lost(its_engine.wait_for_var(&its_token)));
         drop(done);
         waiter.join().unwrap();
@@ -171,7 +171,7 @@ fn with_an_end_that_waits_for_the_function_both_wait_for_ever() {
 }
 
 /// Sets the result and wakes the futures that wait.
-fn set(outcome: &Outcome<i32>) {
+fn set(outcome: &Oneshot<i32>) {
     if let Some(wakers) = outcome.set(Ok(5)) {
         wakers.wake();
     }
@@ -180,7 +180,7 @@ fn set(outcome: &Outcome<i32>) {
 #[test]
 fn a_result_reaches_a_thread_that_waits() {
     model(COMPLETE, Flavour::Contract, || {
-        let outcome = Outcome::new();
+        let outcome = Oneshot::new();
         let other = Arc::clone(&outcome);
         let thread = thread::spawn(move || set(&other));
         assert_eq!(outcome.wait(None).unwrap(), 5);
@@ -192,7 +192,7 @@ fn a_result_reaches_a_thread_that_waits() {
 #[test]
 fn a_result_wakes_a_future_that_has_not_seen_it() {
     model(COMPLETE, Flavour::Contract, || {
-        let outcome = Outcome::new();
+        let outcome = Oneshot::new();
         let other = Arc::clone(&outcome);
         let thread = thread::spawn(move || set(&other));
         let (count, mut waiter) = (Arc::new(Count::default()), Waiter::new(outcome));
@@ -214,7 +214,7 @@ fn a_result_wakes_a_future_that_has_not_seen_it() {
 #[test]
 fn a_future_that_is_dropped_leaves_no_waker_with_the_result() {
     model(COMPLETE, Flavour::Contract, || {
-        let (outcome, dropped) = (Outcome::new(), Arc::new(AtomicBool::new(false)));
+        let (outcome, dropped) = (Oneshot::new(), Arc::new(AtomicBool::new(false)));
         let (other, is_dropped) = (Arc::clone(&outcome), Arc::clone(&dropped));
         let thread = thread::spawn(move || {
             let was_dropped = is_dropped.load(Relaxed);

@@ -15,7 +15,7 @@ use std::{
 use loom::{cell::UnsafeCell, thread};
 use raddle::{
     GpuStream, ImportedStream, SimulatedGpu,
-    internals::{Flavour, Marks, Recorded, Step, Timeline, Trouble, Turns},
+    internals::{Fault, FaultLock, Flavour, Marks, Recorded, Step, Timeline},
 };
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
@@ -186,8 +186,8 @@ fn lanes_note_what_they_issue_without_disturbing_each_other() {
 /// What the lanes of a device and the operations behind them share: one variable, which the device is writing.
 #[derive(Default)]
 struct Device {
-    trouble: Trouble<u32>,
-    turns: Turns,
+    fault: Fault<u32>,
+    fault_lock: FaultLock,
     timelines: [Timeline; 2],
 }
 
@@ -197,7 +197,7 @@ impl Device {
         let device = Self::default();
         for lane in 0..lanes {
             // As a lane does before it passes the variable on.
-            device.trouble.note_on_device(lanes, lane, 1, true);
+            device.fault.note_on_device(lanes, lane, 1, true);
         }
         Arc::new(device)
     }
@@ -205,12 +205,12 @@ impl Device {
     /// What a lane does that finds the device lost, as the `error` that its driver gives: the operation under way fails,
     /// as the one before it did, or with the device. Gives what whoever asked for that operation is told.
     fn ends(&self, lane: usize, error: u32) -> u32 {
-        let failure = self.turns.take(|| {
+        let failure = self.fault_lock.take(|| {
             // SAFETY: it is the lane's turn.
-            let known = unsafe { self.trouble.failure() };
+            let known = unsafe { self.fault.failure() };
             known.unwrap_or_else(|| {
                 // SAFETY: as above.
-                unsafe { self.trouble.set_failure(Some(error)) };
+                unsafe { self.fault.set_failure(Some(error)) };
                 error
             })
         });
@@ -220,9 +220,9 @@ impl Device {
 
     /// What an operation of the CPU finds that comes after those of the device; `None` if it has to wait.
     fn verdict(&self, lanes: usize) -> Option<Option<u32>> {
-        let is_complete = |lane: usize| self.timelines[lane].is_complete(self.trouble.last_on_device(lane, false));
+        let is_complete = |lane: usize| self.timelines[lane].is_complete(self.fault.last_on_device(lane, false));
         // SAFETY: the operation holds the variable, and what devices do with it is complete; loom reports a race.
-        (0..lanes).all(is_complete).then(|| unsafe { self.trouble.failure() })
+        (0..lanes).all(is_complete).then(|| unsafe { self.fault.failure() })
     }
 }
 
@@ -266,8 +266,8 @@ fn a_wait_that_begins_while_a_device_is_lost_finds_the_variable_unsettled() {
         let device = Device::with_lanes(1);
         let lane = Arc::clone(&device);
         let lane = thread::spawn(move || lane.ends(0, 7));
-        let is_pending = || !device.timelines[0].is_complete(device.trouble.last_on_device(0, false));
-        assert!(device.trouble.is_unsettled(is_pending), "a wait misses what a lost device has not done");
+        let is_pending = || !device.timelines[0].is_complete(device.fault.last_on_device(0, false));
+        assert!(device.fault.is_unsettled(is_pending), "a wait misses what a lost device has not done");
         lane.join().unwrap();
     });
 }
@@ -313,7 +313,7 @@ fn an_operation_that_is_issued_while_its_device_is_lost_fails_as_what_it_comes_a
         let lane = Arc::clone(&device);
         let before = thread::spawn(move || lane.ends(0, 7));
         // SAFETY: it is the lane's turn.
-        let found = device.turns.take(|| unsafe { device.trouble.failure() });
+        let found = device.fault_lock.take(|| unsafe { device.fault.failure() });
         assert!(found.is_none_or(|failure| failure == 7));
         assert_eq!(before.join().unwrap(), 7);
         if found.is_none() {

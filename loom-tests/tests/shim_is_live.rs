@@ -19,7 +19,7 @@ mod under_loom {
     use std::sync::Arc;
 
     use loom::thread;
-    use raddle::internals::{Flavour, Mode, Progress};
+    use raddle::internals::{AsyncState, Flavour, Mode};
     use raddle_loom_tests::{COMPLETE, World, model, must_fail};
 
     fn two_threads_push_on_one_variable() {
@@ -44,12 +44,12 @@ mod under_loom {
         assert!(crossbeam > contract, "crossbeam-epoch is not on loom's atomics: {crossbeam}, {contract}");
     }
 
-    /// `Progress::fail` may be called once only; two threads that call it race for its cell.
+    /// `AsyncState::fail` may be called once only; two threads that call it race for its cell.
     #[test]
     #[ignore = "fails by design; run by the test below"]
     fn planted_race() {
         model(COMPLETE, Flavour::Contract, || {
-            let progress = Arc::new(Progress::default());
+            let progress = Arc::new(AsyncState::default());
             let other = Arc::clone(&progress);
             // SAFETY: none; that is the point.
             let thread = thread::spawn(move || unsafe { other.fail(1) }.is_ok());

@@ -14,12 +14,12 @@ use std::{
 use loom::{cell::UnsafeCell, sync::atomic::AtomicUsize, thread};
 use raddle::{
     Engine, EngineKind, PushError, Shutdown,
-    internals::{Flavour, Step, Tally, Waited},
+    internals::{Flavour, PendingOps, Step, Waited},
 };
 use raddle_loom_tests::{COMPLETE, Count, leave, model, must_fail, without};
 
 struct Shared {
-    tally: Tally,
+    pending: PendingOps,
     data: [UnsafeCell<usize>; 2],
 }
 
@@ -29,21 +29,21 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 fn shared() -> Arc<Shared> {
-    Arc::new(Shared { tally: Tally::new(2), data: [UnsafeCell::new(0), UnsafeCell::new(0)] })
+    Arc::new(Shared { pending: PendingOps::new(2), data: [UnsafeCell::new(0), UnsafeCell::new(0)] })
 }
 
 /// Two operations entered before the wait leave on two threads; the wait ends after both and sees what they did.
 fn wait_for_two() {
     let shared = shared();
     let threads = [0, 1].map(|index| {
-        let (other, ticket) = (Arc::clone(&shared), shared.tally.enter());
+        let (other, ticket) = (Arc::clone(&shared), shared.pending.enter());
         thread::spawn(move || {
             // SAFETY: the wait comes after, which is what the model checks.
             other.data[index].with_mut(|data| unsafe { *data = 1 });
-            leave(&other.tally, ticket);
+            leave(&other.pending, ticket);
         })
     });
-    assert!(shared.tally.wait(None) != Waited::TimedOut);
+    assert!(shared.pending.wait(None) != Waited::TimedOut);
     for data in &shared.data {
         // SAFETY: both operations are over.
         assert_eq!(data.with(|data| unsafe { *data }), 1);
@@ -77,21 +77,21 @@ fn without_the_notification_a_wait_for_all_never_ends() {
 fn a_wait_for_all_is_not_prolonged_by_what_enters_later() {
     model(2, Flavour::Contract, || {
         let (shared, waker) = (shared(), Waker::from(Arc::new(Count::default())));
-        let before = shared.tally.enter();
+        let before = shared.pending.enter();
         let other = Arc::clone(&shared);
-        let thread = thread::spawn(move || leave(&other.tally, before));
+        let thread = thread::spawn(move || leave(&other.pending, before));
         let other = Arc::clone(&shared);
         let racing = thread::spawn(move || {
-            let ticket = other.tally.enter();
-            leave(&other.tally, ticket);
+            let ticket = other.pending.enter();
+            leave(&other.pending, ticket);
         });
-        let mut mark = shared.tally.begin();
-        let after = shared.tally.enter();
+        let mut mark = shared.pending.begin();
+        let after = shared.pending.enter();
         thread.join().unwrap();
         racing.join().unwrap();
-        assert!(shared.tally.poll(&mut mark, &waker), "the wait holds for what entered after it");
-        leave(&shared.tally, after);
-        assert_eq!(shared.tally.wait(None), Waited::Idle, "something is still counted");
+        assert!(shared.pending.poll(&mut mark, &waker), "the wait holds for what entered after it");
+        leave(&shared.pending, after);
+        assert_eq!(shared.pending.wait(None), Waited::Idle, "something is still counted");
     });
 }
 
@@ -100,34 +100,34 @@ fn a_wait_for_all_is_not_prolonged_by_what_enters_later() {
 fn a_wait_for_all_is_not_prolonged_however_many_generations_drain() {
     model(2, Flavour::Contract, || {
         let (shared, waker) = (shared(), Waker::noop());
-        let first = shared.tally.enter();
-        let mut one = shared.tally.begin();
-        let second = shared.tally.enter();
+        let first = shared.pending.enter();
+        let mut one = shared.pending.begin();
+        let second = shared.pending.enter();
         let other = Arc::clone(&shared);
         let racing = thread::spawn(move || {
-            let ticket = other.tally.enter();
+            let ticket = other.pending.enter();
             // SAFETY: a wait that comes after the join covers it, which is what the model checks.
             other.data[0].with_mut(|data| unsafe { *data = 1 });
-            leave(&other.tally, ticket);
+            leave(&other.pending, ticket);
         });
-        let mut two = shared.tally.begin();
-        let third = shared.tally.enter();
-        let mut three = shared.tally.begin();
-        let after = shared.tally.enter();
-        leave(&shared.tally, third);
+        let mut two = shared.pending.begin();
+        let third = shared.pending.enter();
+        let mut three = shared.pending.begin();
+        let after = shared.pending.enter();
+        leave(&shared.pending, third);
         for mark in [&mut one, &mut two, &mut three] {
-            assert!(!shared.tally.poll(mark, waker), "what entered before it is pending");
+            assert!(!shared.pending.poll(mark, waker), "what entered before it is pending");
         }
-        leave(&shared.tally, second);
-        assert!(!shared.tally.poll(&mut two, waker), "what entered before it is pending");
-        leave(&shared.tally, first);
-        assert!(shared.tally.poll(&mut one, waker), "the wait holds for what entered after it");
+        leave(&shared.pending, second);
+        assert!(!shared.pending.poll(&mut two, waker), "what entered before it is pending");
+        leave(&shared.pending, first);
+        assert!(shared.pending.poll(&mut one, waker), "the wait holds for what entered after it");
         racing.join().unwrap();
         for mark in [&mut two, &mut three] {
-            assert!(shared.tally.poll(mark, waker), "the wait holds for what entered after it");
+            assert!(shared.pending.poll(mark, waker), "the wait holds for what entered after it");
         }
-        leave(&shared.tally, after);
-        assert_eq!(shared.tally.wait(None), Waited::Idle, "something is still counted");
+        leave(&shared.pending, after);
+        assert_eq!(shared.pending.wait(None), Waited::Idle, "something is still counted");
         // SAFETY: as above.
         assert_eq!(shared.data[0].with(|data| unsafe { *data }), 1);
     });
@@ -135,16 +135,16 @@ fn a_wait_for_all_is_not_prolonged_however_many_generations_drain() {
 
 fn a_wait_is_polled() {
     let shared = shared();
-    let (other, ticket) = (Arc::clone(&shared), shared.tally.enter());
-    let thread = thread::spawn(move || leave(&other.tally, ticket));
+    let (other, ticket) = (Arc::clone(&shared), shared.pending.enter());
+    let thread = thread::spawn(move || leave(&other.pending, ticket));
     let count = Arc::new(Count::default());
     let waker = Waker::from(Arc::clone(&count));
-    let mut mark = shared.tally.begin();
-    let over = shared.tally.poll(&mut mark, &waker);
+    let mut mark = shared.pending.begin();
+    let over = shared.pending.poll(&mut mark, &waker);
     thread.join().unwrap();
     if !over {
         assert_eq!(count.get(), 1, "the future was not woken");
-        assert!(shared.tally.poll(&mut mark, &waker), "it was woken too soon");
+        assert!(shared.pending.poll(&mut mark, &waker), "it was woken too soon");
     }
 }
 
@@ -158,19 +158,19 @@ fn a_wait_for_all_that_is_polled_is_woken_when_it_is_over() {
 fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
     model(COMPLETE, Flavour::Contract, || {
         let shared = shared();
-        let (other, ticket) = (Arc::clone(&shared), shared.tally.enter());
+        let (other, ticket) = (Arc::clone(&shared), shared.pending.enter());
         let dropped = Arc::new(AtomicBool::new(false));
         let is_dropped = Arc::clone(&dropped);
         let thread = thread::spawn(move || {
             let was_dropped = is_dropped.load(Relaxed);
-            leave(&other.tally, ticket);
+            leave(&other.pending, ticket);
             was_dropped
         });
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
-        let mut mark = shared.tally.begin();
-        let _ = shared.tally.poll(&mut mark, &waker);
-        shared.tally.end(&mut mark);
+        let mut mark = shared.pending.begin();
+        let _ = shared.pending.poll(&mut mark, &waker);
+        shared.pending.end(&mut mark);
         dropped.store(true, Relaxed);
         if thread.join().unwrap() {
             assert_eq!(count.get(), 0, "a future was woken that was dropped before");
@@ -187,13 +187,13 @@ fn generations_are_reused_exactly() {
         let shared = shared();
         let other = Arc::clone(&shared);
         let thread = thread::spawn(move || {
-            let ticket = other.tally.enter();
-            leave(&other.tally, ticket);
+            let ticket = other.pending.enter();
+            leave(&other.pending, ticket);
         });
-        (0..3).for_each(|_| assert!(shared.tally.wait(None) != Waited::TimedOut));
+        (0..3).for_each(|_| assert!(shared.pending.wait(None) != Waited::TimedOut));
         thread.join().unwrap();
-        assert!(shared.tally.wait(None) != Waited::TimedOut);
-        assert_eq!(shared.tally.wait(None), Waited::Idle);
+        assert!(shared.pending.wait(None) != Waited::TimedOut);
+        assert_eq!(shared.pending.wait(None), Waited::Idle);
     });
 }
 
@@ -203,9 +203,9 @@ fn generations_are_reused_exactly() {
 #[test]
 fn a_count_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
     model(COMPLETE, Flavour::Contract, || {
-        let (tally, phase) = (Arc::new(Tally::new(1)), Arc::new(AtomicUsize::new(0)));
+        let (pending, phase) = (Arc::new(PendingOps::new(1)), Arc::new(AtomicUsize::new(0)));
         let over = Arc::new(AtomicBool::new(false));
-        let (other, its_phase, is_over) = (Arc::clone(&tally), Arc::clone(&phase), Arc::clone(&over));
+        let (other, its_phase, is_over) = (Arc::clone(&pending), Arc::clone(&phase), Arc::clone(&over));
         let thread = thread::spawn(move || {
             let ticket = other.enter();
             // Relaxed: acquired by entering, which is what the model checks.
@@ -214,9 +214,9 @@ fn a_count_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
             }
             leave(&other, ticket);
         });
-        assert!(tally.wait(None) != Waited::TimedOut);
+        assert!(pending.wait(None) != Waited::TimedOut);
         phase.fetch_add(1, Relaxed);
-        assert!(tally.wait(None) != Waited::TimedOut);
+        assert!(pending.wait(None) != Waited::TimedOut);
         over.store(true, Relaxed);
         thread.join().unwrap();
     });
@@ -228,16 +228,16 @@ fn a_count_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
 fn nothing_pending_means_that_what_operations_pushed_is_over_too() {
     model(2, Flavour::Contract, || {
         let (shared, over) = (shared(), Arc::new(AtomicBool::new(false)));
-        let (first, other, mark) = (shared.tally.enter(), Arc::clone(&shared), Arc::clone(&over));
+        let (first, other, mark) = (shared.pending.enter(), Arc::clone(&shared), Arc::clone(&over));
         let thread = thread::spawn(move || {
-            let second = other.tally.enter();
-            leave(&other.tally, first);
-            let third = other.tally.enter();
-            leave(&other.tally, second);
+            let second = other.pending.enter();
+            leave(&other.pending, first);
+            let third = other.pending.enter();
+            leave(&other.pending, second);
             mark.store(true, Relaxed);
-            leave(&other.tally, third);
+            leave(&other.pending, third);
         });
-        while shared.tally.wait(None) == Waited::Over {}
+        while shared.pending.wait(None) == Waited::Over {}
         assert!(over.load(Relaxed), "the chain was still going on");
         thread.join().unwrap();
     });
@@ -248,7 +248,7 @@ fn nothing_pending_means_that_what_operations_pushed_is_over_too() {
 fn a_push_races_with_shutdown() {
     model(2, Flavour::Contract, || {
         let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
-        let token = engine.new_var();
+        let token = engine.token();
         let ran = Arc::new(AtomicBool::new(false));
         let (other, other_token, mark) = (engine.clone(), token.clone(), Arc::clone(&ran));
         let thread = thread::spawn(move || other.push_sync(move |_| mark.store(true, Relaxed), [], [&other_token]));

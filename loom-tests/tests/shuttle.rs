@@ -17,10 +17,11 @@ use std::{
 };
 
 use raddle::{
-    BoxError, Cause, Completion, Context, DeviceVec, Engine, EngineKind, GpuStream, IdlePolicy, OpHandle, Property,
-    PushError, RunContext, Shutdown, ShutdownError, SimulatedGpu, WaitError,
+    BoxError, Cause, Completion, Device, DeviceVec, Engine, EngineKind, GpuStream, IdlePolicy, OpContext, OpHandle,
+    Property, PushError, Shutdown, ShutdownError, SimulatedGpu, WaitError,
     internals::{
-        DEFAULT_BAND, Lane, LaneOptions, Mode, OpRef, ReadyList, Step, Tally, VarQueue, Waited, Worker, complete, push,
+        DEFAULT_BAND, Lane, LaneOptions, Mode, OpRef, PendingOps, ReadyList, Step, VarQueue, Waited, Worker, complete,
+        push,
     },
     simulated::Clock,
 };
@@ -267,40 +268,40 @@ fn four_pushes_reach_four_workers_that_take_one_operation_each() {
     explore(6000, workers_that_take_one_operation_each);
 }
 
-// -------------------------------------------------------------------------------------------------------- tally ----
+// -------------------------------------------------------------------------------------------------------- pending ----
 
 fn waits_for_all() {
-    let tally = Arc::new(Tally::new(4));
+    let pending = Arc::new(PendingOps::new(4));
     let gone = Arc::new(AtomicUsize::new(0));
     let threads: Vec<_> = (0..3)
         .map(|_| {
-            let (tally, gone) = (Arc::clone(&tally), Arc::clone(&gone));
+            let (pending, gone) = (Arc::clone(&pending), Arc::clone(&gone));
             thread::spawn(move || {
                 for _ in 0..4 {
-                    let ticket = tally.enter();
+                    let ticket = pending.enter();
                     thread::yield_now();
                     gone.fetch_add(1, Relaxed);
-                    drop(tally.leave(ticket));
+                    drop(pending.leave(ticket));
                 }
             })
         })
         .collect();
     let waiters: Vec<_> = (0..2)
         .map(|_| {
-            let (tally, gone) = (Arc::clone(&tally), Arc::clone(&gone));
+            let (pending, gone) = (Arc::clone(&pending), Arc::clone(&gone));
             thread::spawn(move || {
                 for _ in 0..2 {
-                    let (before, ticket) = (gone.load(Relaxed), tally.enter());
+                    let (before, ticket) = (gone.load(Relaxed), pending.enter());
                     gone.fetch_add(1, Relaxed);
-                    drop(tally.leave(ticket));
-                    assert_ne!(tally.wait(None), Waited::TimedOut);
+                    drop(pending.leave(ticket));
+                    assert_ne!(pending.wait(None), Waited::TimedOut);
                     assert!(gone.load(Relaxed) > before, "the wait did not see what had left before");
                 }
             })
         })
         .collect();
     threads.into_iter().chain(waiters).for_each(|thread| thread.join().unwrap());
-    assert_eq!(tally.wait(None), Waited::Idle);
+    assert_eq!(pending.wait(None), Waited::Idle);
 }
 
 #[test]
@@ -316,7 +317,7 @@ fn an_engine(kind: EngineKind) {
     let builder = Engine::builder().kind(kind).workers(2).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
     let logs: [_; 3] = std::array::from_fn(|_| engine.var(Vec::<usize>::new()));
-    let token = engine.new_var();
+    let token = engine.token();
     let (made, dropped) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
     let made = Arc::new(made);
     let threads: Vec<_> = (0..3)
@@ -365,7 +366,7 @@ fn an_engine(kind: EngineKind) {
                         5 => {
                             let lose = below(2) == 0;
                             let operation = engine.op("asynchronous").writes([&token]);
-                            let begin = move |_: &RunContext<'_>, done: Completion| {
+                            let begin = move |_: &OpContext<'_>, done: Completion| {
                                 thread::spawn(move || {
                                     drop(life);
                                     if lose { drop(done) } else { done.complete() }
@@ -375,7 +376,7 @@ fn an_engine(kind: EngineKind) {
                         }
                         6 => {
                             let outer = engine.op("outer").writes([&token]).no_skip();
-                            let wait = move |cx: &RunContext<'_>| {
+                            let wait = move |cx: &OpContext<'_>| {
                                 let inner = cx.engine().op("inner").submit((), move |()| life.number).unwrap();
                                 inner.wait().unwrap();
                             };
@@ -481,9 +482,9 @@ enum Tells {
 fn a_waker_that_waits_for_a_successor(workers: usize, tells: Tells) {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(workers).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
-    let (token, over) = (engine.new_var(), Arc::new(AtomicUsize::new(0)));
+    let (token, over) = (engine.token(), Arc::new(AtomicUsize::new(0)));
     let (sender, receiver) = mpsc::channel();
-    let begin = move |_: &RunContext<'_>, done| sender.send(done).unwrap();
+    let begin = move |_: &OpContext<'_>, done| sender.send(done).unwrap();
     engine.op("asynchronous").writes([&token]).push_async(begin).unwrap();
     // Everything is behind this one, which this thread ends.
     let done: Completion = receiver.recv().unwrap();
@@ -521,12 +522,12 @@ fn what_became_ready_is_placed_before_the_program_is_told() {
 fn a_deletion_that_pushes_while_the_engine_ends() {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
-    let token = engine.new_var();
+    let token = engine.token();
     let ends = engine.clone();
     let end = thread::spawn(move || ends.shutdown(Shutdown::Drain, None).unwrap());
     let (ran, accepted) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (inside, runs, accepts) = (engine.clone(), Arc::clone(&ran), Arc::clone(&accepted));
-    let deletion = move |_: &RunContext<'_>| match inside.push_sync(move |_| _ = runs.fetch_add(1, Relaxed), [], []) {
+    let deletion = move |_: &OpContext<'_>| match inside.push_sync(move |_| _ = runs.fetch_add(1, Relaxed), [], []) {
         Ok(()) => _ = accepts.fetch_add(1, Relaxed),
         Err(refused) => assert_eq!(refused, PushError::ShutDown),
     };
@@ -550,7 +551,7 @@ type Done = Arc<Mutex<Vec<usize>>>;
 /// does next, and in some schedules is lost in the midst. Whoever is told that an operation succeeded finds what it did
 /// and what its own thread had done before; everybody is told.
 fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
-    const GPU: Context = Context::Gpu(0);
+    const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().seed(below(1 << 30) as u64).build();
     let builder = Engine::builder().kind(kind).workers(1).pin(false).idle(IdlePolicy::Park);
     let engine = builder.gpu(gpu.clone()).build().unwrap();
@@ -653,7 +654,7 @@ fn assert_is_loss(error: &WaitError, loses: bool) {
 /// Whoever has waited for a variable finds counted what a device has done to it, also if the wait begins while the lane
 /// says that it is over.
 fn waits_for_what_a_device_does() {
-    const GPU: Context = Context::Gpu(0);
+    const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().build();
     let builder = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).idle(IdlePolicy::Park);
     let engine = builder.gpu(gpu).build().unwrap();
@@ -697,7 +698,7 @@ impl Drop for Life {
 /// An operator over a device's variable is dropped, beside a reader of the device or behind one, and another reader is
 /// launched behind the deletion. If the deletion is `first`, that one goes on until the operator is deleted.
 fn a_deleted_operator(workers: usize, first: bool) {
-    const GPU: Context = Context::Gpu(0);
+    const GPU: Device = Device::Gpu(0);
     const LATER: Duration = Duration::from_millis(1);
     let at_once = SimulatedGpu::builder().launch_latency(Duration::ZERO).kernel_time(Duration::ZERO);
     let gpu = at_once.clock(Clock::Manual).build();
@@ -749,7 +750,7 @@ fn a_deleted_operator_over_a_variable_that_a_device_reads_comes_to_its_lane_once
 /// An operation ends its engine, which then waits for the last operation of a device only, and the last handle is dropped
 /// outside.
 fn an_engine_that_ends_while_a_device_works() {
-    const GPU: Context = Context::Gpu(0);
+    const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().seed(below(1 << 30) as u64).build();
     let builder = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).idle(IdlePolicy::Park);
     let engine = builder.gpu(gpu).build().unwrap();
@@ -760,7 +761,7 @@ fn an_engine_that_ends_while_a_device_works() {
     engine.op("kernel").on(GPU).launch(var.write(), kernel).unwrap();
     let inside = engine.clone();
     let how = [Shutdown::Drain, Shutdown::Cancel][below(2)];
-    let end = move |_: &RunContext<'_>| {
+    let end = move |_: &OpContext<'_>| {
         let ended = inside.shutdown(how, None);
         assert!(matches!(ended, Err(ShutdownError::InsideOperation)), "{ended:?}");
     };

@@ -11,12 +11,12 @@ use std::{
 };
 
 use loom::thread;
-use raddle::internals::{Flavour, Spares, Step, Tally};
+use raddle::internals::{Flavour, PendingOps, SpareThreads, Step};
 use raddle_loom_tests::{COMPLETE, leave, model, must_fail, without};
 
 /// A worker is offered to a thread whose time is up: it is taken, or the one who offers it has it still.
 fn offer_to_who_gives_up() {
-    let spares = Arc::new(Spares::default());
+    let spares = Arc::new(SpareThreads::default());
     let other = Arc::clone(&spares);
     // In models the time is up at once.
     let thread = thread::spawn(move || other.wait(Some(Instant::now())));
@@ -51,7 +51,7 @@ fn without_a_second_look_a_worker_offered_to_a_thread_that_gives_up_is_lost() {
 #[test]
 fn two_workers_offered_at_once_are_taken_once_each_and_the_end_reaches_the_others() {
     model(2, Flavour::Contract, || {
-        let spares = Arc::new(Spares::default());
+        let spares = Arc::new(SpareThreads::default());
         let threads = [(); 2].map(|()| {
             let other = Arc::clone(&spares);
             thread::spawn(move || other.wait(None))
@@ -69,9 +69,9 @@ fn two_workers_offered_at_once_are_taken_once_each_and_the_end_reaches_the_other
     });
 }
 
-/// Ends something when the tally finds nothing pending.
+/// Ends something when the pending finds nothing pending.
 struct Ends {
-    tally: Arc<Tally>,
+    pending: Arc<PendingOps>,
     /// Operations that are over.
     over: Arc<AtomicUsize>,
     ended: AtomicBool,
@@ -79,8 +79,8 @@ struct Ends {
 
 impl Wake for Ends {
     fn wake(self: Arc<Self>) {
-        if self.tally.poll_idle(&Waker::from(Arc::clone(&self))) {
-            // Relaxed: the tally hands over what the operations did, which is a part of the claim.
+        if self.pending.poll_idle(&Waker::from(Arc::clone(&self))) {
+            // Relaxed: the pending hands over what the operations did, which is a part of the claim.
             assert_eq!(self.over.load(Relaxed), 3, "something is still pending");
             self.ended.store(true, Relaxed);
         }
@@ -89,8 +89,8 @@ impl Wake for Ends {
 
 /// An operation pushes another and that a third, while an end in the background begins: it comes, and when all are over.
 fn end_behind_a_chain() {
-    let (tally, over) = (Arc::new(Tally::new(2)), Arc::new(AtomicUsize::new(0)));
-    let (first, other, count) = (tally.enter(), Arc::clone(&tally), Arc::clone(&over));
+    let (pending, over) = (Arc::new(PendingOps::new(2)), Arc::new(AtomicUsize::new(0)));
+    let (first, other, count) = (pending.enter(), Arc::clone(&pending), Arc::clone(&over));
     let thread = thread::spawn(move || {
         let second = other.enter();
         count.fetch_add(1, Relaxed);
@@ -101,7 +101,7 @@ fn end_behind_a_chain() {
         count.fetch_add(1, Relaxed);
         leave(&other, third);
     });
-    let ends = Arc::new(Ends { tally, over, ended: AtomicBool::new(false) });
+    let ends = Arc::new(Ends { pending, over, ended: AtomicBool::new(false) });
     Arc::clone(&ends).wake();
     thread.join().unwrap();
     assert!(ends.ended.load(Relaxed), "nobody has ended it");

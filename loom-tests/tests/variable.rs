@@ -46,7 +46,7 @@ fn what_was_done_by_any_handle_comes_before_the_value_is_dropped() {
 fn who_sees_a_version_sees_what_the_mutations_did_that_it_counts() {
     model(2, Contract, || {
         let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
-        let (token, data) = (engine.new_var(), Arc::new(Data(UnsafeCell::new(0))));
+        let (token, data) = (engine.token(), Arc::new(Data(UnsafeCell::new(0))));
         // The mutation is on this thread because it loads the version before it stores it: loom would take that load
         // for the last one, and not see that another thread's may come after the store.
         let (other, its_token, its_data) = (engine.clone(), token.clone(), Arc::clone(&data));

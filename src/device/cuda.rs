@@ -69,12 +69,13 @@ use cudarc::driver::{
 };
 
 use super::{
-    Address, Block, CAPTURING, DeviceError, Driver, Event, GpuDriver, Home, Place, Recorded, Role, Stream, pool,
+    driver::{Address, Block, Driver, Event, GpuDriver, Home, Place, Role, Stream},
+    pool,
 };
 use crate::{
-    panics,
+    error::device::{CAPTURING, DeviceError},
     sync::{Mutex, fork::Birth, lock},
-    topology,
+    system::{panics, topology},
 };
 
 /// What is called, here and where cudarc opens a context. Looked up before the first call, since cudarc panics at one
@@ -917,13 +918,13 @@ impl Stream for LaneStream {
     fn record(&mut self) -> Result<Event, DeviceError> {
         self.ready_to_issue()?;
         let raw = self.record_raw(&self.gpu.0)?;
-        Ok(Event(Recorded::Cuda(Arc::new(CudaEvent { gpu: self.gpu.clone(), raw }))))
+        Ok(Event::new(Arc::new(CudaEvent { gpu: self.gpu.clone(), raw })))
     }
 
     fn wait(&mut self, event: &Event) -> Result<(), DeviceError> {
         self.ready_to_issue()?;
         let gpu = &self.gpu.0;
-        let Recorded::Cuda(event) = &event.0 else {
+        let Some(event) = event.as_a::<CudaEvent>() else {
             return Err(DeviceError::refused(-1, "a CUDA device cannot wait for an event of a simulated one"));
         };
         // SAFETY: both are alive. The event may be of another context.

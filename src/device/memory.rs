@@ -11,7 +11,8 @@ use std::{
 
 use bytemuck::Pod;
 
-use super::{Address, Block, DeviceError, Driver, Home, Place, pool};
+use super::driver::{ALIGNMENT, Address, Block, Driver, Home, Place};
+use crate::error::device::DeviceError;
 
 /// A block of a driver that goes back when this is dropped.
 struct Owned {
@@ -22,7 +23,7 @@ struct Owned {
 impl Owned {
     /// Memory for `len` values of type `T`.
     fn new<T>(driver: &Arc<dyn Driver>, place: Place, len: usize) -> Result<Self, DeviceError> {
-        const { assert!(align_of::<T>() <= pool::ALIGNMENT, "no device aligns its memory so far") };
+        const { assert!(align_of::<T>() <= ALIGNMENT, "no device aligns its memory so far") };
         let Some(bytes) = len.checked_mul(size_of::<T>()) else {
             let each = size_of::<T>();
             return Err(DeviceError::refused(

@@ -10,12 +10,12 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use crate::sync::{Mutex, lock};
+use crate::{
+    error::device::DeviceError,
+    sync::{Mutex, lock},
+};
 
-use super::{Address, Block, DeviceError, Place};
-
-/// The size of the smallest block in bytes. Drivers align what they give to at least this.
-pub(super) const ALIGNMENT: usize = 256;
+use super::driver::{ALIGNMENT, Address, Block, Place};
 
 /// The size up to which blocks have one of four sizes for each power of two. Picked.
 const LARGE: usize = 64 << 20;

@@ -35,15 +35,20 @@ use std::{
     time::Duration,
 };
 
-use super::{Address, Block, DeviceError, Driver, Event, GpuDriver, Home, Place, Recorded, Role, Stream, pool};
-use crate::sync::{Condvar, Mutex, MutexGuard, fork::Birth, lock, thread};
+use super::{
+    driver::{ALIGNMENT, Address, Block, Driver, Event, GpuDriver, Home, Place, Role, Stream},
+    pool,
+};
+use crate::{
+    error::device::DeviceError,
+    sync::{Condvar, Mutex, MutexGuard, fork::Birth, lock, thread},
+};
 
 mod kernel;
 mod timeline;
 
 pub use kernel::{KernelArgs, SimulatedStream};
-pub(super) use timeline::Moment;
-use timeline::{Call, Command, State, Work};
+use timeline::{Call, Command, Moment, State, Work};
 
 /// What moves a simulated device's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -327,7 +332,7 @@ impl From<SimulatedGpu> for GpuDriver {
 
 /// The layout of a block of `bytes`.
 fn layout(bytes: usize) -> Layout {
-    Layout::from_size_align(bytes, pool::ALIGNMENT).expect("the pool asks for no more than can be addressed")
+    Layout::from_size_align(bytes, ALIGNMENT).expect("the pool asks for no more than can be addressed")
 }
 
 impl Device {
@@ -432,7 +437,7 @@ impl Driver for SimulatedGpu {
 /// An event that no stream has recorded, for models.
 #[cfg(raddle_loom)]
 pub(crate) fn unrecorded() -> Event {
-    Event(Recorded::Simulated(Arc::new(Moment::new())))
+    Event::new(Arc::new(Moment::new()))
 }
 
 /// One stream of a simulated device.
@@ -495,14 +500,13 @@ impl Stream for Simulated {
     fn record(&mut self) -> Result<Event, DeviceError> {
         let moment = Arc::new(Moment::new());
         self.issue(Call::Record, Command::Record(Arc::clone(&moment)))?;
-        Ok(Event(Recorded::Simulated(moment)))
+        Ok(Event::new(moment))
     }
 
     fn wait(&mut self, event: &Event) -> Result<(), DeviceError> {
-        match &event.0 {
-            Recorded::Simulated(moment) => self.issue(Call::Wait, Command::Wait(Arc::clone(moment))),
-            #[cfg(feature = "cuda")]
-            Recorded::Cuda(_) => Err(DeviceError::refused(-1, "a simulated device cannot wait for an event of CUDA's")),
+        match event.as_a::<Moment>() {
+            Some(moment) => self.issue(Call::Wait, Command::Wait(moment)),
+            None => Err(DeviceError::refused(-1, "a simulated device cannot wait for an event of CUDA's")),
         }
     }
 

@@ -6,7 +6,7 @@
 //! | state | meaning | next |
 //! |---|---|---|
 //! | sent | in the lane's injector: to be issued here, or a guest that waits for this stream | issued, skipped, watched, or sent on |
-//! | issued | its function has been called and its variables are passed on; in `flights` | complete |
+//! | issued | its function has been called and its variables are passed on; in `in_flight` | complete |
 //! | complete | the device has done it, or never will: it is counted, reported and counted out | – |
 //! | watched | a guest whose operation here is in flight; in `watched` | sent on |
 //!
@@ -21,22 +21,29 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use super::{
-    FIRST_LANE, Gpu, GpuLane, GpuStream,
-    marks::{Clock, Recorded},
-};
 use crate::{
-    context,
-    core::{Core, Rest, Rests, Verdict},
-    device::{Context, DeviceError},
-    error::{Cause, OpError},
-    panics,
+    device::{
+        gpus::{FIRST_LANE, Gpu, GpuLane},
+        stream::{GpuStream, MARK_TRIES},
+        timeline::{Clock, Recorded},
+    },
+    engine::{
+        core::Core,
+        ending::{Disposition, Rest, Rests},
+        frame,
+        task::{Task, flag},
+        variable::VarCell,
+        worker_thread,
+    },
+    error::{
+        device::DeviceError,
+        op::{Cause, OpError},
+    },
     scheduler::Worker,
     sync::hint,
-    task::{Task, flag},
-    threads,
+    system::panics,
     tracker::{self, Hold, Mode, Op, OpRef, ReadyList},
-    variable::VarCell,
+    values::device::Device,
 };
 
 /// Operations issued between two looks at the stream.
@@ -46,20 +53,17 @@ const BATCH: usize = 16;
 /// finds it full blocks, and the thread cannot look at the stream meanwhile. Besides what its function issues, an operation
 /// takes up to three waits, an event and a mark: as many as this, with two commands each, are less than a thousand. Functions
 /// that issue more may still fill it.
-const MAX_FLIGHTS: usize = 128;
+const MAX_IN_FLIGHT: usize = 128;
 
 /// Operations without a mark at most, so that there is room for new ones before the device has done all that it has.
-const MAX_UNMARKED: u64 = MAX_FLIGHTS as u64 / 2;
+const MAX_UNMARKED: u64 = MAX_IN_FLIGHT as u64 / 2;
 
 /// Operations that are followed by an event in any case, once somebody has asked for one too late. Picked: seldom enough
 /// that the next late one does not matter, few enough that they do not either where nobody asks again.
 const FORESIGHT: u32 = 64;
 
-/// Tries to mark a stream before it is given up.
-pub(super) const MARK_TRIES: u32 = 3;
-
 /// An operation that the device has not done yet.
-struct Flight {
+struct InFlight {
     seq: u64,
     op: Hold<Task>,
     result: Result<(), OpError>,
@@ -84,7 +88,7 @@ struct Issuer<'c> {
     /// The lane's number among the engine's for devices, and among its GPU's.
     number: usize,
     local: usize,
-    context: Context,
+    context: Device,
     worker: Worker<Task>,
     stream: GpuStream,
     /// The last operation issued, the last one with a mark behind it, and the last one that is complete.
@@ -96,11 +100,11 @@ struct Issuer<'c> {
     foresight: u32,
     /// What the stream has waited for.
     seen: Clock,
-    flights: VecDeque<Flight>,
+    in_flight: VecDeque<InFlight>,
     /// Guests, and what they wait for here.
     watched: Vec<(u64, OpRef<Task>)>,
     ready: ReadyList<Task>,
-    patience: Patience,
+    backoff: Backoff,
 }
 
 /// The main function of the thread of lane `number`.
@@ -108,13 +112,13 @@ pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
     // All that are near, and not one: the workers are pinned to all.
     let near = |gpu: &Gpu| if core.gpus().pins { gpu.driver.cores_near() } else { Vec::new() };
     let near = near(&core.gpus().gpus[core.gpus().lanes()[number].gpu]);
-    threads::serve_device(core, &near, || serve_lane(core, number, worker));
+    worker_thread::serve_device(core, &near, || serve_lane(core, number, worker));
 }
 
 fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
     worker.lane().sleep().carry(worker.index());
     let lane = &core.gpus().lanes()[number];
-    let context = Context::Gpu(lane.gpu as u32);
+    let context = Device::Gpu(lane.gpu as u32);
     let driver = &core.gpus().gpus[lane.gpu].driver;
     let opened = panics::catch(|| driver.open(lane.role)).unwrap_or_else(|payload| {
         panics::discard(payload);
@@ -137,10 +141,10 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
         mark_tries: 0,
         foresight: 0,
         seen: Clock::default(),
-        flights: VecDeque::new(),
+        in_flight: VecDeque::new(),
         watched: Vec::new(),
         ready: ReadyList::default(),
-        patience: Patience::new(),
+        backoff: Backoff::new(),
     };
     let mut over = false;
     while !over {
@@ -152,7 +156,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
         if let Err(payload) = run {
             // What the panic has left goes where others find it before the program's code runs.
             let placed = panics::catch(|| issuer.place_ready(Rests::new()));
-            context::enter_after(core, || {
+            frame::enter_after(core, || {
                 for payload in [Some(payload), placed.err()].into_iter().flatten() {
                     panics::discard(payload);
                 }
@@ -167,7 +171,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
 }
 
 impl Issuer<'_> {
-    fn lane(&self) -> &GpuLane {
+    fn lane(&self) -> &GpuLane<Task> {
         &self.core.gpus().lanes()[self.number]
     }
 
@@ -178,7 +182,7 @@ impl Issuer<'_> {
         self.conclude();
         while !self.core.is_forked() {
             for _ in 0..BATCH {
-                if self.flights.len() >= MAX_FLIGHTS {
+                if self.in_flight.len() >= MAX_IN_FLIGHT {
                     break;
                 }
                 let Some(op) = self.worker.try_next() else { break };
@@ -187,7 +191,7 @@ impl Issuer<'_> {
                     return;
                 }
             }
-            if !self.flights.is_empty() || !self.watched.is_empty() {
+            if !self.in_flight.is_empty() || !self.watched.is_empty() {
                 self.poll();
             } else if let Some(op) = self.worker.next() {
                 self.take(op);
@@ -198,7 +202,7 @@ impl Issuer<'_> {
     }
 
     fn take(&mut self, op: OpRef<Task>) {
-        self.patience.renew();
+        self.backoff.renew();
         let rest = if !self.is_own(&op) {
             self.receive(op);
             Rest::Nothing
@@ -206,7 +210,7 @@ impl Issuer<'_> {
             self.begin(op)
         } else {
             // It has no stream, and comes after what is complete, like those of the CPU.
-            match self.core.pending_on_device(&op, Context::Cpu) {
+            match self.core.pending_on_device(&op, Device::Cpu) {
                 Some(number) => {
                     self.send(number, op);
                     Rest::Nothing
@@ -244,7 +248,7 @@ impl Issuer<'_> {
         let (mut watch, mut event) = (0, 0);
         for access in op.accesses() {
             let cell = VarCell::of(access);
-            let last = cell.trouble().last_on_device(self.number, access.mode() == Mode::Read);
+            let last = cell.fault().last_on_device(self.number, access.mode() == Mode::Read);
             if self.core.follows_on_device(&op, cell, self.context) {
                 event = if own { 0 } else { last.max(event) };
             } else {
@@ -286,8 +290,8 @@ impl Issuer<'_> {
 
     /// Issues an operation of this lane, or whatever it comes to instead.
     fn begin(&mut self, op: OpRef<Task>) -> Rest {
-        match self.core.verdict_at(&op, self.context) {
-            Verdict::Run => match self.order(&op) {
+        match self.core.disposition_at(&op, self.context) {
+            Disposition::Run => match self.order(&op) {
                 Ok(None) => self.issue(op),
                 Ok(Some(other)) => self.core.gpus().send(other, op),
                 Err(error) => {
@@ -295,9 +299,9 @@ impl Issuer<'_> {
                     return self.core.skip(op, failure, &mut self.ready);
                 }
             },
-            Verdict::Elsewhere(number) => self.send(number, op),
-            Verdict::Skip(failure) => return self.core.skip(op, failure, &mut self.ready),
-            Verdict::Nothing => return self.core.drop_rejected(op, &mut self.ready),
+            Disposition::Forward(number) => self.send(number, op),
+            Disposition::Skip(failure) => return self.core.skip(op, failure, &mut self.ready),
+            Disposition::Discard => return self.core.drop_rejected(op, &mut self.ready),
         }
         Rest::Nothing
     }
@@ -310,7 +314,7 @@ impl Issuer<'_> {
         for access in op.accesses() {
             let cell = VarCell::of(access);
             for local in (0..gpus.lanes_each).filter(|&local| local != self.local) {
-                let last = cell.trouble().last_on_device(first + local, access.mode() == Mode::Read);
+                let last = cell.fault().last_on_device(first + local, access.mode() == Mode::Read);
                 wanted[local] = last.max(wanted[local]);
             }
         }
@@ -341,7 +345,7 @@ impl Issuer<'_> {
         let seq = self.issued;
         let marks = self.core.gpus().lanes().len();
         for access in op.accesses() {
-            VarCell::of(access).trouble().note_on_device(marks, self.number, seq, access.mode().is_write());
+            VarCell::of(access).fault().note_on_device(marks, self.number, seq, access.mode().is_write());
         }
         let mut result = self.core.call_on(&op, &mut self.stream);
         if self.core.is_forked() {
@@ -367,7 +371,7 @@ impl Issuer<'_> {
             Err(failure) => *failure = self.core.fail_on_device(&op, failure.clone()),
         }
         let op = tracker::complete(op, &mut self.ready);
-        self.flights.push_back(Flight { seq, op, result, ended, clock: self.seen });
+        self.in_flight.push_back(InFlight { seq, op, result, ended, clock: self.seen });
         if host || self.marked == self.passed || self.issued - self.marked >= MAX_UNMARKED {
             self.mark();
         }
@@ -399,7 +403,7 @@ impl Issuer<'_> {
                 true
             }
             Err(error) => {
-                context::enter_after(self.core, || {
+                frame::enter_after(self.core, || {
                     panics::log!(Warn, "raddle: an event could not be recorded, so the host waits instead: {error}");
                 });
                 false
@@ -432,7 +436,7 @@ impl Issuer<'_> {
     fn poll(&mut self) {
         let looked = match self.core.gpus().lost(self.context) {
             Some(error) => Err(error.clone()),
-            None if self.patience.wants_probe() => {
+            None if self.backoff.wants_probe() => {
                 self.stream.inner().probe().and_then(|()| self.stream.inner().passed())
             }
             None => self.stream.inner().passed(),
@@ -440,12 +444,12 @@ impl Issuer<'_> {
         match looked {
             Ok(passed) => match (self.covered(passed.min(self.marked)), self.core.gpus().lost(self.context)) {
                 (seq, None) if seq > self.passed => {
-                    self.patience.renew();
+                    self.backoff.renew();
                     self.advance(seq, None);
                 }
                 // What covers it on another lane may be complete because that has found the loss.
                 (seq, Some(error)) if seq > self.passed => self.fail(&error.clone()),
-                _ => self.patience.wait(),
+                _ => self.backoff.wait(),
             },
             Err(error) => self.fail(&error),
         }
@@ -468,17 +472,17 @@ impl Issuer<'_> {
     fn covered(&self, seq: u64) -> u64 {
         let first = self.number - self.local;
         let lanes = &self.core.gpus().lanes()[first..first + self.core.gpus().lanes_each];
-        let is_covered = |flight: &&Flight| {
+        let is_covered = |flight: &&InFlight| {
             let others = lanes.iter().zip(flight.clock).enumerate().filter(|&(local, _)| local != self.local);
             flight.seq <= seq && others.into_iter().all(|(_, (lane, before))| lane.timeline.is_complete(before))
         };
-        self.flights.iter().take_while(is_covered).last().map_or(self.passed, |flight| flight.seq)
+        self.in_flight.iter().take_while(is_covered).last().map_or(self.passed, |flight| flight.seq)
     }
 
     /// Ends everything up to `seq`, with `fault` if the device does not do it any more.
     fn advance(&mut self, seq: u64, fault: Option<&DeviceError>) {
         // First what others see by the timeline, then who waits for it here, and then whom it is told.
-        for flight in self.flights.iter_mut().take_while(|flight| flight.seq <= seq) {
+        for flight in self.in_flight.iter_mut().take_while(|flight| flight.seq <= seq) {
             match (&flight.result, fault) {
                 (Ok(()), None) => self.core.count_on_device(&flight.op),
                 (Ok(()), Some(error)) => flight.result = Err(self.core.lose_on_device(&flight.op, error)),
@@ -495,7 +499,8 @@ impl Issuer<'_> {
     /// Tells of the operations that have ended, and counts them out.
     fn conclude(&mut self) {
         let passed = self.passed;
-        while let Some(Flight { op, result, ended, .. }) = self.flights.pop_front_if(|flight| flight.seq <= passed) {
+        while let Some(InFlight { op, result, ended, .. }) = self.in_flight.pop_front_if(|flight| flight.seq <= passed)
+        {
             // What is the program's is handed over, so that none of them waits for another.
             self.core.finish(Core::conclude(op, result, ended));
         }
@@ -504,7 +509,7 @@ impl Issuer<'_> {
 
 /// How the thread waits between two looks at a stream that has got no further.
 #[derive(Debug)]
-struct Patience {
+struct Backoff {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     since: std::time::Instant,
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -528,7 +533,7 @@ const NAP: std::time::Duration = std::time::Duration::from_micros(50);
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PROBE: std::time::Duration = std::time::Duration::from_millis(1);
 
-impl Patience {
+impl Backoff {
     /// The stream has got further, or has been given something to do.
     fn renew(&mut self) {
         self.looks = 0;
@@ -536,7 +541,7 @@ impl Patience {
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-impl Patience {
+impl Backoff {
     /// Of the calling thread.
     fn new() -> Self {
         crate::sync::thread::sleep_sharply();
@@ -576,7 +581,7 @@ impl Patience {
 
 /// Models have no clock: there every look that finds nothing new lets others run, and asks for the stream's health.
 #[cfg(any(raddle_loom, raddle_shuttle))]
-impl Patience {
+impl Backoff {
     fn new() -> Self {
         let _ = EAGER_LOOKS;
         Self { looks: 0 }

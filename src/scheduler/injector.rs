@@ -54,14 +54,14 @@
 
 use crossbeam_utils::CachePadded;
 
-use super::band::{BANDS, DEFAULT_BAND};
+use super::priority::{BANDS, DEFAULT_BAND};
 use crate::{
+    memory::epoch,
     sync::{
         Ordering::{Acquire, Relaxed, Release},
         atomic::{AtomicPtr, AtomicU64},
-        epoch,
-        pause::{self, Point},
     },
+    testing::pause::{self, Point},
     tracker::{Op, OpRef},
 };
 use std::ptr::{NonNull, null_mut};

@@ -8,14 +8,14 @@ use super::{
     worker::Worker,
 };
 #[cfg(any(raddle_loom, raddle_shuttle))]
-use crate::sync::weaken::{Step, removed};
+use crate::testing::weaken::{Step, removed};
 use crate::{
     sync::{
         Ordering::{Acquire, Relaxed, Release},
         atomic::AtomicBool,
         deque::{self, Stealer},
-        pause::{self, Point},
     },
+    testing::pause::{self, Point},
     tracker::OpRef,
 };
 

@@ -5,18 +5,18 @@
 //! others to its deque, where the other workers steal them. See `README.md` beside this file for who sleeps, who wakes
 //! whom, and whose turn it is.
 
-mod band;
 mod injector;
 mod lane;
+mod priority;
 mod sleep;
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
 mod testing;
 mod worker;
 
-pub use band::{DEFAULT_BAND, band_of};
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use injector::Injector;
 pub use lane::{Lane, LaneOptions};
+pub use priority::{DEFAULT_BAND, band_of};
 pub use sleep::IdlePolicy;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use sleep::Sleep;

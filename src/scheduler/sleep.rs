@@ -15,13 +15,17 @@ use std::{
 
 use crossbeam_utils::CachePadded;
 
-use crate::sync::{
-    Ordering::{Acquire, Relaxed, Release, SeqCst},
-    atomic::{AtomicPtr, AtomicU64, AtomicUsize, fence},
-    epoch::{self, Stamp},
-    pause::{self, Point},
-    thread::{self, Thread},
-    weaken::{Step, removed},
+use crate::{
+    memory::epoch::{self, Stamp},
+    sync::{
+        Ordering::{Acquire, Relaxed, Release, SeqCst},
+        atomic::{AtomicPtr, AtomicU64, AtomicUsize, fence},
+        thread::{self, Thread},
+    },
+    testing::{
+        pause::{self, Point},
+        weaken::{Step, removed},
+    },
 };
 
 /// What a worker without work does.

@@ -7,14 +7,16 @@ use std::{
 };
 
 use super::{
-    band::DEFAULT_BAND,
     lane::Lane,
+    priority::DEFAULT_BAND,
     sleep::{IdlePolicy, Sleep},
 };
 use crate::{
     sync::{
         deque::{self, Steal, Stealer},
         hint,
+    },
+    testing::{
         pause::{self, Point},
         weaken::{Step, removed},
     },
@@ -496,7 +498,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Models do not spin: a look before the announcement is one more step without a new outcome.
+    /// Models do not spin: a look before the announcement is one more step without a new oneshot.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     fn spin(&self) -> Option<OpRef<T>> {
         let _ = (self.lane.idle(), hint::spin_loop as fn(), IdlePolicy::Spin);

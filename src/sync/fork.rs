@@ -5,7 +5,7 @@
 //! could have seen at that moment as well. So a child may look at atomics that its parent made, and must not take a lock.
 //!
 //! What is made with [`Birth`] knows whether this process made it. What is in a [`PerProcess`] each process makes for
-//! itself. A fork is noticed by [`begin`], which `crate::fork` has called in the child before anything else; what comes of
+//! itself. A fork is noticed by [`begin`], which `crate::engine::fork` has called in the child before anything else; what comes of
 //! `clone` or `vfork` without that is not noticed.
 
 use std::sync::atomic::{

@@ -11,11 +11,11 @@
 //! | atomics, fences, mutexes, parking | `std` | loom | shuttle |
 //! | cells, `OnceLock` | `std` | loom | `std` |
 //! | the threads of an engine | `std` | `std` | shuttle |
-//! | [`epoch`] | crossbeam-epoch | crossbeam-epoch on loom's atomics, or its contract alone (`epoch::Flavour`) | its contract |
+//! | [`epoch`](crate::memory::epoch) | crossbeam-epoch | crossbeam-epoch on loom's atomics, or its contract alone (`epoch::Flavour`) | its contract |
 //! | [`deque`] | crossbeam-deque | a counted `VecDeque`: crossbeam-deque names `core`'s atomics, which loom cannot see | the same |
-//! | [`weaken`] | nothing, always off | switches that remove one protocol step, for the twins that must fail | the same |
+//! | [`weaken`](crate::testing::weaken) | nothing, always off | switches that remove one protocol step, for the twins that must fail | the same |
 //!
-//! [`pause`] is for tests on real threads, and nothing in either of these builds.
+//! [`pause`](crate::testing::pause) is for tests on real threads, and nothing in either of these builds.
 //!
 //! # Limits
 //!
@@ -35,10 +35,7 @@
 //! own.
 
 pub(crate) mod deque;
-pub(crate) mod epoch;
 pub(crate) mod fork;
-pub(crate) mod pause;
-pub(crate) mod weaken;
 
 /// A thread-local of `std`, or of loom, where each thread of a model has its own.
 macro_rules! thread_static {
@@ -184,7 +181,7 @@ mod imp {
 
         loom::lazy_static! {
             // Nobody ever waits for it.
-            pub(in crate::sync) static ref FENCES: loom::sync::Condvar = loom::sync::Condvar::new();
+            pub(crate) static ref FENCES: loom::sync::Condvar = loom::sync::Condvar::new();
         }
 
         /// A fence before which loom may switch threads. It would not do so by itself, and so would never see what

@@ -6,12 +6,14 @@ use super::{
     op::{self, Op},
     queue::VarQueue,
 };
-use crate::sync::{
-    Ordering::{Acquire, Relaxed},
-    atomic::{AtomicBool, AtomicU8},
-    epoch::{Atomic, unprotected},
-    hint,
-    weaken::{Step, removed},
+use crate::{
+    memory::epoch::{Atomic, unprotected},
+    sync::{
+        Ordering::{Acquire, Relaxed},
+        atomic::{AtomicBool, AtomicU8},
+        hint,
+    },
+    testing::weaken::{Step, removed},
 };
 
 /// Every earlier writer of the variable is done.

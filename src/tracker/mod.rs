@@ -97,25 +97,21 @@
 
 mod access;
 mod op;
-mod pool;
 mod queue;
-mod stack;
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
 mod tests;
 
 pub use access::{Access, Mode};
 pub use op::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList};
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub use pool::fits as fits_pool;
 pub use queue::VarQueue;
-#[cfg(any(raddle_loom, raddle_shuttle))]
-pub use stack::{Node, Stack};
 
-use crate::sync::{
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
-    epoch::{self, Atomic, Guard, Shared},
-    pause::{self, Point},
-    weaken::{Step, removed},
+use crate::{
+    memory::epoch::{self, Atomic, Guard, Shared},
+    sync::Ordering::{AcqRel, Acquire, Relaxed, Release},
+    testing::{
+        pause::{self, Point},
+        weaken::{Step, removed},
+    },
 };
 use std::ptr::NonNull;
 

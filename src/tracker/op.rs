@@ -8,14 +8,18 @@ use std::{
 
 use super::{
     access::{Access, Mode},
-    pool::{self, PoolWord},
     queue::VarQueue,
 };
-use crate::sync::{
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
-    atomic::{AtomicPtr, AtomicU32},
-    cell::UnsafeCell,
-    epoch::Stamp,
+use crate::{
+    memory::{
+        epoch::Stamp,
+        pool::{self, PoolWord, Record},
+    },
+    sync::{
+        Ordering::{AcqRel, Acquire, Relaxed, Release},
+        atomic::{AtomicPtr, AtomicU32},
+        cell::UnsafeCell,
+    },
 };
 
 /// Accesses that a record holds without a separate allocation.
@@ -97,10 +101,6 @@ impl<T> std::fmt::Debug for Op<T> {
 }
 
 impl<T> Op<T> {
-    /// From here on nobody but holders reads a record.
-    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    pub(super) const BEHIND_ACCESSES: usize = offset_of!(Op<T>, room) + offset_of!(Room<T>, task);
-
     /// Where the accesses begin, or the `Boxed` is.
     #[inline]
     fn first_place(this: *const Self) -> *mut Access<T> {
@@ -150,12 +150,7 @@ impl<T> Op<T> {
     #[inline]
     fn boxed(&self) -> Option<&Boxed<T>> {
         // SAFETY: then `new_with` has made it there.
-        self.has_boxed_accesses().then(|| unsafe { &*Self::first_place(self).cast() })
-    }
-
-    #[inline]
-    pub(super) fn has_boxed_accesses(&self) -> bool {
-        self.inline == BOXED
+        (self.inline == BOXED).then(|| unsafe { &*Self::first_place(self).cast() })
     }
 
     /// The accesses, sorted by their variables' ids.
@@ -574,16 +569,28 @@ fn boxed_place<T>(first: *mut Access<T>, count: u32) -> *mut Access<T> {
     place.as_ptr()
 }
 
-/// Gives back what a record owns beside its own memory. Called when the record is reclaimed.
-///
-/// # Safety
-/// 1. Nobody uses the record, and this is called once.
-pub(super) unsafe fn free_accesses<T>(op: NonNull<Op<T>>) {
-    // SAFETY: (1); the fields were initialised by `new_with`.
-    let op = unsafe { op.as_ref() };
-    if let Some(boxed) = op.boxed() {
-        // SAFETY: `boxed_place` forgot a `Vec` of exactly this pointer and capacity; accesses need no drop.
-        drop(unsafe { Vec::from_raw_parts(boxed.accesses.as_ptr(), 0, boxed.count as usize) });
+// SAFETY: the first field is the pool's (1), and pinned threads use the accesses and what is before them (2).
+unsafe impl<T> Record for Op<T> {
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    const PRIVATE_FROM: usize = offset_of!(Op<T>, room) + offset_of!(Room<T>, task);
+
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    fn owns_memory(&self) -> bool {
+        self.inline == BOXED
+    }
+
+    unsafe fn free_owned(record: NonNull<Self>) {
+        // SAFETY: (1); the fields were initialised by `new_with`.
+        let op = unsafe { record.as_ref() };
+        if let Some(boxed) = op.boxed() {
+            // SAFETY: `boxed_place` forgot a `Vec` of exactly this pointer and capacity; accesses need no drop.
+            drop(unsafe { Vec::from_raw_parts(boxed.accesses.as_ptr(), 0, boxed.count as usize) });
+        }
+    }
+
+    #[cfg(any(raddle_loom, raddle_shuttle))]
+    fn stamp(&self) -> &Stamp {
+        &self.stamp
     }
 }
 

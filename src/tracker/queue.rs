@@ -3,12 +3,14 @@
 use std::{mem::MaybeUninit, ptr::NonNull};
 
 use super::access::Access;
-use crate::sync::{
-    Ordering::{Acquire, Relaxed},
-    atomic::AtomicBool,
-    cell::UnsafeCell,
-    epoch::{self, Atomic, Shared, Stamp},
-    hint,
+use crate::{
+    memory::epoch::{self, Atomic, Shared, Stamp},
+    sync::{
+        Ordering::{Acquire, Relaxed},
+        atomic::AtomicBool,
+        cell::UnsafeCell,
+        hint,
+    },
 };
 
 /// One variable's queue of accesses, in push order. It must not move once [`init`](Self::init) was called.

@@ -102,11 +102,11 @@ fn operation(accesses: &[(&Var, Mode)]) -> Known {
 
 /// Pushes `op`; whether it is ready and whether it is rejected.
 fn push(op: Known) -> [bool; 2] {
-    outcome(op, super::push(op.right()))
+    oneshot(op, super::push(op.right()))
 }
 
 /// What a push of `op` has found out, which gives the right back to the test if the operation is ready.
-fn outcome(op: Known, pushed: Pushed<Task>) -> [bool; 2] {
+fn oneshot(op: Known, pushed: Pushed<Task>) -> [bool; 2] {
     let Pushed { ready, rejected } = pushed;
     let is_ready = ready.is_some();
     ready.into_iter().for_each(|ready| assert_eq!(ready.into_ptr(), op.0));
@@ -133,7 +133,7 @@ fn begun(op: Known, guard: &Guard) -> u32 {
 
 /// Goes on with a push that was [begun].
 fn finish_push(op: Known, satisfied: u32, guard: &Guard) -> [bool; 2] {
-    outcome(op, super::finish_push(op.right(), 1, satisfied, guard))
+    oneshot(op, super::finish_push(op.right(), 1, satisfied, guard))
 }
 
 /// Ends `op` and gives what became ready by it, in that order.
@@ -585,4 +585,14 @@ fn followers_end_after_a_few_and_may_have_ended_themselves() {
     for op in readers {
         end(op);
     }
+}
+
+#[test]
+#[cfg_attr(raddle_unpooled, ignore = "every record comes from the heap")]
+fn records_of_the_pool_hold_tasks_that_fit_behind_the_accesses() {
+    use crate::memory::pool::fits;
+    assert!(fits::<Op<u64>>());
+    assert!(fits::<Op<[u64; 8]>>());
+    assert!(fits::<Op<[u64; 20]>>());
+    assert!(!fits::<Op<[u64; 21]>>(), "the record is too long");
 }

@@ -102,7 +102,7 @@ fn the_function_of_a_device_operation_cannot_wait() {
         watched(move || {
             let gpu = SimulatedGpu::default();
             let engine = engine(kind, &gpu);
-            let (token, own) = (engine.new_var(), device(&engine, 1));
+            let (token, own) = (engine.token(), device(&engine, 1));
             let gate = hold(&engine, &token);
             let behind = engine.op("behind").reads([&token]).submit((), |()| ()).unwrap();
             let (inside, other, behind) = (engine.clone(), token.clone(), Mutex::new(Some(behind)));
@@ -139,7 +139,7 @@ fn copies_of_different_lengths_fail_and_copy_nothing() {
             let failed = failure(engine.wait_for_var(&short));
             assert!(failed.to_string().contains("a copy from 3 elements to 2"), "{kind}: {failed}");
             engine.op("across").on(GPU).copy_peer(&long, &short).unwrap();
-            assert!(failure(engine.wait_for_var(&short)).is_same(&failed), "{kind}: it has its failure still");
+            assert!(failure(engine.wait_for_var(&short)).ptr_eq(&failed), "{kind}: it has its failure still");
             engine.clear_error(&short).unwrap();
             engine.op("out").on(GPU).copy_from_device(&short, &host).unwrap();
             assert_eq!(failure(engine.wait_for_var(&host)).name(), "out");
@@ -179,13 +179,13 @@ fn what_fails_in_its_function_fails_its_variables_until_they_are_overwritten() {
                 assert_eq!(failed.name(), "fails");
                 assert!(failed.to_string().contains("on purpose"), "{failed}");
                 assert_eq!(panics, matches!(failed.cause(), Cause::Panic(_)));
-                assert!(failure(engine.wait_for_var(&b)).is_same(&failed), "{kind}");
-                assert!(failure(cpu.wait()).is_same(&failed), "{kind}");
+                assert!(failure(engine.wait_for_var(&b)).ptr_eq(&failed), "{kind}");
+                assert!(failure(cpu.wait()).ptr_eq(&failed), "{kind}");
                 assert_eq!((engine.version(&a), engine.version(&b)), (1, 1), "{kind}");
                 upload(&engine, &a, vec![5]);
                 kernel_from(&engine, "runs", Property::Normal, &free, &a, |free, a| a[0] += free[0]);
                 assert_eq!(download(&engine, &a, 1), [7], "{kind}");
-                assert!(failure(engine.wait_for_var(&b)).is_same(&failed), "{kind}: b was not overwritten");
+                assert!(failure(engine.wait_for_var(&b)).ptr_eq(&failed), "{kind}: b was not overwritten");
                 engine.clear_error(&b).unwrap();
                 engine.wait_for_all().unwrap();
                 assert_eq!(skipped.len(), 0, "{kind}");
@@ -213,7 +213,7 @@ fn a_failure_goes_through_device_and_cpu_operations_alike() {
             engine.op("out").on(GPU).copy_from_device(&var, &back).unwrap();
             let failed = failure(engine.op("look").submit(back.read(), |_| ()).unwrap().wait());
             assert_eq!(failed.name(), "fails", "{kind}");
-            assert!(failure(engine.wait_for_var(&var)).is_same(&failed), "{kind}");
+            assert!(failure(engine.wait_for_var(&var)).ptr_eq(&failed), "{kind}");
             engine.wait_for_all().expect("what was told is not reported again");
             let mut seen = seen.take();
             seen.sort_unstable();
@@ -236,12 +236,12 @@ fn a_lost_device_fails_what_comes_and_leaves_the_rest_alone() {
             engine.op("cpu").push(cpu.write(), |cpu| *cpu += 1).unwrap();
             let failed = failure(engine.wait_for_var(&var));
             assert_eq!(failed.name(), "launch");
-            assert!(failure(engine.wait_for_var(&var)).is_same(&failed), "it stays");
+            assert!(failure(engine.wait_for_var(&var)).ptr_eq(&failed), "it stays");
             assert!(matches!(failed.cause(), Cause::Device(_) | Cause::Error(_)), "{kind}: {failed:?}");
             assert_eq!(engine.get(&cpu).unwrap(), 1);
             assert!(engine.device_var::<u64>(GPU, 1).unwrap_err().is_lost());
             // What the host writes itself is well again.
-            let token = engine.new_var();
+            let token = engine.token();
             let push = engine.op("token").on(GPU).writes([&token]).push_sync(|_| {});
             push.unwrap();
             assert!(engine.wait_for_var(&token).is_err(), "{kind}");
@@ -275,11 +275,11 @@ fn what_is_under_way_on_a_lost_device_fails_with_the_loss_and_the_other_gpu_goes
                 matches!(failed.cause(), Cause::Device(error) if error.is_lost() && error.code() == 999),
                 "{failed:?}"
             );
-            assert!(failure(engine.wait_for_var(&var)).is_same(&failed));
+            assert!(failure(engine.wait_for_var(&var)).ptr_eq(&failed));
             // Whichever of them its lane was told of first.
             let told = failure(cpu.wait());
             assert!(["under way", "out"].contains(&told.name()), "{told}");
-            assert!(failure(engine.wait_for_var(&elsewhere)).is_same(&failed), "it came after the kernel");
+            assert!(failure(engine.wait_for_var(&elsewhere)).ptr_eq(&failed), "it came after the kernel");
             let fill = engine.op("goes on").on(OTHER).overwrites([&*elsewhere]).push_sync(|_| {});
             fill.unwrap();
             engine.wait_for_var(&elsewhere).unwrap();
@@ -319,7 +319,7 @@ fn a_loss_is_told_when_the_kernel_that_runs_has_ended() {
         running.pass();
         gpu.lose();
         // A third lane is told of the loss by a call: it has to mark what its function has issued, which is nothing.
-        let token = engine.new_var();
+        let token = engine.token();
         let told = engine.op("told").on(GPU).property(Property::CopyToGpu).writes([&token]);
         let mut told = told.try_launch((), |_: &mut GpuStream, ()| Ok::<_, DeviceError>(())).unwrap();
         let third_is_told = told.wait_timeout(MOMENT);
@@ -392,7 +392,7 @@ fn a_cancelling_shutdown_lets_the_device_end_and_cancels_what_was_not_issued() {
         watched(move || {
             let gpu = manual();
             let engine = engine(kind, &gpu);
-            let (var, token, journal) = (device(&engine, 1), engine.new_var(), Journal::new());
+            let (var, token, journal) = (device(&engine, 1), engine.token(), Journal::new());
             let gate = hold(&engine, &token);
             let first = journal.clone();
             kernel(&engine, "under way", &var, move |_| first.add("under way"));
@@ -461,7 +461,7 @@ fn a_shutdown_does_not_wait_for_a_device_that_stands_still_when_an_asynchronous_
         watched(move || {
             let gpu = SimulatedGpu::default();
             let engine = engine(kind, &gpu);
-            let token = engine.new_var();
+            let token = engine.token();
             gpu.stall();
             engine.op("asynchronous").on(GPU).writes([&token]).push_async(|_, done| done.complete()).unwrap();
             eventually("it is over", || engine.version(&token) == 1);

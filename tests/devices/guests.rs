@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use raddle::{Context, Engine, EngineKind, Property, PushError, SimulatedGpu, WaitError, simulated::Clock};
+use raddle::{Device, Engine, EngineKind, Property, PushError, SimulatedGpu, WaitError, simulated::Clock};
 
 use super::{GPU, builder, device, engine, hold_lane, issued, kernel, manual, ms, pinned, reading_kernel, simulated};
 use crate::common::{AWHILE, Gate, KINDS, SOON, THREADED, occupy, watched, watched_for};
@@ -157,7 +157,7 @@ fn an_operation_of_the_cpu_waits_for_nothing_that_was_issued_behind_what_it_come
             let gpu = manual();
             let engine = engine(kind, &gpu);
             let (first, var, later) = (device(&engine, 1), device(&engine, 1), device(&engine, 1));
-            let (token, gate) = (engine.new_var(), Gate::new());
+            let (token, gate) = (engine.token(), Gate::new());
             let inside = gate.clone();
             engine.op("held").writes([&token]).push_sync(move |_| inside.pass()).unwrap();
             // Each takes a millisecond. Everything is pushed before the lane begins.
@@ -213,7 +213,7 @@ fn a_device_operations_function_cannot_wait_nor_push_on_another_naive_engine() {
             let gpu = SimulatedGpu::default();
             let engine = engine(kind, &gpu);
             let (var, other) = (device(&engine, 1), builder(EngineKind::Naive).build().unwrap());
-            let (inside, token) = (engine.clone(), engine.new_var());
+            let (inside, token) = (engine.clone(), engine.token());
             let pushed = engine.op("outer").on(GPU).try_launch(var.write(), move |_, _| {
                 inside.op("inner").writes([&token]).push_async(|_, done| {
                     thread::spawn(move || done.complete());
@@ -243,7 +243,7 @@ fn what_always_runs_does_so_on_a_lost_device() {
                 assert!(engine.wait_for_var(&var).is_err());
                 let ran = Arc::new(AtomicBool::new(false));
                 let at_run = Arc::clone(&ran);
-                let launch = engine.op("gives back").on(Context::Gpu(0)).property(property);
+                let launch = engine.op("gives back").on(Device::Gpu(0)).property(property);
                 launch.launch(var.write(), move |_, _| at_run.store(true, SeqCst)).unwrap();
                 assert!(engine.wait_for_var(&var).is_err(), "the failure stays");
                 assert!(ran.load(SeqCst), "{kind} {property:?}");

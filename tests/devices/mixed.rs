@@ -13,8 +13,8 @@ use std::{
 };
 
 use raddle::{
-    BoxError, Cause, Context, DeviceError, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, OpBuilder,
-    OpError, OpHandle, PinnedVec, Property, Shutdown, SimulatedGpu, Token, Var, WaitError, Write,
+    BoxError, Cause, Device, DeviceError, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, OpBuilder, OpError,
+    OpHandle, PinnedVec, Property, Shutdown, SimulatedGpu, Token, Var, WaitError, Write,
 };
 
 use super::{builder, device, issued, kernel, random, simulated};
@@ -405,7 +405,7 @@ impl Runner {
         let variables = PLACES.iter().enumerate().map(|(variable, &place)| {
             let value = first_value(variable);
             let fill = |gpu| {
-                let host = engine.pinned_var(Context::Gpu(gpu), 1).expect("there is memory");
+                let host = engine.pinned_var(Device::Gpu(gpu), 1).expect("there is memory");
                 engine.op("first").push(host.write(), move |host| host[0] = value).expect("the engine is open");
                 host
             };
@@ -417,7 +417,7 @@ impl Runner {
                 }
                 Place::Pinned => Handle::Pinned(fill(0)),
                 Place::Gpu(gpu) => {
-                    let (host, context) = (fill(gpu), Context::Gpu(gpu));
+                    let (host, context) = (fill(gpu), Device::Gpu(gpu));
                     let var = engine.device_var(context, 1).expect("there is memory");
                     engine.op("first").on(context).copy_to_device(&host, &var).expect("the engine is open");
                     Handle::Gpu(var)
@@ -436,7 +436,7 @@ impl Runner {
             op = op.no_skip();
         }
         if let Some(gpu) = operation.gpu() {
-            op = op.on(Context::Gpu(gpu));
+            op = op.on(Device::Gpu(gpu));
         }
         // Copies have lanes of their own unless they are told.
         if !operation.is_copy() || operation.property != Property::Normal {
@@ -590,7 +590,7 @@ impl Runner {
             Handle::Pinned(var) => of_host(var),
             Handle::Gpu(var) => {
                 let Place::Gpu(gpu) = PLACES[variable] else { unreachable!("it is on a GPU") };
-                let context = Context::Gpu(gpu);
+                let context = Device::Gpu(gpu);
                 let Ok(host) = self.engine.pinned_var(context, 1) else { return Ok(u64::MAX) };
                 self.engine.op("download").on(context).copy_from_device(var, &host).expect("the engine is open");
                 of_host(&host)

@@ -399,7 +399,7 @@ fn lanes_of_a_device_do_not_wait_for_each_other() {
         let gates = properties.map(|property| hold_lane(&engine, property));
         let names = Journal::new();
         for (property, gate) in properties.into_iter().zip(gates) {
-            let (names, token) = (names.clone(), engine.new_var());
+            let (names, token) = (names.clone(), engine.token());
             let note = engine.op("name").on(GPU).property(property).writes([&token]).push_sync(move |_| {
                 names.add(thread::current().name().unwrap_or_default().to_owned());
             });

@@ -3,7 +3,7 @@
 use std::{sync::Arc, thread, time::Duration};
 
 use raddle::{
-    Context, DeviceVec, Engine, EngineKind, GpuStream, PinnedVec, Property, SimulatedGpu, Var, simulated::Clock,
+    Device, DeviceVec, Engine, EngineKind, GpuStream, PinnedVec, Property, SimulatedGpu, Var, simulated::Clock,
 };
 
 use super::{
@@ -69,7 +69,7 @@ fn tokens_and_values_of_the_host_are_in_order_with_device_operations() {
             for seed in 0..10 {
                 let gpu = random(seed);
                 let engine = engine(kind, &gpu);
-                let (journal, token, log) = (Journal::new(), engine.new_var(), engine.var(Vec::new()));
+                let (journal, token, log) = (Journal::new(), engine.token(), engine.var(Vec::new()));
                 let var = device(&engine, 1);
                 for round in 0..30 {
                     let (by_cpu, by_kernel) = (journal.clone(), journal.clone());
@@ -484,7 +484,7 @@ fn a_kernel_comes_after_the_cpu_operation_before_it() {
         watched(move || {
             let gpu = random(6);
             let engine = engine(kind, &gpu);
-            let (var, token) = (device(&engine, 1), engine.new_var());
+            let (var, token) = (device(&engine, 1), engine.token());
             let gate = hold(&engine, &token);
             let launch = engine.op("behind").on(GPU).reads([&token]).try_launch(var.write(), |stream, var| {
                 simulated(stream).launch(Duration::ZERO, var, |values| values[0] = 1)
@@ -504,7 +504,7 @@ fn names_of_devices_are_checked() {
     for kind in KINDS {
         let engine = engine(kind, &SimulatedGpu::default());
         let (var, host) = (device(&engine, 1), pinned(&engine, 1));
-        let nowhere = Context::Gpu(1);
+        let nowhere = Device::Gpu(1);
         let refused = Err(raddle::PushError::NoSuchDevice(nowhere));
         assert_eq!(engine.op("").on(nowhere).launch(var.write(), |_, _| {}), refused, "{kind}");
         assert_eq!(engine.op("").on(nowhere).copy_to_device(&host, &var), refused, "{kind}");

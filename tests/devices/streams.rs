@@ -6,7 +6,7 @@ use std::{
 };
 
 use raddle::{
-    BoxError, Cause, Context, DeviceError, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, Property,
+    BoxError, Cause, Device, DeviceError, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, Property,
     SimulatedGpu, Var, WaitError,
 };
 
@@ -167,7 +167,7 @@ fn a_stream_of_another_device_is_refused_and_its_function_not_called() {
             let gpus = [SimulatedGpu::default(), SimulatedGpu::default()];
             let engine = builder(kind).gpu(gpus[0].clone()).gpu(gpus[1].clone()).build().unwrap();
             let abroad = engine.stream_var(own(&gpus[1]));
-            let try_on = |context: Context| {
+            let try_on = |context: Device| {
                 let var: Var<DeviceVec<u64>> = engine.device_var(context, 1).unwrap();
                 let called = Arc::new(Mutex::new(false));
                 let calls = Arc::clone(&called);

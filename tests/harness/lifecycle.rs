@@ -22,7 +22,7 @@ use std::{
 };
 
 use raddle::{
-    Builder, Cause, Completion, Context, Engine, OpHandle, Operator, Property, PushError, RunContext, Shutdown,
+    Builder, Cause, Completion, Device, Engine, OpContext, OpHandle, Operator, Property, PushError, Shutdown,
     ShutdownError, SimulatedGpu, Var, WaitError, simulated::Clock,
 };
 
@@ -283,7 +283,7 @@ impl World {
     }
 
     /// What of the function remains the same in all kinds.
-    fn body(self: &Arc<Self>, id: usize, cx: Option<(&RunContext<'_>, &Hands)>) {
+    fn body(self: &Arc<Self>, id: usize, cx: Option<(&OpContext<'_>, &Hands)>) {
         let operation = &self.program.operations[id];
         self.records[id].runs.fetch_add(1, SeqCst);
         let Some((cx, hands)) = cx else { return };
@@ -346,7 +346,7 @@ impl World {
         let kept = operation.keeps_engine.then(|| hands.engines.get(operation.engine).cloned()).flatten();
         let builder = engine.op("").property(operation.property);
         // Copies are a device's, on the thread of its lane.
-        let builder = if operation.property == Property::CopyToGpu { builder.on(Context::Gpu(0)) } else { builder };
+        let builder = if operation.property == Property::CopyToGpu { builder.on(Device::Gpu(0)) } else { builder };
         let result = match operation.kind {
             Kind::Submit => {
                 let body = move |drop_once: Droppable| {

@@ -19,7 +19,7 @@ use std::{
 };
 
 use raddle::{
-    Builder, Completion, Context, DeviceVec, Engine, EngineKind, GpuStream, OpBuilder, OpError, Operator, Property,
+    Builder, Completion, Device, DeviceVec, Engine, EngineKind, GpuStream, OpBuilder, OpError, Operator, Property,
     PushError, Shutdown, SimulatedGpu, Token, Var, WaitError, simulated::Clock,
 };
 
@@ -577,7 +577,7 @@ impl Model {
     fn refusal(&self, program: &Program, id: usize) -> Option<PushError> {
         let operation = &program.operations[id];
         if operation.gpu == Some(1) {
-            Some(PushError::NoSuchDevice(Context::Gpu(1)))
+            Some(PushError::NoSuchDevice(Device::Gpu(1)))
         } else if operation.gpu == Some(0)
             && operation.is_for_device()
             && matches!(operation.property, Property::CpuPrioritized | Property::Async)
@@ -898,7 +898,7 @@ impl Runner {
             drops: Drops::new(),
         });
         let (operators, handles) = (HashMap::new(), HashMap::new());
-        let scratch = engine.device_var(Context::Gpu(0), 1).expect("the device has memory");
+        let scratch = engine.device_var(Device::Gpu(0), 1).expect("the device has memory");
         Self { world, engine, foreign, scratch, variables: Vec::new(), operators, handles }
     }
 
@@ -913,7 +913,7 @@ impl Runner {
         }
         match operation.gpu {
             Some(0) if !operation.is_for_device() => {}
-            Some(gpu) => builder = builder.on(Context::Gpu(gpu)),
+            Some(gpu) => builder = builder.on(Device::Gpu(gpu)),
             None => {}
         }
         if operation.foreign {
@@ -983,7 +983,7 @@ impl Runner {
                 let variable = self.variables.len();
                 let (value, drop) = (first_value(variable), self.world.drops.make());
                 self.variables.push(match self.world.program.variables[variable] {
-                    Class::Bare => Handle::Bare(engine.new_var()),
+                    Class::Bare => Handle::Bare(engine.token()),
                     Class::Narrow => Handle::Narrow(engine.var(Narrow::new(value, drop))),
                     Class::Wide => Handle::Wide(engine.var(Wide::new(value, drop))),
                 });
@@ -1137,7 +1137,7 @@ fn run(program: &Arc<Program>, plan: &Builder, watch: &Watch) -> Result<(), Stri
     let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(program.steps.len() as u64).build();
     let engine = build(plan.clone().gpu(gpu))?;
     let abroad = build(Engine::builder().kind(EngineKind::Naive))?;
-    let foreign = abroad.new_var();
+    let foreign = abroad.token();
     let mut runner = Runner::new(program, engine, foreign);
     let (world, shown_plan) = (Arc::clone(&runner.world), plan.clone());
     watch.explain(move || {

@@ -56,7 +56,7 @@ fn data_race() {
 fn no_data_race() {
     let engine = engine();
     let hole = Arc::new(Hole(UnsafeCell::new(0)));
-    let token = engine.new_var();
+    let token = engine.token();
     for _ in 0..2 {
         let hole = Arc::clone(&hole);
         engine.op("does not race").writes([&token]).push_sync(move |_| hole.add(1)).expect("the engine is open");

@@ -12,7 +12,7 @@ use std::{
 };
 
 use raddle::{
-    Context, DeviceVec, Engine, EngineKind, GpuDriver, GpuStream, IdlePolicy, PinnedVec, Property, SimulatedGpu, Var,
+    Device, DeviceVec, Engine, EngineKind, GpuDriver, GpuStream, IdlePolicy, PinnedVec, Property, SimulatedGpu, Var,
     simulated::Clock,
 };
 use raddle_benches::{
@@ -24,7 +24,7 @@ use raddle_benches::{
 #[cfg(feature = "cuda")]
 mod cuda;
 
-const GPU: Context = Context::Gpu(0);
+const GPU: Device = Device::Gpu(0);
 
 /// Threads that push, or wait, at a time.
 const THREADS: usize = 16;

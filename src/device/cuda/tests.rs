@@ -13,7 +13,11 @@ use std::{
 use super::*;
 use crate::{
     Engine, EngineKind, ImportedStream,
-    device::{Context, DeviceVec, PinnedVec, simulated::SimulatedGpu},
+    device::{
+        memory::{DeviceVec, PinnedVec},
+        simulated::SimulatedGpu,
+    },
+    values::device::Device,
 };
 
 /// Set in the process that finds the library.
@@ -118,7 +122,7 @@ fn a_driver_that_is_missing_old_or_without_a_device_is_an_error_that_says_what_t
         (&[("FAKE_INIT", "999")], "cuInit returned CUDA_ERROR_UNKNOWN", "999"),
         (&[("FAKE_INIT", "46")], "cuInit returned CUDA_ERROR_DEVICE_UNAVAILABLE", "46"),
         (&[("FAKE_DEVICES", "0")], "there is no GPU 0: the CUDA driver sees 0", "101"),
-        (&[("RADDLE_CUDA_MARKS", "tally")], "neither `events` nor `counter`", "-1"),
+        (&[("RADDLE_CUDA_MARKS", "pending")], "neither `events` nor `counter`", "-1"),
         (&[("RADDLE_CUDA_MARKS", "counter"), ("FAKE_NARROW", "")], "cannot write 64 bits", "-1"),
     ] {
         inside(&folder.0, "inside_opening_fails", &[variables, &[("WANTED", wanted), ("CODE", code)]].concat());
@@ -316,7 +320,7 @@ fn inside_imported_streams_are_put_in_order() {
         let own = engine.stream_var(ImportedStream::cuda(&gpus[0], Arc::clone(&streams[0])).unwrap());
         let waits = || number_of("fakeWaits");
         let (before, expected) = (waits(), streams[0].cu_stream().addr());
-        let include = engine.op("include").on(Context::Gpu(0)).try_launch(own.overwrite(), move |stream, own| {
+        let include = engine.op("include").on(Device::Gpu(0)).try_launch(own.overwrite(), move |stream, own| {
             let lane = stream.cuda().expect("it is CUDA's").cu_stream().addr();
             assert_ne!(lane, expected);
             stream.include(own, |own| assert_eq!(own.cuda().expect("it is CUDA's").cu_stream().addr(), expected))
@@ -580,14 +584,14 @@ fn inside_a_capture_that_is_left_open_fails_its_operation_only() {
                     capture_on(stream.inner());
                     if fails { check("the program", CUresult::CUDA_ERROR_INVALID_VALUE) } else { Ok(()) }
                 };
-                let failed = engine.op("record").on(Context::Gpu(0)).try_launch(own.overwrite(), record).unwrap();
+                let failed = engine.op("record").on(Device::Gpu(0)).try_launch(own.overwrite(), record).unwrap();
                 let error = failed.wait().expect_err("the capture is open").to_string();
                 assert!(error.contains(wanted), "{error}");
                 let next = |stream: &mut crate::GpuStream, _: &mut ImportedStream| {
                     stream.cuda().expect("the device is sound");
                     Ok::<(), DeviceError>(())
                 };
-                let next = engine.op("next").on(Context::Gpu(0)).try_launch(own.overwrite(), next);
+                let next = engine.op("next").on(Device::Gpu(0)).try_launch(own.overwrite(), next);
                 next.unwrap().wait().unwrap();
             }
         }
@@ -600,14 +604,14 @@ fn inside_a_capture_that_is_left_open_fails_its_operation_only() {
             assert!(refused.message().contains("end the capture before"), "{refused}");
             graph.map(drop).map_err(DeviceError::from)
         };
-        engine.op("fork").on(Context::Gpu(0)).try_launch(own.overwrite(), fork).unwrap().wait().unwrap();
+        engine.op("fork").on(Device::Gpu(0)).try_launch(own.overwrite(), fork).unwrap().wait().unwrap();
         assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not captured");
         // One that is begun on the lane's stream in there fails the operation, and the device is used on.
         let inside = |stream: &mut crate::GpuStream, own: &mut ImportedStream| {
             let lane = stream.cuda().expect("it is CUDA's");
             stream.include(own, |_| begin_capture(&lane))
         };
-        let inside = engine.op("inside").on(Context::Gpu(0)).try_launch(own.overwrite(), inside);
+        let inside = engine.op("inside").on(Device::Gpu(0)).try_launch(own.overwrite(), inside);
         let error = inside.unwrap().wait().expect_err("the capture is open").to_string();
         assert!(error.contains(left), "{error}");
         engine.clear_errors();
@@ -619,15 +623,9 @@ fn inside_a_capture_that_is_left_open_fails_its_operation_only() {
             drop(lane);
             check("the program", CUresult::CUDA_ERROR_INVALID_VALUE)
         };
-        engine.op("late").on(Context::Gpu(0)).try_launch(own.overwrite(), late).unwrap().wait().expect_err("it fails");
+        engine.op("late").on(Device::Gpu(0)).try_launch(own.overwrite(), late).unwrap().wait().expect_err("it fails");
         engine.clear_errors();
-        engine
-            .op("next")
-            .on(Context::Gpu(0))
-            .try_launch((), |_, ()| Ok::<(), DeviceError>(()))
-            .unwrap()
-            .wait()
-            .unwrap();
+        engine.op("next").on(Device::Gpu(0)).try_launch((), |_, ()| Ok::<(), DeviceError>(())).unwrap().wait().unwrap();
         assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not captured");
         // A capture of the program's on its own stream is the program's.
         let theirs = gpu.context().new_stream_with_priority(0).unwrap();
@@ -636,7 +634,7 @@ fn inside_a_capture_that_is_left_open_fails_its_operation_only() {
         for captured in [true, false] {
             let include = engine
                 .op("include")
-                .on(Context::Gpu(0))
+                .on(Device::Gpu(0))
                 .try_launch(imported.overwrite(), |stream, own| stream.include(own, |own| drop(own.cuda())));
             let included = include.unwrap().wait();
             if captured {

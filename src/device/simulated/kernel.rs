@@ -4,8 +4,14 @@ use std::{fmt, marker::PhantomData, slice, time::Duration};
 
 use bytemuck::Pod;
 
-use super::{DeviceError, Home, Simulated};
-use crate::device::{DeviceVec, Stream};
+use super::Simulated;
+use crate::{
+    device::{
+        driver::{Home, Stream},
+        memory::DeviceVec,
+    },
+    error::device::DeviceError,
+};
 
 /// A simulated GPU's stream, for the operation that runs.
 pub struct SimulatedStream<'s>(&'s mut Simulated);

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, mpsc};
 
 use super::*;
-use crate::device::{DeviceVec, PinnedVec};
+use crate::device::memory::{DeviceVec, PinnedVec};
 
 fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
@@ -363,7 +363,7 @@ fn a_refused_call_has_no_effect_and_the_next_one_is_done() {
         |_, stream, values| copy(stream, values.address(), values.address(), 16),
         |_, stream, _| launch(stream, ms(1), (), |()| ()),
         |_, stream, _| stream.record().map(drop),
-        |_, stream, _| stream.wait(&Event(Recorded::Simulated(Arc::new(Moment::new())))),
+        |_, stream, _| stream.wait(&Event::new(Arc::new(Moment::new()))),
         |_, stream, _| stream.mark(1),
         |gpu, _, _| gpu.allocate(Place::Device, 16).map(|block| gpu.give_back(block)),
     ];

@@ -28,22 +28,20 @@ use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 use smallvec::SmallVec;
 
 use crate::{
-    panics,
+    device::{callback::as_kernel, driver::Address},
     sync::{
         Condvar, Mutex, MutexGuard,
         Ordering::{Acquire, Release},
         atomic::AtomicU64,
         lock, wait_until,
     },
+    system::panics,
 };
 
-use super::{
-    super::{Address, as_kernel},
-    Clock, Counts, DeviceError, EngineUsage, Role, Usage,
-};
+use super::{Clock, Counts, DeviceError, EngineUsage, Role, Usage};
 
 /// When a recorded event has happened.
-pub(in crate::device) struct Moment {
+pub(super) struct Moment {
     /// Nanoseconds plus one; 0 as long as it has not. Changed once, under the lock of the device that recorded it.
     at: AtomicU64,
 }

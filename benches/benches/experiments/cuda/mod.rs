@@ -6,7 +6,7 @@
 
 use std::{env, process::ExitCode, time::Instant};
 
-use raddle::{Context, CudaGpu};
+use raddle::{CudaGpu, Device};
 use raddle_benches::{
     machine,
     report::{Cell, grouped},
@@ -27,16 +27,16 @@ mod order;
 mod poison;
 
 /// The first GPU of an engine.
-const GPU: Context = Context::Gpu(0);
+const GPU: Device = Device::Gpu(0);
 
 /// A verdict, or why an experiment could not be made.
-type Outcome = Result<String, String>;
+type Oneshot = Result<String, String>;
 
 struct Experiment {
     name: &'static str,
     /// What it does.
     about: &'static str,
-    run: fn() -> Outcome,
+    run: fn() -> Oneshot,
     /// A part of it, in a process of its own.
     part: fn(&[&str]),
 }

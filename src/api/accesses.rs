@@ -1,0 +1,227 @@
+//! How declarations become references to values.
+
+use std::{marker::PhantomData, ptr::NonNull};
+
+use super::var::{Read, Write};
+use crate::{
+    engine::{
+        spec::{Entries, Entry, Refs},
+        variable::{self, VarCell},
+    },
+    tracker::Mode,
+};
+
+/// The variables that a typed operation declares: [`Read`], [`Write`], tuples of up to twelve of them, arrays, `Vec`s and
+/// slices (`&[_]`) of them, and any nesting of these. The operation's function gets the same shape of references; for
+/// arrays an array, for `Vec`s and slices a `Vec`.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = raddle::Engine::builder().workers(2).build()?;
+/// let parts: Vec<_> = (1..=4).map(|n| engine.var(n)).collect();
+/// let total = engine.var(0);
+/// let reads: Vec<_> = parts.iter().map(|part| part.read()).collect();
+/// engine.op("sum").push((reads, total.write()), |(parts, total)| {
+///     *total = parts.into_iter().sum();
+/// })?;
+/// assert_eq!(engine.get(&total)?, 10);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The trait is sealed: its methods are not for use outside this crate.
+pub trait Accesses: sealed::Sealed {
+    /// What the function gets.
+    type Refs<'a>;
+    /// What the operation keeps until it runs.
+    #[doc(hidden)]
+    type Captured: Send + Sync + 'static;
+
+    #[doc(hidden)]
+    fn declare(&self, list: &mut sealed::List<'_>);
+
+    #[doc(hidden)]
+    fn capture(&self) -> Self::Captured;
+
+    /// # Safety
+    /// 1. `captured` came from [`keep`](Self::keep), and an operation that declared the same holds its variables for `'a`.
+    /// 2. No variable is named twice where one of the references is exclusive, and this is called once per run.
+    #[doc(hidden)]
+    unsafe fn refs<'a>(captured: &Self::Captured) -> Self::Refs<'a>;
+}
+
+pub(crate) mod sealed {
+    use super::Entries;
+
+    pub trait Sealed {}
+
+    /// Where accesses declare themselves.
+    #[derive(Debug)]
+    pub struct List<'l>(pub(crate) &'l mut Entries);
+}
+
+/// A pointer to a value, captured by an operation that has declared its variable.
+#[derive(Debug)]
+#[doc(hidden)]
+pub struct Captured<T>(NonNull<VarCell>, PhantomData<fn(T) -> T>);
+
+// SAFETY: the pointer is only used by the operation, under the tracker's order; `Var::read` demands `T: Sync` and every
+// variable `T: Send`.
+unsafe impl<T> Send for Captured<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Captured<T> {}
+
+impl<T> sealed::Sealed for Read<'_, T> {}
+impl<T: Send + Sync + 'static> Accesses for Read<'_, T> {
+    type Refs<'a> = &'a T;
+    type Captured = Captured<T>;
+
+    #[inline]
+    fn declare(&self, list: &mut sealed::List<'_>) {
+        list.0.push(Entry { cell: self.0.ptr(), mode: Mode::Read, refs: Refs::Shared });
+    }
+
+    fn capture(&self) -> Captured<T> {
+        Captured(self.0.ptr(), PhantomData)
+    }
+
+    unsafe fn refs<'a>(captured: &Captured<T>) -> &'a T {
+        // SAFETY: (1): the operation holds the variable for reading, so nobody mutates the value; it is the value's type,
+        // and what drops the value comes after this operation in the variable's order.
+        let value = unsafe { variable::value_ptr::<T>(captured.0) };
+        // SAFETY: as above.
+        unsafe { &*value }
+    }
+}
+
+impl<T> sealed::Sealed for Write<'_, T> {}
+impl<T: Send + 'static> Accesses for Write<'_, T> {
+    type Refs<'a> = &'a mut T;
+    type Captured = Captured<T>;
+
+    #[inline]
+    fn declare(&self, list: &mut sealed::List<'_>) {
+        list.0.push(Entry { cell: self.var.ptr(), mode: self.mode, refs: Refs::Exclusive });
+    }
+
+    fn capture(&self) -> Captured<T> {
+        Captured(self.var.ptr(), PhantomData)
+    }
+
+    unsafe fn refs<'a>(captured: &Captured<T>) -> &'a mut T {
+        // SAFETY: (1): the operation holds the variable for writing, so nobody else uses the value; (2): nor does this
+        // operation a second time.
+        let value = unsafe { variable::value_ptr::<T>(captured.0) };
+        // SAFETY: as above.
+        unsafe { &mut *value }
+    }
+}
+
+impl<A: Accesses> sealed::Sealed for Vec<A> {}
+impl<A: Accesses> Accesses for Vec<A> {
+    type Refs<'a> = Vec<A::Refs<'a>>;
+    type Captured = Box<[A::Captured]>;
+
+    #[inline]
+    fn declare(&self, list: &mut sealed::List<'_>) {
+        self.iter().for_each(|access| access.declare(list));
+    }
+
+    fn capture(&self) -> Self::Captured {
+        self.iter().map(A::capture).collect()
+    }
+
+    unsafe fn refs<'a>(captured: &Self::Captured) -> Self::Refs<'a> {
+        // SAFETY: the caller's contract, for each.
+        captured.iter().map(|captured| unsafe { A::refs(captured) }).collect()
+    }
+}
+
+impl<A: Accesses> sealed::Sealed for &[A] {}
+impl<A: Accesses> Accesses for &[A] {
+    type Refs<'a> = Vec<A::Refs<'a>>;
+    type Captured = Box<[A::Captured]>;
+
+    #[inline]
+    fn declare(&self, list: &mut sealed::List<'_>) {
+        self.iter().for_each(|access| access.declare(list));
+    }
+
+    fn capture(&self) -> Self::Captured {
+        self.iter().map(A::capture).collect()
+    }
+
+    unsafe fn refs<'a>(captured: &Self::Captured) -> Self::Refs<'a> {
+        // SAFETY: the caller's contract, for each.
+        captured.iter().map(|captured| unsafe { A::refs(captured) }).collect()
+    }
+}
+
+impl<A: Accesses, const N: usize> sealed::Sealed for [A; N] {}
+impl<A: Accesses, const N: usize> Accesses for [A; N] {
+    type Refs<'a> = [A::Refs<'a>; N];
+    type Captured = [A::Captured; N];
+
+    #[inline]
+    fn declare(&self, list: &mut sealed::List<'_>) {
+        self.iter().for_each(|access| access.declare(list));
+    }
+
+    fn capture(&self) -> Self::Captured {
+        self.each_ref().map(A::capture)
+    }
+
+    unsafe fn refs<'a>(captured: &Self::Captured) -> Self::Refs<'a> {
+        // SAFETY: the caller's contract, for each.
+        captured.each_ref().map(|captured| unsafe { A::refs(captured) })
+    }
+}
+
+impl sealed::Sealed for () {}
+impl Accesses for () {
+    type Refs<'a> = ();
+    type Captured = ();
+
+    fn declare(&self, _: &mut sealed::List<'_>) {}
+
+    fn capture(&self) {}
+
+    unsafe fn refs<'a>((): &()) -> Self::Refs<'a> {}
+}
+
+macro_rules! tuples {
+    ($($name:ident $index:tt),*) => {
+        impl<$($name: Accesses),*> sealed::Sealed for ($($name,)*) {}
+        impl<$($name: Accesses),*> Accesses for ($($name,)*) {
+            type Refs<'a> = ($($name::Refs<'a>,)*);
+            type Captured = ($($name::Captured,)*);
+
+            #[inline]
+    fn declare(&self, list: &mut sealed::List<'_>) {
+                $(self.$index.declare(list);)*
+            }
+
+            fn capture(&self) -> Self::Captured {
+                ($(self.$index.capture(),)*)
+            }
+
+            unsafe fn refs<'a>(captured: &Self::Captured) -> Self::Refs<'a> {
+                // SAFETY: the caller's contract, for each.
+                ($(unsafe { $name::refs(&captured.$index) },)*)
+            }
+        }
+    };
+}
+
+tuples!(A 0);
+tuples!(A 0, B 1);
+tuples!(A 0, B 1, C 2);
+tuples!(A 0, B 1, C 2, D 3);
+tuples!(A 0, B 1, C 2, D 3, E 4);
+tuples!(A 0, B 1, C 2, D 3, E 4, F 5);
+tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
+tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
+tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8);
+tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9);
+tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10);
+tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10, L 11);

@@ -1,0 +1,151 @@
+//! How an engine is made.
+
+use std::{env, sync::Arc};
+
+use crate::{
+    api::engine::Engine,
+    device::{
+        driver::GpuDriver,
+        gpus::{Gpus, MAX_GPUS},
+    },
+    engine::{core::Core, fork, worker_thread::cores_here, workers},
+    error::build::BuildError,
+    scheduler::IdlePolicy,
+    system::topology,
+    threads::pool::{LaneSpec, ThreadPool},
+    values::kind::EngineKind,
+};
+
+/// The most workers of a lane.
+const MAX_WORKERS: usize = 1024;
+
+/// Makes an [`Engine`]; from [`Engine::builder`].
+///
+/// ```
+/// use std::time::Duration;
+/// # fn main() -> Result<(), raddle::BuildError> {
+/// let engine = raddle::Engine::builder()
+///     .workers(2)
+///     .pin(false)
+///     .idle(raddle::IdlePolicy::SpinThenPark(Duration::from_micros(20)))
+///     .build()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct Builder {
+    kind: Option<EngineKind>,
+    workers: Option<usize>,
+    prioritized_workers: Option<usize>,
+    unpinned: bool,
+    idle: IdlePolicy,
+    gpus: Vec<GpuDriver>,
+}
+
+impl Builder {
+    /// The kind of engine. Default: what the environment variable `RADDLE_ENGINE` says, else
+    /// [`PerDevice`](EngineKind::PerDevice). A kind set here is never overridden by the environment.
+    pub fn kind(mut self, kind: EngineKind) -> Self {
+        self.kind = Some(kind);
+        self
+    }
+
+    /// The number of workers for ordinary operations. Default: one per core that the engine may use (see [`pin`](Self::pin)),
+    /// and no more than the quota of its control group. More workers than cores are allowed; those beyond are not pinned.
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = Some(workers);
+        self
+    }
+
+    /// The number of workers for [`Property::CpuPrioritized`](crate::Property::CpuPrioritized) operations, of
+    /// [`PerDevice`](EngineKind::PerDevice) engines. Default: 1. They are not pinned, so that the operating system can
+    /// put them beside busy workers.
+    pub fn prioritized_workers(mut self, workers: usize) -> Self {
+        self.prioritized_workers = Some(workers);
+        self
+    }
+
+    /// Whether each worker stays on a core of its own. Default: `true`. Where the operating system refuses, the worker runs
+    /// unpinned, [`Engine::placements`] tells, and a warning is logged. The threads of a GPU stay on the cores near it, where
+    /// Linux tells which these are.
+    ///
+    /// An engine may use the cores that the thread which builds it may use at that moment; one that is built by a thread of
+    /// another engine has that engine's. All of its threads keep to them, and what happens to other threads later changes
+    /// nothing. Of these cores it takes as many as it has workers: those that have the fewest pinned workers of
+    /// other engines of the process, and among equals the first ones. A worker gives its core back when the engine ends.
+    ///
+    /// A thread that an operation starts inherits the core of the worker; [`unpinned`](crate::unpinned) is for operations that
+    /// start threads, such as those of a thread pool.
+    pub fn pin(mut self, pin: bool) -> Self {
+        self.unpinned = !pin;
+        self
+    }
+
+    /// What workers without work do. Default: [`IdlePolicy::SpinThenPark`] for 50 µs.
+    pub fn idle(mut self, idle: IdlePolicy) -> Self {
+        self.idle = idle;
+        self
+    }
+
+    /// Adds a GPU, which operations name by [`Device::Gpu`](crate::Device::Gpu) with the number of GPUs added before. Its
+    /// threads are started with the first operation that is for it.
+    pub fn gpu(mut self, gpu: impl Into<GpuDriver>) -> Self {
+        self.gpus.push(gpu.into());
+        self
+    }
+
+    /// Makes the engine and starts its threads.
+    ///
+    /// # Errors
+    /// Zero or too many workers, too many GPUs, an unknown `RADDLE_ENGINE`, or a thread that could not be started.
+    pub fn build(self) -> Result<Engine, BuildError> {
+        let kind = match (self.kind, env::var("RADDLE_ENGINE")) {
+            (Some(kind), _) => kind,
+            (None, Ok(name)) => name.parse()?,
+            (None, Err(env::VarError::NotPresent)) => EngineKind::default(),
+            (None, Err(env::VarError::NotUnicode(name))) => {
+                return Err(BuildError::UnknownEngine(name.to_string_lossy().into_owned()));
+            }
+        };
+        let cores = cores_here();
+        let workers = self.workers.unwrap_or_else(|| topology::parallelism(&cores));
+        let prioritized = self.prioritized_workers.unwrap_or(1);
+        if workers == 0 || prioritized == 0 {
+            return Err(BuildError::NoWorkers);
+        }
+        if workers.max(prioritized) > MAX_WORKERS {
+            return Err(BuildError::TooManyWorkers(MAX_WORKERS));
+        }
+        if self.gpus.len() > MAX_GPUS {
+            return Err(BuildError::TooManyGpus(MAX_GPUS));
+        }
+        let lanes: &[LaneSpec] = &[
+            LaneSpec { name: "cpu", workers, idle: self.idle, pinned: !self.unpinned },
+            LaneSpec { name: "copy", workers: 1, idle: IdlePolicy::Park, pinned: false },
+            LaneSpec { name: "copy-back", workers: 1, idle: IdlePolicy::Park, pinned: false },
+            LaneSpec { name: "priority", workers: prioritized, idle: self.idle, pinned: false },
+        ];
+        let lanes = match kind {
+            EngineKind::Naive => &lanes[..0],
+            EngineKind::Pooled => &lanes[..2],
+            EngineKind::PerDevice => lanes,
+        };
+        let (threads, boxed) = ThreadPool::new(lanes, cores);
+        let gpus = Gpus::new(self.gpus, kind, self.idle, !self.unpinned);
+        let core = Arc::new(Core::new(kind, threads, gpus, (2 * workers + 2).min(64)));
+        fork::watch(&core);
+        match workers::start(&core, boxed) {
+            Ok(placements) => {
+                core.placements.get_or_init(|| placements.into());
+                Ok(Engine::new(core))
+            }
+            Err(error) => {
+                core.threads().end();
+                // There is no deadline.
+                let _ = core.threads().join(None);
+                Err(error)
+            }
+        }
+    }
+}

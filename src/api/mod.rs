@@ -1,0 +1,12 @@
+//! What a program calls.
+
+pub(crate) mod accesses;
+pub(crate) mod builder;
+pub(crate) mod completion;
+pub(crate) mod engine;
+pub(crate) mod handle;
+pub(crate) mod op_builder;
+pub(crate) mod op_context;
+pub(crate) mod operator;
+pub(crate) mod token;
+pub(crate) mod var;

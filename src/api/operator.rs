@@ -1,0 +1,236 @@
+//! Operators: operations made once and pushed often.
+
+use std::{fmt, panic::Location, ptr::NonNull, sync::Arc};
+
+use crate::{
+    api::{
+        completion::{Completion, async_body},
+        token::Token,
+    },
+    engine::{
+        core::Core,
+        frame::{self, Call, NoWait},
+        spec::{Entry, Refs, Spec},
+        task::{FnJob, Job, flag},
+    },
+    error::{op::Cause, push::PushError},
+    tracker::Mode,
+};
+
+type SyncFunction = dyn Fn(&Call<'_>) -> Result<(), Cause> + Send + Sync;
+type AsyncFunction = dyn Fn(&Call<'_>, Completion) -> Result<(), Cause> + Send + Sync;
+
+/// An operator's function.
+pub(crate) enum Function {
+    Sync(Box<SyncFunction>),
+    Async(Box<AsyncFunction>),
+}
+
+struct Inner {
+    core: Arc<Core>,
+    spec: Spec,
+    /// Sorted and distinct.
+    entries: Box<[Entry]>,
+    function: Function,
+    /// The property decides the priority.
+    fixed_priority: bool,
+}
+
+// SAFETY: the pointers in `entries` are to cells that the tokens of the `Owner` keep, which are shared between threads anyway.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+/// What the handles of an operator share. Runs over variables do not count themselves: what they use is dropped by an
+/// operation that comes after them.
+struct Owner {
+    /// From a box. By a pointer, since runs have it as well, also while this is dropped.
+    inner: NonNull<Inner>,
+    /// Keeps the variables of the entries.
+    tokens: Box<[Token]>,
+}
+
+// SAFETY: what it points to is shared between threads as `Inner` is, and dropped once.
+unsafe impl Send for Owner {}
+// SAFETY: as above.
+unsafe impl Sync for Owner {}
+
+impl Owner {
+    fn get(&self) -> &Inner {
+        // SAFETY: nobody drops it before this owner.
+        unsafe { self.inner.as_ref() }
+    }
+}
+
+/// What is left of an operator whose last handle is gone.
+struct Remains(NonNull<Inner>);
+
+// SAFETY: as for `Owner`.
+unsafe impl Send for Remains {}
+
+impl Drop for Remains {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box, its owner is gone, and so are the runs, as those who make one see to.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+impl Drop for Owner {
+    #[track_caller]
+    fn drop(&mut self) {
+        if self.get().core.is_forked() {
+            return;
+        }
+        let remains = Remains(self.inner);
+        let Some(&entry) = self.get().entries.first() else {
+            // Runs without variables have counted themselves among the owners.
+            return drop(remains);
+        };
+        let spec = Spec::internal("delete_operator", i32::MAX, flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED);
+        // Every run names the variable, so all of them are over when this one's turn has come.
+        let entry = Entry { mode: Mode::Await, refs: Refs::None, ..entry };
+        let core = Arc::clone(&self.get().core);
+        let delete = move |_: &Call<'_>| {
+            frame::without_waits(NoWait::InDeletion, || drop(remains));
+            Ok(())
+        };
+        // The tokens go after this, and not with the rest: whoever waits for all then waits for what comes of it.
+        let pushed = core.push_normalised(&spec, spec.priority, Location::caller(), &[entry], FnJob::new(delete));
+        debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    }
+}
+
+/// The operator as a run has it, with variables or without.
+enum Own {
+    NoWait(NonNull<Inner>),
+    Counted(Arc<Owner>),
+}
+
+// SAFETY: an `Inner` is shared between threads; the pointer is valid as `get` says.
+unsafe impl Send for Own {}
+
+impl Own {
+    fn get(&self) -> &Inner {
+        match self {
+            // SAFETY: a run over variables is over before the operation that drops the operator.
+            Self::NoWait(inner) => unsafe { inner.as_ref() },
+            Self::Counted(owner) => owner.get(),
+        }
+    }
+}
+
+/// An operation made once and pushed often, from [`OpBuilder::operator`](crate::OpBuilder::operator) and its siblings: its
+/// variables are sorted and its function is stored once, so that a push is cheaper than that of a new operation.
+///
+/// Pushing it again while it is pending is allowed; the runs are ordered by its variables like those of any operations.
+/// Clones are the same operator. It keeps its variables; when the last handle is dropped, what it owns is dropped after its
+/// last run.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = raddle::Engine::builder().workers(1).build()?;
+/// let counter = engine.var(0u32);
+/// let increment = engine.op("increment").operator(counter.write(), |counter| *counter += 1)?;
+/// for _ in 0..10 {
+///     increment.push()?;
+/// }
+/// assert_eq!(engine.get(&counter)?, 10);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Operator(Arc<Owner>);
+
+impl fmt::Debug for Operator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operator")
+            .field("name", &self.inner().spec.name)
+            .field("variables", &self.inner().entries.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Operator {
+    /// `entries` are sorted, distinct, and of variables of `core` that the caller has handles of.
+    pub(crate) fn new(
+        core: Arc<Core>,
+        spec: Spec,
+        entries: Box<[Entry]>,
+        function: Function,
+        fixed_priority: bool,
+    ) -> Self {
+        let tokens = entries
+            .iter()
+            // SAFETY: see above.
+            .map(|entry| unsafe { Token::from_entry(entry) })
+            .collect();
+        let inner = Box::new(Inner { core, spec, entries, function, fixed_priority });
+        Self(Arc::new(Owner { inner: NonNull::from(Box::leak(inner)), tokens }))
+    }
+
+    fn inner(&self) -> &Inner {
+        self.0.get()
+    }
+
+    /// Pushes a run of the operator.
+    ///
+    /// # Errors
+    /// A deleted variable, or an engine that shuts down.
+    #[track_caller]
+    pub fn push(&self) -> Result<(), PushError> {
+        self.push_with_priority(self.inner().spec.priority)
+    }
+
+    /// Pushes a run of the operator with another priority than it was made with; properties that decide the priority still do.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    #[track_caller]
+    pub fn push_with_priority(&self, priority: i32) -> Result<(), PushError> {
+        let inner = self.inner();
+        for token in &self.0.tokens {
+            let queue = token.cell().queue();
+            if queue.is_closed() {
+                return Err(PushError::DeletedVariable);
+            }
+            queue.prefetch();
+        }
+        let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
+        let location = Location::caller();
+        match inner.function {
+            Function::Sync(_) => {
+                let own = if inner.entries.is_empty() {
+                    Own::Counted(Arc::clone(&self.0))
+                } else {
+                    Own::NoWait(self.0.inner)
+                };
+                self.enqueue(
+                    priority,
+                    location,
+                    FnJob::new(move |cx: &Call<'_>| match &own.get().function {
+                        Function::Sync(f) => f(cx),
+                        Function::Async(_) => Ok(()),
+                    }),
+                )
+            }
+            Function::Async(_) => {
+                // The function may go on when its completion has ended the operation.
+                let own = Own::Counted(Arc::clone(&self.0));
+                self.enqueue(
+                    priority,
+                    location,
+                    async_body(move |cx, done| match &own.get().function {
+                        Function::Async(f) => f(cx, done),
+                        Function::Sync(_) => Ok(()),
+                    }),
+                )
+            }
+        }
+    }
+
+    #[inline]
+    fn enqueue(&self, priority: i32, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
+        let inner = self.inner();
+        inner.core.push_normalised(&inner.spec, priority, location, &inner.entries, work)
+    }
+}

@@ -1,0 +1,85 @@
+//! The untyped handle of a variable.
+
+use std::{fmt, mem::ManuallyDrop, panic::Location, ptr::NonNull, sync::Arc};
+
+use crate::engine::{
+    core::Core,
+    spec::Entry,
+    variable::{VarCell, VarRef},
+};
+
+/// A handle of a variable, whatever its value: it stands for something outside the engine, or for a
+/// [`Var`](crate::Var), which derefs to it.
+///
+/// Clones are the same variable. When the last handle is dropped, the variable is deleted after every operation on it.
+pub struct Token(NonNull<VarCell>);
+
+// SAFETY: a handle gives access to the cell's shared parts only, which are `Sync`.
+unsafe impl Send for Token {}
+// SAFETY: as above.
+unsafe impl Sync for Token {}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cell = self.cell();
+        f.debug_struct("Token")
+            .field("id", &cell.queue().id())
+            .field("version", &cell.version())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Token {
+    /// A new variable with a value, empty for a bare token.
+    pub(crate) fn typed<T: Send + 'static>(core: &Arc<Core>, value: T) -> Self {
+        // What has no size is in nobody's memory.
+        Self::placed(core, value, size_of::<T>() != 0)
+    }
+
+    /// A new variable with a value, which is in the host's memory or is the handle of something that is not.
+    pub(crate) fn placed<T: Send + 'static>(core: &Arc<Core>, value: T, on_host: bool) -> Self {
+        Self(VarCell::with_value(core, value, on_host))
+    }
+
+    /// One more handle of an entry's variable.
+    ///
+    /// # Safety
+    /// 1. Somebody has a handle of the variable now.
+    pub(crate) unsafe fn from_entry(entry: &Entry) -> Self {
+        let token = ManuallyDrop::new(Self(entry.cell));
+        Self::clone(&token)
+    }
+
+    #[inline]
+    pub(crate) fn ptr(&self) -> NonNull<VarCell> {
+        self.0
+    }
+
+    /// The variable, as the engine takes it.
+    pub(crate) fn var(&self) -> VarRef<'_> {
+        // SAFETY: this is a handle.
+        unsafe { VarRef::new(self.0) }
+    }
+
+    #[inline]
+    pub(crate) fn cell(&self) -> &VarCell {
+        // SAFETY: a handle keeps the cell alive.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Clone for Token {
+    fn clone(&self) -> Self {
+        self.cell().add_handle();
+        Self(self.0)
+    }
+}
+
+impl Drop for Token {
+    #[track_caller]
+    fn drop(&mut self) {
+        if self.cell().remove_handle() {
+            Core::free_variable(self.0, Location::caller());
+        }
+    }
+}

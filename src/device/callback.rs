@@ -1,0 +1,31 @@
+//! Whether a device runs the program's code on this thread.
+
+use std::cell::Cell;
+
+use crate::sync::thread_static;
+
+// A device does the program's code on this thread.
+thread_static!(static KERNEL: Cell<bool> = Cell::new(false));
+
+/// Whether a device runs the program's code on this thread.
+pub(crate) fn in_kernel() -> bool {
+    KERNEL.with(Cell::get)
+}
+
+/// Forgets the kernel that runs on this thread, which has just been forked: it is the parent's.
+#[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
+pub(crate) fn leave_kernel() {
+    KERNEL.with(|kernel| kernel.set(false));
+}
+
+/// Runs `f`, code of the program's, as a device does.
+pub(crate) fn as_kernel<R>(f: impl FnOnce() -> R) -> R {
+    struct Leave(bool);
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            KERNEL.with(|kernel| kernel.set(self.0));
+        }
+    }
+    let _leave = Leave(KERNEL.with(|kernel| kernel.replace(true)));
+    f()
+}

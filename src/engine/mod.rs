@@ -1,0 +1,19 @@
+//! What a push, a run, a wait and a shutdown do.
+
+pub(crate) mod core;
+pub(crate) mod drain;
+pub(crate) mod ending;
+pub(crate) mod fault;
+pub(crate) mod fork;
+pub(crate) mod frame;
+pub(crate) mod push;
+mod run;
+mod shutdown;
+pub(crate) mod spec;
+pub(crate) mod task;
+pub(crate) mod variable;
+mod variables;
+mod wait;
+mod waits;
+pub(crate) mod worker_thread;
+pub(crate) mod workers;

@@ -1,0 +1,205 @@
+//! The main function of the threads that have workers.
+//!
+//! An operation that waits inside its function gives its worker to a spare thread, which goes on with it, and sleeps; it
+//! ends without a worker, and its thread becomes a spare. So a wait never keeps a worker, nor can one wait bury another
+//! under it on a stack, as running operations on the waiting thread's stack would.
+
+use std::sync::Arc;
+
+use crate::{
+    engine::{
+        core::Core,
+        ending::{Rests, Unplain},
+        frame,
+        task::Task,
+        worker_thread::{Duty, WorkerThread, share_slot},
+    },
+    error::build::BuildError,
+    sync::mpsc,
+    system::{panics, topology},
+    threads::pool::{BoxedWorker, Ended},
+    tracker::ReadyList,
+    values::kind::Placement,
+};
+
+/// Where a worker was put when the engine was built: its lane, its number there, and its core.
+type Started = (usize, usize, Placement);
+
+/// Starts a thread per worker and waits until they run; returns where the workers of the first lane are.
+pub(crate) fn start(core: &Arc<Core>, workers: Vec<BoxedWorker<Task>>) -> Result<Vec<Placement>, BuildError> {
+    let (sender, receiver) = mpsc::channel();
+    for worker in workers {
+        let number = core.threads().next_number().expect("there are at least as many threads as workers");
+        let (for_thread, started) = (Arc::clone(core), sender.clone());
+        let main = move |worker| run_thread(for_thread, number, worker, Some(started));
+        core.threads().spawn(number, worker, main).map_err(|(error, _)| BuildError::Thread(error))?;
+    }
+    drop(sender);
+    let mut placements = Vec::new();
+    for (lane, index, placement) in receiver {
+        if lane != 0 {
+            continue;
+        }
+        if placements.len() <= index {
+            placements.resize(index + 1, Placement::Unpinned);
+        }
+        placements[index] = placement;
+    }
+    Ok(placements)
+}
+
+/// The main function of a thread that takes over a worker whose thread waits.
+fn take_over(core: Arc<Core>, number: usize, worker: BoxedWorker<Task>) -> Ended {
+    run_thread(core, number, worker, None)
+}
+
+/// The main function of an engine's thread that runs workers.
+fn run_thread(
+    core: Arc<Core>,
+    number: usize,
+    worker: BoxedWorker<Task>,
+    mut started: Option<mpsc::Sender<Started>>,
+) -> Ended {
+    let thread = WorkerThread::new(core, Duty::Workers(take_over));
+    let threads = thread.core.threads();
+    let _entered = thread.enter();
+    let mut next = Some(worker);
+    while let Some(worker) = next {
+        worker.lane().sleep().carry(worker.index());
+        let (lane, index, placement) = (threads.lane_of(&worker), worker.index(), threads.place(&worker));
+        let core = if let Placement::Pinned(core) = placement { Some(core) } else { None };
+        worker.lane().sleep().place(index, core);
+        if let Some(started) = started.take() {
+            // Nobody listens if the build has failed meanwhile.
+            let _ = started.send((lane, index, placement));
+        }
+        let lane_name = worker.lane().name();
+        thread.lane.set(lane as u8);
+        thread.worker.set(Some(worker));
+        if let Placement::Refused(core) = placement {
+            frame::enter_after(&thread.core, || {
+                panics::log!(
+                    Warn,
+                    "raddle: worker {index} of lane {lane_name} could not be pinned to core {core}; it runs unpinned"
+                );
+            });
+        }
+        run(&thread, number);
+        // Either the lane has ended, or the worker was given away.
+        let worker = thread.worker.take();
+        if thread.core.is_forked() {
+            // This thread has forked, and what it had was the parent's.
+            std::mem::forget(worker);
+            return Ended::Over;
+        }
+        if let Some(claim) = worker.as_ref().and_then(|worker| threads.core_of(worker)) {
+            claim.give_back();
+        }
+        // Elsewhere than on Linux a thread that was pinned cannot run a worker that is not.
+        next = if core.is_none() || topology::CAN_WIDEN { threads.await_offer() } else { None };
+    }
+    if threads.has_ended() {
+        return Ended::Over;
+    }
+    threads.return_number(number);
+    Ended::Idle
+}
+
+/// Runs operations until the thread's worker is given away or its lane ends.
+fn run(thread: &WorkerThread, number: usize) {
+    let mut ready = ReadyList::default();
+    loop {
+        // The user's code has its own barriers; this one keeps a defect of the engine, or what other crates have left to
+        // crossbeam's collector, from losing the worker and what is queued here.
+        let result = panics::catch(|| {
+            thread.core.place_all(&mut ready, Rests::new());
+            run_operations(thread, &mut ready);
+        });
+        let Err(payload) = result else { return };
+        // What the panic has left goes where others find it, since the payload's drop and the logger may wait for that.
+        let placed = panics::catch(|| {
+            thread.core.place_all(&mut ready, Rests::new());
+            share_slot();
+        });
+        frame::enter_after(&thread.core, || {
+            for payload in [Some(payload), placed.err()].into_iter().flatten() {
+                panics::discard(payload);
+            }
+            panics::log!(Error, "raddle: thread {number} panicked outside an operation's function");
+        });
+    }
+}
+
+/// Runs operations while there are any and the thread has a worker; what became ready goes into `ready` until it is
+/// placed.
+///
+/// It stands by itself so that the loop of every operation shares its registers with nothing that happens once.
+#[inline(never)]
+fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
+    while let Some(op) = thread.next() {
+        match thread.core.execute_here(op, ready) {
+            Ok(ticket) if ready.is_empty() => thread.core.count_out(ticket),
+            Ok(ticket) => {
+                let here = thread.core.place_by(ready, |op| thread.schedule(op));
+                if here.is_empty() {
+                    thread.core.count_out(ticket);
+                } else {
+                    thread.core.run_here_after(here, ticket);
+                }
+            }
+            Err(unplain) => execute_otherwise(thread, unplain, ready),
+        }
+    }
+}
+
+/// Runs an operation that is not as plain as most.
+#[inline(never)]
+fn execute_otherwise(thread: &WorkerThread, unplain: Unplain, ready: &mut ReadyList<Task>) {
+    let rest = thread.core.execute_otherwise(unplain, ready);
+    let rest = thread.core.to_tell(rest);
+    thread.core.place_all(ready, Rests::from_iter([rest]));
+}
+
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use crate::{Engine, EngineKind, threads::pool::MANY_ENDED};
+
+    /// Waits inside each other, each in an operation that gives its worker to another thread.
+    fn nest(engine: &Engine, depth: usize) -> usize {
+        let inner = engine.clone();
+        let next = engine.op("nest").submit((), move |()| if depth == 0 { 0 } else { nest(&inner, depth - 1) });
+        1 + next.expect("the engine is open").wait().expect("nothing fails")
+    }
+
+    /// In these tests a thread without a worker ends after a millisecond.
+    #[test]
+    #[cfg_attr(miri, ignore = "starts a thousand threads")]
+    fn threads_that_come_and_go_leave_nothing() {
+        const DEPTH: usize = 40;
+        let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).build().expect("it is built");
+        let threads = engine.core().threads();
+        let (lives, known) = (|| threads.count().0, || threads.count().1);
+        let before = known();
+        while lives() < 10_000 {
+            assert_eq!(nest(&engine, DEPTH), DEPTH + 1);
+            let start = Instant::now();
+            // All but some, which are joined when there are more.
+            while known() > before + MANY_ENDED {
+                assert!(start.elapsed() < Duration::from_secs(20), "{} threads, {before} before", known());
+                std::thread::yield_now();
+            }
+            assert!(threads.numbers_given() < 3 * DEPTH, "numbers do not come back");
+        }
+    }
+
+    #[test]
+    fn no_two_engines_have_a_number() {
+        let numbers = [(); 2].map(|()| {
+            let engine = Engine::builder().kind(EngineKind::Naive).build().expect("it is built");
+            engine.core().threads().engine()
+        });
+        assert!(numbers[0] != numbers[1] && !numbers.contains(&0));
+    }
+}

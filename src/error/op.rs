@@ -1,0 +1,226 @@
+//! The failure of an operation, shared by all who see it.
+
+use std::{
+    error::Error,
+    fmt,
+    mem::ManuallyDrop,
+    panic::Location,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use super::{
+    device::DeviceError,
+    failures::{Failures, Place},
+};
+use crate::{
+    system::panics::{self, Payload},
+    values::name::Name,
+};
+
+/// The error type that operations return.
+pub type BoxError = Box<dyn Error + Send + Sync>;
+
+/// Why an operation failed.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Cause {
+    /// Its function panicked; the message, where the payload was a string.
+    Panic(Option<String>),
+    /// Its function, or its [`Completion`](crate::Completion), reported an error.
+    Error(BoxError),
+    /// Its [`Completion`](crate::Completion) was dropped unused.
+    LostCompletion,
+    /// It had not started when the engine was shut down with [`Shutdown::Cancel`](crate::Shutdown::Cancel).
+    Cancelled,
+    /// Its device failed: while it was under way there, or before.
+    Device(DeviceError),
+}
+
+impl Cause {
+    /// Of the function of a device operation, which may have passed an error of the device on.
+    pub(crate) fn of_device(self) -> Self {
+        match self {
+            Self::Error(error) => DeviceError::found_in(error).map_or_else(Self::Error, Self::Device),
+            cause => cause,
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Panic(Some(message)) => write!(f, "it panicked: {message}"),
+            Self::Panic(None) => f.write_str("it panicked with a payload that is no string"),
+            Self::Error(error) => write!(f, "{error}"),
+            Self::LostCompletion => f.write_str("its completion was dropped unused"),
+            Self::Cancelled => f.write_str("it was cancelled by the engine's shutdown before it started"),
+            Self::Device(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Failure {
+    name: Name,
+    location: &'static Location<'static>,
+    /// Dropped by `drop` below.
+    cause: ManuallyDrop<Cause>,
+    /// What a panic carried, if that is no string: the program's, and dropped with its error. In a mutex, since it need not
+    /// be `Sync`.
+    payload: ManuallyDrop<Mutex<Option<Payload>>>,
+    sequence: u64,
+    /// Somebody outside the engine has been given it, or has cleared it where it had got to. Set under the lock of the
+    /// `Failures` that it was added to.
+    known: AtomicBool,
+    /// Where it is kept or counted until it is known.
+    added: OnceLock<(Weak<Failures>, Place)>,
+}
+
+impl Drop for Failure {
+    fn drop(&mut self) {
+        // These are the program's, and so is what their drops do; the last clone may go anywhere in the engine.
+        // SAFETY: the field is dropped once, here.
+        let drop_cause = || unsafe { ManuallyDrop::drop(&mut self.cause) };
+        if let Err(payload) = panics::catch(drop_cause) {
+            panics::log!(Error, "raddle: the drop of an operation's error panicked");
+            panics::discard(payload);
+        }
+        // SAFETY: as above.
+        let payload = unsafe { ManuallyDrop::take(&mut self.payload) };
+        let payload = payload.into_inner().unwrap_or_else(PoisonError::into_inner);
+        payload.into_iter().for_each(panics::discard);
+    }
+}
+
+/// An operation's failure. It is cheap to clone; the failed operation's variables, the operations skipped because of it and
+/// every waiter share one.
+#[derive(Clone)]
+pub struct OpError(Arc<Failure>);
+
+impl OpError {
+    pub(crate) fn new(
+        name: &Name,
+        location: &'static Location<'static>,
+        cause: Cause,
+        payload: Option<Payload>,
+    ) -> Self {
+        static SEQUENCE: AtomicU64 = AtomicU64::new(0);
+        Self(Arc::new(Failure {
+            name: name.clone(),
+            location,
+            cause: ManuallyDrop::new(cause),
+            payload: ManuallyDrop::new(Mutex::new(payload)),
+            // Relaxed: only distinct numbers are needed, rising as far as anybody can tell.
+            sequence: SEQUENCE.fetch_add(1, Relaxed),
+            known: AtomicBool::new(false),
+            added: OnceLock::new(),
+        }))
+    }
+
+    /// The name of the operation that failed; empty if it was given none.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.name.as_str()
+    }
+
+    /// Where the operation was pushed.
+    #[must_use]
+    pub fn location(&self) -> &'static Location<'static> {
+        self.0.location
+    }
+
+    /// Why it failed.
+    #[must_use]
+    pub fn cause(&self) -> &Cause {
+        &self.0.cause
+    }
+
+    /// Whether `other` is the same failure, not merely an equal one.
+    #[must_use]
+    pub fn ptr_eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Whether a shutdown has cancelled the operation.
+    pub(crate) fn is_cancellation(&self) -> bool {
+        matches!(self.cause(), Cause::Cancelled)
+    }
+
+    /// Rises with the time of the failure.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.0.sequence
+    }
+
+    /// Adds it to `failures` until it is known. Called before anybody outside the engine can be given it.
+    pub(crate) fn keep(&self, failures: &Arc<Failures>) {
+        // Once: those that are skipped because of it have the same failure. They find it on a variable, where it is put
+        // only after this; so no thread waits here for another.
+        self.0.added.get_or_init(|| (Arc::downgrade(failures), failures.add(self)));
+    }
+
+    /// Notes that it is known; whether it was not. Called by the `Failures` that it was added to, under the lock.
+    pub(crate) fn note_known(&self) -> bool {
+        // Relaxed: all that write it hold the lock, which orders them; for the reader without it see `settle`.
+        !self.0.known.swap(true, Relaxed)
+    }
+
+    /// Notes that somebody has been given the failure, or has cleared it: nobody else need be told of his own accord.
+    pub(crate) fn settle(&self) {
+        // Relaxed: whoever reads the `true` of `note_known` here, and takes the lock of `Failures` later, takes it
+        // after the thread that wrote it under the lock; otherwise the write would come after this read. So it finds
+        // the failure neither kept nor counted, even if that thread is not done yet.
+        if self.0.known.load(Relaxed) {
+            return;
+        }
+        // A failure that stands for many was never added.
+        if let Some((failures, place)) = self.0.added.get()
+            && let Some(failures) = failures.upgrade()
+        {
+            failures.settle(self, *place);
+        }
+    }
+}
+
+impl fmt::Debug for OpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpError")
+            .field("name", &self.name())
+            .field("location", &format_args!("{}", self.location()))
+            .field("cause", self.cause())
+            .finish()
+    }
+}
+
+impl OpError {
+    /// The loss of a device, if the operation failed because of one.
+    pub(crate) fn loss(&self) -> Option<&DeviceError> {
+        match self.cause() {
+            Cause::Device(error) if error.is_lost() => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for OpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, location, cause) = (self.name(), self.location(), self.cause());
+        if name.is_empty() {
+            write!(f, "the operation pushed at {location} failed: {cause}")
+        } else {
+            write!(f, "operation `{name}` pushed at {location} failed: {cause}")
+        }
+    }
+}
+
+impl Error for OpError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self.cause() {
+            Cause::Error(error) => Some(&**error),
+            Cause::Device(error) => Some(error),
+            _ => None,
+        }
+    }
+}

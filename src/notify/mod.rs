@@ -1,0 +1,6 @@
+//! What threads and futures wait for.
+
+pub(crate) mod async_state;
+pub(crate) mod oneshot;
+pub(crate) mod pending;
+pub(crate) mod wakers;

@@ -1,0 +1,5 @@
+//! What the process and the operating system give: stacks, cores, panics.
+
+pub(crate) mod panics;
+pub(crate) mod stack;
+pub(crate) mod topology;

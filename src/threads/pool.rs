@@ -1,0 +1,316 @@
+//! The threads of an engine, the workers that they may have, and where they run.
+//!
+//! A thread that has no worker is a *spare*, which waits for one for a while.
+
+use std::{
+    cell::Cell,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use super::{spares::SpareThreads, thread_list::ThreadList};
+use crate::{
+    scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
+    sync::{Mutex, lock, thread_static},
+    system::topology::{self, Claim},
+    values::kind::Placement,
+};
+
+/// Threads beyond the workers, each for an operation that waits inside its function. Picked; it bounds what a program that
+/// waits in thousands of operations at once can take from the machine.
+const MAX_SPARES: usize = 1024;
+
+/// A thread without a worker ends after this time. Picked: long against the waits of a program that goes on waiting. Short
+/// in this crate's own tests, so that they see many ends.
+const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(10) };
+
+/// A worker, which moves between threads.
+pub(crate) type BoxedWorker<T> = Box<Worker<T>>;
+
+/// Why a thread has ended.
+#[derive(PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Nobody has needed it for long.
+    Idle,
+    /// Its engine has ended.
+    Over,
+}
+
+/// One lane to make.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaneSpec {
+    pub(crate) name: &'static str,
+    pub(crate) workers: usize,
+    pub(crate) idle: IdlePolicy,
+    /// Whether each worker has a core of its own, as far as there are cores.
+    pub(crate) pinned: bool,
+}
+
+/// Numbers of threads.
+#[derive(Default)]
+struct Numbers {
+    /// How many were given out.
+    given: usize,
+    /// Those of threads that have ended, or could not be started.
+    unused: Vec<usize>,
+}
+
+/// The lanes of an engine and its threads.
+pub(crate) struct ThreadPool<T> {
+    /// No other engine of the process has it, now or later.
+    engine: u64,
+    lanes: Box<[Arc<Lane<T>>]>,
+    /// The cores that the engine's threads may use.
+    mask: Box<[usize]>,
+    /// The core of each worker of each lane.
+    cores: Box<[Box<[Option<Claim>]>]>,
+    max_threads: usize,
+    numbers: Mutex<Numbers>,
+    spares: SpareThreads<BoxedWorker<T>>,
+    list: Arc<ThreadList>,
+}
+
+/// A number for an engine, from 1.
+fn next_engine() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    // Relaxed: only distinct numbers are needed.
+    NEXT.fetch_add(1, Relaxed)
+}
+
+// The number of the engine that the thread was started for, from 1. It stays when the thread ends, for what its
+// thread-locals do then. An address would not do: another engine may have it by then.
+thread_static!(static STARTED_FOR: Cell<u64> = Cell::new(0));
+
+impl<T: Send + 'static> ThreadPool<T> {
+    /// The lanes of an engine that may use the cores `mask`, and their workers, whose threads are still to be
+    /// [started](Self::start).
+    pub(crate) fn new(specs: &[LaneSpec], mask: Box<[usize]>) -> (Self, Vec<BoxedWorker<T>>) {
+        let max_threads = specs.iter().map(|spec| spec.workers).sum::<usize>() + MAX_SPARES;
+        let mut workers = Vec::new();
+        let lanes = specs
+            .iter()
+            .map(|spec| {
+                let (lane, new) = Lane::new(LaneOptions { name: spec.name, workers: spec.workers, idle: spec.idle });
+                workers.extend(new.into_iter().map(Box::new));
+                lane
+            })
+            .collect();
+        let cores_of = |spec: &LaneSpec| {
+            let mut claims = topology::claim(&mask, if spec.pinned { spec.workers } else { 0 }).into_iter();
+            (0..spec.workers).map(|_| claims.next()).collect()
+        };
+        let pool = Self {
+            engine: next_engine(),
+            lanes,
+            cores: specs.iter().map(cores_of).collect(),
+            mask,
+            max_threads,
+            numbers: Mutex::new(Numbers::default()),
+            spares: SpareThreads::default(),
+            list: Arc::default(),
+        };
+        (pool, workers)
+    }
+
+    /// A number for a thread that is to be started.
+    pub(crate) fn next_number(&self) -> Option<usize> {
+        let mut numbers = lock(&self.numbers);
+        if let Some(number) = numbers.unused.pop() {
+            return Some(number);
+        }
+        if numbers.given == self.max_threads {
+            return None;
+        }
+        numbers.given += 1;
+        Some(numbers.given - 1)
+    }
+
+    /// Starts thread `number`, which does `main` with `worker`; gives the worker back if that fails.
+    pub(crate) fn spawn(
+        &self,
+        number: usize,
+        worker: BoxedWorker<T>,
+        main: impl FnOnce(BoxedWorker<T>) -> Ended + Send + 'static,
+    ) -> Result<(), (io::Error, Option<BoxedWorker<T>>)> {
+        let name = format!("raddle-{}-{number}", worker.lane().name());
+        let list = Arc::clone(&self.list);
+        self.spawn_with(name, worker, move |worker, in_list| {
+            if main(worker) == Ended::Idle {
+                list.leave(in_list);
+            }
+        })
+    }
+
+    /// Starts a thread, to be joined with the others, that does `main` with a worker and its number among these; gives the
+    /// worker back if that fails.
+    pub(crate) fn spawn_with(
+        &self,
+        name: String,
+        worker: BoxedWorker<T>,
+        main: impl FnOnce(BoxedWorker<T>, u64) + Send + 'static,
+    ) -> Result<(), (io::Error, Option<BoxedWorker<T>>)> {
+        // Through a slot, because a thread that cannot be started drops its closure.
+        let slot = Arc::new(Mutex::new(Some(worker)));
+        let for_thread = Arc::clone(&slot);
+        let spawned = self.list.spawn(name, move |in_list| {
+            let worker = lock(&for_thread).take();
+            if let Some(worker) = worker {
+                main(worker, in_list);
+            }
+        });
+        spawned.map_err(|error| (error, lock(&slot).take()))
+    }
+
+    /// Starts a thread, to be joined with the others, for something that may take as long as it likes. A shutdown
+    /// there, also one in a destructor of a thread-local, does not wait for it.
+    pub(crate) fn spawn_aside(&self, name: String, main: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let engine = self.engine;
+        self.list.spawn(name, move |_| {
+            STARTED_FOR.with(|cell| cell.set(engine));
+            main();
+        })
+    }
+
+    /// Whether the threads have been ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.spares.have_ended()
+    }
+
+    /// Finds a thread for `worker`, whose thread is about to sleep: a spare one, or a new one that does `main` with its number
+    /// and the worker. Gives the worker back if there is none, with the reason if that is the operating system's.
+    pub(crate) fn give_away(
+        &self,
+        worker: BoxedWorker<T>,
+        main: impl FnOnce(usize, BoxedWorker<T>) -> Ended + Send + 'static,
+    ) -> Result<(), (BoxedWorker<T>, Option<io::Error>)> {
+        let Err(worker) = self.spares.offer(worker) else {
+            return Ok(());
+        };
+        let Some(number) = self.next_number() else {
+            return Err((worker, None));
+        };
+        self.spawn(number, worker, move |worker| main(number, worker)).or_else(|(error, worker)| {
+            self.return_number(number);
+            worker.map_or(Ok(()), |worker| Err((worker, Some(error))))
+        })
+    }
+
+    /// Takes back the number of a thread that has ended or could not be started.
+    pub(crate) fn return_number(&self, number: usize) {
+        lock(&self.numbers).unused.push(number);
+    }
+
+    /// Waits, as a spare, for a worker to carry; `None` if the engine has ended, or none has come for long.
+    pub(crate) fn await_offer(&self) -> Option<BoxedWorker<T>> {
+        // Models have no clock: there the time would be up at once.
+        let until = if cfg!(any(raddle_loom, raddle_shuttle)) { None } else { Some(Instant::now() + PATIENCE) };
+        self.spares.wait(until)
+    }
+
+    /// The calling thread is about to wait: the workers that have made way for it take over.
+    pub(crate) fn rouse(&self) {
+        self.lanes.iter().for_each(|lane| lane.rouse());
+    }
+
+    /// Lets all threads end. To be called when nothing is pending.
+    pub(crate) fn end(&self) {
+        for lane in &self.lanes {
+            lane.end();
+        }
+        self.spares.end();
+    }
+
+    /// Waits until all threads have ended, which they must have been [told](Self::end); not to be called by one of them.
+    /// Gives the names of those that have not been joined by the deadline.
+    pub(crate) fn join(&self, deadline: Option<Instant>) -> Result<(), Vec<String>> {
+        match deadline {
+            Some(deadline) => self.list.join_until(deadline),
+            None => {
+                self.list.join_all();
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether somebody was told of threads that have not ended yet.
+    pub(crate) fn has_left_behind(&self) -> bool {
+        self.list.has_left_behind()
+    }
+
+    /// Lets a worker's thread end that has forked, in the child.
+    pub(crate) fn end_in_child(&self) {
+        self.lanes.iter().for_each(|lane| lane.end_in_child());
+    }
+
+    pub(crate) fn lane_of(&self, worker: &Worker<T>) -> usize {
+        self.lanes.iter().position(|lane| Arc::ptr_eq(lane, worker.lane())).unwrap_or(0)
+    }
+
+    /// The core of `worker`, if it has one.
+    pub(crate) fn core_of(&self, worker: &Worker<T>) -> Option<&Claim> {
+        self.cores[self.lane_of(worker)][worker.index()].as_ref()
+    }
+
+    /// Puts the calling thread on the core of `worker`, or on all of the engine's.
+    pub(crate) fn place(&self, worker: &Worker<T>) -> Placement {
+        match self.core_of(worker) {
+            Some(claim) if topology::keep_to_one(claim.core) => Placement::Pinned(claim.core),
+            claim => {
+                let _ = topology::keep_to(&self.mask);
+                claim.map_or(Placement::Unpinned, |claim| Placement::Refused(claim.core))
+            }
+        }
+    }
+
+    /// The lane with this number.
+    #[inline]
+    pub(crate) fn lane(&self, number: u8) -> &Arc<Lane<T>> {
+        &self.lanes[usize::from(number)]
+    }
+
+    /// The cores that the engine's threads may use.
+    pub(crate) fn mask(&self) -> &[usize] {
+        &self.mask
+    }
+
+    /// Notes that the calling thread was started for this engine.
+    pub(crate) fn adopt_thread(&self) {
+        STARTED_FOR.with(|cell| cell.set(self.engine));
+    }
+
+    /// Whether the calling thread was started for this engine.
+    pub(crate) fn owns_thread(&self) -> bool {
+        STARTED_FOR.with(Cell::get) == self.engine
+    }
+}
+
+/// Takes the calling thread, which has just been forked, out of the engine that it was started for.
+#[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
+pub(crate) fn disown_thread() {
+    STARTED_FOR.with(|cell| cell.set(0));
+}
+
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+pub(crate) use super::thread_list::MANY as MANY_ENDED;
+
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+impl<T> ThreadPool<T> {
+    /// How many threads have been started, and how many are in the list.
+    pub(crate) fn count(&self) -> (u64, usize) {
+        self.list.count()
+    }
+
+    /// How many numbers there are for threads.
+    pub(crate) fn numbers_given(&self) -> usize {
+        lock(&self.numbers).given
+    }
+
+    /// The number of the engine.
+    pub(crate) fn engine(&self) -> u64 {
+        self.engine
+    }
+}

@@ -1,0 +1,451 @@
+//! The threads of an engine that have not been joined.
+//!
+//! A thread is entered before it is started, and struck out when it has been joined. So whoever finds the roll empty
+//! knows that no thread that was entered before runs any more, nor a destructor of its thread-locals.
+//!
+//! A thread says itself that its main function has returned, and can be joined from then on. That takes as long as
+//! destructors of the program take: nobody joins with a lock held, and who has a deadline has helpers join, threads
+//! that do nothing else and are not entered. While a helper waits for a destructor, another one joins the other
+//! threads. If many threads that end by themselves have not been joined, helpers join those as well.
+//!
+//! Where no helper can be started, who has a deadline joins those that have ended for certain. Only Linux tells which;
+//! elsewhere it is enough that the main function has returned, and the thread is detached.
+
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    sync::{
+        Condvar, Mutex, MutexGuard,
+        fork::Birth,
+        lock,
+        thread::{self, JoinHandle},
+        wait_until,
+    },
+    system::panics,
+};
+
+/// How long threads that can be joined wait for that, where there is a deadline, before another helper is started.
+/// Picked.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Threads that have ended by themselves and wait to be joined, about at most. Picked.
+pub(crate) const MANY: usize = 16;
+
+struct Entry {
+    number: u64,
+    name: String,
+    /// Of a thread that was started, and that nobody joins yet.
+    handle: Option<JoinHandle<()>>,
+    /// It ends by itself.
+    leaves: bool,
+    /// Its main function has returned.
+    over: bool,
+}
+
+#[derive(Default)]
+struct List {
+    entries: Vec<Entry>,
+    next: u64,
+    /// How many helpers there are.
+    helpers: usize,
+    /// A deadline has passed with threads that had not ended.
+    left_behind: bool,
+    /// How many helpers were ever asked for.
+    #[cfg(test)]
+    asked: usize,
+}
+
+/// The threads of an engine that have not been joined.
+#[derive(Default)]
+pub(crate) struct ThreadList {
+    list: Mutex<List>,
+    changed: Condvar,
+}
+
+impl Entry {
+    /// Whether it can be joined, which takes no longer than destructors.
+    fn is_joinable(&self) -> bool {
+        self.over && self.handle.is_some()
+    }
+
+    /// Whether somebody joins it, or for a moment whoever starts it has yet to note its handle.
+    fn is_being_joined(&self) -> bool {
+        self.over && self.handle.is_none()
+    }
+}
+
+impl List {
+    fn position(&self, number: u64) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.number == number)
+    }
+
+    fn joinable(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.is_joinable()).count()
+    }
+
+    /// Whether there is something to join, and no helper is about to.
+    fn wants_help(&self) -> bool {
+        self.joinable() > 0 && self.helpers <= self.entries.iter().filter(|entry| entry.is_being_joined()).count()
+    }
+
+    /// Takes the handle of a thread that can be joined.
+    fn take(&mut self) -> Option<(u64, JoinHandle<()>)> {
+        let entry = self.entries.iter_mut().find(|entry| entry.is_joinable())?;
+        Some((entry.number, entry.handle.take()?))
+    }
+
+    fn strike_out(&mut self, number: u64) {
+        if let Some(place) = self.position(number) {
+            self.entries.swap_remove(place);
+        }
+    }
+
+    /// Joins those that have ended for certain, and strikes them out.
+    fn join_ended(&mut self) {
+        self.entries.retain_mut(|entry| {
+            if !entry.over {
+                return true;
+            }
+            match entry.handle.take().map(try_join) {
+                Some(Ok(())) => false,
+                Some(Err(handle)) => {
+                    entry.handle = Some(handle);
+                    true
+                }
+                None => true,
+            }
+        });
+    }
+}
+
+/// Joins a thread whose main function has returned, if that takes no time. Detaches it where nothing tells.
+fn try_join(handle: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
+    #[cfg(all(target_os = "linux", any(target_env = "gnu", target_env = "musl"), not(raddle_shuttle)))]
+    {
+        use std::os::unix::thread::JoinHandleExt;
+
+        // SAFETY: nobody has joined the thread or detached it, which only its handle allows. Nothing is written.
+        if unsafe { libc::pthread_tryjoin_np(handle.as_pthread_t(), std::ptr::null_mut()) } != 0 {
+            return Err(handle);
+        }
+        // Not dropped, since that would detach the thread.
+        let _ = handle.into_pthread_t();
+    }
+    #[cfg(not(all(target_os = "linux", any(target_env = "gnu", target_env = "musl"), not(raddle_shuttle))))]
+    drop(handle);
+    Ok(())
+}
+
+/// Notes at its drop that the main function of a thread has returned.
+struct Main {
+    roll: Arc<ThreadList>,
+    number: u64,
+    birth: Birth,
+}
+
+impl Drop for Main {
+    fn drop(&mut self) {
+        if self.birth.is_foreign() {
+            // In a forked child the lock may be held for ever.
+            return;
+        }
+        let mut list = lock(&self.roll.list);
+        let Some(place) = list.position(self.number) else { return };
+        list.entries[place].over = true;
+        let many = list.entries[place].leaves && list.joinable() >= MANY * (list.helpers + 1);
+        drop(list);
+        self.roll.changed.notify_all();
+        if many {
+            // If it cannot be started, the next thread that leaves tries again.
+            let _ = self.roll.find_help();
+        }
+    }
+}
+
+impl ThreadList {
+    /// Starts a thread that does `main`, which is given the thread's number here.
+    pub(crate) fn spawn(self: &Arc<Self>, name: String, main: impl FnOnce(u64) + Send + 'static) -> io::Result<()> {
+        let number = {
+            let mut list = lock(&self.list);
+            list.next += 1;
+            let number = list.next;
+            list.entries.push(Entry { number, name: name.clone(), handle: None, leaves: false, over: false });
+            number
+        };
+        let roll = Arc::clone(self);
+        let whole = move || {
+            let _main = Main { roll, number, birth: Birth::now() };
+            main(number);
+        };
+        let spawned = thread::Builder::new().name(name).spawn(whole);
+        let mut list = lock(&self.list);
+        let place = list.position(number).expect("only a thread that was started is struck out");
+        let result = spawned.map(|handle| list.entries[place].handle = Some(handle));
+        if result.is_err() {
+            list.entries.swap_remove(place);
+        }
+        drop(list);
+        self.changed.notify_all();
+        result
+    }
+
+    /// The calling thread, `number`, ends by itself: nobody may come to join it for long.
+    ///
+    /// It joins none of the others itself, since their destructors may wait for its own.
+    pub(crate) fn leave(&self, number: u64) {
+        let mut list = lock(&self.list);
+        if let Some(place) = list.position(number) {
+            list.entries[place].leaves = true;
+        }
+    }
+
+    /// Joins threads until none can be joined.
+    fn join_some<'l>(&'l self, mut list: MutexGuard<'l, List>) -> MutexGuard<'l, List> {
+        while let Some((number, handle)) = list.take() {
+            drop(list);
+            let panicked = handle.join().is_err();
+            list = lock(&self.list);
+            list.strike_out(number);
+            self.changed.notify_all();
+            if panicked {
+                drop(list);
+                panics::log!(Error, "raddle: a worker thread panicked");
+                list = lock(&self.list);
+            }
+        }
+        list
+    }
+
+    /// Waits until all threads have ended and been joined.
+    pub(crate) fn join_all(&self) {
+        let mut list = self.join_some(lock(&self.list));
+        while !list.entries.is_empty() {
+            let woken = wait_until(&self.changed, list, None);
+            list = self.join_some(woken.unwrap_or_else(|_| unreachable!("there is no deadline")));
+        }
+    }
+
+    /// As [`join_all`](Self::join_all), at most until `deadline`; gives the names of those that have not been joined.
+    pub(crate) fn join_until(self: &Arc<Self>, deadline: Instant) -> Result<(), Vec<String>> {
+        if cfg!(any(raddle_loom, raddle_shuttle)) {
+            // Models have no clock.
+            self.join_all();
+            return Ok(());
+        }
+        let mut list = lock(&self.list);
+        // Nobody seems to join those that can be joined. Whoever does says so.
+        let mut stalled = true;
+        while !list.entries.is_empty() {
+            if stalled && list.wants_help() {
+                drop(list);
+                let helped = self.find_help();
+                list = lock(&self.list);
+                if !helped {
+                    list.join_ended();
+                    self.changed.notify_all();
+                }
+                if list.entries.is_empty() {
+                    // While the lock was given up.
+                    break;
+                }
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                list.left_behind = true;
+                return Err(list.entries.iter().map(|entry| entry.name.clone()).collect());
+            }
+            let look = if list.joinable() > 0 { deadline.min(now + LOOK) } else { deadline };
+            list = wait_until(&self.changed, list, Some(look)).unwrap_or_else(|_| lock(&self.list));
+            stalled = list.helpers == 0 || Instant::now() >= look;
+        }
+        Ok(())
+    }
+
+    /// Has another thread join those that can be joined; `false` if there is none to be had.
+    fn find_help(self: &Arc<Self>) -> bool {
+        {
+            let mut list = lock(&self.list);
+            list.helpers += 1;
+            #[cfg(test)]
+            {
+                list.asked += 1;
+            }
+        }
+        let roll = Arc::clone(self);
+        // Under one lock it finds nothing to join, and is no helper any more.
+        let help = move || roll.join_some(lock(&roll.list)).helpers -= 1;
+        let started = thread::Builder::new().name("raddle-join".to_owned()).spawn(help).is_ok();
+        if !started {
+            lock(&self.list).helpers -= 1;
+        }
+        started
+    }
+
+    /// Whether a deadline has passed with threads that have not been joined since.
+    pub(crate) fn has_left_behind(&self) -> bool {
+        let list = lock(&self.list);
+        list.left_behind && !list.entries.is_empty()
+    }
+
+    /// How many threads were ever entered, and how many are.
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> (u64, usize) {
+        let list = lock(&self.list);
+        (list.next, list.entries.len())
+    }
+}
+
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod tests {
+    use std::{cell::RefCell, sync::mpsc, thread};
+
+    use super::*;
+
+    /// How long something may take that is to happen.
+    const AWHILE: Duration = Duration::from_secs(20);
+
+    /// How long a test waits to see that something does not happen.
+    const MOMENT: Duration = Duration::from_millis(50);
+
+    #[track_caller]
+    fn eventually(what: &str, condition: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !condition() {
+            assert!(start.elapsed() < AWHILE, "still not: {what}");
+            thread::yield_now();
+        }
+    }
+
+    /// Says when it is dropped, and waits until there is no sender any more.
+    struct Blocks(mpsc::Sender<()>, mpsc::Receiver<()>);
+
+    impl Drop for Blocks {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+            let _ = self.1.recv();
+        }
+    }
+
+    /// Starts a thread that ends by itself, and stays in the destructor of a thread-local until what this gives is
+    /// dropped. When this returns the thread is there.
+    fn spawn_blocked(roll: &Arc<ThreadList>, name: &str) -> mpsc::Sender<()> {
+        thread_local!(static LOCAL: RefCell<Option<Blocks>> = const { RefCell::new(None) });
+        let ((sender, inside), (release, held)) = (mpsc::channel(), mpsc::channel());
+        let inner = Arc::clone(roll);
+        let main = move |number| {
+            LOCAL.set(Some(Blocks(sender, held)));
+            inner.leave(number);
+        };
+        roll.spawn(name.to_owned(), main).expect("a thread starts");
+        inside.recv_timeout(AWHILE).expect("the destructor runs");
+        release
+    }
+
+    /// Starts a thread that ends by itself.
+    fn spawn_short(roll: &Arc<ThreadList>) {
+        let inner = Arc::clone(roll);
+        roll.spawn("short".to_owned(), move |number| inner.leave(number)).expect("a thread starts");
+    }
+
+    #[test]
+    fn who_joins_all_joins_those_as_well_that_have_ended_by_themselves() {
+        let roll = Arc::new(ThreadList::default());
+        (0..100).for_each(|_| spawn_short(&roll));
+        roll.join_all();
+        assert_eq!(roll.count(), (100, 0));
+        assert!(roll.join_until(Instant::now()).is_ok());
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_by_itself_is_waited_for_until_its_destructors_have_run() {
+        let roll = Arc::new(ThreadList::default());
+        let release = spawn_blocked(&roll, "blocked");
+        for _ in 0..8 * MANY {
+            spawn_short(&roll);
+            // That one cannot be joined yet keeps no other from it.
+            eventually("few are left", || roll.count().1 <= 1 + 2 * MANY);
+        }
+        let (sender, joined) = mpsc::channel();
+        let inner = Arc::clone(&roll);
+        let other = thread::spawn(move || {
+            inner.join_all();
+            sender.send(()).expect("somebody listens");
+        });
+        assert!(joined.recv_timeout(MOMENT).is_err(), "a destructor was not waited for");
+        drop(release);
+        joined.recv_timeout(AWHILE).expect("all have ended");
+        other.join().expect("it does not panic");
+        assert_eq!(roll.count().1, 0);
+    }
+
+    #[test]
+    fn who_has_a_deadline_is_told_of_those_that_have_not_ended() {
+        let roll = Arc::new(ThreadList::default());
+        let (release, held) = mpsc::channel::<()>();
+        let hold = move |_| _ = held.recv();
+        roll.spawn("held".to_owned(), hold).expect("a thread starts");
+        roll.spawn("short".to_owned(), |_| ()).expect("a thread starts");
+        let look = || roll.join_until(Instant::now() + Duration::from_millis(20));
+        let start = Instant::now();
+        while look() != Err(vec!["held".to_owned()]) {
+            assert!(start.elapsed() < AWHILE, "the short thread does not end");
+        }
+        assert!(roll.has_left_behind());
+        drop(release);
+        roll.join_all();
+        assert!(!roll.has_left_behind());
+        assert_eq!(look(), Ok(()));
+    }
+
+    #[test]
+    fn who_has_a_deadline_is_told_of_those_that_are_inside_destructors() {
+        let roll = Arc::new(ThreadList::default());
+        let names = ["first", "second", "third"];
+        let releases = names.map(|name| spawn_blocked(&roll, name));
+        spawn_short(&roll);
+        let look = |time| {
+            let left = roll.join_until(Instant::now() + time);
+            left.map_err(|mut left| {
+                left.sort();
+                left
+            })
+        };
+        for time in [Duration::ZERO, MOMENT] {
+            let left = look(time).expect_err("three threads have not ended");
+            assert!(names.iter().all(|name| left.iter().any(|left| left == name)), "{left:?}");
+        }
+        // Those that block keep no other from being joined.
+        let start = Instant::now();
+        while look(MOMENT) != Err(names.map(str::to_owned).to_vec()) {
+            assert!(start.elapsed() < AWHILE, "the short thread does not end");
+        }
+        drop(releases);
+        assert_eq!(look(AWHILE), Ok(()));
+    }
+
+    #[test]
+    fn who_waits_for_a_thread_that_another_one_joins_starts_none() {
+        let roll = Arc::new(ThreadList::default());
+        let release = spawn_blocked(&roll, "blocked");
+        let inner = Arc::clone(&roll);
+        let other = thread::spawn(move || inner.join_all());
+        eventually("it is being joined", || lock(&roll.list).entries.iter().all(Entry::is_being_joined));
+        let left = roll.join_until(Instant::now() + MOMENT);
+        assert_eq!(left, Err(vec!["blocked".to_owned()]));
+        assert_eq!(lock(&roll.list).asked, 0);
+        drop(release);
+        other.join().expect("it does not panic");
+    }
+
+    #[test]
+    fn a_thread_that_panics_is_joined_as_well() {
+        let roll = Arc::new(ThreadList::default());
+        roll.spawn(String::new(), |_| std::panic::resume_unwind(Box::new(()))).expect("a thread starts");
+        roll.join_all();
+        assert_eq!(roll.count(), (1, 0));
+    }
+}

@@ -1,0 +1,23 @@
+//! Which device an operation runs on.
+
+use std::fmt;
+
+/// The device an operation runs on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Device {
+    /// The processor's cores.
+    #[default]
+    Cpu,
+    /// The GPU with this number.
+    Gpu(u32),
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Gpu(number) => write!(f, "gpu({number})"),
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Plain values that every layer may name.
+
+pub(crate) mod device;
+pub(crate) mod kind;
+pub(crate) mod name;
+pub(crate) mod property;
