@@ -26,6 +26,7 @@ impl fmt::Debug for OpContext<'_> {
 }
 
 impl<'a> OpContext<'a> {
+    #[inline]
     pub(crate) fn new(call: &Call<'a>) -> Self {
         Self { op: call.op(), core: call.core() }
     }

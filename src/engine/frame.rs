@@ -34,6 +34,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
+    #[inline]
     fn op(&self) -> Option<&Op<Task>> {
         // SAFETY: whoever has entered the frame keeps the operation.
         self.op.map(|op| unsafe { op.as_ref() })
@@ -271,15 +272,18 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
+    #[inline]
     pub(super) fn new(frame: &'a Frame, core: &'a Arc<Core>, stream: Option<&'a mut GpuStream>) -> Self {
         Self { frame, core, stream: Cell::new(stream) }
     }
 
     /// The stream that the operation issues its work on, once; `None` on the CPU.
+    #[inline]
     pub(crate) fn take_stream(&self) -> Option<&'a mut GpuStream> {
         self.stream.take()
     }
 
+    #[inline]
     pub(crate) fn op(&self) -> &'a Op<Task> {
         let Some(op) = self.frame.op() else { unreachable!("functions run for operations") };
         op
@@ -290,10 +294,12 @@ impl<'a> Call<'a> {
         self.frame.take_right()
     }
 
+    #[inline]
     pub(crate) fn core(&self) -> &'a Arc<Core> {
         self.core
     }
 
+    #[inline]
     pub(crate) fn set_outcome(&self, oneshot: *const ()) {
         self.frame.oneshot.set(oneshot);
     }

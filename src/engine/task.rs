@@ -418,6 +418,7 @@ impl<F> Job for FnJob<F>
 where
     F: FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static,
 {
+    #[inline]
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         match self.0.take() {
             Some(f) => f(cx),

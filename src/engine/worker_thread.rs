@@ -81,18 +81,21 @@ impl WorkerThread {
 
     /// The worker that the thread has now. The reference may not be kept across foreign code, which may give the worker
     /// away.
+    #[inline]
     fn worker(&self) -> Option<&Worker<Task>> {
         // SAFETY: only this thread uses the cell, and nobody replaces its content while the reference is used.
         unsafe { &*self.worker.as_ptr() }.as_deref()
     }
 
     /// Keeps the worker from being used by what runs inside its own deque.
+    #[inline]
     fn look(&self) -> Looking<'_> {
         self.looking.set(true);
         Looking(&self.looking)
     }
 
     /// The worker, unless its deque is being used.
+    #[inline]
     fn free_worker(&self) -> Option<&Worker<Task>> {
         if self.looking.get() { None } else { self.worker() }
     }
@@ -118,6 +121,7 @@ impl WorkerThread {
     }
 
     /// The next operation for the thread's worker; waits for one. `None`: the worker was given away, or its lane has ended.
+    #[inline]
     pub(super) fn next(&self) -> Option<OpRef<Task>> {
         let _looking = self.look();
         self.worker().and_then(Worker::next)

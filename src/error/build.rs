@@ -1,8 +1,9 @@
 //! Why an engine could not be built or shut down.
 
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, str::FromStr};
 
 use super::push::FORKED;
+use crate::values::kind::EngineKind;
 
 /// Why an engine could not be built.
 #[derive(Debug)]
@@ -40,6 +41,18 @@ impl Error for BuildError {
             Self::Thread(error) => Some(error),
             _ => None,
         }
+    }
+}
+
+impl FromStr for EngineKind {
+    type Err = BuildError;
+
+    /// Reads `Naive`, `Pooled` or `PerDevice`, in any case.
+    fn from_str(name: &str) -> Result<Self, BuildError> {
+        [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice]
+            .into_iter()
+            .find(|kind| kind.to_string().eq_ignore_ascii_case(name.trim()))
+            .ok_or_else(|| BuildError::UnknownEngine(name.to_owned()))
     }
 }
 

@@ -432,7 +432,7 @@ fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
 /// Marks `access` done and carries what follows from it down the queue; whether it was spent by that.
 ///
 /// Here and below, what may end on the way is not passed as a reference, which would have to stay valid to the end.
-#[inline]
+#[inline(always)]
 fn finish<T>(access: NonNull<Access<T>>, ready: &mut ReadyList<T>) -> bool {
     // SAFETY: the access is not spent before it is done.
     let access = unsafe { access.as_ref() };

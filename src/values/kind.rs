@@ -1,8 +1,6 @@
 //! The kinds of engine, and where workers are.
 
-use std::{fmt, str::FromStr};
-
-use crate::error::build::BuildError;
+use std::fmt;
 
 /// What an engine runs operations with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -26,18 +24,6 @@ pub enum EngineKind {
     /// each way.
     #[default]
     PerDevice,
-}
-
-impl FromStr for EngineKind {
-    type Err = BuildError;
-
-    /// Reads `Naive`, `Pooled` or `PerDevice`, in any case.
-    fn from_str(name: &str) -> Result<Self, BuildError> {
-        [Self::Naive, Self::Pooled, Self::PerDevice]
-            .into_iter()
-            .find(|kind| kind.to_string().eq_ignore_ascii_case(name.trim()))
-            .ok_or_else(|| BuildError::UnknownEngine(name.to_owned()))
-    }
 }
 
 impl fmt::Display for EngineKind {

@@ -1,0 +1,276 @@
+//! The layers of `src`: which file names which, as `use` lines and paths say.
+//!
+//! The folders of `src` are layers, listed from top to bottom in `ARCHITECTURE.md`. A file may name files of its own
+//! folder and of folders further down. Files that name each other in a circle are at most three.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The most files in a circle.
+const MAX_CIRCLE: usize = 3;
+
+/// A module's path, such as `engine::push`; empty for the root of the crate.
+type Module = String;
+
+/// The source files by their modules. Modules of tests are left out.
+fn sources() -> BTreeMap<Module, String> {
+    fn visit(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).expect("the folder is readable").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                visit(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    visit(&root, &mut files);
+    let module = |file: &PathBuf| {
+        let path = file.strip_prefix(&root).expect("files are below the root").with_extension("");
+        let mut parts: Vec<_> = path.iter().map(|part| part.to_str().expect("names are ASCII")).collect();
+        if matches!(parts.last(), Some(&"mod" | &"lib")) {
+            parts.pop();
+        }
+        parts.join("::")
+    };
+    let is_test = |module: &str| module.split("::").any(|part| matches!(part, "tests" | "testing_helpers" | "fake"));
+    let sources = files.iter().map(|file| (module(file), code(&fs::read_to_string(file).expect("sources are UTF-8"))));
+    sources.filter(|(module, _)| !is_test(module)).collect()
+}
+
+/// Source text without comments, string literals of one line, and what is only built for tests.
+fn code(text: &str) -> String {
+    let mut code = String::new();
+    let (mut depth, mut test_depth, mut test_next) = (0usize, None, false);
+    for line in text.lines() {
+        let line = line.split("//").next().unwrap_or_default();
+        if line.contains("#[cfg(") && line.contains("test") && !line.contains("not(test") {
+            test_next = true;
+            continue;
+        }
+        let before = depth;
+        depth = (depth + line.matches('{').count()).saturating_sub(line.matches('}').count());
+        if test_next && !line.trim_start().starts_with("#[") {
+            test_next = false;
+            if depth > before {
+                test_depth = Some(before);
+            }
+            continue;
+        }
+        match test_depth {
+            Some(outer) if depth <= outer => test_depth = None,
+            Some(_) => {}
+            None => {
+                code.push_str(line);
+                code.push('\n');
+            }
+        }
+    }
+    code
+}
+
+/// The paths of a `use` tree, such as `a::{b, c::d}`.
+fn flatten(tree: &str) -> Vec<String> {
+    fn branch(prefix: &str, tree: &str, paths: &mut Vec<String>) {
+        let tree = tree.trim();
+        let Some((head, rest)) = tree.split_once('{') else {
+            let path = tree.split(" as ").next().unwrap_or_default().trim();
+            paths.push(format!("{prefix}{path}"));
+            return;
+        };
+        let inner = rest.trim_end().strip_suffix('}').unwrap_or(rest);
+        let (mut depth, mut start) = (0, 0);
+        for (at, c) in inner.char_indices().chain([(inner.len(), ',')]) {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 0 => {
+                    if !inner[start..at].trim().is_empty() {
+                        branch(&format!("{prefix}{}", head.trim()), &inner[start..at], paths);
+                    }
+                    start = at + 1;
+                }
+                _ => {}
+            }
+        }
+    }
+    let mut paths = Vec::new();
+    branch("", tree, &mut paths);
+    paths
+}
+
+/// A path from the crate's root, of one that is written in `module`; `None` if it leads elsewhere.
+fn absolute(module: &str, path: &str) -> Option<String> {
+    let mut parts: Vec<_> = path.split("::").map(str::trim).collect();
+    let mut base: Vec<_> = if module.is_empty() { Vec::new() } else { module.split("::").collect() };
+    match parts.remove(0) {
+        "crate" => base.clear(),
+        "self" => {}
+        "super" => {
+            base.pop();
+            while parts.first() == Some(&"super") {
+                parts.remove(0);
+                base.pop();
+            }
+        }
+        _ => return None,
+    }
+    base.extend(parts);
+    Some(base.join("::"))
+}
+
+/// What each module names, as paths from the root, and what it exports from others: name and path.
+struct Names {
+    named: BTreeSet<String>,
+    exported: BTreeMap<String, String>,
+}
+
+fn names(module: &str, code: &str, modules: &BTreeSet<Module>) -> Names {
+    let (mut named, mut exported) = (BTreeSet::new(), BTreeMap::new());
+    let mut rest = String::new();
+    let mut statements = code.split(';');
+    for statement in &mut statements {
+        let at = statement.rfind("use ").filter(|&at| {
+            let before = statement[..at].trim_end();
+            before.is_empty() || before.ends_with([')', ']', '}', '{', '\n']) || before.ends_with("pub")
+        });
+        let Some(at) = at else {
+            rest.push_str(statement);
+            rest.push(';');
+            continue;
+        };
+        rest.push_str(&statement[..at]);
+        let is_export =
+            statement[..at].trim_end().ends_with("pub") || statement[..at].trim_end().ends_with("pub(crate)");
+        for path in flatten(&statement[at + 4..]) {
+            // A child may be named without `self`.
+            let head = path.split("::").next().unwrap_or_default();
+            let child = if module.is_empty() { head.to_owned() } else { format!("{module}::{head}") };
+            let path = if modules.contains(&child) { format!("self::{path}") } else { path };
+            let Some(path) = absolute(module, path.trim_end_matches("::self")) else { continue };
+            if is_export {
+                let name = path.rsplit("::").next().unwrap_or_default().to_owned();
+                exported.insert(name, path);
+            } else {
+                named.insert(path);
+            }
+        }
+    }
+    for (at, _) in rest.match_indices("crate::").chain(rest.match_indices("super::")) {
+        if rest[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '$' || c == ':') {
+            continue;
+        }
+        let end = rest[at..].find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).unwrap_or(rest.len() - at);
+        named.extend(absolute(module, rest[at..at + end].trim_end_matches("::")));
+    }
+    Names { named, exported }
+}
+
+/// Which module names which.
+fn graph() -> BTreeMap<Module, BTreeSet<Module>> {
+    let sources = sources();
+    let modules: BTreeSet<_> = sources.keys().cloned().collect();
+    let names: BTreeMap<_, _> =
+        sources.iter().map(|(module, code)| (module.clone(), names(module, code, &modules))).collect();
+    // The module that a path leads to, through what modules export from others.
+    let resolve = |path: &str| {
+        let mut path = path.to_owned();
+        for _ in 0..8 {
+            let mut module = path.as_str();
+            while !modules.contains(module) {
+                module = module.rsplit_once("::")?.0;
+            }
+            let item = path[module.len()..].trim_start_matches("::").split("::").next().unwrap_or_default();
+            match names[module].exported.get(item) {
+                Some(exported) if !item.is_empty() => path = exported.clone(),
+                _ => return Some(module.to_owned()),
+            }
+        }
+        None
+    };
+    let edges = |module: &Module| {
+        let targets = names[module].named.iter().filter_map(|path| resolve(path));
+        targets.filter(|target| target != module && !target.is_empty()).collect()
+    };
+    // The root names everything, and is named for what it exports.
+    modules.iter().filter(|module| !module.is_empty()).map(|module| (module.clone(), edges(module))).collect()
+}
+
+/// What can be reached from `start`.
+fn reachable(graph: &BTreeMap<Module, BTreeSet<Module>>, start: &Module) -> BTreeSet<Module> {
+    let (mut found, mut next) = (BTreeSet::new(), vec![start]);
+    while let Some(module) = next.pop() {
+        for target in &graph[module] {
+            if found.insert(target.clone()) {
+                next.push(target);
+            }
+        }
+    }
+    found
+}
+
+/// The layers that `ARCHITECTURE.md` lists, from top to bottom.
+fn layers() -> Vec<String> {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ARCHITECTURE.md")).expect("the page");
+    let section = page.split("## Layers").nth(1).expect("the page has the section").split("\n## ").next();
+    let rows = section.expect("the section has an end").lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.filter_map(|row| row.split('`').next()?.strip_suffix('/')).map(str::to_owned).collect()
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "reads files")]
+fn arrows_between_layers_point_down() {
+    let layers = layers();
+    let graph = graph();
+    assert!(graph.len() > 50, "{} files were found", graph.len());
+    let layer = |module: &str| {
+        let folder = module.split("::").next().unwrap_or_default();
+        layers.iter().position(|layer| layer == folder).unwrap_or_else(|| panic!("{folder} is no layer: {layers:?}"))
+    };
+    let mut upwards = Vec::new();
+    for (module, targets) in &graph {
+        upwards.extend(
+            targets.iter().filter(|target| layer(target) < layer(module)).map(|to| format!("{module} -> {to}")),
+        );
+    }
+    assert!(upwards.is_empty(), "these name a layer above their own:\n{}", upwards.join("\n"));
+    for name in &layers {
+        assert!(graph.keys().any(|module| module.split("::").next() == Some(name)), "there is no layer {name}");
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "reads files")]
+fn circles_are_of_three_files_at_most() {
+    let graph = graph();
+    let reachable: BTreeMap<_, _> = graph.keys().map(|module| (module, reachable(&graph, module))).collect();
+    let mut circles = BTreeSet::new();
+    for (module, targets) in &reachable {
+        let circle: BTreeSet<_> = targets.iter().filter(|target| reachable[target].contains(*module)).collect();
+        if !circle.is_empty() {
+            circles.insert(circle);
+        }
+    }
+    let too_large: Vec<_> = circles.iter().filter(|circle| circle.len() > MAX_CIRCLE).collect();
+    assert!(too_large.is_empty(), "these files name each other in a circle: {too_large:#?}");
+    assert!(!circles.is_empty(), "the engine, its frames and its tasks are a circle, so none was looked for");
+}
+
+/// The check itself: what it takes for a path, and what not.
+#[test]
+fn paths_are_read_from_use_lines_and_from_code() {
+    let modules: BTreeSet<_> = ["a", "a::b", "c"].map(str::to_owned).into();
+    let text = "use crate::{c::X, a::b::{self, Y}};\nuse std::fmt;\n// use crate::d;\nfn f() { crate::c::g(); super::h::<u8>() }";
+    let found = names("a::b", &code(text), &modules);
+    let expected = ["a::b", "a::b::Y", "a::h", "c::X", "c::g"].map(str::to_owned);
+    assert_eq!(found.named, expected.into());
+    let found =
+        names("a", &code("pub use b::{Y, Z as W};\n#[cfg(test)]\nmod tests {\n    use crate::c;\n}\n"), &modules);
+    assert!(found.named.is_empty());
+    assert_eq!(found.exported["Y"], "a::b::Y");
+}
