@@ -492,7 +492,7 @@ impl<'e> OpBuilder<'e> {
         }
         let fixed_priority = Route::of(self.property, core.kind()).priority.is_some();
         self.finish(accesses, flags)?;
-        let entries = core.normalise(&mut self.entries)?.into();
+        let entries = core.check_and_sort(&mut self.entries)?.into();
         Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority))
     }
 

@@ -95,7 +95,7 @@ impl Drop for Owner {
             Ok(())
         };
         // The tokens go after this, and not with the rest: whoever waits for all then waits for what comes of it.
-        let pushed = core.push_normalised(&spec, spec.priority, Location::caller(), &[entry], FnJob::new(delete));
+        let pushed = core.push_sorted(&spec, spec.priority, Location::caller(), &[entry], FnJob::new(delete));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 }
@@ -231,6 +231,6 @@ impl Operator {
     #[inline]
     fn enqueue(&self, priority: i32, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
         let inner = self.inner();
-        inner.core.push_normalised(&inner.spec, priority, location, &inner.entries, work)
+        inner.core.push_sorted(&inner.spec, priority, location, &inner.entries, work)
     }
 }

@@ -1,6 +1,7 @@
 //! What a push, a run, a wait and a shutdown do.
 
 pub(crate) mod core;
+mod dispatch;
 pub(crate) mod drain;
 pub(crate) mod ending;
 pub(crate) mod fault;

@@ -596,6 +596,6 @@ impl Core {
             told.ended.extend(unused);
         }
         let rest = self.to_tell(rest);
-        self.place_all(&mut ready, Rests::from_iter([rest]));
+        self.dispatch_ready(&mut ready, Rests::from_iter([rest]));
     }
 }

@@ -45,7 +45,7 @@ impl Core {
             return Err(PushError::Forked);
         }
         let entry = Entry { cell: var.ptr(), mode: Mode::Overwrite, refs: Refs::None };
-        self.admit(var.cell().queue())?;
+        self.check_variable(var.cell().queue())?;
         if !var.cell().queue().close() {
             return Err(PushError::DeletedVariable);
         }
@@ -74,7 +74,7 @@ impl Core {
             });
             Ok(())
         };
-        self.push_normalised(&spec, spec.priority, location, &[entry], FnJob::new(delete))
+        self.push_sorted(&spec, spec.priority, location, &[entry], FnJob::new(delete))
     }
 
     /// Frees a variable whose last handle is gone, after everything pending on it.
@@ -93,7 +93,7 @@ impl Core {
         let flags = at_once | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
         let spec = Spec::internal("drop", i32::MAX, flags);
         let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
-        let pushed = core.push_normalised(&spec, spec.priority, location, &[entry], FreeJob::new(cell));
+        let pushed = core.push_sorted(&spec, spec.priority, location, &[entry], FreeJob::new(cell));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 }

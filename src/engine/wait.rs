@@ -76,7 +76,7 @@ impl Core {
         let spec = Spec::internal("wait", 0, flags);
         let mode = if for_reading { Mode::Read } else { Mode::Await };
         let entry = Entry { cell: var.ptr(), mode, refs: Refs::None };
-        let op = self.make(&spec, 0, location, &[entry], WaitJob::new(Arc::clone(&oneshot)))?;
+        let op = self.create(&spec, 0, location, &[entry], WaitJob::new(Arc::clone(&oneshot)))?;
         // Before the push, since the operation may have begun, and be forgotten, before that returns.
         cell.waits().remember(for_reading, op.hold(), Arc::clone(&oneshot));
         self.enqueue(op).map_err(Rejected::into_error)?;

@@ -112,13 +112,13 @@ fn run(thread: &WorkerThread, number: usize) {
         // The user's code has its own barriers; this one keeps a defect of the engine, or what other crates have left to
         // crossbeam's collector, from losing the worker and what is queued here.
         let result = panics::catch(|| {
-            thread.core.place_all(&mut ready, Rests::new());
+            thread.core.dispatch_ready(&mut ready, Rests::new());
             run_operations(thread, &mut ready);
         });
         let Err(payload) = result else { return };
         // What the panic has left goes where others find it, since the payload's drop and the logger may wait for that.
         let placed = panics::catch(|| {
-            thread.core.place_all(&mut ready, Rests::new());
+            thread.core.dispatch_ready(&mut ready, Rests::new());
             share_slot();
         });
         frame::enter_after(&thread.core, || {
@@ -140,7 +140,7 @@ fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
         match thread.core.execute_here(op, ready) {
             Ok(ticket) if ready.is_empty() => thread.core.count_out(ticket),
             Ok(ticket) => {
-                let here = thread.core.place_by(ready, |op| thread.schedule(op));
+                let here = thread.core.schedule_ready(ready, |op| thread.schedule(op));
                 if here.is_empty() {
                     thread.core.count_out(ticket);
                 } else {
@@ -157,7 +157,7 @@ fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
 fn execute_otherwise(thread: &WorkerThread, unplain: Unplain, ready: &mut ReadyList<Task>) {
     let rest = thread.core.execute_otherwise(unplain, ready);
     let rest = thread.core.to_tell(rest);
-    thread.core.place_all(ready, Rests::from_iter([rest]));
+    thread.core.dispatch_ready(ready, Rests::from_iter([rest]));
 }
 
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]

@@ -232,7 +232,7 @@ impl Issuer<'_> {
                 others.push(op);
             }
         }
-        self.core.place_all(&mut others, rests);
+        self.core.dispatch_ready(&mut others, rests);
     }
 
     /// Whether `op` is an operation of this lane, and no guest.

@@ -1,0 +1,272 @@
+//! Where a ready operation runs: on a worker of its lane, or on the thread that found it ready.
+//!
+//! | the operation | runs |
+//! |---|---|
+//! | is one of the engine's own that take no time ([`flag::INLINE`]) | on this thread, immediately |
+//! | is [eager](flag::EAGER), and this thread pushes it | on this thread, immediately |
+//! | belongs to a naive engine, or to a closed one, which have no workers | on this thread |
+//! | is a GPU's | on the thread of its lane of that GPU |
+//! | is any other | on a worker of its lane |
+//!
+//! # Operations inside operations
+//!
+//! What runs on this thread may make further operations ready that must run here as well. They do not run inside each
+//! other: the innermost [ready loop](Drain) of the engine on this thread runs them one after the other, in
+//! [`run_loop`](Core::run_loop). A push inside an operation starts a loop of its own ([`run_nested`](Core::run_nested))
+//! while the stack has room, and otherwise leaves its operation to the loop around it.
+
+use std::{iter, sync::Arc};
+
+use crate::{
+    device::gpus::FIRST_LANE,
+    engine::{
+        core::Core,
+        drain::{self, Drain},
+        ending::{Rest, Rests},
+        frame,
+        task::{Task, flag},
+        worker_thread,
+    },
+    notify::pending::Ticket,
+    testing::weaken::{Step, removed},
+    tracker::{OpRef, ReadyList},
+    values::{device::Device, kind::EngineKind},
+};
+
+impl Core {
+    // ------------------------------------------------------------------------------------------ after a push ----
+
+    /// Runs or schedules an operation that is ready when it is pushed.
+    #[inline]
+    pub(super) fn dispatch(self: &Arc<Self>, op: OpRef<Task>) {
+        let flags = op.task().flags;
+        let runs_here = flag::INLINE | flag::EAGER;
+        // A closed engine accepts only its own operations, and its threads may have ended.
+        let closed = flags & flag::INTERNAL != 0 && self.is_closed();
+        if flags & runs_here != 0 || closed || self.kind == EngineKind::Naive {
+            self.run_now(op);
+        } else {
+            self.schedule(op);
+        }
+    }
+
+    /// Gives a ready operation to its lane.
+    #[inline]
+    fn schedule(&self, op: OpRef<Task>) {
+        self.schedule_with(op, |op| worker_thread::schedule(self, op));
+    }
+
+    /// Gives a ready operation to its lane, by `schedule` if that is a lane of workers.
+    #[inline(always)]
+    fn schedule_with(&self, op: OpRef<Task>, schedule: impl Fn(OpRef<Task>)) {
+        if self.gpus.is_empty() { schedule(op) } else { self.schedule_beside_gpus(op) }
+    }
+
+    /// [`schedule`](Self::schedule) on an engine with GPUs, where an operation of the CPU may depend on commands that a GPU
+    /// has yet to complete.
+    ///
+    /// An operation of the CPU enters its lane once, when it waits for nothing any more: the injector of the lane relies on
+    /// that. Commands that GPUs are given later for the same variables come after it.
+    #[cold]
+    fn schedule_beside_gpus(&self, op: OpRef<Task>) {
+        if op.task().lane >= FIRST_LANE {
+            self.gpus.schedule(op.task().lane, op);
+        } else if let Some(lane) = self.pending_on_device(&op, Device::Cpu) {
+            self.gpus.send(lane, op);
+        } else {
+            if !removed(Step::EndWaitingForDevices) {
+                op.task().end_waiting_for_devices();
+            }
+            worker_thread::schedule(self, op);
+        }
+    }
+
+    // ------------------------------------------------------------------------------------ after a completion ----
+
+    /// Dispatches operations that a completion made ready, and then runs the epilogues of the operations that completed.
+    pub(crate) fn dispatch_ready(self: &Arc<Self>, ready: &mut ReadyList<Task>, rests: Rests) {
+        let here = self.schedule_ready(ready, |op| worker_thread::schedule(self, op));
+        self.run_here(here, rests);
+    }
+
+    /// Gives the operations in `ready` to their lanes, by `schedule` if that is a lane of workers. Returns those that must
+    /// [run here](Self::run_here).
+    #[inline(always)]
+    pub(super) fn schedule_ready(
+        &self,
+        ready: &mut ReadyList<Task>,
+        schedule: impl Fn(OpRef<Task>),
+    ) -> ReadyList<Task> {
+        if !ready.is_empty() && !self.has_workers() {
+            return std::mem::take(ready);
+        }
+        // Other threads' operations first, since those that run here may take their time.
+        let mut here = ReadyList::default();
+        while let Some(op) = ready.pop() {
+            if op.task().has(flag::INLINE) {
+                here.push(op);
+            } else {
+                self.schedule_with(op, &schedule);
+            }
+        }
+        here
+    }
+
+    /// Whether the engine has workers. They stay while the caller has an operation that is not counted out.
+    #[inline]
+    pub(super) fn has_workers(&self) -> bool {
+        self.kind != EngineKind::Naive && !self.is_closed()
+    }
+
+    /// Runs operations that must run on this thread, after an operation that has only to be counted out.
+    #[cold]
+    pub(super) fn run_here_after(self: &Arc<Self>, here: ReadyList<Task>, ticket: Ticket) {
+        self.run_here(here, Rests::from_iter([Rest::Count(ticket)]));
+    }
+
+    /// Runs operations that must run on this thread, and the epilogues of the operations that made them ready.
+    #[inline(never)]
+    pub(super) fn run_here(self: &Arc<Self>, mut here: ReadyList<Task>, rests: Rests) {
+        if self.is_forked() {
+            return std::mem::forget(rests);
+        }
+        if here.is_empty() {
+            return rests.into_iter().for_each(|rest| self.finish(rest));
+        }
+        worker_thread::share_slot();
+        self.run_nested(None, &mut here, &mut rests.into_iter());
+    }
+
+    // ---------------------------------------------------------------------------------------- on this thread ----
+
+    /// Runs a ready operation on this thread, or leaves it to a loop that runs on this thread already.
+    #[inline(never)]
+    fn run_now(self: &Arc<Self>, op: OpRef<Task>) {
+        // The work that the function of a device operation has issued is not complete when it returns, so no operation of
+        // the program may run inside that function.
+        let forbidden = !op.task().has(flag::INLINE) && frame::in_device_function();
+        if forbidden && self.has_workers() {
+            return self.schedule(op);
+        }
+        // Without a loop to run it later, the operation is the engine's own, and may run.
+        if forbidden && drain::has_drain(self) {
+            drain::with_drain(self, |drain| drain.push(op));
+            return;
+        }
+        self.run_nested(Some(op), &mut ReadyList::default(), &mut iter::empty());
+    }
+
+    /// Starts a ready loop inside those that run on this thread, or leaves its work to the one around it if they are nested
+    /// too deeply.
+    fn run_nested(
+        self: &Arc<Self>,
+        first: Option<OpRef<Task>>,
+        ready: &mut ReadyList<Task>,
+        rests: &mut dyn Iterator<Item = Rest>,
+    ) {
+        let is_deep = || if self.has_workers() { drain::is_deep() } else { drain::is_stack_short() };
+        // Without a loop of this engine on this thread, nothing would run what is left.
+        if drain::has_drain(self) && is_deep() {
+            first.into_iter().for_each(|op| ready.push(op));
+            drain::with_drain(self, |drain| self.leave(drain, ready, rests));
+        } else {
+            self.run_loop(first, ready, rests);
+        }
+    }
+
+    /// Leaves the program's operations and all epilogues to `drain`, a loop that runs on this thread already, and runs the
+    /// engine's own operations.
+    #[cold]
+    fn leave(self: &Arc<Self>, drain: &Drain, ready: &mut ReadyList<Task>, rests: &mut dyn Iterator<Item = Rest>) {
+        rests.for_each(|rest| drain.push_rest(rest));
+        // Threads may wait for the engine's own operations, which take no time. The program code that their completion
+        // wakes is left to the loop.
+        while let Some(op) = ready.pop() {
+            if op.task().has(flag::INLINE) {
+                self.execute_in(drain, op, ready);
+            } else {
+                self.leave_operation(drain, op);
+            }
+        }
+    }
+
+    /// Gives an operation of the program to the workers, or to `drain` if there are none.
+    fn leave_operation(&self, drain: &Drain, op: OpRef<Task>) {
+        if self.has_workers() { self.schedule(op) } else { drain.push(op) }
+    }
+
+    /// Runs a ready operation on this thread. Leaves its epilogue to `drain` until the operations that it made ready have
+    /// been dispatched.
+    fn execute_in(self: &Arc<Self>, drain: &Drain, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
+        match self.execute_plainly(op, ready) {
+            Ok(ticket) if ready.is_empty() => self.count_out(ticket),
+            Ok(ticket) => drain.push_rest(Rest::Count(ticket)),
+            Err(unplain) => match self.execute_otherwise(unplain, ready) {
+                Rest::Nothing => {}
+                Rest::Count(ticket) if ready.is_empty() => self.count_out(ticket),
+                rest => drain.push_rest(rest),
+            },
+        }
+    }
+
+    /// Runs the operations and epilogues that were left to loops on this thread, for a caller that is about to wait.
+    pub(super) fn run_deferred(self: &Arc<Self>) {
+        let (mut ready, rests) = drain::take_deferred(self);
+        let mut rests = rests.into_iter();
+        if self.has_workers() {
+            // The caller may hold a lock that a waker takes as well, so workers run the epilogues.
+            for rest in rests.by_ref() {
+                self.hand_over(move |core| core.finish(rest));
+            }
+        }
+        let mut run = || self.run_loop(None, &mut ready, &mut rests);
+        // The operating system may refuse another stack.
+        if !drain::is_stack_short() || drain::on_another_stack(&mut run).is_err() {
+            run();
+        }
+    }
+
+    /// Runs a ready loop: `first`, then all that becomes ready and must run here, and the epilogues.
+    ///
+    /// The engine's own operations run first. Then come the epilogues, since the program's code in them may take its time,
+    /// and then the program's operations, one at a time. Program code that waits inside the loop finds in it what is left
+    /// ([`catch_up`](Self::catch_up)).
+    fn run_loop(
+        self: &Arc<Self>,
+        first: Option<OpRef<Task>>,
+        ready: &mut ReadyList<Task>,
+        rests: &mut dyn Iterator<Item = Rest>,
+    ) {
+        let run = |drain: &Drain| {
+            rests.for_each(|rest| drain.push_rest(rest));
+            if let Some(op) = first {
+                self.execute_in(drain, op, ready);
+            }
+            while !ready.is_empty() || !drain.is_empty() {
+                self.run_next(drain, ready);
+            }
+        };
+        frame::outside_deletion(|| drain::drain(self, run));
+    }
+
+    /// Runs what comes next of `ready` and of what was left to `drain`.
+    fn run_next(self: &Arc<Self>, drain: &Drain, ready: &mut ReadyList<Task>) {
+        let mut own = ReadyList::default();
+        while let Some(op) = ready.pop() {
+            if op.task().has(flag::INLINE) {
+                own.push(op);
+            } else {
+                self.leave_operation(drain, op);
+            }
+        }
+        if !own.is_empty() {
+            while let Some(op) = own.pop() {
+                self.execute_in(drain, op, ready);
+            }
+        } else if let Some(rest) = drain.pop_rest() {
+            self.finish(rest);
+        } else if let Some(op) = drain.pop() {
+            self.execute_in(drain, op, ready);
+        }
+    }
+}
