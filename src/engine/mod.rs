@@ -1,9 +1,12 @@
 //! What a push, a run, a wait and a shutdown do.
 
+mod complete;
 pub(crate) mod core;
 mod dispatch;
+mod disposition;
 pub(crate) mod drain;
 pub(crate) mod ending;
+mod epilogue;
 pub(crate) mod fault;
 pub(crate) mod fork;
 pub(crate) mod frame;

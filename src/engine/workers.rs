@@ -137,7 +137,7 @@ fn run(thread: &WorkerThread, number: usize) {
 #[inline(never)]
 fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
     while let Some(op) = thread.next() {
-        match thread.core.execute_here(op, ready) {
+        match thread.core.execute_inline(op, ready) {
             Ok(ticket) if ready.is_empty() => thread.core.count_out(ticket),
             Ok(ticket) => {
                 let here = thread.core.schedule_ready(ready, |op| thread.schedule(op));

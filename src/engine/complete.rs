@@ -1,0 +1,171 @@
+//! The completion of an operation: the state of its variables, and what becomes ready.
+
+use crate::{
+    engine::{
+        core::Core,
+        ending::{Rest, Told},
+        task::{Task, flag},
+        variable::VarCell,
+    },
+    error::{
+        device::DeviceError,
+        op::{Cause, OpError},
+    },
+    notify::pending::Ticket,
+    testing::pause::{self, Point},
+    tracker::{self, Mode, Op, OpRef, ReadyList},
+};
+
+impl Core {
+    /// Completes an operation that was successful, that no handle or wait reports, and that no GPU ran.
+    #[inline(always)]
+    pub(super) fn complete_plainly(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Ticket {
+        op.each_access(|access| {
+            if access.mode().is_write() {
+                // SAFETY: the operation holds its variables until `tracker::end`.
+                unsafe { VarCell::of(access).mutated() };
+            }
+        });
+        let ticket = op.task().ticket;
+        tracker::end(op, ready);
+        pause::at(Point::Completed);
+        ticket
+    }
+
+    /// Completes an operation with `result`, and adds the operations that become ready to `ready`. The function is `unused`
+    /// if it has not run.
+    #[inline(never)]
+    pub(crate) fn complete(
+        &self,
+        op: OpRef<Task>,
+        mut result: Result<(), OpError>,
+        unused: bool,
+        ready: &mut ReadyList<Task>,
+    ) -> Rest {
+        if self.is_forked() {
+            // A function or a completion of the parent process's: the parent completes the operation.
+            std::mem::forget(result);
+            return Rest::Nothing;
+        }
+        let mut ended = Vec::new();
+        if op.task().has(flag::SILENT | flag::DEVICE) {
+            self.note_special(&op, &mut result, &mut ended);
+        } else {
+            match &result {
+                Ok(()) => self.count_mutations(&op, &mut ended),
+                Err(failure) => self.fail_variables(&op, failure),
+            }
+        }
+        if unused || result.is_err() || !ended.is_empty() || op.task().has(flag::REPORTS) {
+            let op = tracker::complete(op, ready);
+            pause::at(Point::Completed);
+            return Rest::Tell(Told::new(op, result, ended, unused));
+        }
+        let ticket = op.task().ticket;
+        tracker::end(op, ready);
+        pause::at(Point::Completed);
+        Rest::Count(ticket)
+    }
+
+    /// Completes an operation that does not run because of `failure`.
+    #[cold]
+    pub(crate) fn skip(&self, op: OpRef<Task>, failure: OpError, ready: &mut ReadyList<Task>) -> Rest {
+        self.complete(op, Err(failure), true, ready)
+    }
+
+    /// Completes an operation whose push returned an error.
+    #[cold]
+    pub(crate) fn drop_rejected(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
+        if self.is_forked() {
+            return Rest::Nothing;
+        }
+        Rest::Tell(Told::new(tracker::complete(op, ready), Ok(()), Vec::new(), true))
+    }
+
+    /// The first part of [`complete`](Self::complete) for an operation that leaves the state of its variables alone, or that
+    /// a GPU ran.
+    fn note_special(&self, op: &Op<Task>, result: &mut Result<(), OpError>, ended: &mut Vec<OpError>) {
+        match result {
+            Ok(()) if op.task().has(flag::SILENT) => {}
+            Err(failure) if op.task().has(flag::SILENT) => failure.keep(&self.failures),
+            Ok(()) => {
+                self.clear_overwritten(op, ended);
+                self.count_on_device(op);
+            }
+            Err(failure) => {
+                let own = failure.clone();
+                *failure = self.fail_on_device(op, own.clone());
+                ended.push(own);
+            }
+        }
+    }
+
+    /// Counts the mutations of a successful operation, and clears the failures that it overwrites.
+    fn count_mutations(&self, op: &Op<Task>, ended: &mut Vec<OpError>) {
+        for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
+            let cell = VarCell::of(access);
+            // SAFETY: the operation holds its variables until the tracker completes it.
+            unsafe { cell.mutated() };
+            if access.mode() == Mode::Overwrite && cell.fault().has_failed() {
+                // SAFETY: the operation holds its variables, and as one of the CPU it follows the completed work of GPUs.
+                let failure = unsafe { cell.fault().set_failure(None) };
+                ended.extend(failure.inspect(OpError::settle));
+            }
+        }
+    }
+
+    /// Clears the failures that a GPU's operation overwrites, when it has been issued: operations behind it on that GPU may
+    /// run.
+    pub(crate) fn clear_overwritten(&self, op: &Op<Task>, ended: &mut Vec<OpError>) {
+        for access in op.accesses() {
+            let cell = VarCell::of(access);
+            if access.mode() == Mode::Overwrite && cell.fault().has_failed() {
+                // SAFETY: the operation holds its variables until the tracker completes it, and this is under the fault lock.
+                let cleared = self.fault_lock.take(|| unsafe { cell.fault().set_failure(None) });
+                ended.extend(cleared.inspect(OpError::settle));
+            }
+        }
+    }
+
+    /// Counts the mutations of an operation that a GPU has completed.
+    pub(crate) fn count_on_device(&self, op: &Op<Task>) {
+        for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
+            VarCell::of(access).mutated_on_device();
+        }
+    }
+
+    /// [`fail_variables`](Self::fail_variables) for an operation of a GPU, whose variables may be held by the operations
+    /// behind it. Returns the failure: if the GPU is lost and the loss has already failed one of the variables, that of the
+    /// other operation.
+    pub(crate) fn fail_on_device(&self, op: &Op<Task>, failure: OpError) -> OpError {
+        self.fault_lock.take(|| {
+            // SAFETY: this is under the fault lock.
+            let failure_of = |access| unsafe { VarCell::of(access).fault().failure() };
+            let known = op.accesses().iter().filter_map(failure_of).find(|known| known.loss().is_some());
+            let failure = known.filter(|_| failure.loss().is_some()).unwrap_or(failure);
+            self.fail_variables(op, &failure);
+            failure
+        })
+    }
+
+    /// Fails an operation that was in flight on a GPU when that was lost to `error`. Returns the failure.
+    pub(crate) fn lose_on_device(&self, op: &Op<Task>, error: &DeviceError) -> OpError {
+        self.fail_on_device(op, op.task().failed_by(Cause::Device(error.clone())))
+    }
+
+    /// Marks the variables that an operation mutates as failed, unless they have failed already.
+    fn fail_variables(&self, op: &Op<Task>, failure: &OpError) {
+        // Before another thread can see it on a variable.
+        failure.keep(&self.failures);
+        for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
+            let cell = VarCell::of(access);
+            if !cell.fault().has_failed() {
+                // SAFETY: the operation holds its variables until the tracker completes it; or the caller is the lane of a
+                // GPU and has the fault lock, and no thread but other lanes looks before the lane's timeline says that the
+                // operation is complete.
+                let none = unsafe { cell.fault().set_failure(Some(failure.clone())) };
+                debug_assert!(none.is_none(), "the variable had not failed");
+            }
+        }
+    }
+}

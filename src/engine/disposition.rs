@@ -1,0 +1,131 @@
+//! What becomes of a ready operation: it runs, it is skipped, it waits for a GPU first, or it is discarded.
+
+use crate::{
+    device::gpus::FIRST_LANE,
+    engine::{
+        core::{Core, phase},
+        ending::Disposition,
+        task::{Task, flag},
+        variable::VarCell,
+    },
+    error::op::Cause,
+    sync::Ordering::Relaxed,
+    tracker::{Mode, Op},
+    values::device::Device,
+};
+
+impl Core {
+    /// Whether a ready operation may run without a closer look: no variable has failed or is in use by a GPU, and the
+    /// operation is neither rejected nor cancelled.
+    #[inline]
+    pub(super) fn is_sound(&self, op: &Op<Task>) -> bool {
+        let mut sound = true;
+        op.each_access(|access| {
+            access.prefetch_next();
+            sound &= !VarCell::of(access).fault().is_any();
+        });
+        // Relaxed: an operation that starts while the cancellation begins may do either.
+        sound && !op.is_rejected() && self.phase.load(Relaxed) < phase::CANCELLING
+    }
+
+    /// Decides what becomes of a ready operation that is about to be issued `at` a GPU, or to run on the CPU. Does not ask
+    /// which events a stream must wait for.
+    #[cold]
+    pub(crate) fn disposition_at(&self, op: &Op<Task>, at: Device) -> Disposition {
+        let task = op.task();
+        if self.is_forked() || op.is_rejected() {
+            return Disposition::Discard;
+        }
+        // Before the failures are read, since until then the lanes of GPUs may still change them.
+        if let Some(lane) = self.pending_on_device(op, at) {
+            return Disposition::Forward(lane);
+        }
+        // Relaxed: an operation that starts while the cancellation begins may do either.
+        if self.phase.load(Relaxed) == phase::CANCELLING && !task.has(flag::INTERNAL | flag::KEPT) {
+            return Disposition::Skip(task.failed_by(Cause::Cancelled));
+        }
+        let disposition = if at == Device::Cpu {
+            self.failure_disposition(op)
+        } else {
+            self.fault_lock.take(|| self.failure_disposition(op))
+        };
+        match (disposition, self.gpus.lost(self.gpus.context_of(task.lane))) {
+            // An operation that must run in any case finds a stream that refuses every call.
+            (Disposition::Run, Some(error)) if !task.has(flag::NO_SKIP | flag::KEPT) => {
+                Disposition::Skip(task.failed_by(Cause::Device(error.clone())))
+            }
+            (disposition, _) => disposition,
+        }
+    }
+
+    /// Decides whether an operation is skipped because one of its variables has failed.
+    fn failure_disposition(&self, op: &Op<Task>) -> Disposition {
+        if !op.task().has(flag::NO_SKIP) {
+            for access in op.accesses() {
+                let cell = VarCell::of(access);
+                if cell.fault().has_failed() && access.mode() != Mode::Overwrite {
+                    // SAFETY: the operation is ready, so it holds its variables; and the writes of GPUs to them are complete,
+                    // or the caller has the fault lock.
+                    if let Some(failure) = unsafe { cell.fault().failure() } {
+                        return Disposition::Skip(failure);
+                    }
+                }
+            }
+        }
+        Disposition::Run
+    }
+
+    /// The lane of a GPU that must still complete a dependency of `op` before it may run `at` the lane of another GPU or on
+    /// the CPU. The caller sends the operation to that lane, which sends it back later. Each lane is returned once at most:
+    /// commands that it is given later, such as those of readers beside a wait, are no dependencies.
+    pub(crate) fn pending_on_device(&self, op: &Op<Task>, at: Device) -> Option<usize> {
+        let waited = &op.task().waited;
+        // Relaxed: only the owner of a ready operation uses this field.
+        let from = usize::from(waited.load(Relaxed));
+        let mut pending = None;
+        for access in op.accesses() {
+            let cell = VarCell::of(access);
+            if !cell.fault().is_any() {
+                continue;
+            }
+            // On its own GPU the order of streams is enough, but not for values that the host reads or writes.
+            let on_stream = self.follows_on_device(op, cell, at);
+            let counts =
+                |lane: usize| lane >= from && !(on_stream && self.gpus.context_of(FIRST_LANE + lane as u8) == at);
+            let lane = self.lane_before(cell, access.mode() == Mode::Read, counts);
+            if lane.is_none() && !on_stream && access.mode().is_write() {
+                // SAFETY: the operation is ready, so it holds the variable, and every lane was asked, now or before.
+                unsafe { cell.fault().leave_device() };
+            }
+            pending = pending.into_iter().chain(lane).min();
+        }
+        if let Some(lane) = pending {
+            // Relaxed: only the owner of a ready operation uses this field. It fits: an engine has fewer lanes than a byte
+            // has values.
+            waited.store(lane as u8 + 1, Relaxed);
+        }
+        pending
+    }
+
+    /// The first lane of a GPU, among those that `counts` accepts, that has not completed the dependencies of the next
+    /// operation on `cell`, or those of the next reader.
+    pub(super) fn lane_before(
+        &self,
+        cell: &VarCell,
+        for_reading: bool,
+        counts: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let is_pending = |&lane: &usize| {
+            let last = cell.fault().last_on_device(lane, for_reading);
+            last != 0 && !self.gpus.lanes()[lane].timeline.is_complete(last)
+        };
+        (0..self.gpus.lanes().len()).filter(|&lane| counts(lane)).find(is_pending)
+    }
+
+    /// Whether the order of streams puts `op` behind the commands that lanes `at` a GPU were given for `cell`.
+    pub(crate) fn follows_on_device(&self, op: &Op<Task>, cell: &VarCell, at: Device) -> bool {
+        let task = op.task();
+        let host_uses_value = cell.is_host_value() && !task.has(flag::COPY);
+        task.has(flag::DEVICE) && self.gpus.context_of(task.lane) == at && !host_uses_value
+    }
+}

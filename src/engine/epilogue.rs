@@ -1,0 +1,121 @@
+//! The epilogue of an operation: program code that runs after it has completed, and the end of its count as pending.
+
+use std::{panic::Location, sync::Arc};
+
+use crate::{
+    engine::{
+        core::Core,
+        ending::{Rest, Told},
+        frame::{self, Call, Has},
+        spec::Spec,
+        task::{FnJob, Task, flag},
+        worker_thread,
+    },
+    error::op::OpError,
+    notify::{pending::Ticket, wakers::Wakers},
+    system::panics,
+    testing::{
+        pause::{self, Point},
+        weaken::{Step, removed},
+    },
+    tracker::{Hold, Op},
+};
+
+impl Core {
+    /// Returns the epilogue that must wait until the operations that became ready have been dispatched: all of it, except
+    /// in a model.
+    pub(super) fn to_tell(self: &Arc<Self>, rest: Rest) -> Rest {
+        if !removed(Step::PlaceBeforeTelling) {
+            return rest;
+        }
+        self.finish(rest);
+        Rest::Nothing
+    }
+
+    /// Runs the epilogue of an operation after the operations that it made ready have been dispatched.
+    pub(crate) fn finish(self: &Arc<Self>, rest: Rest) {
+        match rest {
+            Rest::Nothing => {}
+            Rest::Count(ticket) => self.count_out(ticket),
+            Rest::Tell(told) if told.is_for_program() && self.leaves_to_workers() => {
+                self.hand_over(move |core| core.finish_told(told));
+            }
+            Rest::Tell(told) => self.finish_told(told),
+        }
+    }
+
+    /// Whether program code that may wait must run on a worker: the calling thread serves a lane of a GPU, and must not
+    /// block.
+    fn leaves_to_workers(&self) -> bool {
+        worker_thread::serves_device() && self.has_workers()
+    }
+
+    /// Pushes an operation that runs `f` on a worker. If the engine is closed meanwhile, `f` runs here.
+    #[cold]
+    pub(super) fn hand_over(self: &Arc<Self>, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let mut spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT);
+        let tell = move |cx: &Call<'_>| {
+            f(cx.core());
+            Ok(())
+        };
+        let pushed = self.push(&mut spec, Location::caller(), &mut [], FnJob::new(tell));
+        debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    }
+
+    /// The epilogue of an operation whose variables were released when it was issued. `ended` are the failures that it
+    /// cleared.
+    pub(crate) fn conclude(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>) -> Rest {
+        Rest::Tell(Told::new(op, result, ended, false))
+    }
+
+    /// Runs the program code of an epilogue, and counts the operation out.
+    fn finish_told(self: &Arc<Self>, told: Told) {
+        let Told { op, result, ended, unused, aftermath } = told;
+        if unused {
+            // SAFETY: this thread ends the operation.
+            self.run_program_code(&op, || unsafe { op.discard() });
+        }
+        if !aftermath.is_none() {
+            self.run_program_code(&op, || aftermath.run());
+        }
+        if result.is_err() || !ended.is_empty() {
+            self.run_program_code(&op, || drop((result, ended)));
+        }
+        pause::at(Point::CompleteBeforeRetire);
+        let ticket = op.task().ticket;
+        drop(op);
+        self.count_out(ticket);
+    }
+
+    /// Runs `f`, program code of an operation that has completed. A panic becomes a failure that `wait_for_all` returns.
+    pub(super) fn run_program_code(self: &Arc<Self>, op: &Op<Task>, f: impl FnOnce()) {
+        // The code may take its time.
+        worker_thread::share_slot();
+        if let Err(payload) = panics::catch(|| frame::enter(self, op, Has::Nothing, |_| f()))
+            && !self.is_forked()
+        {
+            op.task().failed_by_panic(payload).keep(&self.failures);
+        }
+    }
+
+    /// Counts an operation out, and wakes the futures that wait for all operations if it was the last one.
+    #[inline(always)]
+    pub(crate) fn count_out(self: &Arc<Self>, ticket: Ticket) {
+        if let Some(wakers) = self.pending.leave(ticket) {
+            self.wake(wakers);
+        }
+    }
+
+    /// Wakes futures that wait for all operations.
+    #[cold]
+    fn wake(self: &Arc<Self>, wakers: Wakers) {
+        // On a worker, but not when the workers may have ended: the operation would run here, and when it is counted out it
+        // would wake the waker that ends the engine, which would find the operation pending and ask to be woken again, and
+        // so on.
+        if self.leaves_to_workers() || removed(Step::WakeHereOnceClosed) && worker_thread::serves_device() {
+            return self.hand_over(|_| wakers.wake());
+        }
+        worker_thread::share_slot();
+        frame::enter_after(self, || wakers.wake());
+    }
+}
