@@ -182,7 +182,7 @@ fn in_a_child_the_logger_blocks() {
         let (gate, logged) = (Gate::new(), Arc::new(AtomicUsize::new(0)));
         let (inside, count) = (gate.clone(), Arc::clone(&logged));
         log_to(move |text| {
-            assert!(text.contains("nobody was told of"), "{text}");
+            assert!(text.contains("never reported"), "{text}");
             count.fetch_add(1, SeqCst);
             inside.pass();
         });
@@ -239,7 +239,7 @@ fn in_a_child_the_logger_ends_the_engine() {
                 let last = Mutex::new(Some((engine, tell)));
                 uncounted.op("fails").push_sync(|_: &OpContext<'_>| panic!("on purpose")).expect("the engine is open");
                 log_to(move |text| {
-                    assert!(text.contains("nobody was told of"), "{text}");
+                    assert!(text.contains("never reported"), "{text}");
                     let (engine, tell) = common::lock(&last).take().expect("it warns once");
                     act(engine, tell);
                 });

@@ -163,7 +163,7 @@ fn in_a_child_the_logger_waits_where_an_operation_cannot() {
         let (inner, waits) = (engine.clone(), Journal::new());
         let (journal, other) = (waits.clone(), engine.clone());
         log_to(move |text| {
-            assert!(text.contains("for want of a thread"), "{text}");
+            assert!(text.contains("because no thread could be started"), "{text}");
             if !INSIDE.replace(true) {
                 let pushed = other.op("by the logger").submit((), |()| ()).expect("the engine is open");
                 journal.add(pushed.wait().map_err(|error| error.to_string()));

@@ -342,7 +342,7 @@ impl Engine {
     /// [`WaitError::Refused`] if it is another engine's or deleted, [`WaitError::TooManyWaiting`].
     #[track_caller]
     pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
-        self.core.admit_wait()?;
+        self.core.check_wait()?;
         if frame::holds(VarCell::queue_ptr(var.ptr())) {
             return Err(WaitError::WouldDeadlock);
         }
@@ -355,7 +355,7 @@ impl Engine {
         // SAFETY: the operation declares `access` and runs once.
         let f = move |_: &Call<'_>| Ok(unsafe { Read::<T>::refs(&kept) }.clone());
         self.core.push(&mut spec, location, &mut entries, ResultJob::new(f, Arc::clone(&oneshot)))?;
-        self.core.wait_outcome(&oneshot, None)
+        self.core.wait_for_result(&oneshot, None)
     }
 
     /// Waits for every operation on the variable pushed before the call.

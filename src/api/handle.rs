@@ -61,7 +61,7 @@ impl<R> OpHandle<R> {
     /// [`WaitError::Failed`] if the operation failed or was skipped, [`WaitError::WouldDeadlock`] if it is the calling one,
     /// [`WaitError::TooManyWaiting`].
     pub fn wait(self) -> Result<R, WaitError> {
-        self.core.wait_outcome(self.waiter.oneshot(), None)
+        self.core.wait_for_result(self.waiter.oneshot(), None)
     }
 
     /// Waits for the operation at most for `timeout` and takes its result. It can be called again after
@@ -70,7 +70,7 @@ impl<R> OpHandle<R> {
     /// # Errors
     /// As [`wait`](Self::wait), [`WaitError::TimedOut`], and [`WaitError::ValueTaken`] if an earlier call took the result.
     pub fn wait_timeout(&mut self, timeout: Duration) -> Result<R, WaitError> {
-        self.core.wait_outcome(self.waiter.oneshot(), Instant::now().checked_add(timeout))
+        self.core.wait_for_result(self.waiter.oneshot(), Instant::now().checked_add(timeout))
     }
 }
 

@@ -1,4 +1,14 @@
-//! How an engine ends.
+//! The shutdown of an engine.
+//!
+//! | phase | pushes that are accepted | next |
+//! |---|---|---|
+//! | open | all | draining or cancelling, by [`begin_shutdown`](Core::begin_shutdown) |
+//! | draining | those of the engine's own operations | cancelling, closed |
+//! | cancelling | the engine's own operations; operations that have not started fail | closed |
+//! | closed | the engine's own operations, which run on the pushing thread | - |
+//!
+//! A shutdown waits until no operation is pending, closes the engine, and waits once more: an operation that was counted
+//! before the engine closed still finds its workers. Only then do the threads end.
 
 use std::{
     sync::{Arc, Weak},
@@ -19,10 +29,11 @@ use crate::{
 };
 
 impl Core {
-    /// Refuses pushes from now on; with `cancel`, what has not started does not start any more.
+    /// Refuses pushes from now on. With `cancel`, operations that have not started fail instead of running.
     pub(crate) fn begin_shutdown(&self, cancel: bool) {
         let phase = if cancel { phase::CANCELLING } else { phase::DRAINING };
-        // Relaxed: whoever enters the count behind the drain that follows has acquired it with the count (edge `open`).
+        // Relaxed: an operation that is counted after the wait that follows has acquired the phase with the count (edge
+        // `open`).
         self.phase.fetch_max(phase, Relaxed);
     }
 
@@ -31,30 +42,30 @@ impl Core {
         self.phase.load(Relaxed) == phase::OPEN
     }
 
-    /// Whether the threads may have ended. If they may not while an operation is counted in, they stay until it is counted
-    /// out: a shutdown closes the engine first, waits once more, and only then lets the threads end.
+    /// Whether the threads may have ended. If this returns `false` while the caller has an operation that is counted as
+    /// pending, the threads stay until that is counted out.
     pub(super) fn is_closed(&self) -> bool {
-        // Relaxed: as in `begin_shutdown`.
+        // Relaxed: an operation that is counted later has acquired the phase with the count (edge `open`).
         self.phase.load(Relaxed) >= phase::CLOSED
     }
 
-    /// Refuses the pushes of operations as well, since nothing was pending: code of the program's that the engine runs
-    /// from now on, as in a deletion, would push for threads that are about to end.
+    /// Refuses the pushes of operations as well, once none was pending. Program code that the engine still runs, such as a
+    /// deletion, would push to threads that are about to end.
     fn close(&self) {
-        // Relaxed: as in `begin_shutdown`; the drain goes on.
+        // Relaxed: an operation that is counted later has acquired the phase with the count (edge `open`).
         self.phase.fetch_max(phase::CLOSED, Relaxed);
     }
 
-    /// Waits until nothing is pending and the threads have ended. The shutdown must have begun.
+    /// Waits until no operation is pending and the threads have ended. The shutdown must have begun.
     pub(crate) fn finish_shutdown(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         self.drain(deadline)?;
         self.end(deadline);
         self.threads.join(deadline).map_err(ShutdownError::ThreadsLeft)
     }
 
-    /// As [`finish_shutdown`](Self::finish_shutdown), for the last handle, which does not wait for threads that a shutdown
-    /// has left behind. Nor does it wait inside the program's code that an engine runs, of whichever: operations of two
-    /// engines may each drop the last handle of the other one.
+    /// [`finish_shutdown`](Self::finish_shutdown) for the drop of the last handle. It does not wait for threads that an
+    /// earlier shutdown has left behind. Nor does it wait inside program code that any engine runs: operations of two
+    /// engines may each drop the last handle of the other engine.
     pub(crate) fn finish_by_drop(self: &Arc<Self>) {
         if frame::in_program() {
             self.end_in_background();
@@ -67,14 +78,14 @@ impl Core {
         }
     }
 
-    /// Waits until nothing is pending, or has the engine end by itself if the caller must not wait.
+    /// Waits until no operation is pending. If the caller must not wait, the engine ends in the background.
     fn drain(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         debug_assert!(!self.is_open());
         if self.is_forked() {
             return Err(ShutdownError::Forked);
         }
-        // An operation of another engine gives its worker away meanwhile; it may be what this one needs.
-        let may_not_wait = wait::admit_wait().is_err() || drain::works_for(self) || self.threads.owns_thread();
+        // An operation of another engine gives its worker away before it waits: this engine may depend on that worker.
+        let may_not_wait = wait::check_wait().is_err() || drain::works_for(self) || self.threads.owns_thread();
         if may_not_wait || self.make_way().is_err() {
             self.end_in_background();
             return Err(ShutdownError::InsideOperation);
@@ -85,7 +96,7 @@ impl Core {
                 Waited::TimedOut => return Err(ShutdownError::TimedOut),
                 Waited::Idle if closed => return Ok(()),
                 Waited::Idle => self.close(),
-                // Operations may have pushed others meanwhile, and may go on with that for ever.
+                // Operations may push others without end.
                 Waited::Over if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
                     return Err(ShutdownError::TimedOut);
                 }
@@ -94,19 +105,19 @@ impl Core {
         }
     }
 
-    /// Has the engine end when nothing is pending.
+    /// Lets the engine end once no operation is pending.
     fn end_in_background(self: &Arc<Self>) {
         if !self.is_forked() {
             Arc::new(End(Arc::downgrade(self))).wake();
         }
     }
 
-    /// Lets the threads end, which nobody needs any more, and warns of a failure that nobody was told of.
+    /// Lets the threads end, and warns of a failure that was never reported.
     fn end(self: &Arc<Self>, deadline: Option<Instant>) {
         self.gpus.end();
         let failure = self.failures.to_warn_of();
         let failure = match (failure, deadline) {
-            // The logger, and the error that it prints, may take longer than the caller has time.
+            // The logger, or the error that it prints, may take longer than the deadline allows.
             (Some(failure), Some(_)) => {
                 let (core, for_thread) = (Arc::clone(self), failure.clone());
                 let warned = self.threads.spawn_aside("raddle-shutdown".to_owned(), move || core.warn(for_thread));
@@ -120,19 +131,19 @@ impl Core {
         }
     }
 
-    /// Warns of `failure`. What the logger shuts down goes on by itself: it may be on a thread that is to end, or in a
-    /// shutdown that has not come to its end.
+    /// Warns of `failure`. An engine that the logger shuts down ends in the background, since the logger may run on a thread
+    /// of that engine, or inside its shutdown.
     fn warn(self: &Arc<Self>, failure: OpError) {
-        // The failure is dropped there as well.
+        // The closure drops the failure as well.
         frame::enter_after(self, move || {
-            panics::log!(Warn, "raddle: a failure that nobody was told of: {failure}");
+            panics::log!(Warn, "raddle: the engine was shut down with a failure that was never reported: {failure}");
         });
     }
 }
 
-/// Ends an engine without a thread that waits for it: whoever counts out the last operation does.
+/// Ends an engine without a waiting thread: the thread that counts out the last operation wakes it.
 ///
-/// It need not keep the engine, since the threads that are to end do.
+/// A weak reference is enough, since the engine's threads keep it.
 struct End(Weak<Core>);
 
 impl Wake for End {

@@ -1,4 +1,7 @@
-//! What waits do.
+//! Waits, for one variable and for all operations.
+//!
+//! A wait for a variable is itself an operation, a [`WaitJob`], that sets a [`Oneshot`] when its turn comes. A wait for all
+//! operations closes the current generation of the [pending count](crate::notify::pending).
 
 use std::{
     future::Future,
@@ -33,7 +36,7 @@ use crate::{
 };
 
 impl Core {
-    /// Waits for what is pending on `var`; for its writers only if `for_reading`.
+    /// Waits for the pending operations on `var`, or only for its writers if `for_reading`.
     pub(crate) fn wait_for_var(
         self: &Arc<Self>,
         var: VarRef<'_>,
@@ -47,15 +50,16 @@ impl Core {
         }
     }
 
-    /// Joins the last wait for a variable, or pushes one; `None` if nothing is pending and nothing has failed.
+    /// Joins the last wait for a variable, or pushes a new one. Returns `None` if no operation is pending on the variable and
+    /// it has not failed.
     pub(crate) fn begin_wait(
         self: &Arc<Self>,
         var: VarRef<'_>,
         for_reading: bool,
         location: &'static Location<'static>,
     ) -> Result<Option<Arc<Oneshot<()>>>, WaitError> {
-        // Also if nothing is pending.
-        self.admit_wait()?;
+        // Before the look at the variable: a forbidden wait is an error even if nothing is pending.
+        self.check_wait()?;
         let cell = var.cell();
         if cell.queue().owner() != self.mark() {
             return Err(PushError::ForeignVariable.into());
@@ -71,38 +75,38 @@ impl Core {
             return Ok(Some(oneshot));
         }
         let oneshot = Oneshot::new();
-        // A wait goes behind a deletion as well: it is told when the deletion is done.
+        // A wait may be pushed behind a deletion, and then ends with it.
         let flags = flag::INLINE | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
         let spec = Spec::internal("wait", 0, flags);
         let mode = if for_reading { Mode::Read } else { Mode::Await };
         let entry = Entry { cell: var.ptr(), mode, refs: Refs::None };
         let op = self.create(&spec, 0, location, &[entry], WaitJob::new(Arc::clone(&oneshot)))?;
-        // Before the push, since the operation may have begun, and be forgotten, before that returns.
+        // Before the push: by the time that returns, the wait may already have started and asked to be forgotten.
         cell.waits().remember(for_reading, op.hold(), Arc::clone(&oneshot));
         self.enqueue(op).map_err(Rejected::into_error)?;
         Ok(Some(oneshot))
     }
 
-    /// That the calling thread may wait for this engine, whatever for.
-    pub(crate) fn admit_wait(&self) -> Result<(), WaitError> {
+    /// Returns an error if the calling thread must not wait for this engine.
+    pub(crate) fn check_wait(&self) -> Result<(), WaitError> {
         if self.is_forked() {
             return Err(PushError::Forked.into());
         }
-        admit_wait()
+        check_wait()
     }
 
-    /// Whether `cell` has failed, or devices have something left to do with it.
+    /// Whether `cell` has failed, or GPUs have yet to complete operations on it.
     fn is_faulty(&self, cell: &VarCell, for_reading: bool) -> bool {
         cell.fault().is_unsettled(|| self.lane_before_wait(cell, for_reading).is_some())
     }
 
-    /// A lane of a device that has not completed what a wait that is pushed now would come after.
+    /// A lane of a GPU that has not completed the dependencies of a wait that is pushed now.
     fn lane_before_wait(&self, cell: &VarCell, for_reading: bool) -> Option<usize> {
         self.lane_before(cell, for_reading, |_| true)
     }
 
-    /// Waits for an oneshot and takes it. An operation that waits gives its worker to another thread meanwhile.
-    pub(crate) fn wait_outcome<R>(
+    /// Waits for a result and takes it. Inside an operation, another thread runs the worker meanwhile.
+    pub(crate) fn wait_for_result<R>(
         self: &Arc<Self>,
         oneshot: &Arc<Oneshot<R>>,
         deadline: Option<Instant>,
@@ -110,13 +114,13 @@ impl Core {
         self.wait_by(oneshot, |oneshot| oneshot.wait(deadline))
     }
 
-    /// As [`wait_outcome`](Self::wait_outcome), where `wait` does the waiting.
+    /// [`wait_for_result`](Self::wait_for_result), where `wait` blocks.
     fn wait_by<R>(
         self: &Arc<Self>,
         oneshot: &Arc<Oneshot<R>>,
         wait: impl FnOnce(&Oneshot<R>) -> Result<R, WaitError>,
     ) -> Result<R, WaitError> {
-        self.admit_wait()?;
+        self.check_wait()?;
         if !oneshot.is_done() {
             if frame::sets(Arc::as_ptr(oneshot).cast()) {
                 return Err(WaitError::WouldDeadlock);
@@ -126,11 +130,11 @@ impl Core {
         wait(oneshot)
     }
 
-    /// Does what the calling thread has put off, for any engine: a caller that waits, or asks whether something is over, may
-    /// wait for it.
+    /// Runs the work that the calling thread has deferred, for every engine. A caller that waits, or that asks whether an
+    /// operation is complete, may depend on it.
     pub(crate) fn catch_up() {
-        // What the function of a device operation has in hand is not complete when it returns, so nothing of the program's
-        // may run inside it.
+        // The work that the function of a device operation has issued is not complete when it returns, so no operation of
+        // the program may run inside that function.
         if frame::in_device_function() {
             return;
         }
@@ -142,7 +146,7 @@ impl Core {
         }
     }
 
-    /// The calling thread is about to wait: [catches up](Self::catch_up), and gives its worker to another thread.
+    /// Prepares the calling thread for a wait: [catches up](Self::catch_up), and gives its worker to another thread.
     pub(super) fn make_way(&self) -> Result<(), WaitError> {
         Self::catch_up();
         worker_thread::yield_worker()?;
@@ -150,22 +154,22 @@ impl Core {
         Ok(())
     }
 
-    /// Waits for every operation pushed before.
+    /// Waits for every operation that was pushed before this call.
     pub(crate) fn wait_for_all(&self, deadline: Option<Instant>) -> Result<(), WaitError> {
-        self.admit_wait()?;
+        self.check_wait()?;
         if drain::works_for(self) {
             return Err(WaitError::WouldDeadlock);
         }
         self.make_way()?;
         match self.pending.wait(deadline) {
-            Waited::Idle | Waited::Over => self.all_well(),
+            Waited::Idle | Waited::Over => self.first_unreported(),
             Waited::TimedOut => Err(WaitError::TimedOut),
         }
     }
 
-    /// As [`wait_for_all`](Self::wait_for_all), as a future that covers what was pushed before this call.
+    /// [`wait_for_all`](Self::wait_for_all) as a future. It covers the operations that were pushed before this call.
     pub(crate) fn wait_for_all_async(self: &Arc<Self>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
-        let refused = self.admit_wait().err().or_else(|| drain::works_for(self).then_some(WaitError::WouldDeadlock));
+        let refused = self.check_wait().err().or_else(|| drain::works_for(self).then_some(WaitError::WouldDeadlock));
         let mark = match refused {
             Some(error) => Err(error),
             None => Ok(self.pending.begin()),
@@ -173,8 +177,8 @@ impl Core {
         WaitForAll { core: Arc::clone(self), mark }
     }
 
-    /// The earliest failure that nobody knows of.
-    fn all_well(&self) -> Result<(), WaitError> {
+    /// Returns the earliest failure that has not been reported.
+    fn first_unreported(&self) -> Result<(), WaitError> {
         match self.failures.take() {
             Some(failure) => Err(failure.into()),
             None => Ok(()),
@@ -182,10 +186,10 @@ impl Core {
     }
 }
 
-/// A wait for everything that was pushed before it was made.
+/// A wait for the operations that were pushed before it was created.
 struct WaitForAll {
     core: Arc<Core>,
-    /// An error where it was refused.
+    /// The generation to wait for, or why the wait is forbidden.
     mark: Result<Mark, WaitError>,
 }
 
@@ -202,7 +206,7 @@ impl Future for WaitForAll {
             Err(error) => return Poll::Ready(Err(error.clone())),
         };
         Core::catch_up();
-        if core.pending.poll(mark, cx.waker()) { Poll::Ready(core.all_well()) } else { Poll::Pending }
+        if core.pending.poll(mark, cx.waker()) { Poll::Ready(core.first_unreported()) } else { Poll::Pending }
     }
 }
 
@@ -214,8 +218,8 @@ impl Drop for WaitForAll {
     }
 }
 
-/// That the calling thread may wait, whatever for.
-pub(crate) fn admit_wait() -> Result<(), WaitError> {
+/// Returns an error if the calling thread must not wait, for any engine.
+pub(super) fn check_wait() -> Result<(), WaitError> {
     if worker_thread::serves_device() || frame::in_device_function() {
         Err(WaitError::OnDevice)
     } else if frame::kept() == Some(NoWait::InDeletion) {
@@ -225,15 +229,15 @@ pub(crate) fn admit_wait() -> Result<(), WaitError> {
     }
 }
 
-/// A wait for a variable: reports its failure, if it has one at this place in the order.
-pub(crate) struct WaitJob {
+/// A wait for a variable: reports the failure that the variable has at this place in the order.
+struct WaitJob {
     failure: Option<OpError>,
-    /// Given up by `report`: it may be what keeps the user's error, which is dropped there.
+    /// `report` takes it: it may be the last owner of the program's error, which is dropped there.
     oneshot: Option<Arc<Oneshot<()>>>,
 }
 
 impl WaitJob {
-    pub(crate) fn new(oneshot: Arc<Oneshot<()>>) -> Self {
+    fn new(oneshot: Arc<Oneshot<()>>) -> Self {
         Self { failure: None, oneshot: Some(oneshot) }
     }
 }
@@ -244,18 +248,18 @@ impl Job for WaitJob {
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         for access in cx.op().accesses() {
             let cell = VarCell::of(access);
-            // While the variable cannot be freed.
+            // The variable cannot be freed before this operation completes.
             cell.waits().forget(cx.op());
-            // SAFETY: the operation runs, so it has the right to read what it names, and comes after what devices write there.
+            // SAFETY: the operation runs, so it holds the variable, and the writes of GPUs before it are complete.
             self.failure = unsafe { cell.fault().failure() };
         }
         Ok(())
     }
 
-    /// Never called: a wait is not refused, skipped or cancelled.
+    /// Never called: a wait is neither rejected, skipped nor cancelled.
     fn discard(&mut self) {}
 
-    /// Not before: whoever waited may look at once whether the variable is idle.
+    /// Sets the result here and not in `start`: a thread that has waited may ask immediately whether the variable is idle.
     fn report(&mut self, _result: Result<(), &OpError>) -> Aftermath {
         let Some(oneshot) = self.oneshot.take() else { return Aftermath::default() };
         let wakers = oneshot.set(self.failure.take().map_or(Ok(()), Err));

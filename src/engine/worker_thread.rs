@@ -1,4 +1,8 @@
-//! What a thread of an engine knows about itself: its engine, and the worker that it runs.
+//! The state of an engine's thread: its engine, its duty, and the worker that it runs.
+//!
+//! A thread finds its own state through a thread-local. Code of other crates may run inside the deque of the worker, since
+//! crossbeam-deque pins crossbeam's default collector, which runs what other crates have deferred there. So the worker is
+//! marked as busy while its deque is in use, and what that code makes ready goes to the injector instead.
 
 use std::{cell::Cell, ptr, sync::Arc};
 
@@ -12,15 +16,15 @@ use crate::{
     tracker::OpRef,
 };
 
-/// The main function of a thread that runs workers, beginning with this one; the number is the thread's.
+/// The main function of a thread that runs workers: the engine, the number of the thread, and its first worker.
 pub(super) type Main = fn(Arc<Core>, usize, BoxedWorker<Task>) -> Ended;
 
-/// What a thread is for.
+/// What a thread does.
 #[derive(Clone, Copy)]
 pub(super) enum Duty {
-    /// It runs workers. A thread that takes over does the same.
+    /// It runs workers. A thread that takes over its worker has the same main function.
     Workers(Main),
-    /// It serves a device's lane, and never has a worker.
+    /// It serves the lane of a GPU, and never has a worker.
     Device,
 }
 
@@ -31,15 +35,14 @@ pub(super) struct WorkerThread {
     pub(super) lane: Cell<u8>,
     pub(super) core: Arc<Core>,
     duty: Duty,
-    /// The worker's deque is being used: it is looking for work, or something is put in. Foreign code may run then:
-    /// crossbeam-deque pins crossbeam's own collector, which runs whatever other crates have retired there.
-    looking: Cell<bool>,
+    /// The deque of the worker is in use: the worker looks for work, or an operation is pushed into it.
+    deque_in_use: Cell<bool>,
 }
 
-/// The deque of a thread's worker is being used.
-struct Looking<'c>(&'c Cell<bool>);
+/// Marks the deque of a thread's worker as in use until this is dropped.
+struct DequeInUse<'c>(&'c Cell<bool>);
 
-impl Drop for Looking<'_> {
+impl Drop for DequeInUse<'_> {
     fn drop(&mut self) {
         self.0.set(false);
     }
@@ -47,18 +50,18 @@ impl Drop for Looking<'_> {
 
 thread_static!(static CURRENT: Cell<*const WorkerThread> = Cell::new(ptr::null()));
 
-/// [`with_current`] finds a thread until this is dropped.
+/// Lets [`with_current`] find the calling thread until this is dropped.
 pub(super) struct Entered<'c>(&'c WorkerThread);
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         CURRENT.with(|cell| cell.set(ptr::null()));
-        // For what its thread-locals do now.
+        // For the destructors of the thread-locals.
         let _ = topology::keep_to(self.0.core.threads().mask());
     }
 }
 
-/// Calls `f` with the calling thread, if it is an engine's.
+/// Calls `f` with the state of the calling thread, if an engine owns the thread.
 #[inline]
 fn with_current<R>(f: impl FnOnce(&WorkerThread) -> R) -> Option<R> {
     let current = CURRENT.with(Cell::get);
@@ -69,77 +72,77 @@ fn with_current<R>(f: impl FnOnce(&WorkerThread) -> R) -> Option<R> {
 
 impl WorkerThread {
     pub(super) fn new(core: Arc<Core>, duty: Duty) -> Self {
-        Self { worker: Cell::new(None), lane: Cell::new(0), core, duty, looking: Cell::new(false) }
+        Self { worker: Cell::new(None), lane: Cell::new(0), core, duty, deque_in_use: Cell::new(false) }
     }
 
-    /// Has [`with_current`] find this thread, which is the calling one.
+    /// Lets [`with_current`] find this state on the calling thread, which it belongs to.
     pub(super) fn enter(&self) -> Entered<'_> {
         CURRENT.with(|cell| cell.set(self));
         self.core.threads().adopt_thread();
         Entered(self)
     }
 
-    /// The worker that the thread has now. The reference may not be kept across foreign code, which may give the worker
-    /// away.
+    /// The worker that the thread runs now. The reference must not be kept across code of other crates or of the program,
+    /// which may give the worker away.
     #[inline]
     fn worker(&self) -> Option<&Worker<Task>> {
-        // SAFETY: only this thread uses the cell, and nobody replaces its content while the reference is used.
+        // SAFETY: only this thread uses the cell, and its content is not replaced while the reference is used.
         unsafe { &*self.worker.as_ptr() }.as_deref()
     }
 
-    /// Keeps the worker from being used by what runs inside its own deque.
+    /// Keeps code that runs inside the deque of the worker from using the worker.
     #[inline]
-    fn look(&self) -> Looking<'_> {
-        self.looking.set(true);
-        Looking(&self.looking)
+    fn use_deque(&self) -> DequeInUse<'_> {
+        self.deque_in_use.set(true);
+        DequeInUse(&self.deque_in_use)
     }
 
-    /// The worker, unless its deque is being used.
+    /// The worker, unless its deque is in use.
     #[inline]
     fn free_worker(&self) -> Option<&Worker<Task>> {
-        if self.looking.get() { None } else { self.worker() }
+        if self.deque_in_use.get() { None } else { self.worker() }
     }
 
-    /// Puts what only the thread's worker could take where others can.
+    /// Makes the operation in the worker's slot stealable.
     fn share_slot(&self) {
         if let Some(worker) = self.free_worker() {
-            let _looking = self.look();
+            let _in_use = self.use_deque();
             worker.share();
         }
     }
 
-    /// As [`schedule`], by this thread between two operations.
+    /// [`schedule`] for this thread between two operations.
     #[inline]
     pub(super) fn schedule(&self, op: OpRef<Task>) {
         match self.free_worker() {
             Some(worker) if op.task().lane == self.lane.get() => {
-                let _looking = self.look();
+                let _in_use = self.use_deque();
                 worker.keep(op);
             }
             _ => schedule(&self.core, op),
         }
     }
 
-    /// The next operation for the thread's worker; waits for one. `None`: the worker was given away, or its lane has ended.
+    /// Waits for the next operation of the worker. Returns `None` if the worker was given away or its lane has ended.
     #[inline]
     pub(super) fn next(&self) -> Option<OpRef<Task>> {
-        let _looking = self.look();
+        let _in_use = self.use_deque();
         self.worker().and_then(Worker::next)
     }
 }
 
-/// Puts a ready operation where a worker of its lane takes it.
+/// Gives a ready operation to the workers of its lane.
 pub(super) fn schedule(core: &Core, op: OpRef<Task>) {
     let lane = core.threads().lane(op.task().lane);
-    if serves(lane) { keep(op) } else { lane.inject_from_outside(op) }
+    if serves(lane) { push_local(op) } else { lane.inject_from_outside(op) }
 }
 
-/// Puts a ready operation where the calling thread's worker, which serves its lane, takes it.
+/// Gives a ready operation to the worker of the calling thread, which serves its lane.
 #[inline(never)]
-fn keep(op: OpRef<Task>) {
+fn push_local(op: OpRef<Task>) {
     with_current(|thread| {
         let between = !frame::in_program();
-        let _looking = thread.look();
+        let _in_use = thread.use_deque();
         match thread.worker() {
             Some(worker) if between => worker.keep(op),
             Some(worker) => worker.put(op),
@@ -148,34 +151,34 @@ fn keep(op: OpRef<Task>) {
     });
 }
 
-/// Whether the calling thread has a worker of `lane` that can take something.
+/// Whether the calling thread has a worker of `lane` whose deque is not in use.
 #[inline]
 fn serves(lane: &Arc<Lane<Task>>) -> bool {
     let serves = |thread: &WorkerThread| thread.free_worker().is_some_and(|worker| Arc::ptr_eq(worker.lane(), lane));
     with_current(serves) == Some(true)
 }
 
-/// Takes the calling thread, which has just been forked, out of the engine that it belonged to.
+/// Removes the calling thread, the only one of a forked child, from the engine of the parent process.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(super) fn leave_engine() {
-    // What the child starts is not to stay on a worker's core.
+    // Threads that the child starts must not stay on a worker's core.
     with_current(|thread| _ = topology::keep_to(thread.core.threads().mask()));
     CURRENT.with(|cell| cell.set(ptr::null()));
     disown_thread();
 }
 
-/// The number of this thread's worker in its lane.
+/// The number, in its lane, of the worker that this thread runs.
 pub(crate) fn worker_index() -> Option<usize> {
     with_current(|thread| thread.worker().map(Worker::index)).flatten()
 }
 
-/// Puts what only this thread's worker could take where others can: something else is going to run here first.
+/// Makes the operation in the slot of this thread's worker stealable, because other code is about to run here.
 pub(super) fn share_slot() {
     with_current(WorkerThread::share_slot);
 }
 
-/// Runs `f` as the main function of a thread that serves a lane of a device of `core`, and stays on those of the engine's
-/// cores that are `near`, if there are any.
+/// Runs `f` as the main function of a thread that serves the lane of a GPU. The thread stays on those cores of the engine
+/// that are `near` the GPU, if there are any.
 pub(crate) fn serve_device<R>(core: &Arc<Core>, near: &[usize], f: impl FnOnce() -> R) -> R {
     let thread = WorkerThread::new(Arc::clone(core), Duty::Device);
     let _entered = thread.enter();
@@ -185,32 +188,32 @@ pub(crate) fn serve_device<R>(core: &Arc<Core>, near: &[usize], f: impl FnOnce()
     f()
 }
 
-/// Whether the calling thread serves a lane of a device.
+/// Whether the calling thread serves the lane of a GPU.
 pub(super) fn serves_device() -> bool {
     with_current(|thread| matches!(thread.duty, Duty::Device)) == Some(true)
 }
 
-/// The cores that an engine which the calling thread builds may use: the thread's, or if it belongs to an engine, and may
-/// be pinned, that engine's.
+/// Returns the cores that an engine built by the calling thread may use: those of the thread or, because that may be pinned,
+/// those of the engine that owns it.
 pub(crate) fn cores_here() -> Box<[usize]> {
     with_current(|thread| thread.core.threads().mask().into()).unwrap_or_else(topology::allowed)
 }
 
-/// Runs `f` with the calling thread free to use all cores of its engine, also if it is pinned to one of them.
+/// Runs `f` while the calling thread may use all cores of its engine, even if it is pinned to one of them.
 ///
-/// Threads inherit the cores of the thread that starts them. What an operation starts on a [pinned](crate::Builder::pin)
-/// worker is therefore pinned to the worker's core as well: a thread pool that is first used there would have all of its
-/// threads on one core. Begin to use it inside `unpinned`. Afterwards, also if `f` panics, the thread is where it was.
+/// A thread inherits the cores of the thread that starts it. A thread that an operation starts on a
+/// [pinned](crate::Builder::pin) worker is therefore pinned to the worker's core as well, and a thread pool that is first
+/// used there has all its threads on one core. Start such threads inside `unpinned`. When `f` returns or panics, the thread
+/// is pinned again.
 ///
-/// Nothing but `f` happens on a thread that is not an engine's, which has the cores that the program gave it, and where the
-/// operating system is not Linux.
+/// Outside the threads of an engine, and on systems other than Linux, `unpinned` only calls `f`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
 /// let engine = raddle::Engine::builder().workers(1).build()?;
 /// let started = engine.op("start").submit((), move |()| {
-///     // What is started here may use all cores, and not only the worker's.
+///     // A thread that is started here may use all cores, and not only the worker's.
 ///     raddle::unpinned(|| std::thread::spawn(cores))
 /// })?;
 /// assert_eq!(started.wait()?.join().unwrap(), cores());
@@ -225,14 +228,14 @@ pub fn unpinned<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Gives this thread's worker to a spare thread, if it has one: the calling operation is about to wait.
+/// Gives the worker of this thread, if it has one, to a spare thread, because the calling operation is about to wait.
 pub(super) fn yield_worker() -> Result<(), WaitError> {
     with_current(|thread| {
         let Duty::Workers(main) = thread.duty else {
             return Err(WaitError::OnDevice);
         };
-        if thread.looking.get() {
-            // This is code that another crate has left to crossbeam's collector.
+        if thread.deque_in_use.get() {
+            // The caller is code that another crate has deferred in crossbeam's default collector.
             return Err(WaitError::WouldDeadlock);
         }
         thread.share_slot();
@@ -242,10 +245,13 @@ pub(super) fn yield_worker() -> Result<(), WaitError> {
         let core = Arc::clone(&thread.core);
         let given = thread.core.threads().give_away(worker, move |number, worker| main(core, number, worker));
         given.map_err(|(worker, error)| {
-            // First, since the logger may wait as well.
+            // Before the logger is called, which may wait as well.
             thread.worker.set(Some(worker));
             if let Some(error) = error {
-                panics::log!(Warn, "raddle: an operation cannot wait, for want of a thread: {error}");
+                panics::log!(
+                    Warn,
+                    "raddle: an operation cannot wait because no thread could be started to run its worker: {error}"
+                );
             }
             WaitError::TooManyWaiting
         })

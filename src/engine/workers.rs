@@ -1,8 +1,8 @@
-//! The main function of the threads that have workers.
+//! The main function of the threads that run workers.
 //!
-//! An operation that waits inside its function gives its worker to a spare thread, which goes on with it, and sleeps; it
-//! ends without a worker, and its thread becomes a spare. So a wait never keeps a worker, nor can one wait bury another
-//! under it on a stack, as running operations on the waiting thread's stack would.
+//! An operation that waits inside its function gives its worker to a spare thread and sleeps. When it wakes it finishes
+//! without a worker, and its thread becomes a spare one. So a wait never occupies a worker. Nor can one wait bury another
+//! one beneath it on a stack, which happens where waiting threads run further operations.
 
 use std::sync::Arc;
 
@@ -22,10 +22,10 @@ use crate::{
     values::kind::Placement,
 };
 
-/// Where a worker was put when the engine was built: its lane, its number there, and its core.
+/// A worker that has started: its lane, its number there, and where it runs.
 type Started = (usize, usize, Placement);
 
-/// Starts a thread per worker and waits until they run; returns where the workers of the first lane are.
+/// Starts a thread for each worker and waits until they run. Returns where the workers of the first lane run.
 pub(crate) fn start(core: &Arc<Core>, workers: Vec<BoxedWorker<Task>>) -> Result<Vec<Placement>, BuildError> {
     let (sender, receiver) = mpsc::channel();
     for worker in workers {
@@ -48,7 +48,7 @@ pub(crate) fn start(core: &Arc<Core>, workers: Vec<BoxedWorker<Task>>) -> Result
     Ok(placements)
 }
 
-/// The main function of a thread that takes over a worker whose thread waits.
+/// The main function of a thread that takes over the worker of a waiting thread.
 fn take_over(core: Arc<Core>, number: usize, worker: BoxedWorker<Task>) -> Ended {
     run_thread(core, number, worker, None)
 }
@@ -70,7 +70,7 @@ fn run_thread(
         let core = if let Placement::Pinned(core) = placement { Some(core) } else { None };
         worker.lane().sleep().place(index, core);
         if let Some(started) = started.take() {
-            // Nobody listens if the build has failed meanwhile.
+            // The receiver is gone if the build of the engine has failed.
             let _ = started.send((lane, index, placement));
         }
         let lane_name = worker.lane().name();
@@ -85,17 +85,16 @@ fn run_thread(
             });
         }
         run(&thread, number);
-        // Either the lane has ended, or the worker was given away.
         let worker = thread.worker.take();
         if thread.core.is_forked() {
-            // This thread has forked, and what it had was the parent's.
+            // This is a forked child: the worker is the parent's.
             std::mem::forget(worker);
             return Ended::Over;
         }
         if let Some(claim) = worker.as_ref().and_then(|worker| threads.core_of(worker)) {
             claim.give_back();
         }
-        // Elsewhere than on Linux a thread that was pinned cannot run a worker that is not.
+        // On systems other than Linux a pinned thread cannot run an unpinned worker.
         next = if core.is_none() || topology::CAN_WIDEN { threads.await_offer() } else { None };
     }
     if threads.has_ended() {
@@ -105,18 +104,19 @@ fn run_thread(
     Ended::Idle
 }
 
-/// Runs operations until the thread's worker is given away or its lane ends.
+/// Runs operations until the worker of the thread is given away or its lane ends.
 fn run(thread: &WorkerThread, number: usize) {
     let mut ready = ReadyList::default();
     loop {
-        // The user's code has its own barriers; this one keeps a defect of the engine, or what other crates have left to
-        // crossbeam's collector, from losing the worker and what is queued here.
+        // The program's functions have barriers of their own. This one keeps a defect of the engine, and code that other
+        // crates have deferred in crossbeam's default collector, from losing the worker and the operations queued here.
         let result = panics::catch(|| {
             thread.core.dispatch_ready(&mut ready, Rests::new());
             run_operations(thread, &mut ready);
         });
         let Err(payload) = result else { return };
-        // What the panic has left goes where others find it, since the payload's drop and the logger may wait for that.
+        // Other threads must find the operations that are left here, since the drop of the payload and the logger may wait
+        // for them.
         let placed = panics::catch(|| {
             thread.core.dispatch_ready(&mut ready, Rests::new());
             share_slot();
@@ -130,10 +130,10 @@ fn run(thread: &WorkerThread, number: usize) {
     }
 }
 
-/// Runs operations while there are any and the thread has a worker; what became ready goes into `ready` until it is
-/// placed.
+/// Runs operations while the thread has a worker and its lane has not ended. `ready` holds operations that became ready
+/// until they are dispatched.
 ///
-/// It stands by itself so that the loop of every operation shares its registers with nothing that happens once.
+/// A function of its own, so that this loop shares its registers with no code that runs once.
 #[inline(never)]
 fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
     while let Some(op) = thread.next() {
@@ -152,7 +152,7 @@ fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
     }
 }
 
-/// Runs an operation that is not as plain as most.
+/// Runs, or completes, an operation that is not plain.
 #[inline(never)]
 fn execute_otherwise(thread: &WorkerThread, unplain: Unplain, ready: &mut ReadyList<Task>) {
     let rest = thread.core.execute_otherwise(unplain, ready);
