@@ -91,9 +91,8 @@ impl Core {
     pub(super) fn run_program_code(self: &Arc<Self>, op: &Op<Task>, f: impl FnOnce()) {
         // The code may take its time.
         worker_thread::share_slot();
-        if let Err(payload) = panics::catch(|| frame::enter(self, op, Has::Nothing, |_| f()))
-            && !self.is_forked()
-        {
+        let panicked = panics::catch(|| frame::enter(self, op, Has::Nothing, |_| f())).err();
+        if let Some(payload) = panicked.filter(|_| !self.is_forked()) {
             op.task().failed_by_panic(payload).keep(&self.failures);
         }
     }
