@@ -95,8 +95,8 @@ impl Mode {
 }
 
 /// Returns the flags that become grantable to the next access when one that does not write, and had `flags`, receives
-/// `new`, which never contains `DONE`: all of `new`, but `WRITE_OK` only if the access is done. This is the difference that
-/// `new` makes to [`Mode::grantable`], since `WRITE_OK` comes with `READ_OK` or after it.
+/// `new`, which never contains `DONE`: all of `new`, but `WRITE_OK` only if the access is done. This is the
+/// difference that `new` makes to [`Mode::grantable`], since `WRITE_OK` comes with `READ_OK` or after it.
 #[inline]
 pub(super) fn newly_grantable(new: usize, flags: usize) -> usize {
     new & if flags & DONE == 0 { READ_OK } else { READ_OK | WRITE_OK }
@@ -114,8 +114,8 @@ pub(super) enum Arity {
 /// One operation's place in one variable's queue. Aligned so that its address leaves five tag bits.
 #[repr(C, align(32))]
 pub struct Access<T> {
-    /// The next access of the variable, tagged with this one's flags and, in `LINKED_…`, with the flags that were grantable
-    /// to the next one when it was linked.
+    /// The next access of the variable, tagged with this one's flags and, in `LINKED_…`, with the flags that were
+    /// grantable to the next one when it was linked.
     pub(super) word: Atomic<Access<T>>,
     /// The operation, or null for the access that a variable starts with.
     op: *mut Op<T>,
@@ -218,8 +218,8 @@ impl<T> Access<T> {
     /// Returns the flags that are grantable to the next access when this one has `flags`, its deferred flags included.
     #[inline]
     pub(super) fn grantable(&self, flags: usize) -> usize {
-        // Relaxed: the caller has acquired the tail, and with it the flags that were deferred before the tail came here,
-        // which do not change any more, and the writes behind them (see `defer_flags`).
+        // Relaxed: the caller has acquired the tail, and with it the flags that were deferred before the tail came
+        // here, which do not change any more, and the writes behind them (see `defer_flags`).
         self.mode.grantable(flags | usize::from(self.deferred.load(Relaxed)))
     }
 
@@ -227,25 +227,25 @@ impl<T> Access<T> {
     #[inline]
     pub(super) fn defer_flags(&self, flags: usize) {
         if flags != 0 {
-            // Relaxed: the caller has acquired the writes behind the flags with the predecessor's word, and releases both
-            // with the tail (edge `swing`). A thread that moves the tail instead has deferred the same flags, or is the
-            // pusher, which has set them before. A thread that reads deferred flags has acquired the tail, or the count
-            // that was released after it (edge `register`).
+            // Relaxed: the caller has acquired the writes behind the flags with the predecessor's word, and releases
+            // both with the tail (edge `swing`). A thread that moves the tail instead has deferred the same flags, or
+            // is the pusher, which has set them before. A thread that reads deferred flags has acquired the tail, or
+            // the count that was released after it (edge `register`).
             self.deferred.fetch_or(flags as u8, Relaxed);
         }
     }
 
-    /// Sets `flags` on behalf of the operation's pusher; returns 1 if that satisfied the access, otherwise 0. Propagates
-    /// nothing: the accesses behind this one already took account of the same flags, as deferred ones.
+    /// Sets `flags` on behalf of the operation's pusher; returns 1 if that satisfied the access, otherwise 0.
+    /// Propagates nothing: the accesses behind this one already took account of the same flags, as deferred ones.
     #[inline]
     pub(super) fn grant(&self, flags: usize) -> u32 {
         if flags == 0 {
             return 0;
         }
-        // Relaxed: the pusher has acquired the writes behind the flags, with the predecessor's word or as `adopt_deferred`
-        // says, and so has every thread that reached this access by the link or the tail; the pusher releases them with
-        // `wait` to the thread that runs the operation. A read-modify-write, so it continues the release sequences of
-        // other flags.
+        // Relaxed: the pusher has acquired the writes behind the flags, with the predecessor's word or as
+        // `adopt_deferred` says, and so has every thread that reached this access by the link or the tail; the pusher
+        // releases them with `wait` to the thread that runs the operation. A read-modify-write, so it continues the
+        // release sequences of other flags.
         let was = self.word.fetch_or(flags, Relaxed, unprotected()).tag();
         u32::from(!self.is_satisfied_by(was) && self.is_satisfied_by(was | flags))
     }
@@ -257,8 +257,8 @@ impl<T> Access<T> {
         usize::from(self.deferred.load(Relaxed))
     }
 
-    /// Turns the deferred flags into flags, on behalf of the operation's pusher; returns 1 if that satisfied the access,
-    /// otherwise 0.
+    /// Turns the deferred flags into flags, on behalf of the operation's pusher; returns 1 if that satisfied the
+    /// access, otherwise 0.
     #[inline]
     pub(super) fn adopt_deferred(&self) -> u32 {
         // Relaxed: the pusher acquired the deferred flags, and the writes behind them, when it found the access linked:
@@ -273,20 +273,21 @@ impl<T> Access<T> {
         self.last_share.store(true, Relaxed);
     }
 
-    /// Returns the access's share of the record, which must be retired when the access is spent and the tail is past it.
-    /// Returned by value, since the access may be reclaimed with it.
+    /// Returns the access's share of the record, which must be retired when the access is spent and the tail is past
+    /// it. Returned by value, since the access may be reclaimed with it.
     #[inline]
     pub(super) fn share(&self) -> Share<T> {
         // Relaxed: a thread that finds the access spent has acquired `DONE` (edge `complete`).
         Share { op: self.op_ptr(), last: self.last_share.load(Relaxed) }
     }
 
-    /// Returns whether an access of the same mode that is pushed now would wait for the same operations as this one: this
-    /// one is in its queue, and nothing but possibly `other` is known to be linked behind it. Neither access mutates, and
-    /// the caller keeps both records alive. If this access is satisfied, returns `satisfied_as_well` in place of `true`.
+    /// Returns whether an access of the same mode that is pushed now would wait for the same operations as this one:
+    /// this one is in its queue, and nothing but possibly `other` is known to be linked behind it. Neither access
+    /// mutates, and the caller keeps both records alive. If this access is satisfied, returns `satisfied_as_well` in
+    /// place of `true`.
     pub fn stands_for_the_next(&self, other: Option<&Self>, satisfied_as_well: bool) -> bool {
-        // Relaxed, like the next load: any access that the caller knows to be pushed behind this one was linked after the
-        // next one, which the caller therefore sees (edges `link`, `swing`). The pointer is not dereferenced.
+        // Relaxed, like the next load: any access that the caller knows to be pushed behind this one was linked after
+        // the next one, which the caller therefore sees (edges `link`, `swing`). The pointer is not dereferenced.
         let word = self.word.load(Relaxed, unprotected());
         let is_last = word.is_null()
             || other.is_some_and(|other| {
@@ -299,8 +300,8 @@ impl<T> Access<T> {
             && (removed(Step::JoinWhatIsIn) || self.op().is_some_and(Op::is_registered))
     }
 
-    /// Returns whether the access is the last of its variable and would leave nothing pending for the next one: no writer if
-    /// `for_reading`, no operation at all otherwise.
+    /// Returns whether the access is the last of its variable and would leave nothing pending for the next one: no
+    /// writer if `for_reading`, no operation at all otherwise.
     pub(super) fn leaves_idle(&self, for_reading: bool) -> bool {
         // Acquire (edge `complete`): the caller may use the variable's data as if it had pushed an operation on it.
         let word = self.word.load(Acquire, unprotected());
@@ -344,9 +345,9 @@ impl<T> Share<T> {
     }
 }
 
-// SAFETY: the pointers refer to records shared between threads by the tracker's rules; `T` itself is moved to and dropped
-// on other threads, hence `T: Send`.
+// SAFETY: the pointers refer to records shared between threads by the tracker's rules; `T` itself is moved to and
+// dropped on other threads, hence `T: Send`.
 unsafe impl<T: Send> Send for Access<T> {}
-// SAFETY: the pointers refer to records shared between threads by the tracker's rules, and every shared field is atomic or
-// never changes.
+// SAFETY: the pointers refer to records shared between threads by the tracker's rules, and every shared field is
+// atomic or never changes.
 unsafe impl<T: Send> Sync for Access<T> {}

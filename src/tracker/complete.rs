@@ -25,8 +25,8 @@ pub(super) enum Spent {
     NotYet,
 }
 
-/// Marks every access of `op` done and adds the operations that become ready to `ready`. Returns the shares that keep the
-/// record from then on: the owner's, and those of the accesses that this call has spent.
+/// Marks every access of `op` done and adds the operations that become ready to `ready`. Returns the shares that keep
+/// the record from then on: the owner's, and those of the accesses that this call has spent.
 ///
 /// Needs no guard: every access it touches is kept alive by a step that this thread has not taken yet.
 pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {
@@ -63,16 +63,16 @@ fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
 
 /// Marks `access` done and propagates what follows down its queue.
 ///
-/// Here and in `propagate`, an access that may be reclaimed during the call is passed as a pointer: a reference would have
-/// to stay valid until the call returns.
+/// Here and in `propagate`, an access that may be reclaimed during the call is passed as a pointer: a reference would
+/// have to stay valid until the call returns.
 #[inline]
 pub(super) fn complete_access<T>(access: NonNull<Access<T>>, ready: &mut ReadyList<T>) -> Spent {
     // SAFETY: the access is not spent before it is done.
     let access = unsafe { access.as_ref() };
     let word = add_flags(&access.word, DONE);
     if word.tag() & WRITE_OK == 0 || word.is_null() {
-        // Either earlier accesses are pending, and the completion that sets `WRITE_OK` continues from here; or nothing is
-        // linked behind this access, and the push that links something does.
+        // Either earlier accesses are pending, and the completion that sets `WRITE_OK` continues from here; or
+        // nothing is linked behind this access, and the push that links something does.
         return Spent::NotYet;
     }
     // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which this thread sets below.
@@ -83,14 +83,14 @@ pub(super) fn complete_access<T>(access: NonNull<Access<T>>, ready: &mut ReadyLi
     Spent::Yes
 }
 
-/// Adds flags to an access's word on behalf of a completion; returns the old word. If this thread then has no further step
-/// to take for the access, its record may be reclaimed during the call.
+/// Adds flags to an access's word on behalf of a completion; returns the old word. If this thread then has no further
+/// step to take for the access, its record may be reclaimed during the call.
 #[inline]
 fn add_flags<'g, T>(word: &Atomic<Access<T>>, flags: usize) -> Shared<'g, Access<T>> {
     let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
     pause::at(Point::CompleteBeforeFlags);
-    // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired; acquires the writes
-    // behind earlier flags, and the next access.
+    // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired; acquires the
+    // writes behind earlier flags, and the next access.
     let old = word.fetch_or(flags, order, epoch::unprotected());
     pause::at(Point::CompleteFlagged);
     old
@@ -153,7 +153,8 @@ fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     }
 }
 
-/// Makes sure that the tail is past `access`, whose word has the next access `next` and `tag`, so that it can be retired.
+/// Makes sure that the tail is past `access`, whose word has the next access `next` and `tag`, so that it can be
+/// retired.
 #[inline]
 fn advance_tail<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
     if removed(Step::TailPastRetired) {
@@ -166,8 +167,8 @@ fn advance_tail<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
     // As in `swing`: a reader that is linked behind `next` relies on its deferred flags.
     next.defer_flags(grantable_at_link(tag));
     pause::at(Point::CompleteBeforePass);
-    // Release (edge `swing`): hands over the access and its deferred flags. Failure means that the tail is past `access`:
-    // it was at `access` when `next` was linked, and this thread has acquired that link.
+    // Release (edge `swing`): hands over the access and its deferred flags. Failure means that the tail is past
+    // `access`: it was at `access` when `next` was linked, and this thread has acquired that link.
     let _ = access.queue().tail.compare_exchange(
         Shared::from(std::ptr::from_ref(access)),
         Shared::from(std::ptr::from_ref(next)),

@@ -9,9 +9,9 @@ use crate::{memory::epoch, sync::Ordering::Acquire};
 /// How many accesses behind one of `op`'s [`followers`] looks at. Picked; more readers are rarely known this early.
 pub(super) const MAX_FOLLOWERS: usize = 16;
 
-/// Calls `look` with the operations, and their accesses, that are known to wait for `op`, which has not been completed: in
-/// each queue the readers behind it and the next writer, or only that writer if `op` reads. Looks at a limited number of
-/// accesses, and only at those that are linked now.
+/// Calls `look` with the operations, and their accesses, that are known to wait for `op`, which has not been
+/// completed: in each queue the readers behind it and the next writer, or only that writer if `op` reads. Looks at a
+/// limited number of accesses, and only at those that are linked now.
 ///
 /// None of these operations can run before `op` is complete, so their tasks are as they were pushed.
 pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {

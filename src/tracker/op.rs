@@ -45,8 +45,8 @@ pub struct Op<T> {
     live: AtomicU32,
     /// The number of accesses if they are in the record, or [`BOXED`].
     inline: u8,
-    /// Where the task begins, in [steps](STEP) from the record's start. It follows from `inline`, but computing it each time
-    /// costs some 25 instructions more per run.
+    /// Where the task begins, in [steps](STEP) from the record's start. It follows from `inline`, but computing it
+    /// each time costs some 25 instructions more per run.
     task_at: u8,
     /// How urgent the operation is. Used by the scheduler only.
     pub band: u8,
@@ -55,7 +55,8 @@ pub struct Op<T> {
     /// The next operation in the list that contains this one: a [`ReadyList`], or a queue of the scheduler.
     pub link: AtomicPtr<Op<T>>,
     pub(super) stamp: Stamp,
-    /// Whether the operation has entered a lane of several workers. Of `std`, because it must order nothing in the models.
+    /// Whether the operation has entered a lane of several workers. Of `std`, because it must order nothing in the
+    /// models.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     entered: std::sync::atomic::AtomicBool,
     room: std::cell::UnsafeCell<MaybeUninit<Room<T>>>,
@@ -67,7 +68,8 @@ const BOXED: u8 = u8::MAX;
 /// The unit of [`Op::task_at`], in bytes. In models records are too large for a smaller unit.
 const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 1 };
 
-/// The space of a record behind its head. The accesses lie as declared here; the task begins where the last access ends.
+/// The space of a record behind its head. The accesses lie as declared here; the task begins where the last access
+/// ends.
 #[repr(C)]
 struct Room<T> {
     accesses: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
@@ -122,8 +124,8 @@ impl<T> Op<T> {
     #[inline]
     fn task_behind(places: usize) -> usize {
         const {
-            // If it were not inside the cell, a reference to the record would forbid the pool to use the bytes behind the
-            // accesses.
+            // If it were not inside the cell, a reference to the record would forbid the pool to use the bytes behind
+            // the accesses.
             assert!(offset_of!(Self, room) + size_of::<Room<T>>() == size_of::<Self>());
             assert!(align_of::<Place<T>>() <= align_of::<Access<T>>());
             assert!(
@@ -135,8 +137,8 @@ impl<T> Op<T> {
         offset_of!(Self, room) + places * size_of::<Access<T>>()
     }
 
-    /// Returns the link of an operation that the caller knows by its address only. In models, asserts that the record is not
-    /// reclaimed.
+    /// Returns the link of an operation that the caller knows by its address only. In models, asserts that the record
+    /// is not reclaimed.
     ///
     /// # Safety
     /// 1. The record is not reclaimed while the result is used.
@@ -146,8 +148,8 @@ impl<T> Op<T> {
         &unsafe { alive(op) }.link
     }
 
-    /// Returns a pointer to the task, which is dropped when the last share has ended. The caller decides which threads may
-    /// use it.
+    /// Returns a pointer to the task, which is dropped when the last share has ended. The caller decides which
+    /// threads may use it.
     #[inline]
     pub fn task_ptr(&self) -> *mut T {
         self.place().with_mut(|task| task.cast())
@@ -184,8 +186,8 @@ impl<T> Op<T> {
         (self.inline == 1).then(|| unsafe { &*Self::first_place(self) })
     }
 
-    /// Calls `look` with each access. Equivalent to a loop over [`accesses`](Self::accesses), but without a loop for the most
-    /// frequent case, an operation with one access.
+    /// Calls `look` with each access. Equivalent to a loop over [`accesses`](Self::accesses), but without a loop for
+    /// the most frequent case, an operation with one access.
     #[inline(always)]
     pub fn each_access(&self, mut look: impl FnMut(&Access<T>)) {
         match self.sole_access() {
@@ -227,8 +229,8 @@ impl<T> Op<T> {
         // Relaxed: only the expected value of the CAS.
         let mut seen = self.registered.load(Relaxed);
         while seen & !REJECTED == index {
-            // Release (edge `register`): the tail is past the predecessor. A read-modify-write, so it continues the release
-            // sequences of other helpers.
+            // Release (edge `register`): the tail is past the predecessor. A read-modify-write, so it continues the
+            // release sequences of other helpers.
             match self.registered.compare_exchange_weak(seen, seen + 1, Release, Relaxed) {
                 Ok(_) => return,
                 Err(now) => seen = now,
@@ -248,9 +250,9 @@ impl<T> Op<T> {
             if seen & REJECTED != 0 {
                 return Rejection::Rejected;
             }
-            // Relaxed: it hands over only itself, which a thread that finds the access linked has acquired with the link,
-            // the tail or the count (edges `link`, `swing`, `register`). A read-modify-write, so it continues the release
-            // sequences of helpers that counted.
+            // Relaxed: it hands over only itself, which a thread that finds the access linked has acquired with the
+            // link, the tail or the count (edges `link`, `swing`, `register`). A read-modify-write, so it continues
+            // the release sequences of helpers that counted.
             match self.registered.compare_exchange_weak(seen, seen | REJECTED, Relaxed, Relaxed) {
                 Ok(_) => return Rejection::Rejected,
                 Err(now) => seen = now,
@@ -258,16 +260,16 @@ impl<T> Op<T> {
         }
     }
 
-    /// Records, on behalf of the pusher, that all `count` accesses are in their queues. Returns whether the operation was
-    /// rejected in the meantime.
+    /// Records, on behalf of the pusher, that all `count` accesses are in their queues. Returns whether the operation
+    /// was rejected in the meantime.
     #[inline]
     pub(super) fn end_registration(&self, count: u32) -> bool {
-        // Relaxed: what was released with it was done by this thread, or was acquired when an access turned out to be linked.
-        // A thread that sets `REJECTED` from now on links nothing: the access was in before.
+        // Relaxed: what was released with it was done by this thread, or was acquired when an access turned out to be
+        // linked. A thread that sets `REJECTED` from now on links nothing: the access was in before.
         let rejected = self.registered.load(Relaxed) & REJECTED;
         if count == 1 {
-            // Release (edge `register`): the tail is past the predecessor. A store suffices: no other thread counts the only
-            // access.
+            // Release (edge `register`): the tail is past the predecessor. A store suffices: no other thread counts
+            // the only access.
             self.registered.store(1 | rejected, Release);
         } else {
             // Release (edge `register`): the tails are past the predecessors. A read-modify-write, so it continues the
@@ -280,16 +282,17 @@ impl<T> Op<T> {
     /// Returns whether a variable of the operation was already deleted when it was pushed. Final once the push is over.
     #[inline]
     pub fn is_rejected(&self) -> bool {
-        // Relaxed: it was decided before the pusher linked the only access, or before its last decrement, which the caller
-        // has acquired (edges `link`, `ready`).
+        // Relaxed: it was decided before the pusher linked the only access, or before its last decrement, which the
+        // caller has acquired (edges `link`, `ready`).
         self.registered.load(Relaxed) & REJECTED != 0
     }
 }
 
 /// Ownership of an operation: its pusher's until the push is over, then that of the thread that finds it ready.
 ///
-/// There is at most one for each operation. It is consumed by a [push](super::push) that finds the operation not ready, and
-/// by [`complete`](super::complete) or [`end`](super::end). The rest of a record's life is counted in [`Hold`]s.
+/// There is at most one for each operation. It is consumed by a [push](super::push) that finds the operation not
+/// ready, and by [`complete`](super::complete) or [`end`](super::end). The rest of a record's life is counted in
+/// [`Hold`]s.
 #[must_use = "no other thread runs the operation"]
 pub struct OpRef<T>(NonNull<Op<T>>);
 
@@ -353,8 +356,8 @@ impl<T> Drop for Hold<T> {
 /// Returns a reference to a record that is in use. In models, asserts that it has not been reclaimed.
 ///
 /// # Safety
-/// 1. The record is not reclaimed while the result is used: the caller owns the operation or has a share of its record, or
-///    has been pinned since the record could be found.
+/// 1. The record is not reclaimed while the result is used: the caller owns the operation or has a share of its
+///    record, or has been pinned since the record could be found.
 #[inline(always)]
 unsafe fn alive<'a, T>(op: NonNull<Op<T>>) -> &'a Op<T> {
     // SAFETY: by (1) it is not reclaimed.
@@ -371,7 +374,8 @@ unsafe fn alive<'a, T>(op: NonNull<Op<T>>) -> &'a Op<T> {
 pub(super) unsafe fn end_shares<T>(record: NonNull<Op<T>>, shares: u32) {
     // SAFETY: by (1), the shares keep the record alive up to here.
     let op = unsafe { alive(record) };
-    // Acquire (edge `retire`): joins the threads that have ended their shares. No share can be added beside the last ones.
+    // Acquire (edge `retire`): joins the threads that have ended their shares. No share can be added beside the last
+    // ones.
     let last = op.live.load(Acquire) == shares || {
         // Release (edge `retire`): this thread's uses of the record come before its end.
         op.live.fetch_sub(shares, Release) == shares && {
@@ -414,18 +418,18 @@ impl<T> OpRef<T> {
     ) -> Self {
         // SAFETY: the place has room for a task.
         let init = |place: *mut T| unsafe { place.write(task) };
-        // SAFETY: (1) is the same there; (2) `init` initialises the task; (3) is the iterator's own contract, which the models
-        // keep.
+        // SAFETY: (1) is the same there; (2) `init` initialises the task; (3) is the iterator's own contract, which
+        // the models keep.
         unsafe { Self::new_with(init, band, passes_closed, accesses) }
     }
 
-    /// Creates the record of an operation with `accesses`, which must be sorted by id, without duplicates, and the task in
-    /// it. It has one holder.
+    /// Creates the record of an operation with `accesses`, which must be sorted by id, without duplicates, and the
+    /// task in it. It has one holder.
     ///
     /// # Safety
     /// 1. The variables stay valid until [`push`](super::push) has returned.
-    /// 2. `init`, or the caller before any other thread knows the operation, initialises the task at the place that `init` is
-    ///    called with. Neither panics.
+    /// 2. `init`, or the caller before any other thread knows the operation, initialises the task at the place that
+    ///    `init` is called with. Neither panics.
     /// 3. `accesses` yields as many items as its length says.
     #[inline(always)]
     pub unsafe fn new_with(
@@ -522,8 +526,8 @@ impl<T> OpRef<T> {
     /// Takes ownership of the operation at `op`.
     ///
     /// # Safety
-    /// 1. `op` came from [`into_ptr`](Self::into_ptr), and the caller has taken over the ownership that went with it; or the
-    ///    caller has become the owner by the tracker's rules.
+    /// 1. `op` came from [`into_ptr`](Self::into_ptr), and the caller has taken over the ownership that went with it;
+    ///    or the caller has become the owner by the tracker's rules.
     pub unsafe fn from_ptr(op: NonNull<Op<T>>) -> Self {
         Self(op)
     }
@@ -536,8 +540,8 @@ impl<T> OpRef<T> {
         Hold { op: self.0, shares: 1 }
     }
 
-    /// Returns the owner's share of the record when the operation is complete, and those of the `spent` accesses that the
-    /// caller must retire.
+    /// Returns the owner's share of the record when the operation is complete, and those of the `spent` accesses that
+    /// the caller must retire.
     #[inline]
     pub(super) fn completed(self, spent: u32) -> Hold<T> {
         Hold { op: self.0, shares: 1 + spent }
@@ -559,14 +563,14 @@ impl<T> OpRef<T> {
     }
 
     /// Drops the task and leaves the record to its only access, unless there are more accesses, or holders beside the
-    /// caller. Returns the access, which the caller must [complete](super::complete::complete_access) next, and the record,
-    /// which it must [retire](retire_record) if the access is spent by that.
+    /// caller. Returns the access, which the caller must [complete](super::complete::complete_access) next, and the
+    /// record, which it must [retire](retire_record) if the access is spent by that.
     #[inline]
     pub(super) fn leave_to_access<'a>(self) -> Result<(&'a Access<T>, NonNull<Op<T>>), Self> {
         // SAFETY: the record is in use until the access is spent, and it cannot be spent before it is done.
         let op = unsafe { alive(self.0) };
-        // Acquire (edge `retire`): joins the holders that have ended their shares. No share can be added beside the last
-        // ones.
+        // Acquire (edge `retire`): joins the holders that have ended their shares. No share can be added beside the
+        // last ones.
         let Some(access) = op.sole_access().filter(|_| op.live.load(Acquire) == 2) else {
             return Err(self);
         };

@@ -32,7 +32,8 @@ pub fn push<T>(op: OpRef<T>) -> Pushed<T> {
     finish_push(op, 0, 0, &guard)
 }
 
-/// Pushes `op`. The calling thread has already inserted its first `inserted` accesses, of which `satisfied` are satisfied.
+/// Pushes `op`. The calling thread has already inserted its first `inserted` accesses, of which `satisfied` are
+/// satisfied.
 #[inline]
 pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, guard: &Guard) -> Pushed<T> {
     let own: &Op<T> = &op;
@@ -44,8 +45,8 @@ pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, 
         pause::at(Point::PushBeforeRegistered);
         rejected = own.end_registration(1);
         pause::at(Point::PushBeforeDecrement);
-        // Otherwise nothing is left to do: the completion that satisfies the linked access makes the operation ready, and
-        // the operation may have run by now.
+        // Otherwise nothing is left to do: the completion that satisfies the linked access makes the operation ready,
+        // and the operation may have run by now.
         ready = satisfied == 1;
     } else {
         let accesses = own.accesses();
@@ -151,8 +152,8 @@ impl<T> Stalled<T> {
         Self { op, inserted: accesses, satisfied, tail: std::ptr::null(), guard }
     }
 
-    /// Inserts all accesses of `op`, undisturbed. The last one is inserted by `by`, which stops before it moves the tail.
-    /// Another operation must be pending on that variable. Also returns the tail as it still is.
+    /// Inserts all accesses of `op`, undisturbed. The last one is inserted by `by`, which stops before it moves the
+    /// tail. Another operation must be pending on that variable. Also returns the tail as it still is.
     fn before_last_swing(op: OpRef<T>, by: Inserter) -> (Self, *const Access<T>) {
         let mut stalled = Self::after(op.accesses().len() - 1, op);
         let last = stalled.op.accesses().last().expect("the operation has an access");
@@ -173,8 +174,8 @@ impl<T> Stalled<T> {
         Self { inserted: stalled.inserted + 1, tail, ..stalled }
     }
 
-    /// Inserts all accesses of `op` but the last one, undisturbed. A helper inserts the last one and stops before it moves
-    /// the tail. Another operation must be pending on that variable.
+    /// Inserts all accesses of `op` but the last one, undisturbed. A helper inserts the last one and stops before it
+    /// moves the tail. Another operation must be pending on that variable.
     pub fn beside_a_helper(op: OpRef<T>) -> Self {
         Self::before_last_swing(op, Inserter::Helper).0
     }
@@ -190,8 +191,8 @@ impl<T> Stalled<T> {
     }
 }
 
-/// Inserts the remaining accesses of another thread's operation, or those of an operation in its way. Returns early if a
-/// helped operation becomes registered; the caller then retries its own insertion.
+/// Inserts the remaining accesses of another thread's operation, or those of an operation in its way. Returns early
+/// if a helped operation becomes registered; the caller then retries its own insertion.
 #[cold]
 pub(super) fn help<'g, T>(mut target: &'g Op<T>, guard: &'g Guard) {
     while let Some(access) = target.next_unregistered() {
@@ -218,7 +219,8 @@ pub(super) fn insert<'g, T>(
     loop {
         // Acquire (edge `swing`): the access at the tail and its deferred flags.
         let tail_word = queue.tail.load(Acquire, guard);
-        // SAFETY: the tail is never null, and what it held while this thread is pinned is not reclaimed (edge `retire`).
+        // SAFETY: the tail is never null, and what it held while this thread is pinned is not reclaimed (edge
+        // `retire`).
         let tail = unsafe { tail_word.deref() };
         if !sole && std::ptr::eq(tail, access) {
             if !own {

@@ -46,9 +46,9 @@ impl<T> VarQueue<T> {
         Self::with_owner(id, 0)
     }
 
-    /// Creates a queue that must be [initialised](Self::init) at its final place. Ids must be distinct among the variables
-    /// that operations use together. `owner` identifies the variable's creator; it is kept here because a push reads this
-    /// cache line anyway.
+    /// Creates a queue that must be [initialised](Self::init) at its final place. Ids must be distinct among the
+    /// variables that operations use together. `owner` identifies the variable's creator; it is kept here because a
+    /// push reads this cache line anyway.
     pub fn with_owner(id: u64, owner: usize) -> Self {
         let first = UnsafeCell::new(MaybeUninit::uninit());
         Self { tail: Atomic::null(), closed: AtomicBool::new(false), id, owner, stamp: Stamp::new(), first }
@@ -100,8 +100,8 @@ impl<T> VarQueue<T> {
         hint::prefetch_write(self.tail.load(Relaxed, epoch::unprotected()).as_raw());
     }
 
-    /// Returns whether nothing is pending on the variable: no mutation if `for_reading`, no operation at all otherwise. If
-    /// so, what those that have ended did to the variable is visible to the caller.
+    /// Returns whether nothing is pending on the variable: no mutation if `for_reading`, no operation at all
+    /// otherwise. If so, what those that have ended did to the variable is visible to the caller.
     pub fn is_idle(&self, for_reading: bool) -> bool {
         let guard = epoch::pin();
         self.stamp.check();
@@ -125,8 +125,8 @@ impl<T> VarQueue<T> {
         // Not a reference parameter, which would have to stay valid until the call returns.
         // SAFETY: by (2) it is valid until `free` runs, which cannot happen while this thread is pinned.
         let queue = unsafe { this.as_ref() };
-        // Relaxed: by (1) the tail was moved to the last access before this call, and the caller has already acquired that
-        // access.
+        // Relaxed: by (1) the tail was moved to the last access before this call, and the caller has already acquired
+        // that access.
         let tail = queue.tail.load(Relaxed, &guard);
         // SAFETY: by (1) and (2) the access has not been retired.
         let last = unsafe { tail.deref() };
@@ -139,7 +139,8 @@ impl<T> VarQueue<T> {
     }
 }
 
-// SAFETY: the queue refers to records that are shared between threads by the tracker's rules, and whose tasks are `Send`.
+// SAFETY: the queue refers to records that are shared between threads by the tracker's rules, and whose tasks are
+// `Send`.
 unsafe impl<T: Send> Send for VarQueue<T> {}
 // SAFETY: the shared fields are atomic, and the cell is written once, before the queue is shared.
 unsafe impl<T: Send> Sync for VarQueue<T> {}

@@ -47,8 +47,8 @@ impl Var {
         self.queue().tail.load(Relaxed, epoch::unprotected()).as_raw()
     }
 
-    /// Links `access` as the variable's next one and stops there, as a thread may: the tail stays behind, and no flags are
-    /// deferred.
+    /// Links `access` as the variable's next one and stops there, as a thread may: the tail stays behind, and no
+    /// flags are deferred.
     fn link(&self, access: &Access<Task>) {
         let guard = epoch::pin();
         // SAFETY: the tail is never null, and no other thread can retire it.
