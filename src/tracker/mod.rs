@@ -1,8 +1,8 @@
 //! The dependency tracker: decides which operation may run, without locks, threads or a scheduler.
 //!
 //! Each variable is a queue of *accesses* in push order; each operation owns one access per variable that it uses,
-//! sorted by the variables' ids. [`push`] appends an operation's accesses to all its queues as one atomic step;
-//! [`complete`] marks them done and returns the operations that became ready. The caller runs what is ready.
+//! sorted by the variables' ids. [`push()`] appends an operation's accesses to all its queues as one atomic step;
+//! [`complete()`] marks them done and returns the operations that became ready. The caller runs what is ready.
 //!
 //! # States
 //!
@@ -13,7 +13,7 @@
 //! |---|---|---|
 //! | `READ_OK` | every earlier writer of the variable is done | the completion that made it so, or the operation's own pusher |
 //! | `WRITE_OK` | every earlier access of the variable is done | the same |
-//! | `DONE` | the access's own operation is done | [`complete`] |
+//! | `DONE` | the access's own operation is done | [`complete()`] |
 //! | next ≠ null | a later access is linked behind this one | one of the threads that insert that access |
 //! | `LINKED_…` | set with the next access: the flags that were grantable to it at that moment | the same |
 //!

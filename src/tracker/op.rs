@@ -290,8 +290,8 @@ impl<T> Op<T> {
 
 /// Ownership of an operation: its pusher's until the push is over, then that of the thread that finds it ready.
 ///
-/// There is at most one for each operation. It is consumed by a [push](super::push) that finds the operation not
-/// ready, and by [`complete`](super::complete) or [`end`](super::end). The rest of a record's life is counted in
+/// There is at most one for each operation. It is consumed by a [push](super::push()) that finds the operation not
+/// ready, and by [`complete`](super::complete()) or [`end`](super::end). The rest of a record's life is counted in
 /// [`Hold`]s.
 #[must_use = "no other thread runs the operation"]
 pub struct OpRef<T>(NonNull<Op<T>>);
@@ -408,7 +408,7 @@ impl<T> OpRef<T> {
     /// Creates an operation from a task that exists already; see [`new_with`](Self::new_with).
     ///
     /// # Safety
-    /// 1. The variables stay valid until [`push`](super::push) has returned.
+    /// 1. The variables stay valid until [`push`](super::push()) has returned.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub unsafe fn new(
         task: T,
@@ -427,7 +427,7 @@ impl<T> OpRef<T> {
     /// task in it. It has one holder.
     ///
     /// # Safety
-    /// 1. The variables stay valid until [`push`](super::push) has returned.
+    /// 1. The variables stay valid until [`push`](super::push()) has returned.
     /// 2. `init`, or the caller before any other thread knows the operation, initialises the task at the place that
     ///    `init` is called with. Neither panics.
     /// 3. `accesses` yields as many items as its length says.

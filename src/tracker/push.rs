@@ -18,7 +18,7 @@ use crate::{
 #[derive(Debug)]
 #[must_use]
 pub struct Pushed<T> {
-    /// The operation, if it is ready. Otherwise a later [`complete`](super::complete) returns it.
+    /// The operation, if it is ready. Otherwise a later [`complete`](super::complete()) returns it.
     pub ready: Option<OpRef<T>>,
     /// Whether a variable was already deleted, so that the operation must do nothing when it runs.
     pub rejected: bool,
