@@ -315,11 +315,11 @@ enum Fate {
 /// In how many queues the operation of a thread is that passes `point` for the `nth` time, if nobody helps it.
 fn linked(point: Point, nth: usize) -> usize {
     use Point::{
-        PushBeforeLink, PushBeforeRetire, PushBeforeSwing, PushLinked, PushPinned, PushReadRegistered, PushReadTail,
-        PushReadWord, TallyBeforeEnter, TallyEntered,
+        PendingBeforeEnter, PendingEntered, PushBeforeLink, PushBeforeRetire, PushBeforeSwing, PushLinked, PushPinned,
+        PushReadRegistered, PushReadTail, PushReadWord,
     };
     match point {
-        TallyBeforeEnter | TallyEntered | PushPinned => 0,
+        PendingBeforeEnter | PendingEntered | PushPinned => 0,
         PushReadTail | PushReadWord | PushReadRegistered | PushBeforeLink => nth - 1,
         PushLinked | PushBeforeSwing | PushBeforeRetire => nth,
         _ => VARIABLES,
@@ -631,7 +631,7 @@ fn assert_times_out(engine: &Engine) {
 /// An operation that is only counted is nowhere else: it delays nobody but who waits for all.
 #[test]
 fn a_thread_that_stands_still_while_it_is_counted_in_delays_only_waits_for_all() {
-    for point in [Point::TallyBeforeEnter, Point::TallyEntered] {
+    for point in [Point::PendingBeforeEnter, Point::PendingEntered] {
         for seed in 0..SEEDS {
             watched(move || one_push_stands(point, 1, Earlier::Idle, Fate::Held, seed));
         }
@@ -640,7 +640,7 @@ fn a_thread_that_stands_still_while_it_is_counted_in_delays_only_waits_for_all()
             let standing = Standing::push(&world, STANDING, writes(0), point, 1);
             assert!(standing.stands(), "the point was not reached");
             run_apart(&world, BESIDE);
-            if point == Point::TallyBeforeEnter {
+            if point == Point::PendingBeforeEnter {
                 world.engine.wait_for_all_timeout(PATIENCE).expect("nothing is pending");
             } else {
                 assert_times_out(&world.engine);
@@ -679,11 +679,11 @@ fn arm_on_worker(world: &Arc<World>, point: Point, with_handle: bool) -> (Stop, 
 #[test]
 fn a_worker_that_stands_still_while_it_counts_out_delays_only_waits_for_all() {
     for (point, closes_first, delays) in [
-        (Point::TallyBeforeLeave, false, true),
-        (Point::TallyBeforeLeave, true, true),
+        (Point::PendingBeforeLeave, false, true),
+        (Point::PendingBeforeLeave, true, true),
         // Nobody waits yet, and the word says that the operation has left.
-        (Point::TallyLeft, false, false),
-        (Point::TallyLeft, true, true),
+        (Point::PendingLeft, false, false),
+        (Point::PendingLeft, true, true),
     ] {
         watched(move || {
             println!("{point:?}, a wait begins first: {closes_first}");
@@ -871,7 +871,7 @@ fn every_point_belongs_to_a_test() {
         Point::HELP,
         Point::COMPLETE,
         Point::INJECT,
-        Point::TALLY,
+        Point::PENDING,
         Point::SLEEP,
         Point::WAKE,
         Point::STEAL,
@@ -879,5 +879,8 @@ fn every_point_belongs_to_a_test() {
     let listed: HashSet<_> = lists.into_iter().flatten().collect();
     assert_eq!(listed.len(), Point::ALL.len());
     // The one list that is not gone through as a whole.
-    assert_eq!(Point::TALLY, [Point::TallyBeforeEnter, Point::TallyEntered, Point::TallyBeforeLeave, Point::TallyLeft]);
+    assert_eq!(
+        Point::PENDING,
+        [Point::PendingBeforeEnter, Point::PendingEntered, Point::PendingBeforeLeave, Point::PendingLeft]
+    );
 }

@@ -85,11 +85,11 @@ fn a_wait_for_all_is_not_prolonged_by_what_enters_later() {
             let ticket = other.pending.enter();
             leave(&other.pending, ticket);
         });
-        let mut mark = shared.pending.begin();
+        let mut wait = shared.pending.begin();
         let after = shared.pending.enter();
         thread.join().unwrap();
         racing.join().unwrap();
-        assert!(shared.pending.poll(&mut mark, &waker), "the wait holds for what entered after it");
+        assert!(shared.pending.poll(&mut wait, &waker).is_ready(), "the wait holds for what entered after it");
         leave(&shared.pending, after);
         assert_eq!(shared.pending.wait(None), Waited::Idle, "something is still counted");
     });
@@ -115,16 +115,16 @@ fn a_wait_for_all_is_not_prolonged_however_many_generations_drain() {
         let mut three = shared.pending.begin();
         let after = shared.pending.enter();
         leave(&shared.pending, third);
-        for mark in [&mut one, &mut two, &mut three] {
-            assert!(!shared.pending.poll(mark, waker), "what entered before it is pending");
+        for wait in [&mut one, &mut two, &mut three] {
+            assert!(shared.pending.poll(wait, waker).is_pending(), "what entered before it is pending");
         }
         leave(&shared.pending, second);
-        assert!(!shared.pending.poll(&mut two, waker), "what entered before it is pending");
+        assert!(shared.pending.poll(&mut two, waker).is_pending(), "what entered before it is pending");
         leave(&shared.pending, first);
-        assert!(shared.pending.poll(&mut one, waker), "the wait holds for what entered after it");
+        assert!(shared.pending.poll(&mut one, waker).is_ready(), "the wait holds for what entered after it");
         racing.join().unwrap();
-        for mark in [&mut two, &mut three] {
-            assert!(shared.pending.poll(mark, waker), "the wait holds for what entered after it");
+        for wait in [&mut two, &mut three] {
+            assert!(shared.pending.poll(wait, waker).is_ready(), "the wait holds for what entered after it");
         }
         leave(&shared.pending, after);
         assert_eq!(shared.pending.wait(None), Waited::Idle, "something is still counted");
@@ -139,12 +139,12 @@ fn a_wait_is_polled() {
     let thread = thread::spawn(move || leave(&other.pending, ticket));
     let count = Arc::new(Count::default());
     let waker = Waker::from(Arc::clone(&count));
-    let mut mark = shared.pending.begin();
-    let over = shared.pending.poll(&mut mark, &waker);
+    let mut wait = shared.pending.begin();
+    let polled = shared.pending.poll(&mut wait, &waker);
     thread.join().unwrap();
-    if !over {
+    if polled.is_pending() {
         assert_eq!(count.get(), 1, "the future was not woken");
-        assert!(shared.pending.poll(&mut mark, &waker), "it was woken too soon");
+        assert!(shared.pending.poll(&mut wait, &waker).is_ready(), "it was woken too soon");
     }
 }
 
@@ -168,9 +168,9 @@ fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
         });
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
-        let mut mark = shared.pending.begin();
-        let _ = shared.pending.poll(&mut mark, &waker);
-        shared.pending.end(&mut mark);
+        let mut wait = shared.pending.begin();
+        let _ = shared.pending.poll(&mut wait, &waker);
+        shared.pending.end(&mut wait);
         dropped.store(true, Relaxed);
         if thread.join().unwrap() {
             assert_eq!(count.get(), 0, "a future was woken that was dropped before");
@@ -228,13 +228,13 @@ fn a_count_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
 fn nothing_pending_means_that_what_operations_pushed_is_over_too() {
     model(2, Flavour::Contract, || {
         let (shared, over) = (shared(), Arc::new(AtomicBool::new(false)));
-        let (first, other, mark) = (shared.pending.enter(), Arc::clone(&shared), Arc::clone(&over));
+        let (first, other, is_over) = (shared.pending.enter(), Arc::clone(&shared), Arc::clone(&over));
         let thread = thread::spawn(move || {
             let second = other.pending.enter();
             leave(&other.pending, first);
             let third = other.pending.enter();
             leave(&other.pending, second);
-            mark.store(true, Relaxed);
+            is_over.store(true, Relaxed);
             leave(&other.pending, third);
         });
         while shared.pending.wait(None) == Waited::Over {}
@@ -250,8 +250,8 @@ fn a_push_races_with_shutdown() {
         let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
         let token = engine.token();
         let ran = Arc::new(AtomicBool::new(false));
-        let (other, other_token, mark) = (engine.clone(), token.clone(), Arc::clone(&ran));
-        let thread = thread::spawn(move || other.push_sync(move |_| mark.store(true, Relaxed), [], [&other_token]));
+        let (other, other_token, runs) = (engine.clone(), token.clone(), Arc::clone(&ran));
+        let thread = thread::spawn(move || other.push_sync(move |_| runs.store(true, Relaxed), [], [&other_token]));
         engine.shutdown(Shutdown::Drain, None).unwrap();
         let ran = ran.load(Relaxed);
         match thread.join().unwrap() {

@@ -200,16 +200,16 @@ fn a_lane_with_three_workers() {
         .map(|worker| {
             let (lane, left) = (Arc::clone(&lane), Arc::clone(&left));
             thread::spawn(move || {
-                worker.lane().sleep().carry(worker.index());
+                worker.lane().sleep().set_thread(worker.index());
                 let mut taken = Vec::new();
                 while let Some(number) = take(&worker) {
                     taken.push(number);
                     // Every third makes another one ready, which goes to the slot or where others steal it.
                     if number % 3 == 0 {
                         if below(2) == 0 {
-                            worker.keep(op(number + 1));
+                            worker.push_next(op(number + 1));
                         } else {
-                            worker.put(op(number + 1));
+                            worker.push_local(op(number + 1));
                         }
                     }
                     if left.fetch_sub(1, Relaxed) == 1 {
@@ -249,7 +249,7 @@ fn workers_that_take_one_operation_each() {
         .into_iter()
         .map(|worker| {
             thread::spawn(move || {
-                worker.lane().sleep().carry(worker.index());
+                worker.lane().sleep().set_thread(worker.index());
                 // The worker may have others in its deque, for the others to steal.
                 (take(&worker).unwrap(), worker)
             })
@@ -815,13 +815,13 @@ twins! {
     without_the_epoch, without_the_epoch_a_record_is_used_after_its_end:
         pushes_over_several_variables, without ReclaimAfterEpoch, "use after reclamation";
     without_the_second_look, without_the_second_look_a_wake_up_is_lost:
-        a_lane_with_three_workers, without LookAgainBeforePark, "deadlock";
+        a_lane_with_three_workers, without SearchAgainBeforePark, "deadlock";
     without_the_notification, without_the_notification_a_wait_never_ends:
         waits_for_all, without LeaveNotifies, "deadlock";
     without_completion_by_drop, without_completion_by_drop_an_engine_never_ends:
         || an_engine(EngineKind::Pooled), without DropCompletes, "deadlock";
     without_the_second_look_in_an_engine, without_the_second_look_a_cancelled_engine_hangs:
-        || a_cancelled_engine(1), without LookAgainBeforePark, "deadlock";
+        || a_cancelled_engine(1), without SearchAgainBeforePark, "deadlock";
     when_a_handle_is_told_first, when_a_handle_is_told_first_its_waker_waits_for_ever:
         || a_waker_that_waits_for_a_successor(1, Tells::Handle), without PlaceBeforeTelling, "deadlock";
     when_all_are_told_first, when_all_are_told_first_a_waker_waits_for_ever:

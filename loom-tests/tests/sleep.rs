@@ -13,7 +13,7 @@ use loom::{
     thread,
 };
 use raddle::IdlePolicy;
-use raddle::internals::{DEFAULT_BAND, Flavour, Lane, LaneOptions, OpRef, Sleep, Step, Worker};
+use raddle::internals::{DEFAULT_BAND, Flavour, Lane, LaneOptions, OpRef, ParkKind, SearchState, Sleep, Step, Worker};
 use raddle_loom_tests::{end_alone, model, must_fail, without};
 
 type Number = usize;
@@ -25,9 +25,9 @@ fn lane(workers: usize) -> Made {
 }
 
 /// Of workers that nap once before they sleep.
-fn crowded_lane(workers: usize) -> Made {
+fn contended_lane(workers: usize) -> Made {
     let made = lane(workers);
-    (0..workers).for_each(|worker| made.0.sleep().crowd(worker));
+    (0..workers).for_each(|worker| made.0.sleep().set_contended(worker));
     made
 }
 
@@ -48,7 +48,7 @@ fn take(worker: &Worker<Number>) -> Option<Number> {
 fn carried<R: 'static>(workers: Vec<Worker<Number>>, f: fn(Worker<Number>) -> R) -> Vec<thread::JoinHandle<R>> {
     let carry = |worker: Worker<Number>| {
         thread::spawn(move || {
-            worker.lane().sleep().carry(worker.index());
+            worker.lane().sleep().set_thread(worker.index());
             f(worker)
         })
     };
@@ -77,7 +77,7 @@ fn one_worker_of(lane: fn(usize) -> Made, bands: &'static [u8]) -> impl Fn() + S
         let (lane, mut workers) = lane(1);
         let worker = workers.pop().unwrap();
         let thread = thread::spawn(move || {
-            worker.lane().sleep().carry(0);
+            worker.lane().sleep().set_thread(0);
             let mut taken: Vec<_> = bands.iter().map(|_| take(&worker).unwrap()).collect();
             taken.sort_unstable();
             assert_eq!(taken, (0..bands.len()).collect::<Vec<_>>());
@@ -101,7 +101,7 @@ fn a_push_with_a_priority_and_a_worker_that_falls_asleep_cannot_miss_each_other(
 
 #[test]
 fn a_push_and_a_worker_that_naps_and_falls_asleep_cannot_miss_each_other() {
-    model(3, Flavour::Contract, one_worker_of(crowded_lane, &[DEFAULT_BAND]));
+    model(3, Flavour::Contract, one_worker_of(contended_lane, &[DEFAULT_BAND]));
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn two_pushes_reach_two_workers_that_take_one_operation_each() {
 /// One of them may be left alone because it naps, and then sleep.
 #[test]
 fn two_pushes_reach_two_workers_that_nap_and_take_one_operation_each() {
-    model(2, Flavour::Contract, two_workers(crowded_lane));
+    model(2, Flavour::Contract, two_workers(contended_lane));
 }
 
 fn two_workers(lane: fn(usize) -> Made) -> impl Fn() + Send + Sync + 'static {
@@ -168,8 +168,8 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
         };
         // The sleeper starts the others when it is announced.
         let sleeper = thread::spawn(move || {
-            lane.sleep().carry(1);
-            (0..2).for_each(|worker| lane.sleep().announce(worker, false, false));
+            lane.sleep().set_thread(1);
+            (0..2).for_each(|worker| lane.sleep().announce(worker, SearchState::Inactive, ParkKind::Untimed));
             lane.sleep().start_search();
             let (its_lane, its_work) = (Arc::clone(&lane), Arc::clone(&work));
             let sleeper = thread::spawn(move || {
@@ -216,9 +216,9 @@ fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
         let options = LaneOptions { name: "model", workers: 1, idle: IdlePolicy::Park };
         let (lane, mut workers) = Lane::new(options);
         let worker = workers.pop().unwrap();
-        lane.sleep().carry(0);
+        lane.sleep().set_thread(0);
         let thread = thread::spawn(move || {
-            worker.lane().sleep().carry(0);
+            worker.lane().sleep().set_thread(0);
             assert_eq!(take(&worker), Some(0));
         });
         lane.inject(op(0, DEFAULT_BAND));
@@ -231,9 +231,9 @@ fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
 #[test]
 fn who_wakes_a_worker_finds_a_thread_that_is_whole_and_not_gone() {
     model(3, Flavour::Contract, || {
-        let sleep = Arc::new(Sleep::new(1, false));
+        let sleep = Arc::new(Sleep::new(1, IdlePolicy::Park));
         let its_sleep = Arc::clone(&sleep);
-        let carriers = thread::spawn(move || (0..2).for_each(|_| its_sleep.carry(0)));
+        let carriers = thread::spawn(move || (0..2).for_each(|_| its_sleep.set_thread(0)));
         let notifier = thread::spawn(move || sleep.wake_all());
         carriers.join().unwrap();
         notifier.join().unwrap();
@@ -246,7 +246,7 @@ fn who_wakes_a_worker_finds_a_thread_that_is_whole_and_not_gone() {
 fn what_a_thief_leaves_in_its_deque_reaches_a_worker_that_has_looked_in_vain() {
     model(1, Flavour::Contract, || {
         let (_, workers) = lane(3);
-        (0..3).for_each(|number| workers[0].put(op(number, DEFAULT_BAND)));
+        (0..3).for_each(|number| workers[0].push_local(op(number, DEFAULT_BAND)));
         assert_taken_once(carried(workers, take_one), 3);
     });
 }
@@ -258,7 +258,7 @@ fn what_a_worker_keeps_and_does_not_run_next_reaches_a_worker_that_falls_asleep(
         let (_, workers) = lane(2);
         let keep_and_take_one = |worker: Worker<Number>| {
             if worker.index() == 0 {
-                (0..2).for_each(|number| worker.keep(op(number, DEFAULT_BAND)));
+                (0..2).for_each(|number| worker.push_next(op(number, DEFAULT_BAND)));
             }
             take_one(worker)
         };
@@ -273,8 +273,8 @@ fn what_a_worker_shares_reaches_a_worker_that_falls_asleep() {
         let (_, workers) = lane(2);
         let keep_and_share = |worker: Worker<Number>| {
             if worker.index() == 0 {
-                (0..2).for_each(|number| worker.keep(op(number, DEFAULT_BAND)));
-                worker.share();
+                (0..2).for_each(|number| worker.push_next(op(number, DEFAULT_BAND)));
+                worker.share_slot();
                 return (vec![], worker);
             }
             (vec![take(&worker), take(&worker)], worker)
@@ -301,7 +301,7 @@ fn what_was_done_before_the_end_of_a_lane_is_over_for_its_workers() {
         let (worker, data) = (workers.pop().unwrap(), Arc::new(Data(UnsafeCell::new(0))));
         let other = Arc::clone(&data);
         let thread = thread::spawn(move || {
-            worker.lane().sleep().carry(0);
+            worker.lane().sleep().set_thread(0);
             assert!(take(&worker).is_none());
             // SAFETY: the lane has ended, and nobody writes after that, which is what the model checks.
             assert_eq!(other.0.with(|data| unsafe { *data }), 1);
@@ -329,7 +329,7 @@ fn without_the_notify_fence_a_wake_up_is_lost() {
 #[test]
 #[ignore = "fails by design; run by the test below"]
 fn without_the_second_look() {
-    without(Step::LookAgainBeforePark, || {
+    without(Step::SearchAgainBeforePark, || {
         model(3, Flavour::Contract, one_worker(&[DEFAULT_BAND]));
     });
 }
@@ -344,8 +344,8 @@ fn without_the_second_look_a_wake_up_is_lost() {
 #[test]
 #[ignore = "fails by design; run by the test below"]
 fn without_an_end_of_a_nap() {
-    without(Step::NapEnds, || {
-        model(2, Flavour::Contract, two_workers(crowded_lane));
+    without(Step::TimedParkEnds, || {
+        model(2, Flavour::Contract, two_workers(contended_lane));
     });
 }
 
@@ -357,8 +357,8 @@ fn without_an_end_of_a_nap_work_is_left_to_a_worker_that_sleeps() {
 #[test]
 #[ignore = "fails by design; run by the test below"]
 fn without_the_retreat_of_a_nap() {
-    without(Step::RetractNap, || {
-        model(2, Flavour::Contract, two_workers(crowded_lane));
+    without(Step::RetractTimedPark, || {
+        model(2, Flavour::Contract, two_workers(contended_lane));
     });
 }
 

@@ -27,7 +27,7 @@ use crate::{
     },
     notify::{
         oneshot::Oneshot,
-        pending::{Mark, Waited},
+        pending::{PendingWait, Waited},
     },
     tracker::Mode,
 };
@@ -146,7 +146,7 @@ impl Core {
     pub(super) fn make_way(&self) -> Result<(), WaitError> {
         Self::catch_up();
         worker_thread::yield_worker()?;
-        self.threads.rouse();
+        self.threads.wake_yielded();
         Ok(())
     }
 
@@ -186,7 +186,7 @@ impl Core {
 struct WaitForAll {
     core: Arc<Core>,
     /// An error where it was refused.
-    mark: Result<Mark, WaitError>,
+    mark: Result<PendingWait, WaitError>,
 }
 
 impl Future for WaitForAll {
@@ -202,7 +202,7 @@ impl Future for WaitForAll {
             Err(error) => return Poll::Ready(Err(error.clone())),
         };
         Core::catch_up();
-        if core.pending.poll(mark, cx.waker()) { Poll::Ready(core.all_well()) } else { Poll::Pending }
+        core.pending.poll(mark, cx.waker()).map(|()| core.all_well())
     }
 }
 

@@ -101,7 +101,7 @@ impl WorkerThread {
     fn share_slot(&self) {
         if let Some(worker) = self.free_worker() {
             let _looking = self.look();
-            worker.share();
+            worker.share_slot();
         }
     }
 
@@ -111,7 +111,7 @@ impl WorkerThread {
         match self.free_worker() {
             Some(worker) if op.task().lane == self.lane.get() => {
                 let _looking = self.look();
-                worker.keep(op);
+                worker.push_next(op);
             }
             _ => schedule(&self.core, op),
         }
@@ -137,8 +137,8 @@ fn keep(op: OpRef<Task>) {
         let between = !frame::in_program();
         let _looking = thread.look();
         match thread.worker() {
-            Some(worker) if between => worker.keep(op),
-            Some(worker) => worker.put(op),
+            Some(worker) if between => worker.push_next(op),
+            Some(worker) => worker.push_local(op),
             None => {}
         }
     });

@@ -1,4 +1,4 @@
-//! The place where an operation's result waits for whoever asks.
+//! The key where an operation's result waits for whoever asks.
 
 use std::{
     sync::Arc,
@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     error::{op::OpError, wait::WaitError},
-    notify::wakers::{self, Place, Waiting, Wakers},
+    notify::wakers::{self, Waiting, WakerKey, Wakers},
     sync::{Condvar, Mutex, lock, wait_until},
 };
 
@@ -74,7 +74,7 @@ pub struct Oneshot<R> {
 }
 
 impl<R> Oneshot<R> {
-    /// A place without a result.
+    /// A key without a result.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Self { state: Mutex::new(State::Pending(Waiting::default())), done: Condvar::new() })
@@ -135,16 +135,16 @@ impl Oneshot<()> {
 #[derive(Debug)]
 pub struct Waiter<R> {
     oneshot: Arc<Oneshot<R>>,
-    place: Place,
+    key: WakerKey,
 }
 
 impl<R> Waiter<R> {
     /// Of a result that is to be asked for.
     pub fn new(oneshot: Arc<Oneshot<R>>) -> Self {
-        Self { oneshot, place: Place::default() }
+        Self { oneshot, key: WakerKey::default() }
     }
 
-    /// The place of the result.
+    /// The key of the result.
     pub fn oneshot(&self) -> &Arc<Oneshot<R>> {
         &self.oneshot
     }
@@ -155,7 +155,7 @@ impl<R> Waiter<R> {
     }
 
     fn poll_for(&mut self, waker: &Waker, get: Get<R>) -> Poll<Result<R, WaitError>> {
-        let polled = wakers::poll(&self.oneshot.state, &mut self.place, waker, |state| state.look(get));
+        let polled = wakers::poll(&self.oneshot.state, &mut self.key, waker, |state| state.look(get));
         polled.map_err(WaitError::from)
     }
 }
@@ -169,7 +169,7 @@ impl Waiter<()> {
 
 impl<R> Drop for Waiter<R> {
     fn drop(&mut self) {
-        wakers::leave(&self.oneshot.state, &mut self.place, |state| match state {
+        wakers::leave(&self.oneshot.state, &mut self.key, |state| match state {
             State::Pending(waiting) => Some(waiting),
             State::Done(_) | State::Taken => None,
         });

@@ -39,17 +39,21 @@
 //!
 //! No waker runs in here: whoever leaves as the last gets the wakers, and wakes them when nobody waits for it any more.
 
-use std::{collections::BTreeSet, task::Waker, time::Instant};
+use std::{
+    collections::BTreeSet,
+    task::{Poll, Waker},
+    time::Instant,
+};
 
 use crossbeam_utils::CachePadded;
 
 use crate::{
-    notify::wakers::{self, Place, Waiting, Wakers},
+    notify::wakers::{self, Waiting, WakerKey, Wakers},
     sync::{
         Condvar, Mutex, OnceLock,
         Ordering::{AcqRel, Acquire, Relaxed, Release},
         atomic::{AtomicU64, AtomicUsize},
-        fork::Birth,
+        fork::ProcessMark,
         lock, thread, wait_until,
     },
     testing::{
@@ -121,7 +125,15 @@ impl State {
 
 /// What a wait that is polled covers, and where it has left its waker. To be given back when it ends.
 #[derive(Debug)]
-pub struct Mark(Place);
+pub struct PendingWait(WakerKey);
+
+/// A generation that was closed.
+struct Closed {
+    /// The number that it was closed with.
+    number: u64,
+    /// Whether operations had entered the generation that took its place when the closing was over.
+    entered_since: bool,
+}
 
 /// How a wait has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +156,7 @@ pub struct PendingOps {
     state: Mutex<State>,
     drained: Condvar,
     /// In a forked child the lock may be held for ever.
-    birth: Birth,
+    process: ProcessMark,
 }
 
 /// The generation that an operation entered.
@@ -182,7 +194,7 @@ impl PendingOps {
                 waiting: Waiting::default(),
             }),
             drained: Condvar::new(),
-            birth: Birth::now(),
+            process: ProcessMark::current(),
         }
     }
 
@@ -266,13 +278,13 @@ impl PendingOps {
         // Acquire (edge `close`): a flag seen here carries the generation that took this one's place to the next
         // load of `current`.
         let count = word.load(Acquire);
-        pause::at(Point::TallyBeforeEnter);
+        pause::at(Point::PendingBeforeEnter);
         // By CAS and not by addition, so that an entry that is refused leaves no trace: the generation may be opened and
         // closed again before it could take one back.
         // Acquire (edge `open`): the word may have been closed, opened and counted up to the same again since the
         // load. It releases nothing: what was done before is handed over by `leave`.
         if count & FLAG == 0 && word.compare_exchange(count, count + ONE, Acquire, Relaxed).is_ok() {
-            pause::at(Point::TallyEntered);
+            pause::at(Point::PendingEntered);
             return true;
         }
         false
@@ -302,10 +314,10 @@ impl PendingOps {
     /// Counts an operation out by a generation's words; whether it was the last of one that is closed.
     #[inline(always)]
     fn leave_by(left: &AtomicU64, rest: &AtomicU64) -> bool {
-        pause::at(Point::TallyBeforeLeave);
+        pause::at(Point::PendingBeforeLeave);
         // Release (edge `leave`). It needs nothing from whoever armed the word.
         let before = left.fetch_add(ONE, Release);
-        pause::at(Point::TallyLeft);
+        pause::at(Point::PendingLeft);
         // AcqRel (edge `leave`).
         before & FLAG != 0 && rest.fetch_sub(1, AcqRel) == ZERO + 1
     }
@@ -314,7 +326,7 @@ impl PendingOps {
     #[cold]
     #[inline(never)]
     fn finish(&self, generation: usize) -> Option<Wakers> {
-        if self.birth.is_foreign() {
+        if self.process.is_foreign() {
             return None;
         }
         let mut state = lock(&self.state);
@@ -339,7 +351,7 @@ impl PendingOps {
     /// Waits until every operation that entered before the call has left.
     pub fn wait(&self, deadline: Option<Instant>) -> Waited {
         let mut state = lock(&self.state);
-        let (number, entered_since) = self.close(&mut state);
+        let Closed { number, entered_since } = self.close(&mut state);
         if !entered_since && state.over() >= number {
             return Waited::Idle;
         }
@@ -353,49 +365,48 @@ impl PendingOps {
     }
 
     /// Begins a wait that is to be polled: it covers what entered before this.
-    pub fn begin(&self) -> Mark {
-        let (number, _) = self.close(&mut lock(&self.state));
-        Mark(Place::at(number))
+    pub fn begin(&self) -> PendingWait {
+        let Closed { number, .. } = self.close(&mut lock(&self.state));
+        PendingWait(WakerKey::new(number))
     }
 
     /// Whether what `mark` covers has left; otherwise `waker` will be woken.
-    pub fn poll(&self, mark: &mut Mark, waker: &Waker) -> bool {
-        let number = mark.0.mark();
-        wakers::poll(&self.state, &mut mark.0, waker, |state| {
+    pub fn poll(&self, wait: &mut PendingWait, waker: &Waker) -> Poll<()> {
+        let number = wait.0.target();
+        wakers::poll(&self.state, &mut wait.0, waker, |state| {
             if state.over() >= number { Ok(()) } else { Err(&mut state.waiting) }
         })
-        .is_ready()
     }
 
     /// Ends a wait that was polled, over or not: nobody is woken for it any more.
-    pub fn end(&self, mark: &mut Mark) {
-        wakers::leave(&self.state, &mut mark.0, |state| Some(&mut state.waiting));
+    pub fn end(&self, wait: &mut PendingWait) {
+        wakers::leave(&self.state, &mut wait.0, |state| Some(&mut state.waiting));
     }
 
     /// Whether nothing at all was pending at some moment of the call; otherwise `waker` will be woken when it is worth another.
-    pub fn poll_idle(&self, waker: &Waker) -> bool {
+    pub fn poll_idle(&self, waker: &Waker) -> Poll<()> {
         loop {
             let mut state = lock(&self.state);
-            let (number, entered_since) = self.close(&mut state);
+            let Closed { number, entered_since } = self.close(&mut state);
             if !entered_since && state.over() >= number {
-                return true;
+                return Poll::Ready(());
             }
             drop(state);
-            if !self.poll(&mut Mark(Place::at(number)), waker) {
-                return false;
+            if self.poll(&mut PendingWait(WakerKey::new(number)), waker).is_pending() {
+                return Poll::Pending;
             }
-            if removed(Step::EndLooksAgain) {
-                return true;
+            if removed(Step::EndChecksAgain) {
+                return Poll::Ready(());
             }
         }
     }
 
     /// Closes the current generation and opens another; gives the number that it was closed with, and whether the other
     /// has been entered by the end of that.
-    fn close(&self, state: &mut State) -> (u64, bool) {
+    fn close(&self, state: &mut State) -> Closed {
         let next = state.free.pop_first().unwrap_or_else(|| self.make(state));
         state.last += 1;
-        (state.last, self.rotate(state, next))
+        Closed { number: state.last, entered_since: self.rotate(state, next) }
     }
 
     /// Makes one more generation.

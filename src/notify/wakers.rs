@@ -10,64 +10,64 @@ use std::{
 };
 
 use crate::{
-    sync::{Mutex, fork::Birth, lock},
+    sync::{Mutex, fork::ProcessMark, lock},
     system::panics,
 };
 
-/// A future's place among those that wait.
+/// A future's key among those that wait.
 #[derive(Debug, Default)]
-pub struct Place {
+pub struct WakerKey {
     /// What the future waits for, in the order in which that ends.
-    mark: u64,
-    /// What tells it from others with this mark, once it has left a waker, and where that was.
-    number: Option<(u64, Birth)>,
+    target: u64,
+    /// What tells it from others with this target, once it has left a waker, and where that was.
+    number: Option<(u64, ProcessMark)>,
 }
 
-impl Place {
-    /// The place of a future that waits for `mark`.
-    pub fn at(mark: u64) -> Self {
-        Self { mark, number: None }
+impl WakerKey {
+    /// The key of a future that waits for `target`.
+    pub fn new(target: u64) -> Self {
+        Self { target, number: None }
     }
 
     /// What the future waits for.
-    pub fn mark(&self) -> u64 {
-        self.mark
+    pub fn target(&self) -> u64 {
+        self.target
     }
 
-    fn key(&self) -> Option<(u64, u64)> {
-        self.number.map(|(number, _)| (self.mark, number))
+    fn map_key(&self) -> Option<(u64, u64)> {
+        self.number.map(|(number, _)| (self.target, number))
     }
 }
 
 /// The wakers of the futures that wait, to be kept under a lock.
 #[derive(Debug, Default)]
 pub struct Waiting {
-    /// By mark and number.
+    /// By target and number.
     wakers: BTreeMap<(u64, u64), Waker>,
     /// The last number given.
     last: u64,
 }
 
 impl Waiting {
-    /// Whether the future at `place` has left this very waker.
-    fn has(&self, place: &Place, waker: &Waker) -> bool {
-        place.key().and_then(|key| self.wakers.get(&key)).is_some_and(|known| known.will_wake(waker))
+    /// Whether the future at `key` has left this very waker.
+    fn has(&self, key: &WakerKey, waker: &Waker) -> bool {
+        key.map_key().and_then(|key| self.wakers.get(&key)).is_some_and(|known| known.will_wake(waker))
     }
 
-    /// Leaves `waker` for the future at `place`; gives the one before.
+    /// Leaves `waker` for the future at `key`; gives the one before.
     #[must_use = "it is to be dropped after the lock"]
-    fn put(&mut self, place: &mut Place, waker: Waker) -> Option<Waker> {
-        let (number, _) = *place.number.get_or_insert_with(|| {
+    fn put(&mut self, key: &mut WakerKey, waker: Waker) -> Option<Waker> {
+        let (number, _) = *key.number.get_or_insert_with(|| {
             self.last += 1;
-            (self.last, Birth::now())
+            (self.last, ProcessMark::current())
         });
-        self.wakers.insert((place.mark, number), waker)
+        self.wakers.insert((key.target, number), waker)
     }
 
-    /// Takes the wakers of those that wait for `mark`, or for less.
-    pub fn take_up_to(&mut self, mark: u64) -> Option<Wakers> {
+    /// Takes the wakers of those that wait for `target`, or for less.
+    pub fn take_up_to(&mut self, target: u64) -> Option<Wakers> {
         let mut wakers = Vec::new();
-        while let Some(first) = self.wakers.first_entry().filter(|first| first.key().0 <= mark) {
+        while let Some(first) = self.wakers.first_entry().filter(|first| first.key().0 <= target) {
             wakers.push(first.remove());
         }
         (!wakers.is_empty()).then(|| Wakers(Box::new(wakers)))
@@ -77,34 +77,34 @@ impl Waiting {
 /// What `look` finds, or the future's waker is left with those that it gives.
 pub fn poll<S, R>(
     state: &Mutex<S>,
-    place: &mut Place,
+    key: &mut WakerKey,
     waker: &Waker,
     look: impl Fn(&mut S) -> Result<R, &mut Waiting>,
 ) -> Poll<R> {
     match look(&mut lock(state)) {
         Ok(found) => return Poll::Ready(found),
-        Err(waiting) if waiting.has(place, waker) => return Poll::Pending,
+        Err(waiting) if waiting.has(key, waker) => return Poll::Pending,
         Err(_) => {}
     }
     let own = waker.clone();
     let mut state = lock(state);
     let (polled, unused) = match look(&mut state) {
         Ok(found) => (Poll::Ready(found), Some(own)),
-        Err(waiting) => (Poll::Pending, waiting.put(place, own)),
+        Err(waiting) => (Poll::Pending, waiting.put(key, own)),
     };
     drop(state);
     drop(unused);
     polled
 }
 
-/// Takes away what the future at `place`, which is dropped, has left with `waiting`.
-pub fn leave<S>(state: &Mutex<S>, place: &mut Place, waiting: impl FnOnce(&mut S) -> Option<&mut Waiting>) {
-    let Some(key) = place.key() else { return };
-    if place.number.take().is_some_and(|(_, birth)| birth.is_foreign()) {
+/// Takes away what the future at `key`, which is dropped, has left with `waiting`.
+pub fn leave<S>(state: &Mutex<S>, key: &mut WakerKey, waiting: impl FnOnce(&mut S) -> Option<&mut Waiting>) {
+    let Some(map_key) = key.map_key() else { return };
+    if key.number.take().is_some_and(|(_, process)| process.is_foreign()) {
         // In a forked child the lock may be held for ever.
         return;
     }
-    let waker = waiting(&mut lock(state)).and_then(|waiting| waiting.wakers.remove(&key));
+    let waker = waiting(&mut lock(state)).and_then(|waiting| waiting.wakers.remove(&map_key));
     drop(waker);
 }
 

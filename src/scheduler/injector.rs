@@ -106,7 +106,7 @@ impl<T> Band<T> {
     ///
     /// # Safety
     /// 1. The caller has the right to each operation of the chain, and gives it up.
-    unsafe fn put_in_front(&self, first: NonNull<Op<T>>, last: NonNull<Op<T>>) {
+    unsafe fn prepend(&self, first: NonNull<Op<T>>, last: NonNull<Op<T>>) {
         // SAFETY: (1).
         let link = unsafe { Op::link_of(last) };
         // A guess: most often it is still as empty as it was found.
@@ -123,9 +123,8 @@ impl<T> Band<T> {
         }
     }
 
-    /// Takes at most `max` operations. The flag says that others were put where everybody finds them, which they did not
-    /// while this call held them.
-    fn pop(&self, max: usize) -> Option<(Chain<T>, bool)> {
+    /// Pops at most `max` operations. The rest of an inbox is published in `ready`.
+    fn pop(&self, max: usize) -> Option<(Chain<T>, Rest)> {
         let _guard = epoch::pin();
         // Acquire (edge `inject`).
         let mut head = self.ready.load(Acquire);
@@ -137,24 +136,34 @@ impl<T> Band<T> {
             // Relaxed: the head came to `ready` once, so whoever put it there was acquired with it. Acquire (edge `inject`)
             // on failure: it is the next head.
             match self.ready.compare_exchange_weak(head, rest, Relaxed, Acquire) {
-                Ok(_) => return Some((Chain { next: first, len }, false)),
+                Ok(_) => return Some((Chain { next: first, len }, Rest::Unchanged)),
                 Err(now) => head = now,
             }
         }
         // Acquire (edge `inject`).
         let newest = NonNull::new(self.inbox.swap(null_mut(), Acquire))?;
         // SAFETY: the swap made this thread the owner of the whole chain.
-        let oldest = unsafe { turn_round(newest) };
+        let oldest = unsafe { reverse(newest) };
         // SAFETY: as above.
         let (len, rest) = unsafe { measure(oldest, max) };
         let chain = Chain { next: oldest, len };
         let Some(rest) = NonNull::new(rest) else {
-            return Some((chain, false));
+            return Some((chain, Rest::Unchanged));
         };
         // SAFETY: as above. What was the newest is the last one now.
-        unsafe { self.put_in_front(rest, newest) };
-        Some((chain, true))
+        unsafe { self.prepend(rest, newest) };
+        Some((chain, Rest::Published))
     }
+}
+
+/// What a pop did to the operations of the band that it did not take.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// None became visible by the pop.
+    Unchanged,
+    /// Operations that were hidden while the pop held them are visible again: another worker should be woken for them.
+    Published,
 }
 
 /// Operations that were taken together, oldest first. They are given out before anything is done with them, since that
@@ -168,7 +177,7 @@ pub struct Chain<T> {
 
 impl<T> Chain<T> {
     /// Whether there is another one.
-    pub fn is_some_left(&self) -> bool {
+    pub fn has_more(&self) -> bool {
         self.len > 0
     }
 }
@@ -213,7 +222,7 @@ unsafe fn measure<T>(first: NonNull<Op<T>>, max: usize) -> (usize, *mut Op<T>) {
 ///
 /// # Safety
 /// 1. The caller has the right to each operation of the chain.
-unsafe fn turn_round<T>(first: NonNull<Op<T>>) -> NonNull<Op<T>> {
+unsafe fn reverse<T>(first: NonNull<Op<T>>) -> NonNull<Op<T>> {
     let (mut before, mut at) = (null_mut(), first);
     loop {
         // SAFETY: (1).
@@ -311,12 +320,12 @@ impl<T> Injector<T> {
 
     /// Takes operations of `band`, at most `max` and one at least; the flag says that more have become visible by it, so that
     /// somebody should be woken.
-    pub fn pop(&self, band: u8, max: usize) -> Option<(Chain<T>, bool)> {
+    pub fn pop(&self, band: u8, max: usize) -> Option<(Chain<T>, Rest)> {
         let queue = self.band(band);
         let popped = queue.pop(max);
         match popped {
             // The rest was out of sight while others may have cleared the bit.
-            Some((_, true)) => self.mark(band),
+            Some((_, Rest::Published)) => self.mark(band),
             None if band != DEFAULT_BAND => {
                 // Acquire (edge `mask`): a push whose bit this clears is seen by the second look.
                 self.mask.fetch_and(!(1 << band), Acquire);

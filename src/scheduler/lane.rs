@@ -44,7 +44,7 @@ impl<T> Lane<T> {
     /// A lane and its workers, which threads still have to carry.
     pub fn new(options: LaneOptions) -> (Arc<Self>, Vec<Worker<T>>) {
         let deques: Vec<_> = (0..options.workers).map(|_| deque::Worker::new_fifo()).collect();
-        let sleep = Sleep::new(options.workers, options.idle == IdlePolicy::Spin);
+        let sleep = Sleep::new(options.workers, options.idle);
         let lane = Arc::new(Self {
             injector: Injector::default(),
             stealers: deques.iter().map(deque::Worker::stealer).collect(),
@@ -112,15 +112,15 @@ impl<T> Lane<T> {
     pub fn inject_from_outside(&self, op: OpRef<T>) {
         // Only now and then, and always if the workers are quick.
         if self.injector.is_inbox_empty() {
-            self.sleep.crowd_here();
+            self.sleep.report_contention();
         }
         self.inject(op);
     }
 
     /// The caller, which makes work, is about to sleep: who has made way for it is to look for work.
-    pub fn rouse(&self) {
+    pub fn wake_yielded(&self) {
         if self.has_work() {
-            self.sleep.rouse();
+            self.sleep.wake_yielded();
         }
     }
 

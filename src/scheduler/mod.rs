@@ -19,5 +19,5 @@ pub use lane::{Lane, LaneOptions};
 pub use priority::{DEFAULT_BAND, band_of};
 pub use sleep::IdlePolicy;
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub use sleep::Sleep;
+pub use sleep::{ParkKind, SearchState, Sleep};
 pub use worker::Worker;

@@ -4,7 +4,7 @@
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `carry` | store of `carry` | load of `carrier` | the handle of the thread that carries a worker |
+//! | `carry` | store of `carry` | load of `handle` | the handle of the thread that carries a worker |
 //!
 //! What the fences do is in `README.md`.
 
@@ -47,21 +47,41 @@ impl Default for IdlePolicy {
 }
 
 /// In place of a worker's number.
-const NOBODY: usize = usize::MAX;
+const NO_WORKER: usize = usize::MAX;
 
 /// In place of a core's number.
-const NOWHERE: usize = usize::MAX;
+const NO_CORE: usize = usize::MAX;
 
 /// How long a worker naps, at first and at most. Measured on two cores: an end of a nap costs whoever shares the core some
 /// 15 µs. What is made while all others are in long operations may have to wait for it.
-const NAP: [Duration; 2] = [Duration::from_micros(100), Duration::from_micros(400)];
+const TIMED_PARK: [Duration; 2] = [Duration::from_micros(100), Duration::from_micros(400)];
 
 /// Looks of the other workers during a nap from which on their operations are short, and they do without one more. Picked.
-const BUSY: usize = 32;
+const MIN_FINDS: usize = 32;
 
 /// Naps in a row without a word of a thread on the same core. Picked: who pushes behind what is pending seldom pushes what
 /// is ready, and so seldom speaks.
-const UNFOUNDED: u32 = 3;
+const MAX_UNREPORTED: u32 = 3;
+
+/// How notifiers see a worker that looks for work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SearchState {
+    /// It is not counted.
+    Inactive,
+    /// It is counted in `searchers`.
+    Searching,
+    /// Its bit in `sleepers` is set.
+    Announced,
+}
+
+/// How an announced worker is going to sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParkKind {
+    /// Until it is woken.
+    Untimed,
+    /// Until it is woken or a short time has passed.
+    Timed,
+}
 
 /// What is known of 64 workers, a bit for each.
 #[derive(Debug, Default)]
@@ -69,14 +89,14 @@ struct Word {
     /// It sleeps or is about to.
     sleepers: AtomicU64,
     /// If it sleeps, it naps: it looks again by itself before long.
-    nappers: AtomicU64,
+    timed_parkers: AtomicU64,
     /// A thread that makes work runs on its core.
-    crowded: AtomicU64,
+    contended: AtomicU64,
 }
 
 /// The thread that carries a worker.
 #[derive(Debug)]
-struct Carrier {
+struct ThreadHandle {
     thread: Thread,
     stamp: Stamp,
 }
@@ -88,82 +108,82 @@ pub struct Sleep {
     searchers: CachePadded<AtomicUsize>,
     words: Box<[CachePadded<Word>]>,
     /// Who carries each worker; null if nobody has yet. What is replaced stays until the epoch has passed.
-    carriers: Box<[AtomicPtr<Carrier>]>,
-    /// The core that each worker stays on; `NOWHERE` if on none.
+    threads: Box<[AtomicPtr<ThreadHandle>]>,
+    /// The core that each worker stays on; `NO_CORE` if on none.
     cores: Box<[AtomicUsize]>,
-    /// The worker that was placed last on a core, by the core's number modulo the length, a power of two; `NOBODY` if none
+    /// The worker that was placed last on a core, by the core's number modulo the length, a power of two; `NO_WORKER` if none
     /// was.
-    placed: Box<[AtomicUsize]>,
+    last_on_core: Box<[AtomicUsize]>,
     /// How often each worker has looked for an operation.
-    looks: Box<[CachePadded<AtomicUsize>]>,
+    finds: Box<[CachePadded<AtomicUsize>]>,
     max_searchers: usize,
 }
 
 impl Sleep {
     /// For `workers` workers, at most half of which search at once, one at least, unless `unbounded`.
-    pub fn new(workers: usize, unbounded: bool) -> Self {
+    pub fn new(workers: usize, idle: IdlePolicy) -> Self {
         Self {
             searchers: CachePadded::new(AtomicUsize::new(0)),
             words: (0..workers.div_ceil(64)).map(|_| CachePadded::default()).collect(),
-            carriers: (0..workers).map(|_| AtomicPtr::new(null_mut())).collect(),
-            cores: (0..workers).map(|_| AtomicUsize::new(NOWHERE)).collect(),
-            looks: (0..workers).map(|_| CachePadded::new(AtomicUsize::new(0))).collect(),
-            placed: (0..workers.max(64).next_power_of_two()).map(|_| AtomicUsize::new(NOBODY)).collect(),
-            max_searchers: if unbounded { workers } else { (workers / 2).max(1) },
+            threads: (0..workers).map(|_| AtomicPtr::new(null_mut())).collect(),
+            cores: (0..workers).map(|_| AtomicUsize::new(NO_CORE)).collect(),
+            finds: (0..workers).map(|_| CachePadded::new(AtomicUsize::new(0))).collect(),
+            last_on_core: (0..workers.max(64).next_power_of_two()).map(|_| AtomicUsize::new(NO_WORKER)).collect(),
+            max_searchers: if idle == IdlePolicy::Spin { workers } else { (workers / 2).max(1) },
         }
     }
 
     /// The calling thread carries `worker` from now on, which nobody else does any more.
-    pub fn carry(&self, worker: usize) {
-        let carrier = Box::new(Carrier { thread: thread::current(), stamp: Stamp::new() });
+    pub fn set_thread(&self, worker: usize) {
+        let handle = Box::new(ThreadHandle { thread: thread::current(), stamp: Stamp::new() });
         // Relaxed: whoever stored it carried the worker before, and has handed that over.
-        let before = self.carriers[worker].load(Relaxed);
+        let before = self.threads[worker].load(Relaxed);
         // Release (edge `carry`): the thread's handle.
-        self.carriers[worker].store(Box::into_raw(carrier), Release);
+        self.threads[worker].store(Box::into_raw(handle), Release);
         if let Some(before) = NonNull::new(before) {
             retire(before);
         }
     }
 
     /// `worker` stays on `core` from now on.
-    pub fn place(&self, worker: usize, core: Option<usize>) {
+    pub fn set_core(&self, worker: usize, core: Option<usize>) {
         // Relaxed: a hint.
-        self.cores[worker].store(core.unwrap_or(NOWHERE), Relaxed);
+        self.cores[worker].store(core.unwrap_or(NO_CORE), Relaxed);
         if let Some(core) = core {
             // Relaxed: as above.
-            self.placed[core & (self.placed.len() - 1)].store(worker, Relaxed);
+            self.last_on_core[core & (self.last_on_core.len() - 1)].store(worker, Relaxed);
         }
     }
 
     /// Counts a look of `worker` for an operation, by its thread.
     #[inline]
-    pub fn count_look(&self, worker: usize) {
+    pub fn count_find(&self, worker: usize) {
         if cfg!(any(raddle_loom, raddle_shuttle)) {
             // In models a nap ends at once.
             return;
         }
-        let looks = &self.looks[worker];
+        let finds = &self.finds[worker];
         // Relaxed: only this thread stores it, and others want to know whether it moves.
-        let count = looks.load(Relaxed).wrapping_add(1);
-        looks.store(count, Relaxed);
+        let count = finds.load(Relaxed).wrapping_add(1);
+        finds.store(count, Relaxed);
     }
 
     /// How often all workers have looked for an operation.
-    pub fn looks(&self) -> usize {
+    pub fn finds(&self) -> usize {
         // Relaxed: as above.
-        self.looks.iter().fold(0, |sum, looks| sum.wrapping_add(looks.load(Relaxed)))
+        self.finds.iter().fold(0, |sum, finds| sum.wrapping_add(finds.load(Relaxed)))
     }
 
     /// Notes that the calling thread, which carries none of the workers, makes work: the worker that stays on its core had
     /// better not run now.
     #[inline]
-    pub fn crowd_here(&self) {
+    pub fn report_contention(&self) {
         let Some(core) = thread::core() else { return };
         // Relaxed: a hint.
-        let worker = self.placed[core & (self.placed.len() - 1)].load(Relaxed);
+        let worker = self.last_on_core[core & (self.last_on_core.len() - 1)].load(Relaxed);
         // Relaxed: as above.
         if self.cores.get(worker).is_some_and(|at| at.load(Relaxed) == core) {
-            self.crowd(worker);
+            self.set_contended(worker);
         }
     }
 
@@ -173,26 +193,26 @@ impl Sleep {
     }
 
     /// Notes that a thread that makes work runs on the core of `worker`, which had better not run now.
-    pub fn crowd(&self, worker: usize) {
+    pub fn set_contended(&self, worker: usize) {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
-        if word.crowded.load(Relaxed) & bit == 0 {
-            word.crowded.fetch_or(bit, Relaxed);
+        if word.contended.load(Relaxed) & bit == 0 {
+            word.contended.fetch_or(bit, Relaxed);
         }
     }
 
     /// The worker sleeps: whoever goes on making work on its core says so again.
-    fn make_room(&self, worker: usize) {
+    fn clear_contended(&self, worker: usize) {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
-        word.crowded.fetch_and(!bit, Relaxed);
+        word.contended.fetch_and(!bit, Relaxed);
     }
 
     /// Whether a thread that makes work has run on the core of `worker` since the worker last lay down for a nap.
-    pub fn is_crowded(&self, worker: usize) -> bool {
+    pub fn is_contended(&self, worker: usize) -> bool {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
-        word.crowded.load(Relaxed) & bit != 0
+        word.contended.load(Relaxed) & bit != 0
     }
 
     /// Becomes a searcher if not too many are.
@@ -225,16 +245,16 @@ impl Sleep {
     }
 
     /// Says that `worker` is about to sleep, or to nap. It must look for work once more before it does.
-    pub fn announce(&self, worker: usize, searching: bool, nap: bool) {
+    pub fn announce(&self, worker: usize, before: SearchState, park: ParkKind) {
         let (word, bit) = self.bit(worker);
-        if nap {
-            self.make_room(worker);
+        if park == ParkKind::Timed {
+            self.clear_contended(worker);
             // Relaxed: ordered by the fence, as the next one.
-            word.nappers.fetch_or(bit, Relaxed);
+            word.timed_parkers.fetch_or(bit, Relaxed);
         }
         // Relaxed: ordered by the fence.
         word.sleepers.fetch_or(bit, Relaxed);
-        if searching {
+        if before == SearchState::Searching {
             // Relaxed: a notifier that counts without this worker and takes it for announced all the same comes before
             // the fence, and so before the last look.
             self.searchers.fetch_sub(1, Relaxed);
@@ -249,9 +269,9 @@ impl Sleep {
         self.start_search();
         let (word, bit) = self.bit(worker);
         // Relaxed: only the worker itself changes its bit.
-        if word.nappers.load(Relaxed) & bit != 0 && !removed(Step::RetractNap) {
+        if word.timed_parkers.load(Relaxed) & bit != 0 && !removed(Step::RetractTimedPark) {
             // Relaxed: as for the next one. A notifier that still sees the bit relies on a look after that fence.
-            word.nappers.fetch_and(!bit, Relaxed);
+            word.timed_parkers.fetch_and(!bit, Relaxed);
         }
         // Relaxed: released by the decrement that ends the search. A notifier that still sees the bit wakes this worker
         // in vain, but comes before the fence after that decrement; README.md, where a worker was woken.
@@ -267,21 +287,21 @@ impl Sleep {
 
     /// Sleeps for a short time, or until woken; for another one if the others have looked for operations often meanwhile
     /// and a thread on the worker's core goes on making them. The worker becomes a searcher and is not announced any more.
-    pub fn nap(&self, worker: usize) {
-        let (mut time, mut unfounded) = (NAP[0], 0);
+    pub fn park_timed(&self, worker: usize) {
+        let (mut time, mut unreported) = (TIMED_PARK[0], 0);
         loop {
-            let before = self.looks();
-            if removed(Step::NapEnds) {
+            let before = self.finds();
+            if removed(Step::TimedParkEnds) {
                 thread::park();
             } else {
                 thread::park_timeout(time);
             }
-            unfounded = if self.is_crowded(worker) { 0 } else { unfounded + 1 };
-            if self.looks().wrapping_sub(before) < BUSY || unfounded > UNFOUNDED {
+            unreported = if self.is_contended(worker) { 0 } else { unreported + 1 };
+            if self.finds().wrapping_sub(before) < MIN_FINDS || unreported > MAX_UNREPORTED {
                 break;
             }
-            time = (2 * time).min(NAP[1]);
-            self.make_room(worker);
+            time = (2 * time).min(TIMED_PARK[1]);
+            self.clear_contended(worker);
         }
         pause::at(Point::SleepWoken);
         self.retract(worker);
@@ -311,7 +331,7 @@ impl Sleep {
     /// wake-up hides nobody from the next one.
     #[inline(never)]
     fn wake_one(&self) {
-        let (mut here, mut beside, mut napper, mut asleep) = (None, None, None, 0);
+        let (mut here, mut beside, mut timed_parker, mut asleep) = (None, None, None, 0);
         for (index, word) in self.words.iter().enumerate() {
             // Relaxed: ordered by the caller's fence.
             let sleepers = word.sleepers.load(Relaxed);
@@ -320,8 +340,8 @@ impl Sleep {
             }
             asleep += sleepers.count_ones() as usize;
             // Relaxed: as above.
-            let nappers = word.nappers.load(Relaxed) & sleepers;
-            let mut parked = sleepers & !nappers;
+            let timed_parkers = word.timed_parkers.load(Relaxed) & sleepers;
+            let mut parked = sleepers & !timed_parkers;
             while parked != 0 {
                 let worker = index * 64 + parked.trailing_zeros() as usize;
                 // Relaxed: a hint.
@@ -332,27 +352,27 @@ impl Sleep {
                 beside = Some(worker);
                 parked &= parked - 1;
             }
-            if nappers != 0 {
-                napper = Some(index * 64 + nappers.trailing_zeros() as usize);
+            if timed_parkers != 0 {
+                timed_parker = Some(index * 64 + timed_parkers.trailing_zeros() as usize);
             }
         }
-        if let Some(worker) = beside.or(napper.filter(|_| asleep >= self.carriers.len())) {
+        if let Some(worker) = beside.or(timed_parker.filter(|_| asleep >= self.threads.len())) {
             self.wake(worker);
         }
     }
 
     /// Wakes the workers that nap: the caller, which may be what they make way for, is about to sleep.
-    pub fn rouse(&self) {
+    pub fn wake_yielded(&self) {
         for (index, word) in self.words.iter().enumerate() {
             // Relaxed: a hint; a nap ends by itself.
-            let mut nappers = word.nappers.load(Relaxed);
-            if nappers != 0 {
+            let mut timed_parkers = word.timed_parkers.load(Relaxed);
+            if timed_parkers != 0 {
                 // Relaxed: as above.
-                word.crowded.fetch_and(!nappers, Relaxed);
+                word.contended.fetch_and(!timed_parkers, Relaxed);
             }
-            while nappers != 0 {
-                self.wake(index * 64 + nappers.trailing_zeros() as usize);
-                nappers &= nappers - 1;
+            while timed_parkers != 0 {
+                self.wake(index * 64 + timed_parkers.trailing_zeros() as usize);
+                timed_parkers &= timed_parkers - 1;
             }
         }
     }
@@ -361,11 +381,11 @@ impl Sleep {
     pub fn wake_all(&self) {
         // NotifyFence: a worker that gets its first thread meanwhile looks for the end after its SleepFence.
         fence(SeqCst);
-        (0..self.carriers.len()).for_each(|worker| self.wake(worker));
+        (0..self.threads.len()).for_each(|worker| self.wake(worker));
     }
 
     fn wake(&self, worker: usize) {
-        let Some(thread) = self.carrier(worker) else { return };
+        let Some(thread) = self.thread_of(worker) else { return };
         pause::at(Point::WakeBeforeUnpark);
         // Not pinned any more: a notifier that stands still here keeps nothing from being reclaimed. The thread may have
         // ended; then its worker has another one, which has looked for work since it was given it.
@@ -373,36 +393,36 @@ impl Sleep {
     }
 
     /// The thread that carries `worker`.
-    fn carrier(&self, worker: usize) -> Option<Thread> {
+    fn thread_of(&self, worker: usize) -> Option<Thread> {
         let _guard = epoch::pin();
         // Acquire (edge `carry`).
-        let carrier = NonNull::new(self.carriers[worker].load(Acquire))?;
+        let handle = NonNull::new(self.threads[worker].load(Acquire))?;
         // SAFETY: `carry` made it, and what it replaces while this thread is pinned is not reclaimed.
-        let carrier = unsafe { carrier.as_ref() };
-        carrier.stamp.check();
-        Some(carrier.thread.clone())
+        let handle = unsafe { handle.as_ref() };
+        handle.stamp.check();
+        Some(handle.thread.clone())
     }
 }
 
-/// Gives a carrier back that nobody can find any more, when those have gone who may have found it.
+/// Gives a handle back that nobody can find any more, when those have gone who may have found it.
 #[cold]
-fn retire(carrier: NonNull<Carrier>) {
+fn retire(handle: NonNull<ThreadHandle>) {
     // SAFETY: it is not reclaimed before this.
-    let stamp = unsafe { &carrier.as_ref().stamp };
+    let stamp = unsafe { &handle.as_ref().stamp };
     // SAFETY: `carry` made it of a box, and this is the only one that gives it back.
-    let free = stamp.killed_by(move || drop(unsafe { Box::from_raw(carrier.as_ptr()) }));
+    let free = stamp.killed_by(move || drop(unsafe { Box::from_raw(handle.as_ptr()) }));
     // SAFETY: a thread's handle may be dropped on any thread; the closure owns all that it refers to.
     unsafe { epoch::pin().retire(free) };
 }
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        for carrier in &self.carriers {
+        for handle in &self.threads {
             // Relaxed: nobody else is there.
-            let carrier = carrier.load(Relaxed);
-            if !carrier.is_null() {
+            let handle = handle.load(Relaxed);
+            if !handle.is_null() {
                 // SAFETY: `carry` made it of a box, and nobody finds it any more.
-                drop(unsafe { Box::from_raw(carrier) });
+                drop(unsafe { Box::from_raw(handle) });
             }
         }
     }

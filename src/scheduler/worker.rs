@@ -7,9 +7,10 @@ use std::{
 };
 
 use super::{
+    injector::Rest,
     lane::Lane,
     priority::DEFAULT_BAND,
-    sleep::{IdlePolicy, Sleep},
+    sleep::{IdlePolicy, ParkKind, SearchState, Sleep},
 };
 use crate::{
     sync::{
@@ -32,12 +33,12 @@ const ROUNDS_PER_VISIT: u32 = 8;
 
 /// Operations that a worker takes from the injector at once. Picked: what one look costs is small against their cost, and
 /// others can still steal them.
-const MAX_TAKEN: usize = if cfg!(raddle_loom) { 2 } else { 32 };
+const MAX_BATCH: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 
 /// Operations in a deque at most: as many as crossbeam-deque has room for from the beginning. To grow, and to shrink
 /// again, it would pin crossbeam's default collector in the midst of a push or a pop, and that runs what other crates have
 /// left there: a panic of theirs would lose the operation that is on its way.
-const ROOM: usize = 64;
+const DEQUE_CAPACITY: usize = 64;
 
 /// Rounds of looking between two looks at the clock.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -49,7 +50,7 @@ const ROUNDS_PER_CLOCK: u32 = 8;
 const CONTENDED: Duration = Duration::from_micros(20);
 
 /// Time per look, of all workers of the lane, up to which one of them naps. Picked.
-const QUICK: Duration = Duration::from_micros(25);
+const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
 
 /// Pauses between two rounds of looking, before the first look at the clock and after it. Picked: some 100 ns at first, so
 /// that a searcher does not keep taking the lines away that a pusher and a busy worker write. Who has found nothing by then
@@ -78,9 +79,9 @@ pub struct Worker<T> {
     /// Something was put into the deque since others were last notified.
     unnotified: Cell<bool>,
     /// Operations of its own, from slot and deque, that the worker may still run before it is the others' turn.
-    left: Cell<u32>,
+    budget: Cell<u32>,
     /// What more it may run in a row of those in its slot that are urgent, when it is others' turn who are not.
-    urgent_left: Cell<u32>,
+    urgent_budget: Cell<u32>,
     /// What was left when the deque was served last in this round; `MAX_RUN` if it was not.
     served_at: Cell<u32>,
     /// Whose turn it is when `left` is zero.
@@ -90,7 +91,7 @@ pub struct Worker<T> {
     /// Where the next sweep of stealing begins.
     victim: Cell<usize>,
     /// The looks of the lane's workers, and when they were so many.
-    seen: Cell<(Instant, usize)>,
+    sample: Cell<(Instant, usize)>,
 }
 
 impl<T> std::fmt::Debug for Worker<T> {
@@ -108,13 +109,13 @@ impl<T> Worker<T> {
             deque,
             slot: Cell::new(None),
             unnotified: Cell::new(false),
-            left: Cell::new(MAX_RUN),
-            urgent_left: Cell::new(0),
+            budget: Cell::new(MAX_RUN),
+            urgent_budget: Cell::new(0),
             served_at: Cell::new(MAX_RUN),
             turn: Cell::new(Turn::Injector),
             rounds: Cell::new(0),
             victim: Cell::new(index + 1),
-            seen: Cell::new((Instant::now(), 0)),
+            sample: Cell::new((Instant::now(), 0)),
         }
     }
 
@@ -131,38 +132,38 @@ impl<T> Worker<T> {
     /// Takes an operation that became ready between two operations of this worker. The first one is run next. Others
     /// are told of further ones when this worker looks for the next operation, or [shares](Self::share) what it has.
     #[inline]
-    pub fn keep(&self, op: OpRef<T>) {
+    pub fn push_next(&self, op: OpRef<T>) {
         if self.lane.injector().highest().is_some_and(|highest| highest > op.band) {
-            return self.queue(op);
+            return self.enqueue(op);
         }
         match self.slot.take() {
             None => self.slot.set(Some(op)),
             first => {
                 self.slot.set(first);
-                self.queue(op);
+                self.enqueue(op);
             }
         }
     }
 
     /// Takes an operation that became ready while another runs on this worker. It goes where others can take it, since
     /// nobody knows how long that will take.
-    pub fn put(&self, op: OpRef<T>) {
-        self.queue(op);
+    pub fn push_local(&self, op: OpRef<T>) {
+        self.enqueue(op);
         self.notify();
     }
 
     /// Puts what only this worker could take where others can.
-    pub fn share(&self) {
+    pub fn share_slot(&self) {
         if let Some(op) = self.slot.take() {
-            self.queue(op);
+            self.enqueue(op);
         }
         self.notify();
     }
 
     /// Queues an operation. Of what is put into the deque others are still to be [notified](Self::notify).
     #[inline(never)]
-    fn queue(&self, op: OpRef<T>) {
-        if op.band == DEFAULT_BAND && self.deque.len() < ROOM {
+    fn enqueue(&self, op: OpRef<T>) {
+        if op.band == DEFAULT_BAND && self.deque.len() < DEQUE_CAPACITY {
             self.deque.push(op);
             self.unnotified.set(true);
         } else {
@@ -202,13 +203,13 @@ impl<T> Worker<T> {
     #[inline]
     fn find(&self) -> Option<OpRef<T>> {
         self.notify();
-        self.lane.sleep().count_look(self.index);
+        self.lane.sleep().count_find(self.index);
         let slot = self.slot.take();
         let is_next = |op: &OpRef<T>| {
-            self.left.get() > 0 && self.lane.injector().highest().is_none_or(|highest| highest <= op.band)
+            self.budget.get() > 0 && self.lane.injector().highest().is_none_or(|highest| highest <= op.band)
         };
         if slot.as_ref().is_some_and(is_next) {
-            self.left.set(self.left.get() - 1);
+            self.budget.set(self.budget.get() - 1);
             return slot;
         }
         self.find_queued(slot)
@@ -219,7 +220,7 @@ impl<T> Worker<T> {
     #[inline(never)]
     fn find_queued(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
         if slot.is_none()
-            && self.left.get() > 0
+            && self.budget.get() > 0
             && !self.lane.injector().is_urgent()
             && let Some(op) = self.deque.pop()
         {
@@ -234,21 +235,21 @@ impl<T> Worker<T> {
     fn find_by_turns(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
         let highest = self.lane.injector().highest();
         if let Some(op) = slot {
-            if highest <= Some(op.band) && self.may_go_on(op.band, highest) {
+            if highest <= Some(op.band) && self.may_run_slot(op.band, highest) {
                 return Some(op);
             }
-            self.put(op);
+            self.push_local(op);
         }
         if highest > Some(DEFAULT_BAND)
             && let Some(op) = self.pop_bands(|band| band > DEFAULT_BAND)
         {
-            if self.left.get() == 0 {
+            if self.budget.get() == 0 {
                 self.skip_turns();
             }
-            self.urgent_left.set(MAX_RUN - self.left.get());
+            self.urgent_budget.set(MAX_RUN - self.budget.get());
             return Some(op);
         }
-        if self.left.get() == 0
+        if self.budget.get() == 0
             && let Some(op) = self.take_turns()
         {
             return Some(op);
@@ -256,7 +257,7 @@ impl<T> Worker<T> {
         let op = self
             .deque
             .pop()
-            .or_else(|| self.pop_injector(DEFAULT_BAND, MAX_TAKEN))
+            .or_else(|| self.pop_injector(DEFAULT_BAND, MAX_BATCH))
             .or_else(|| self.steal())
             .or_else(|| self.pop_bands(|_| true))?;
         self.count_served();
@@ -266,25 +267,25 @@ impl<T> Worker<T> {
     /// Counts an operation that is not from the slot.
     #[inline]
     fn count_served(&self) {
-        let left = self.left.get() - 1;
-        self.left.set(left);
-        self.served_at.set(left);
+        let budget = self.budget.get() - 1;
+        self.budget.set(budget);
+        self.served_at.set(budget);
     }
 
     /// Whether what was in the slot, of `band`, is next although it is the others' turn: nothing in the injector is more
     /// urgent, and nobody who is as urgent has to wait for longer than a run.
     #[inline(never)]
-    fn may_go_on(&self, band: u8, highest: Option<u8>) -> bool {
+    fn may_run_slot(&self, band: u8, highest: Option<u8>) -> bool {
         let equals_wait = highest == Some(band);
         if !equals_wait && self.skip_turns() {
-            self.left.set(self.left.get() - 1);
+            self.budget.set(self.budget.get() - 1);
             return true;
         }
-        if band <= DEFAULT_BAND || equals_wait && self.urgent_left.get() == 0 {
+        if band <= DEFAULT_BAND || equals_wait && self.urgent_budget.get() == 0 {
             return false;
         }
         if equals_wait {
-            self.urgent_left.set(self.urgent_left.get() - 1);
+            self.urgent_budget.set(self.urgent_budget.get() - 1);
         }
         true
     }
@@ -294,14 +295,14 @@ impl<T> Worker<T> {
     fn take_turns(&self) -> Option<OpRef<T>> {
         if self.turn.get() == Turn::Injector {
             self.turn.set(Turn::Visit);
-            let max = if self.deque.is_empty() { MAX_TAKEN } else { 1 };
+            let max = if self.deque.is_empty() { MAX_BATCH } else { 1 };
             if let Some(op) = self.pop_injector(DEFAULT_BAND, max) {
                 return Some(op);
             }
         }
         if self.turn.get() == Turn::Visit {
             self.turn.set(Turn::Own);
-            if let Some(Steal::Success(op)) = self.visited().map(Stealer::steal) {
+            if let Some(Steal::Success(op)) = self.visit_target().map(Stealer::steal) {
                 return Some(op);
             }
         }
@@ -316,10 +317,10 @@ impl<T> Worker<T> {
         let skips = unserved < MAX_RUN
             && self.turn.get() == Turn::Injector
             && self.lane.injector().is_default_empty()
-            && self.visited().is_none_or(Stealer::is_empty);
+            && self.visit_target().is_none_or(Stealer::is_empty);
         if skips {
             self.begin_round();
-            self.left.set(MAX_RUN - unserved);
+            self.budget.set(MAX_RUN - unserved);
         }
         skips
     }
@@ -327,13 +328,13 @@ impl<T> Worker<T> {
     fn begin_round(&self) {
         self.turn.set(Turn::Injector);
         self.rounds.set(self.rounds.get().wrapping_add(1));
-        self.left.set(MAX_RUN);
-        self.urgent_left.set(0);
+        self.budget.set(MAX_RUN);
+        self.urgent_budget.set(0);
         self.served_at.set(MAX_RUN);
     }
 
     /// Whose deque the worker visits in this round: now and then another's, each in its turn.
-    fn visited(&self) -> Option<&Stealer<OpRef<T>>> {
+    fn visit_target(&self) -> Option<&Stealer<OpRef<T>>> {
         let (round, stealers) = (self.rounds.get(), self.lane.stealers());
         if stealers.len() < 2 || !round.is_multiple_of(ROUNDS_PER_VISIT) {
             return None;
@@ -355,9 +356,9 @@ impl<T> Worker<T> {
     /// Takes at most `max` operations from a band of the injector. All but the first go into the deque, which must have room.
     #[inline(never)]
     fn pop_injector(&self, band: u8, max: usize) -> Option<OpRef<T>> {
-        let (mut chain, more) = self.lane.injector().pop(band, max)?;
+        let (mut chain, rest) = self.lane.injector().pop(band, max)?;
         let op = chain.next();
-        let shared = more || chain.is_some_left();
+        let shared = rest == Rest::Published || chain.has_more();
         chain.for_each(|op| self.deque.push(op));
         if shared {
             self.lane.sleep().notify();
@@ -406,33 +407,35 @@ impl<T> Worker<T> {
     #[cold]
     fn search(&self) -> Option<OpRef<T>> {
         let sleep = self.lane.sleep();
-        let mut searching = sleep.try_start_search();
-        let look = Look { sleep, worker: self.index, stands: Cell::new(Stands::Nowhere) };
-        let mut napped = false;
+        let mut state = if sleep.try_start_search() { SearchState::Searching } else { SearchState::Inactive };
+        let guard = SearchGuard { sleep, worker: self.index, state: Cell::new(SearchState::Inactive) };
+        let mut was_timed = false;
         loop {
-            look.stands.set(if searching { Stands::Searching } else { Stands::Nowhere });
+            guard.state.set(state);
             pause::at(Point::SleepSearching);
             // A worker beside whoever makes the work would only keep that from making more.
-            let crowded = self.lane.idle() != IdlePolicy::Spin && sleep.is_crowded(self.index);
-            if searching && let Some(op) = if crowded || napped { self.find() } else { self.spin() } {
-                return self.found(op);
+            let contended = self.lane.idle() != IdlePolicy::Spin && sleep.is_contended(self.index);
+            if state == SearchState::Searching
+                && let Some(op) = if contended || was_timed { self.find() } else { self.spin() }
+            {
+                return self.finish_search(op);
             }
             if self.lane.has_ended() {
-                if searching {
+                if state == SearchState::Searching {
                     let _ = sleep.stop_search();
                 }
                 return None;
             }
-            let nap = crowded && self.are_others_quick();
-            sleep.announce(self.index, searching, nap);
-            look.stands.set(Stands::Announced);
+            let park = if contended && self.is_lane_busy() { ParkKind::Timed } else { ParkKind::Untimed };
+            sleep.announce(self.index, state, park);
+            guard.state.set(SearchState::Announced);
             pause::at(Point::SleepAnnounced);
-            if !removed(Step::LookAgainBeforePark) {
+            if !removed(Step::SearchAgainBeforePark) {
                 // After the announcement: what was pushed by a notifier that saw no sleeper is seen here.
                 if let Some(op) = self.find() {
                     // A notifier may have counted on this worker while it was announced.
                     sleep.retract(self.index);
-                    return self.found(op);
+                    return self.finish_search(op);
                 }
                 if self.lane.has_ended() {
                     sleep.retract(self.index);
@@ -441,28 +444,27 @@ impl<T> Worker<T> {
                 }
             }
             pause::at(Point::SleepBeforePark);
-            if nap {
-                sleep.nap(self.index);
-            } else {
-                sleep.park(self.index);
+            match park {
+                ParkKind::Timed => sleep.park_timed(self.index),
+                ParkKind::Untimed => sleep.park(self.index),
             }
-            (searching, napped) = (true, nap);
+            (state, was_timed) = (SearchState::Searching, park == ParkKind::Timed);
         }
     }
 
     /// Whether the workers of the lane have looked for operations often of late, so that what is made next need not wait
     /// for long.
-    fn are_others_quick(&self) -> bool {
-        let (now, looks) = (Instant::now(), self.lane.sleep().looks());
-        let (then, before) = self.seen.replace((now, looks));
-        let count = u32::try_from(looks.wrapping_sub(before)).unwrap_or(u32::MAX);
+    fn is_lane_busy(&self) -> bool {
+        let (now, finds) = (Instant::now(), self.lane.sleep().finds());
+        let (then, before) = self.sample.replace((now, finds));
+        let count = u32::try_from(finds.wrapping_sub(before)).unwrap_or(u32::MAX);
         // Models have no clock.
-        cfg!(any(raddle_loom, raddle_shuttle)) || now - then <= QUICK.saturating_mul(count)
+        cfg!(any(raddle_loom, raddle_shuttle)) || now - then <= MAX_FIND_INTERVAL.saturating_mul(count)
     }
 
     /// Ends a search that has found `op`. The last searcher to find something wakes another if there is more, because
     /// notifiers relied on it.
-    fn found(&self, op: OpRef<T>) -> Option<OpRef<T>> {
+    fn finish_search(&self, op: OpRef<T>) -> Option<OpRef<T>> {
         if self.lane.sleep().stop_search() && self.lane.has_work() {
             self.lane.sleep().notify();
         }
@@ -506,31 +508,23 @@ impl<T> Worker<T> {
     }
 }
 
-/// How others count a worker that looks for work.
-#[derive(Clone, Copy)]
-enum Stands {
-    Nowhere,
-    Searching,
-    Announced,
-}
-
 /// A search for work. If it is broken off by a panic, of code that another crate has left where crossbeam-deque comes by,
 /// nobody may go on counting on it.
-struct Look<'s> {
+struct SearchGuard<'s> {
     sleep: &'s Sleep,
     worker: usize,
-    stands: Cell<Stands>,
+    state: Cell<SearchState>,
 }
 
-impl Drop for Look<'_> {
+impl Drop for SearchGuard<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
         }
-        match self.stands.get() {
-            Stands::Nowhere => return,
-            Stands::Searching => {}
-            Stands::Announced => self.sleep.retract(self.worker),
+        match self.state.get() {
+            SearchState::Inactive => return,
+            SearchState::Searching => {}
+            SearchState::Announced => self.sleep.retract(self.worker),
         }
         // If it was the last one, its worker looks again all the same: it goes on.
         let _ = self.sleep.stop_search();

@@ -4,7 +4,7 @@
 //! threads held is held for ever there: locks, pins, operations. The state of what is lock-free is one that other threads
 //! could have seen at that moment as well. So a child may look at atomics that its parent made, and must not take a lock.
 //!
-//! What is made with [`Birth`] knows whether this process made it. What is in a [`PerProcess`] each process makes for
+//! What is made with [`ProcessMark`] knows whether this process made it. What is in a [`PerProcess`] each process makes for
 //! itself. A fork is noticed by [`begin`], which `crate::engine::fork` has called in the child before anything else; what comes of
 //! `clone` or `vfork` without that is not noticed.
 
@@ -25,11 +25,11 @@ pub(crate) fn begin() {
 
 /// The process that something was made in.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Birth(usize);
+pub(crate) struct ProcessMark(usize);
 
-impl Birth {
+impl ProcessMark {
     /// Now.
-    pub(crate) fn now() -> Self {
+    pub(crate) fn current() -> Self {
         // Relaxed: it changes only where there is no other thread.
         Self(FORKS.load(Relaxed))
     }
@@ -48,7 +48,7 @@ impl Birth {
 pub(crate) struct PerProcess<T>(AtomicPtr<Made<T>>);
 
 struct Made<T> {
-    birth: Birth,
+    process: ProcessMark,
     value: T,
 }
 
@@ -64,14 +64,14 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
         let made = self.0.load(Acquire);
         // SAFETY: what is in there was leaked.
         match unsafe { made.as_ref() } {
-            Some(made) if !made.birth.is_foreign() => &made.value,
+            Some(made) if !made.process.is_foreign() => &made.value,
             _ => self.make(made, make()),
         }
     }
 
     #[cold]
     fn make(&self, before: *mut Made<T>, value: T) -> &'static T {
-        let new = Box::into_raw(Box::new(Made { birth: Birth::now(), value }));
+        let new = Box::into_raw(Box::new(Made { process: ProcessMark::current(), value }));
         // AcqRel: pairs with the load in `get`; the other thread's value if that was faster.
         let now = match self.0.compare_exchange(before, new, AcqRel, Acquire) {
             Ok(_) => new,
@@ -96,8 +96,8 @@ mod tests {
         static VALUE: PerProcess<usize> = PerProcess::new();
         assert_eq!(*VALUE.get(|| 1), 1);
         assert_eq!(*VALUE.get(|| 2), 1);
-        let foreign = Made { birth: Birth(FORKS.load(Relaxed).wrapping_sub(1)), value: 3 };
-        assert!(foreign.birth.is_foreign());
+        let foreign = Made { process: ProcessMark(FORKS.load(Relaxed).wrapping_sub(1)), value: 3 };
+        assert!(foreign.process.is_foreign());
         // Relaxed: the test has one thread.
         let old = VALUE.0.swap(Box::leak(Box::new(foreign)), Relaxed);
         assert_eq!(*VALUE.get(|| 4), 4);

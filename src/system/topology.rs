@@ -14,7 +14,7 @@ use std::{
 
 use core_affinity::CoreId;
 
-use crate::sync::fork::{Birth, PerProcess};
+use crate::sync::fork::{PerProcess, ProcessMark};
 
 /// The cores near the device with this address on the PCI bus, as Linux tells; none where it does not.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
@@ -110,7 +110,7 @@ fn pinned() -> MutexGuard<'static, Vec<usize>> {
 pub(crate) struct Claim {
     pub(crate) core: usize,
     given_back: AtomicBool,
-    birth: Birth,
+    process: ProcessMark,
 }
 
 /// Claims `count` of `cores`, or all if these are fewer: those with the fewest pinned workers, the lower number first
@@ -126,15 +126,15 @@ pub(crate) fn claim(cores: &[usize], count: usize) -> Vec<Claim> {
     chosen.truncate(count);
     chosen.sort_unstable();
     chosen.iter().for_each(|&core| pinned[core] += 1);
-    let birth = Birth::now();
-    chosen.into_iter().map(|core| Claim { core, given_back: AtomicBool::new(false), birth }).collect()
+    let process = ProcessMark::current();
+    chosen.into_iter().map(|core| Claim { core, given_back: AtomicBool::new(false), process }).collect()
 }
 
 impl Claim {
     /// Gives the core back, once.
     pub(crate) fn give_back(&self) {
         // Relaxed: only decides who takes it off the count, which has a lock.
-        if !self.given_back.swap(true, Relaxed) && !self.birth.is_foreign() {
+        if !self.given_back.swap(true, Relaxed) && !self.process.is_foreign() {
             pinned()[self.core] -= 1;
         }
     }

@@ -89,15 +89,15 @@ points! {
         InjectBeforeNotify,
     }
     /// In the count of pending operations.
-    TALLY {
+    PENDING {
         /// `PendingOps::enter`: the generation and its word are read.
-        TallyBeforeEnter,
+        PendingBeforeEnter,
         /// `PendingOps::enter`: counted.
-        TallyEntered,
+        PendingEntered,
         /// `PendingOps::leave`: not counted out yet.
-        TallyBeforeLeave,
+        PendingBeforeLeave,
         /// `PendingOps::leave`: counted out, but `rest` does not know it.
-        TallyLeft,
+        PendingLeft,
     }
     /// Where a worker falls asleep.
     SLEEP {

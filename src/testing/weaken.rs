@@ -21,7 +21,7 @@ pub enum Step {
     /// A retired record is reclaimed after the epoch, not at once.
     ReclaimAfterEpoch,
     /// `Worker::search` looks for work once more after it has announced itself.
-    LookAgainBeforePark,
+    SearchAgainBeforePark,
     /// `Sleep::notify` orders the push before the look at the sleepers by a fence.
     NotifyFence,
     /// A lane of a device releases what it knows of its complete operations with their number.
@@ -35,9 +35,9 @@ pub enum Step {
     /// An operation enters a lane of several workers once (asserted in `Lane::inject`).
     EntersOnce,
     /// A nap ends by itself.
-    NapEnds,
+    TimedParkEnds,
     /// `Sleep::retract` says that the worker does not nap any more.
-    RetractNap,
+    RetractTimedPark,
     /// A dropped `Completion` completes its operation.
     DropCompletes,
     /// It does so at once, also inside the operation's own function (`frame::leave_lost`).
@@ -51,9 +51,9 @@ pub enum Step {
     /// A shutdown closes the engine when nothing is pending, and waits again (`Core::drain`).
     CloseAndWaitAgain,
     /// A spare thread whose time is up looks whether it has been offered a worker meanwhile.
-    SparesLookAgain,
+    SparesCheckAgain,
     /// Whoever ends an engine in the background looks again when what was pending is over.
-    EndLooksAgain,
+    EndChecksAgain,
     /// `PendingOps::leave` tells those who wait for the count.
     LeaveNotifies,
     /// `Access::stands_for_the_next` looks whether something stands behind the wait that is to be joined.

@@ -26,7 +26,7 @@ const MAX_SPARES: usize = 1024;
 
 /// A thread without a worker ends after this time. Picked: long against the waits of a program that goes on waiting. Short
 /// in this crate's own tests, so that they see many ends.
-const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(10) };
+const IDLE_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(10) };
 
 /// A worker, which moves between threads.
 pub(crate) type BoxedWorker<T> = Box<Worker<T>>;
@@ -207,13 +207,13 @@ impl<T: Send + 'static> ThreadPool<T> {
     /// Waits, as a spare, for a worker to carry; `None` if the engine has ended, or none has come for long.
     pub(crate) fn await_offer(&self) -> Option<BoxedWorker<T>> {
         // Models have no clock: there the time would be up at once.
-        let until = if cfg!(any(raddle_loom, raddle_shuttle)) { None } else { Some(Instant::now() + PATIENCE) };
+        let until = if cfg!(any(raddle_loom, raddle_shuttle)) { None } else { Some(Instant::now() + IDLE_TIMEOUT) };
         self.spares.wait(until)
     }
 
     /// The calling thread is about to wait: the workers that have made way for it take over.
-    pub(crate) fn rouse(&self) {
-        self.lanes.iter().for_each(|lane| lane.rouse());
+    pub(crate) fn wake_yielded(&self) {
+        self.lanes.iter().for_each(|lane| lane.wake_yielded());
     }
 
     /// Lets all threads end. To be called when nothing is pending.
@@ -256,7 +256,7 @@ impl<T: Send + 'static> ThreadPool<T> {
     }
 
     /// Puts the calling thread on the core of `worker`, or on all of the engine's.
-    pub(crate) fn place(&self, worker: &Worker<T>) -> Placement {
+    pub(crate) fn pin_to_core(&self, worker: &Worker<T>) -> Placement {
         match self.core_of(worker) {
             Some(claim) if topology::keep_to_one(claim.core) => Placement::Pinned(claim.core),
             claim => {

@@ -110,7 +110,7 @@ impl<W> SpareThreads<W> {
         if let Some(place) = place {
             state.seats.remove(place);
         }
-        place.is_some() || removed(Step::SparesLookAgain)
+        place.is_some() || removed(Step::SparesCheckAgain)
     }
 
     /// Tells all that wait, and whoever comes later, that there will be no more workers.

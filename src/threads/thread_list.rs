@@ -1,6 +1,6 @@
 //! The threads of an engine that have not been joined.
 //!
-//! A thread is entered before it is started, and struck out when it has been joined. So whoever finds the roll empty
+//! A thread is entered before it is started, and struck out when it has been joined. So whoever finds the threads empty
 //! knows that no thread that was entered before runs any more, nor a destructor of its thread-locals.
 //!
 //! A thread says itself that its main function has returned, and can be joined from then on. That takes as long as
@@ -20,7 +20,7 @@ use std::{
 use crate::{
     sync::{
         Condvar, Mutex, MutexGuard,
-        fork::Birth,
+        fork::ProcessMark,
         lock,
         thread::{self, JoinHandle},
         wait_until,
@@ -30,7 +30,7 @@ use crate::{
 
 /// How long threads that can be joined wait for that, where there is a deadline, before another helper is started.
 /// Picked.
-const LOOK: Duration = Duration::from_millis(1);
+const HELPER_DELAY: Duration = Duration::from_millis(1);
 
 /// Threads that have ended by themselves and wait to be joined, about at most. Picked.
 pub(crate) const MANY: usize = 16;
@@ -43,7 +43,7 @@ struct Entry {
     /// It ends by itself.
     leaves: bool,
     /// Its main function has returned.
-    over: bool,
+    returned: bool,
 }
 
 #[derive(Default)]
@@ -69,12 +69,12 @@ pub(crate) struct ThreadList {
 impl Entry {
     /// Whether it can be joined, which takes no longer than destructors.
     fn is_joinable(&self) -> bool {
-        self.over && self.handle.is_some()
+        self.returned && self.handle.is_some()
     }
 
     /// Whether somebody joins it, or for a moment whoever starts it has yet to note its handle.
     fn is_being_joined(&self) -> bool {
-        self.over && self.handle.is_none()
+        self.returned && self.handle.is_none()
     }
 }
 
@@ -98,7 +98,7 @@ impl List {
         Some((entry.number, entry.handle.take()?))
     }
 
-    fn strike_out(&mut self, number: u64) {
+    fn remove(&mut self, number: u64) {
         if let Some(place) = self.position(number) {
             self.entries.swap_remove(place);
         }
@@ -107,7 +107,7 @@ impl List {
     /// Joins those that have ended for certain, and strikes them out.
     fn join_ended(&mut self) {
         self.entries.retain_mut(|entry| {
-            if !entry.over {
+            if !entry.returned {
                 return true;
             }
             match entry.handle.take().map(try_join) {
@@ -141,27 +141,27 @@ fn try_join(handle: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
 }
 
 /// Notes at its drop that the main function of a thread has returned.
-struct Main {
-    roll: Arc<ThreadList>,
+struct MainGuard {
+    threads: Arc<ThreadList>,
     number: u64,
-    birth: Birth,
+    process: ProcessMark,
 }
 
-impl Drop for Main {
+impl Drop for MainGuard {
     fn drop(&mut self) {
-        if self.birth.is_foreign() {
+        if self.process.is_foreign() {
             // In a forked child the lock may be held for ever.
             return;
         }
-        let mut list = lock(&self.roll.list);
+        let mut list = lock(&self.threads.list);
         let Some(place) = list.position(self.number) else { return };
-        list.entries[place].over = true;
+        list.entries[place].returned = true;
         let many = list.entries[place].leaves && list.joinable() >= MANY * (list.helpers + 1);
         drop(list);
-        self.roll.changed.notify_all();
+        self.threads.changed.notify_all();
         if many {
             // If it cannot be started, the next thread that leaves tries again.
-            let _ = self.roll.find_help();
+            let _ = self.threads.start_helper();
         }
     }
 }
@@ -173,12 +173,12 @@ impl ThreadList {
             let mut list = lock(&self.list);
             list.next += 1;
             let number = list.next;
-            list.entries.push(Entry { number, name: name.clone(), handle: None, leaves: false, over: false });
+            list.entries.push(Entry { number, name: name.clone(), handle: None, leaves: false, returned: false });
             number
         };
-        let roll = Arc::clone(self);
+        let threads = Arc::clone(self);
         let whole = move || {
-            let _main = Main { roll, number, birth: Birth::now() };
+            let _main = MainGuard { threads, number, process: ProcessMark::current() };
             main(number);
         };
         let spawned = thread::Builder::new().name(name).spawn(whole);
@@ -209,7 +209,7 @@ impl ThreadList {
             drop(list);
             let panicked = handle.join().is_err();
             list = lock(&self.list);
-            list.strike_out(number);
+            list.remove(number);
             self.changed.notify_all();
             if panicked {
                 drop(list);
@@ -242,7 +242,7 @@ impl ThreadList {
         while !list.entries.is_empty() {
             if stalled && list.wants_help() {
                 drop(list);
-                let helped = self.find_help();
+                let helped = self.start_helper();
                 list = lock(&self.list);
                 if !helped {
                     list.join_ended();
@@ -258,15 +258,15 @@ impl ThreadList {
                 list.left_behind = true;
                 return Err(list.entries.iter().map(|entry| entry.name.clone()).collect());
             }
-            let look = if list.joinable() > 0 { deadline.min(now + LOOK) } else { deadline };
-            list = wait_until(&self.changed, list, Some(look)).unwrap_or_else(|_| lock(&self.list));
-            stalled = list.helpers == 0 || Instant::now() >= look;
+            let wake_at = if list.joinable() > 0 { deadline.min(now + HELPER_DELAY) } else { deadline };
+            list = wait_until(&self.changed, list, Some(wake_at)).unwrap_or_else(|_| lock(&self.list));
+            stalled = list.helpers == 0 || Instant::now() >= wake_at;
         }
         Ok(())
     }
 
     /// Has another thread join those that can be joined; `false` if there is none to be had.
-    fn find_help(self: &Arc<Self>) -> bool {
+    fn start_helper(self: &Arc<Self>) -> bool {
         {
             let mut list = lock(&self.list);
             list.helpers += 1;
@@ -275,9 +275,9 @@ impl ThreadList {
                 list.asked += 1;
             }
         }
-        let roll = Arc::clone(self);
+        let threads = Arc::clone(self);
         // Under one lock it finds nothing to join, and is no helper any more.
-        let help = move || roll.join_some(lock(&roll.list)).helpers -= 1;
+        let help = move || threads.join_some(lock(&threads.list)).helpers -= 1;
         let started = thread::Builder::new().name("raddle-join".to_owned()).spawn(help).is_ok();
         if !started {
             lock(&self.list).helpers -= 1;
@@ -332,45 +332,45 @@ mod tests {
 
     /// Starts a thread that ends by itself, and stays in the destructor of a thread-local until what this gives is
     /// dropped. When this returns the thread is there.
-    fn spawn_blocked(roll: &Arc<ThreadList>, name: &str) -> mpsc::Sender<()> {
+    fn spawn_blocked(threads: &Arc<ThreadList>, name: &str) -> mpsc::Sender<()> {
         thread_local!(static LOCAL: RefCell<Option<Blocks>> = const { RefCell::new(None) });
         let ((sender, inside), (release, held)) = (mpsc::channel(), mpsc::channel());
-        let inner = Arc::clone(roll);
+        let inner = Arc::clone(threads);
         let main = move |number| {
             LOCAL.set(Some(Blocks(sender, held)));
             inner.leave(number);
         };
-        roll.spawn(name.to_owned(), main).expect("a thread starts");
+        threads.spawn(name.to_owned(), main).expect("a thread starts");
         inside.recv_timeout(AWHILE).expect("the destructor runs");
         release
     }
 
     /// Starts a thread that ends by itself.
-    fn spawn_short(roll: &Arc<ThreadList>) {
-        let inner = Arc::clone(roll);
-        roll.spawn("short".to_owned(), move |number| inner.leave(number)).expect("a thread starts");
+    fn spawn_short(threads: &Arc<ThreadList>) {
+        let inner = Arc::clone(threads);
+        threads.spawn("short".to_owned(), move |number| inner.leave(number)).expect("a thread starts");
     }
 
     #[test]
     fn who_joins_all_joins_those_as_well_that_have_ended_by_themselves() {
-        let roll = Arc::new(ThreadList::default());
-        (0..100).for_each(|_| spawn_short(&roll));
-        roll.join_all();
-        assert_eq!(roll.count(), (100, 0));
-        assert!(roll.join_until(Instant::now()).is_ok());
+        let threads = Arc::new(ThreadList::default());
+        (0..100).for_each(|_| spawn_short(&threads));
+        threads.join_all();
+        assert_eq!(threads.count(), (100, 0));
+        assert!(threads.join_until(Instant::now()).is_ok());
     }
 
     #[test]
     fn a_thread_that_has_ended_by_itself_is_waited_for_until_its_destructors_have_run() {
-        let roll = Arc::new(ThreadList::default());
-        let release = spawn_blocked(&roll, "blocked");
+        let threads = Arc::new(ThreadList::default());
+        let release = spawn_blocked(&threads, "blocked");
         for _ in 0..8 * MANY {
-            spawn_short(&roll);
+            spawn_short(&threads);
             // That one cannot be joined yet keeps no other from it.
-            eventually("few are left", || roll.count().1 <= 1 + 2 * MANY);
+            eventually("few are left", || threads.count().1 <= 1 + 2 * MANY);
         }
         let (sender, joined) = mpsc::channel();
-        let inner = Arc::clone(&roll);
+        let inner = Arc::clone(&threads);
         let other = thread::spawn(move || {
             inner.join_all();
             sender.send(()).expect("somebody listens");
@@ -379,36 +379,36 @@ mod tests {
         drop(release);
         joined.recv_timeout(AWHILE).expect("all have ended");
         other.join().expect("it does not panic");
-        assert_eq!(roll.count().1, 0);
+        assert_eq!(threads.count().1, 0);
     }
 
     #[test]
     fn who_has_a_deadline_is_told_of_those_that_have_not_ended() {
-        let roll = Arc::new(ThreadList::default());
+        let threads = Arc::new(ThreadList::default());
         let (release, held) = mpsc::channel::<()>();
         let hold = move |_| _ = held.recv();
-        roll.spawn("held".to_owned(), hold).expect("a thread starts");
-        roll.spawn("short".to_owned(), |_| ()).expect("a thread starts");
-        let look = || roll.join_until(Instant::now() + Duration::from_millis(20));
+        threads.spawn("held".to_owned(), hold).expect("a thread starts");
+        threads.spawn("short".to_owned(), |_| ()).expect("a thread starts");
+        let look = || threads.join_until(Instant::now() + Duration::from_millis(20));
         let start = Instant::now();
         while look() != Err(vec!["held".to_owned()]) {
             assert!(start.elapsed() < AWHILE, "the short thread does not end");
         }
-        assert!(roll.has_left_behind());
+        assert!(threads.has_left_behind());
         drop(release);
-        roll.join_all();
-        assert!(!roll.has_left_behind());
+        threads.join_all();
+        assert!(!threads.has_left_behind());
         assert_eq!(look(), Ok(()));
     }
 
     #[test]
     fn who_has_a_deadline_is_told_of_those_that_are_inside_destructors() {
-        let roll = Arc::new(ThreadList::default());
+        let threads = Arc::new(ThreadList::default());
         let names = ["first", "second", "third"];
-        let releases = names.map(|name| spawn_blocked(&roll, name));
-        spawn_short(&roll);
+        let releases = names.map(|name| spawn_blocked(&threads, name));
+        spawn_short(&threads);
         let look = |time| {
-            let left = roll.join_until(Instant::now() + time);
+            let left = threads.join_until(Instant::now() + time);
             left.map_err(|mut left| {
                 left.sort();
                 left
@@ -429,23 +429,23 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_thread_that_another_one_joins_starts_none() {
-        let roll = Arc::new(ThreadList::default());
-        let release = spawn_blocked(&roll, "blocked");
-        let inner = Arc::clone(&roll);
+        let threads = Arc::new(ThreadList::default());
+        let release = spawn_blocked(&threads, "blocked");
+        let inner = Arc::clone(&threads);
         let other = thread::spawn(move || inner.join_all());
-        eventually("it is being joined", || lock(&roll.list).entries.iter().all(Entry::is_being_joined));
-        let left = roll.join_until(Instant::now() + MOMENT);
+        eventually("it is being joined", || lock(&threads.list).entries.iter().all(Entry::is_being_joined));
+        let left = threads.join_until(Instant::now() + MOMENT);
         assert_eq!(left, Err(vec!["blocked".to_owned()]));
-        assert_eq!(lock(&roll.list).asked, 0);
+        assert_eq!(lock(&threads.list).asked, 0);
         drop(release);
         other.join().expect("it does not panic");
     }
 
     #[test]
     fn a_thread_that_panics_is_joined_as_well() {
-        let roll = Arc::new(ThreadList::default());
-        roll.spawn(String::new(), |_| std::panic::resume_unwind(Box::new(()))).expect("a thread starts");
-        roll.join_all();
-        assert_eq!(roll.count(), (1, 0));
+        let threads = Arc::new(ThreadList::default());
+        threads.spawn(String::new(), |_| std::panic::resume_unwind(Box::new(()))).expect("a thread starts");
+        threads.join_all();
+        assert_eq!(threads.count(), (1, 0));
     }
 }

@@ -4,8 +4,8 @@ use super::{super::testing::Ready, *};
 
 const URGENT: u8 = DEFAULT_BAND + 8;
 
-fn pop(injector: &Injector<usize>, band: u8, max: usize) -> Option<(Vec<*mut Op<usize>>, bool)> {
-    injector.pop(band, max).map(|(chain, more)| (chain.map(|op| op.as_ptr()).collect(), more))
+fn pop(injector: &Injector<usize>, band: u8, max: usize) -> Option<(Vec<*mut Op<usize>>, Rest)> {
+    injector.pop(band, max).map(|(chain, rest)| (chain.map(|op| op.as_ptr()).collect(), rest))
 }
 
 #[test]
@@ -17,10 +17,10 @@ fn a_band_is_first_in_first_out_and_says_when_more_has_come_into_sight() {
         ops.iter().for_each(|op| injector.push(op.right()));
         assert!(!injector.is_empty());
         assert_eq!(injector.highest(), (band == URGENT).then_some(URGENT));
-        assert_eq!(pop(&injector, band, 2), Some((order[..2].to_vec(), true)));
+        assert_eq!(pop(&injector, band, 2), Some((order[..2].to_vec(), Rest::Published)));
         assert!(!injector.is_empty());
-        assert_eq!(pop(&injector, band, 1), Some((order[2..3].to_vec(), false)));
-        assert_eq!(pop(&injector, band, 9), Some((order[3..].to_vec(), false)));
+        assert_eq!(pop(&injector, band, 1), Some((order[2..3].to_vec(), Rest::Unchanged)));
+        assert_eq!(pop(&injector, band, 9), Some((order[3..].to_vec(), Rest::Unchanged)));
         assert_eq!(pop(&injector, band, 9), None);
         assert!(injector.is_empty());
     }
@@ -33,7 +33,7 @@ fn a_chain_says_whether_another_one_is_left() {
     let (mut chain, _) = injector.pop(DEFAULT_BAND, 2).expect("two are in it");
     for left in [true, false] {
         assert!(chain.next().is_some());
-        assert_eq!(chain.is_some_left(), left);
+        assert_eq!(chain.has_more(), left);
     }
 }
 
@@ -42,9 +42,9 @@ fn what_a_popper_leaves_of_a_band_is_marked_although_its_pusher_has_not_come_to_
     let (injector, ops) = (Injector::default(), Ready::new(2, URGENT));
     ops.iter().for_each(|op| injector.band(URGENT).push(op.right()));
     assert_eq!(injector.highest(), None);
-    assert!(matches!(pop(&injector, URGENT, 1), Some((_, true))));
+    assert!(matches!(pop(&injector, URGENT, 1), Some((_, Rest::Published))));
     assert_eq!(injector.highest(), Some(URGENT));
-    assert!(matches!(pop(&injector, URGENT, 1), Some((_, false))));
+    assert!(matches!(pop(&injector, URGENT, 1), Some((_, Rest::Unchanged))));
 }
 
 /// Otherwise what it holds would wait behind whatever was pushed meanwhile, each time that it is late.
@@ -54,15 +54,15 @@ fn what_a_late_popper_leaves_goes_in_front() {
     let order: Vec<_> = ops.iter().map(|op| op.as_ptr()).collect();
     let band = injector.band(DEFAULT_BAND);
     ops[2..].iter().for_each(|op| injector.push(op.right()));
-    assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((order[2..3].to_vec(), true)));
+    assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((order[2..3].to_vec(), Rest::Published)));
     // It has taken the first two, and turned them round, before the others were pushed.
     // Relaxed: there is one thread.
     ops[0].right().link.store(order[1], Relaxed);
     let [first, last] = [ops[0], ops[1]].map(|op| op.right().into_ptr());
     // SAFETY: the chain is this test's, and in nobody's hands.
-    unsafe { band.put_in_front(first, last) };
+    unsafe { band.prepend(first, last) };
     for op in [0, 1, 3, 4] {
-        assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((vec![order[op]], false)));
+        assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((vec![order[op]], Rest::Unchanged)));
     }
     assert!(injector.is_empty());
 }

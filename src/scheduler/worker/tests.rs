@@ -22,11 +22,11 @@ fn lane(workers: usize, idle: IdlePolicy) -> (Arc<Lane<usize>>, Vec<Worker<usize
 
 /// A worker that sleeps, as the others see it; the calling thread carries it.
 fn asleep(worker: &Worker<usize>) {
-    worker.lane.sleep().carry(worker.index);
-    worker.lane.sleep().announce(worker.index, false, false);
+    worker.lane.sleep().set_thread(worker.index);
+    worker.lane.sleep().announce(worker.index, SearchState::Inactive, ParkKind::Untimed);
 }
 
-fn found(worker: &Worker<usize>) -> Option<*mut crate::tracker::Op<usize>> {
+fn find_ptr(worker: &Worker<usize>) -> Option<*mut crate::tracker::Op<usize>> {
     worker.find().map(|op| op.as_ptr())
 }
 
@@ -46,11 +46,11 @@ fn a_lane_has_work_while_something_can_be_taken() {
     assert!(lane.has_work());
     assert!(workers[0].find().is_some());
     assert!(!lane.has_work());
-    workers[1].keep(ops[1].right());
+    workers[1].push_next(ops[1].right());
     assert!(!lane.has_work(), "what is in the slot is that worker's");
-    workers[1].share();
+    workers[1].share_slot();
     assert!(lane.has_work());
-    assert_eq!(found(&workers[0]), Some(ops[1].as_ptr()));
+    assert_eq!(find_ptr(&workers[0]), Some(ops[1].as_ptr()));
     assert!(!lane.has_work());
 }
 
@@ -62,37 +62,37 @@ fn a_successor_is_kept_unless_the_injector_has_something_more_urgent() {
     let [low, normal, waits, high, higher] = ops.each_ref().map(|ops| ops[0]);
     lane.injector().push(waits.right());
     for kept in [high, higher] {
-        worker.keep(kept.right());
+        worker.push_next(kept.right());
         assert_eq!(worker.slot.take().map(|op| op.as_ptr()), Some(kept.as_ptr()));
     }
     for passed_over in [low, normal] {
-        worker.keep(passed_over.right());
+        worker.push_next(passed_over.right());
         assert_eq!(in_slot(worker), None);
     }
     let order = [waits, normal, low].map(|op| Some(op.as_ptr()));
-    assert_eq!([(); 3].map(|()| found(worker)), order);
+    assert_eq!([(); 3].map(|()| find_ptr(worker)), order);
 }
 
 #[test]
 fn between_operations_one_successor_is_kept_and_within_one_none() {
     let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(3, DEFAULT_BAND));
     let worker = &workers[0];
-    worker.put(ops[0].right());
+    worker.push_local(ops[0].right());
     assert_eq!(in_slot(worker), None);
-    worker.keep(ops[1].right());
-    worker.keep(ops[2].right());
+    worker.push_next(ops[1].right());
+    worker.push_next(ops[2].right());
     assert_eq!(in_slot(worker), Some(ops[1].as_ptr()));
-    assert_eq!([(); 3].map(|()| found(worker)), [1, 0, 2].map(|number| Some(ops[number].as_ptr())));
+    assert_eq!([(); 3].map(|()| find_ptr(worker)), [1, 0, 2].map(|number| Some(ops[number].as_ptr())));
 }
 
 #[test]
 fn what_is_more_urgent_than_a_successor_goes_before_it() {
     let ((lane, workers), ops, urgent) = (lane(1, IdlePolicy::Park), Ready::new(1, HIGH), Ready::new(2, HIGHER));
     let worker = &workers[0];
-    worker.keep(ops[0].right());
+    worker.push_next(ops[0].right());
     urgent.iter().for_each(|op| lane.injector().push(op.right()));
     let order = [urgent[0], urgent[1], ops[0]].map(|op| Some(op.as_ptr()));
-    assert_eq!([(); 3].map(|()| found(worker)), order);
+    assert_eq!([(); 3].map(|()| find_ptr(worker)), order);
 }
 
 #[test]
@@ -117,20 +117,20 @@ fn every_deque_of_the_lane_is_stolen_from_wherever_the_sweep_begins() {
 
 #[test]
 fn whoever_takes_more_than_one_wakes_another_worker_for_the_rest() {
-    let ((lane, workers), ops) = (lane(3, IdlePolicy::Park), Ready::new(3 * MAX_TAKEN, DEFAULT_BAND));
+    let ((lane, workers), ops) = (lane(3, IdlePolicy::Park), Ready::new(3 * MAX_BATCH, DEFAULT_BAND));
     asleep(&workers[2]);
     let [first, second] = [&workers[0], &workers[1]];
-    ops[..MAX_TAKEN + 2].iter().for_each(|op| lane.injector().push(op.right()));
+    ops[..MAX_BATCH + 2].iter().for_each(|op| lane.injector().push(op.right()));
     // Others have come into sight by the first, and are in its deque as well; the second has two, the third none.
-    assert!(first.pop_injector(DEFAULT_BAND, MAX_TAKEN).is_some());
+    assert!(first.pop_injector(DEFAULT_BAND, MAX_BATCH).is_some());
     assert_woken();
-    assert!(second.pop_injector(DEFAULT_BAND, MAX_TAKEN).is_some());
+    assert!(second.pop_injector(DEFAULT_BAND, MAX_BATCH).is_some());
     assert_woken();
     assert!(second.deque.pop().is_some());
-    assert!(first.pop_injector(DEFAULT_BAND, MAX_TAKEN).is_none());
+    assert!(first.pop_injector(DEFAULT_BAND, MAX_BATCH).is_none());
     assert_not_woken();
     lane.injector().push(ops[0].right());
-    assert!(first.pop_injector(DEFAULT_BAND, MAX_TAKEN).is_some());
+    assert!(first.pop_injector(DEFAULT_BAND, MAX_BATCH).is_some());
     assert_not_woken(); // There is no rest.
 
     // The same for what is stolen.
@@ -152,16 +152,16 @@ fn the_last_searcher_wakes_another_worker_if_there_is_more() {
     let (worker, sleep) = (&workers[0], lane.sleep());
     // There is no more.
     sleep.start_search();
-    assert!(worker.found(ops[0].right()).is_some());
+    assert!(worker.finish_search(ops[0].right()).is_some());
     assert_not_woken();
     lane.injector().push(ops[0].right());
     // There is, but another one searches.
     sleep.start_search();
     sleep.start_search();
-    assert!(worker.found(ops[0].right()).is_some());
+    assert!(worker.finish_search(ops[0].right()).is_some());
     assert_not_woken();
     // That was the last one.
-    assert!(worker.found(ops[0].right()).is_some());
+    assert!(worker.finish_search(ops[0].right()).is_some());
     assert_woken();
     assert!(worker.find().is_some());
 }
@@ -204,7 +204,7 @@ fn debug_output_names_the_lane_and_the_worker() {
 #[should_panic(expected = "operations are left in worker 0 of lane test")]
 fn a_worker_is_not_dropped_with_an_operation_in_its_slot() {
     let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
-    workers[0].keep(ops[0].right());
+    workers[0].push_next(ops[0].right());
     drop(workers);
 }
 
@@ -213,6 +213,6 @@ fn a_worker_is_not_dropped_with_an_operation_in_its_slot() {
 #[should_panic(expected = "operations are left in worker 0 of lane test")]
 fn a_worker_is_not_dropped_with_an_operation_in_its_deque() {
     let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
-    workers[0].put(ops[0].right());
+    workers[0].push_local(ops[0].right());
     drop(workers);
 }

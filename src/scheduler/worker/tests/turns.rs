@@ -39,11 +39,11 @@ impl Endless<'_> {
         let found = op.as_ptr();
         if found != self.leaf.as_ptr() && !self.ends.contains(&found) {
             match self.chain {
-                Chain::Slot => self.worker.keep(op),
-                Chain::Inside => self.worker.put(op),
+                Chain::Slot => self.worker.push_next(op),
+                Chain::Inside => self.worker.push_local(op),
                 Chain::Second => {
-                    self.worker.keep(self.leaf.right());
-                    self.worker.keep(op);
+                    self.worker.push_next(self.leaf.right());
+                    self.worker.push_next(op);
                 }
             }
         }
@@ -74,7 +74,7 @@ fn after_a_run_of_its_own_a_worker_looks_at_the_injector_whatever_that_run_was_o
         let (lane, workers) = lane(1, IdlePolicy::Park);
         let (ops, waits) = (Ready::new(2, DEFAULT_BAND), Ready::new(3, DEFAULT_BAND));
         let endless = Endless { worker: &workers[0], chain, leaf: ops[1], ends: ends(&waits) };
-        workers[0].keep(ops[0].right());
+        workers[0].push_next(ops[0].right());
         waits.iter().for_each(|op| lane.injector().push(op.right()));
         let starts = endless.starts(&waits, 4 * (RUN + 1));
         assert_eq!(starts, [RUN, 2 * RUN + 1, 3 * RUN + 2], "{chain:?}");
@@ -95,9 +95,9 @@ fn the_deque_is_not_starved_by_slot_and_injector() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let (chains, waits) = (Ready::new(9, DEFAULT_BAND), Ready::new(3, DEFAULT_BAND));
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
-    workers[0].keep(chains[0].right());
+    workers[0].push_next(chains[0].right());
     chains[1..].iter().for_each(|op| lane.injector().push(op.right()));
-    waits.iter().for_each(|op| workers[0].put(op.right()));
+    waits.iter().for_each(|op| workers[0].push_local(op.right()));
     // Behind a run of the slot and one operation of the injector. They end, so that nothing is in the slot between them.
     assert_eq!(endless.starts(&waits, 3 * (RUN + 2)), [RUN + 1, RUN + 2, RUN + 3]);
     // All chains go on.
@@ -109,14 +109,14 @@ fn the_deque_is_not_starved_by_slot_and_injector() {
 #[test]
 fn what_is_anywhere_in_a_full_deque_starts_within_as_many_rounds() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
-    let (chains, waits) = (Ready::new(ROOM + 1, DEFAULT_BAND), Ready::new(1, DEFAULT_BAND));
+    let (chains, waits) = (Ready::new(DEQUE_CAPACITY + 1, DEFAULT_BAND), Ready::new(1, DEFAULT_BAND));
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
-    workers[0].keep(chains[0].right());
-    chains[1..].iter().for_each(|op| workers[0].put(op.right()));
-    assert_eq!(workers[0].deque.len(), ROOM);
+    workers[0].push_next(chains[0].right());
+    chains[1..].iter().for_each(|op| workers[0].push_local(op.right()));
+    assert_eq!(workers[0].deque.len(), DEQUE_CAPACITY);
     lane.injector().push(waits[0].right());
     assert_eq!(endless.starts(&waits, RUN + 1), [RUN]);
-    let order = endless.run((ROOM + 1) * (RUN + 2));
+    let order = endless.run((DEQUE_CAPACITY + 1) * (RUN + 2));
     assert!(chains.iter().all(|op| order.contains(&op.as_ptr())));
     endless.end();
 }
@@ -126,7 +126,7 @@ fn several_are_taken_from_the_injector_only_when_the_deque_is_empty() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let (chain, waits) = (Ready::new(1, DEFAULT_BAND), Ready::new(4, DEFAULT_BAND));
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
-    workers[0].keep(chain[0].right());
+    workers[0].push_next(chain[0].right());
     waits.iter().for_each(|op| lane.injector().push(op.right()));
     for left in [3, 2] {
         endless.run(RUN + 1);
@@ -135,7 +135,7 @@ fn several_are_taken_from_the_injector_only_when_the_deque_is_empty() {
     }
     while workers[0].deque.pop().is_some() {}
     workers[0].slot.set(None);
-    assert_eq!(found(&workers[0]), Some(waits[2].as_ptr()));
+    assert_eq!(find_ptr(&workers[0]), Some(waits[2].as_ptr()));
     assert!(lane.injector().is_default_empty(), "nothing else was there");
     endless.end();
 }
@@ -147,7 +147,7 @@ fn equals_in_the_injector_wait_for_no_more_than_a_run_each_in_every_band() {
             let (lane, workers) = lane(1, IdlePolicy::Park);
             let (ops, waits) = (Ready::new(1, band), Ready::new(3, band));
             let endless = Endless { worker: &workers[0], chain, leaf: waits[0], ends: ends(&waits) };
-            workers[0].keep(ops[0].right());
+            workers[0].push_next(ops[0].right());
             for before in 0..3 * RUN {
                 waits.iter().for_each(|op| lane.injector().push(op.right()));
                 let starts = endless.starts(&waits, 3 * (RUN + 1));
@@ -169,27 +169,27 @@ fn what_is_urgent_does_not_lengthen_the_run_of_those_who_are_not() {
     let (ops, urgent) = (Ready::new(3, DEFAULT_BAND), Ready::new(1, HIGH));
     let (worker, [chain, waits, successor]) = (&workers[0], [ops[0], ops[1], ops[2]].map(|op| op.as_ptr()));
     for every in 1..RUN {
-        worker.keep(ops[0].right());
+        worker.push_next(ops[0].right());
         lane.injector().push(ops[1].right());
         let (mut own, mut is_successor_there) = (0, false);
         for step in 0.. {
             if step % every == 0 && lane.injector().highest().is_none() {
                 lane.injector().push(urgent[0].right());
             }
-            let op = found(worker).expect("the chain goes on for ever");
+            let op = find_ptr(worker).expect("the chain goes on for ever");
             if op == waits {
                 break;
             }
             if op == urgent[0].as_ptr() {
                 if !std::mem::replace(&mut is_successor_there, true) {
-                    worker.keep(ops[2].right());
+                    worker.push_next(ops[2].right());
                 }
                 continue;
             }
             own += 1;
             assert!(own <= RUN, "with something urgent every {every} operations");
             if op == chain {
-                worker.keep(ops[0].right());
+                worker.push_next(ops[0].right());
             } else {
                 assert_eq!(op, successor);
                 is_successor_there = false;
@@ -206,7 +206,7 @@ fn urgent_chains_have_runs_of_the_same_length_while_others_wait_who_are_not_urge
     let (chains, waits) = (Ready::new(2, HIGH), Ready::new(1, DEFAULT_BAND));
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
     lane.injector().push(waits[0].right());
-    workers[0].keep(chains[0].right());
+    workers[0].push_next(chains[0].right());
     // Alone among equals, it goes on.
     assert!(endless.run(5 * RUN).iter().all(|&op| op == chains[0].as_ptr()));
     lane.injector().push(chains[1].right());
@@ -228,10 +228,10 @@ fn what_lies_in_a_deque_is_taken_by_the_others_by_turns() {
             let (_, workers) = lane(WORKERS, IdlePolicy::Park);
             let (ops, waits) = (Ready::new(2, DEFAULT_BAND), Ready::new(2 * WORKERS, DEFAULT_BAND));
             let endless = Endless { worker: &workers[own], chain, leaf: ops[1], ends: ends(&waits) };
-            workers[own].keep(ops[0].right());
+            workers[own].push_next(ops[0].right());
             let others: Vec<_> = (0..WORKERS).filter(|&other| other != own).collect();
             for (index, op) in waits.iter().enumerate() {
-                workers[others[index % others.len()]].put(op.right());
+                workers[others[index % others.len()]].push_local(op.right());
             }
             let each = waits.len().div_ceil(others.len());
             let _ = endless.starts(&waits, each * WITHIN);
@@ -245,10 +245,10 @@ fn a_chain_that_nobody_waits_beside_stays_in_the_slot() {
     for band in [LOW, DEFAULT_BAND, HIGH] {
         let ((_, workers), ops) = (lane(2, IdlePolicy::Park), Ready::new(1, band));
         asleep(&workers[1]);
-        workers[0].keep(ops[0].right());
+        workers[0].push_next(ops[0].right());
         for _ in 0..5 * ROUNDS_PER_VISIT * MAX_RUN {
-            assert_eq!(found(&workers[0]), Some(ops[0].as_ptr()));
-            workers[0].keep(ops[0].right());
+            assert_eq!(find_ptr(&workers[0]), Some(ops[0].as_ptr()));
+            workers[0].push_next(ops[0].right());
             assert!(in_slot(&workers[0]).is_some());
         }
         assert_not_woken();
