@@ -1,4 +1,4 @@
-//! One worker: its deque, its slot, and how it finds the next operation.
+//! A worker: its deque, its slot, and its search for the next operation.
 
 use std::{
     cell::Cell,
@@ -27,70 +27,72 @@ use crate::{
 /// Operations of its own that a worker runs before others get their turn (`README.md`, Fairness). Picked; not tuned.
 const MAX_RUN: u32 = 32;
 
-/// Rounds of turns between two visits of a worker to another one's deque. Picked: a visit costs both of them a cache line,
-/// and only what lies in the deque of a worker that does not come to it needs one.
+/// Rounds between two visits of a worker to another worker's deque. Picked: a visit costs both of them a cache line,
+/// and only operations in the deque of a worker that does not come back to it need one.
 const ROUNDS_PER_VISIT: u32 = 8;
 
-/// Operations that a worker takes from the injector at once. Picked: what one look costs is small against their cost, and
-/// others can still steal them.
+/// Operations that a worker takes from the injector in one pop. Picked: the cost of a pop is small against the cost of
+/// so many operations, and others can still steal them.
 const MAX_BATCH: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 
-/// Operations in a deque at most: as many as crossbeam-deque has room for from the beginning. To grow, and to shrink
-/// again, it would pin crossbeam's default collector in the midst of a push or a pop, and that runs what other crates have
-/// left there: a panic of theirs would lose the operation that is on its way.
+/// Operations in a deque at most: the initial capacity of crossbeam-deque. Growing and shrinking would pin crossbeam's
+/// default collector in the midst of a push or a pop, and that runs destructors that other crates have deferred there:
+/// if one panicked, the operation in transit would be lost.
 const DEQUE_CAPACITY: usize = 64;
 
-/// Rounds of looking between two looks at the clock.
+/// Search rounds between two readings of the clock.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const ROUNDS_PER_CLOCK: u32 = 8;
 
-/// A worker that has not looked for so long, although it does nothing else, shares its core with another thread. It does not
-/// go on: that thread may be the one that makes the work, and notifiers count on this one.
+/// A gap between two readings of the clock from which on a searching worker is taken to share its core with another
+/// thread. It stops searching: that thread may be the one that pushes work, and notifiers count on the worker.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const CONTENDED: Duration = Duration::from_micros(20);
 
-/// Time per look, of all workers of the lane, up to which one of them naps. Picked.
+/// Average time between two calls of `find`, over all workers of the lane, up to which a worker parks with a time
+/// limit. Picked.
 const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
 
-/// Pauses between two rounds of looking, before the first look at the clock and after it. Picked: some 100 ns at first, so
-/// that a searcher does not keep taking the lines away that a pusher and a busy worker write. Who has found nothing by then
-/// is beside pushers that have time in between, and finds what they push sooner.
+/// Pauses between two search rounds, before the first reading of the clock and after it. Picked: some 100 ns at first,
+/// so that a searcher does not keep taking the cache lines away that a pusher and a busy worker write. If it has found
+/// nothing by then, the pushers pause between their pushes, and shorter pauses find their operations sooner.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSES_PER_ROUND: [u32; 2] = [8, 2];
 
-/// Who gets an operation run next when a worker has run `MAX_RUN` of its own.
+/// Where the next operation is taken from when a worker has run `MAX_RUN` operations of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     /// The default band of the injector.
     Injector,
     /// Another worker's deque, in some rounds.
     Visit,
-    /// The worker's own deque, and so the next round.
+    /// The worker's own deque, which begins the next round.
     Own,
 }
 
-/// One worker of a lane. Exactly one thread at a time carries it; it may move to another while none of its methods runs.
+/// A worker of a lane. Exactly one thread at a time runs it; it may move to another thread while none of its methods
+/// runs.
 pub struct Worker<T> {
     lane: Arc<Lane<T>>,
     index: usize,
     deque: deque::Worker<OpRef<T>>,
     /// The first successor of the operation that ran last.
     slot: Cell<Option<OpRef<T>>>,
-    /// Something was put into the deque since others were last notified.
+    /// Operations were pushed to the deque since the last notification.
     unnotified: Cell<bool>,
     /// Operations of its own, from slot and deque, that the worker may still run before it is the others' turn.
     budget: Cell<u32>,
-    /// What more it may run in a row of those in its slot that are urgent, when it is others' turn who are not.
+    /// Urgent operations from the slot that the worker may still run in a row although less urgent ones are due.
     urgent_budget: Cell<u32>,
-    /// What was left when the deque was served last in this round; `MAX_RUN` if it was not.
+    /// The budget when the deque was served last in this round; `MAX_RUN` if it was not.
     served_at: Cell<u32>,
-    /// Whose turn it is when `left` is zero.
+    /// Whose turn it is when `budget` is zero.
     turn: Cell<Turn>,
-    /// Rounds of turns so far.
+    /// Rounds begun so far.
     rounds: Cell<u32>,
-    /// Where the next sweep of stealing begins.
+    /// The worker at which the next sweep of stealing begins.
     victim: Cell<usize>,
-    /// The looks of the lane's workers, and when they were so many.
+    /// The last sample of the lane's count of `find` calls, and its time.
     sample: Cell<(Instant, usize)>,
 }
 
@@ -101,7 +103,7 @@ impl<T> std::fmt::Debug for Worker<T> {
 }
 
 impl<T> Worker<T> {
-    /// Worker number `index` of `lane`, which must have been made with `deque`'s stealer in that place.
+    /// Creates worker number `index` of `lane`, whose stealer at that index must be `deque`'s.
     pub(super) fn new(lane: Arc<Lane<T>>, index: usize, deque: deque::Worker<OpRef<T>>) -> Self {
         Self {
             lane,
@@ -129,8 +131,9 @@ impl<T> Worker<T> {
         self.index
     }
 
-    /// Takes an operation that became ready between two operations of this worker. The first one is run next. Others
-    /// are told of further ones when this worker looks for the next operation, or [shares](Self::share) what it has.
+    /// Pushes an operation that became ready between two operations of this worker. The first one goes into the slot
+    /// and runs next. The worker notifies others of further ones when it searches for its next operation, or
+    /// [shares](Self::share_slot) its slot.
     #[inline]
     pub fn push_next(&self, op: OpRef<T>) {
         if self.lane.injector().highest().is_some_and(|highest| highest > op.band) {
@@ -145,14 +148,14 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Takes an operation that became ready while another runs on this worker. It goes where others can take it, since
-    /// nobody knows how long that will take.
+    /// Pushes an operation that became ready while another one runs on this worker. It goes where other workers can
+    /// take it, since the running operation may take any time.
     pub fn push_local(&self, op: OpRef<T>) {
         self.enqueue(op);
         self.notify();
     }
 
-    /// Puts what only this worker could take where others can.
+    /// Makes the operation in the slot stealable.
     pub fn share_slot(&self) {
         if let Some(op) = self.slot.take() {
             self.enqueue(op);
@@ -160,7 +163,8 @@ impl<T> Worker<T> {
         self.notify();
     }
 
-    /// Queues an operation. Of what is put into the deque others are still to be [notified](Self::notify).
+    /// Pushes an operation into the deque, or into the injector if the deque is full or the band is not the default
+    /// one. For operations in the deque the caller must [notify](Self::notify) others.
     #[inline(never)]
     fn enqueue(&self, op: OpRef<T>) {
         if op.band == DEFAULT_BAND && self.deque.len() < DEQUE_CAPACITY {
@@ -171,7 +175,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Sees to it that another worker looks for what was queued, once for all of it.
+    /// Notifies other workers once of all operations that were pushed to the deque.
     #[inline]
     fn notify(&self) {
         if self.unnotified.get() {
@@ -185,12 +189,12 @@ impl<T> Worker<T> {
         self.lane.sleep().notify();
     }
 
-    /// The next operation to run, if there is one now.
+    /// Returns the next operation, if there is one now.
     pub fn try_next(&self) -> Option<OpRef<T>> {
         self.find()
     }
 
-    /// The next operation to run; waits for one. `None`: the lane has ended.
+    /// Waits for the next operation and returns it, or `None` if the lane has ended.
     #[inline]
     pub fn next(&self) -> Option<OpRef<T>> {
         match self.find() {
@@ -199,7 +203,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// The next operation, from the highest band on; among equals by turns.
+    /// Returns the next operation of the highest band; equals take turns.
     #[inline]
     fn find(&self) -> Option<OpRef<T>> {
         self.notify();
@@ -215,8 +219,8 @@ impl<T> Worker<T> {
         self.find_queued(slot)
     }
 
-    /// As [`find`](Self::find), when what was in the slot is not simply next. Short, since what is in the deque most often
-    /// is.
+    /// Continues [`find`](Self::find) if the slot is empty or not next. Short, since the next operation is usually in
+    /// the deque.
     #[inline(never)]
     fn find_queued(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
         if slot.is_none()
@@ -230,7 +234,7 @@ impl<T> Worker<T> {
         self.find_by_turns(slot)
     }
 
-    /// As [`find_queued`](Self::find_queued), for all other cases.
+    /// Continues [`find_queued`](Self::find_queued) in all other cases.
     #[inline(never)]
     fn find_by_turns(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
         let highest = self.lane.injector().highest();
@@ -272,8 +276,8 @@ impl<T> Worker<T> {
         self.served_at.set(budget);
     }
 
-    /// Whether what was in the slot, of `band`, is next although it is the others' turn: nothing in the injector is more
-    /// urgent, and nobody who is as urgent has to wait for longer than a run.
+    /// Whether an operation of `band` from the slot is next although it is the others' turn: nothing in the injector
+    /// is more urgent, and no equally urgent operation has to wait for longer than a run.
     #[inline(never)]
     fn may_run_slot(&self, band: u8, highest: Option<u8>) -> bool {
         let equals_wait = highest == Some(band);
@@ -290,7 +294,8 @@ impl<T> Worker<T> {
         true
     }
 
-    /// Goes through the turns of the others, up to an operation. Without one, the worker's own deque is next.
+    /// Takes an operation by the turns of the others. If they have none, the next round begins, with the worker's own
+    /// deque.
     #[inline(never)]
     fn take_turns(&self) -> Option<OpRef<T>> {
         if self.turn.get() == Turn::Injector {
@@ -310,8 +315,8 @@ impl<T> Worker<T> {
         None
     }
 
-    /// Begins the next round at once if nobody waits for a turn in this one, the deque having been served; says whether it
-    /// does. The next round ends when the deque must be served again.
+    /// Begins the next round and returns `true` if no operation waits for a turn in this round and the deque was
+    /// served. The next round ends when the deque must be served again.
     fn skip_turns(&self) -> bool {
         let unserved = if self.deque.is_empty() { 0 } else { self.served_at.get() };
         let skips = unserved < MAX_RUN
@@ -333,7 +338,8 @@ impl<T> Worker<T> {
         self.served_at.set(MAX_RUN);
     }
 
-    /// Whose deque the worker visits in this round: now and then another's, each in its turn.
+    /// Returns the deque that the worker visits in this round, if any: in some rounds another worker's, each in its
+    /// turn.
     fn visit_target(&self) -> Option<&Stealer<OpRef<T>>> {
         let (round, stealers) = (self.rounds.get(), self.lane.stealers());
         if stealers.len() < 2 || !round.is_multiple_of(ROUNDS_PER_VISIT) {
@@ -343,7 +349,7 @@ impl<T> Worker<T> {
         Some(&stealers[(self.index + 1 + step) % stealers.len()])
     }
 
-    /// Takes from the highest band that `wanted` allows.
+    /// Pops from the highest non-empty band that `wanted` allows.
     fn pop_bands(&self, wanted: impl Fn(u8) -> bool) -> Option<OpRef<T>> {
         while let Some(band) = self.lane.injector().highest().filter(|&band| wanted(band)) {
             if let Some(op) = self.pop_injector(band, 1) {
@@ -353,7 +359,8 @@ impl<T> Worker<T> {
         None
     }
 
-    /// Takes at most `max` operations from a band of the injector. All but the first go into the deque, which must have room.
+    /// Pops at most `max` operations from a band of the injector. All but the first go into the deque, which must have
+    /// room.
     #[inline(never)]
     fn pop_injector(&self, band: u8, max: usize) -> Option<OpRef<T>> {
         let (mut chain, rest) = self.lane.injector().pop(band, max)?;
@@ -366,7 +373,7 @@ impl<T> Worker<T> {
         op
     }
 
-    /// Takes from another worker's deque, round the lane once per attempt.
+    /// Steals from other workers' deques, sweeping the lane once per attempt.
     fn steal(&self) -> Option<OpRef<T>> {
         let stealers = self.lane.stealers();
         let count = stealers.len();
@@ -403,7 +410,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Looks for work until there is some or the lane ends, asleep if the idle policy says so.
+    /// Searches until it finds work or the lane ends, and sleeps in between if the idle policy says so.
     #[cold]
     fn search(&self) -> Option<OpRef<T>> {
         let sleep = self.lane.sleep();
@@ -413,7 +420,7 @@ impl<T> Worker<T> {
         loop {
             guard.state.set(state);
             pause::at(Point::SleepSearching);
-            // A worker beside whoever makes the work would only keep that from making more.
+            // On a contended core, searching would only keep the pushing thread from making work.
             let contended = self.lane.idle() != IdlePolicy::Spin && sleep.is_contended(self.index);
             if state == SearchState::Searching
                 && let Some(op) = if contended || was_timed { self.find() } else { self.spin() }
@@ -431,7 +438,8 @@ impl<T> Worker<T> {
             guard.state.set(SearchState::Announced);
             pause::at(Point::SleepAnnounced);
             if !removed(Step::SearchAgainBeforePark) {
-                // After the announcement: what was pushed by a notifier that saw no sleeper is seen here.
+                // After the announcement: a notifier that saw no sleeper made its work visible before, and this search
+                // sees it.
                 if let Some(op) = self.find() {
                     // A notifier may have counted on this worker while it was announced.
                     sleep.retract(self.index);
@@ -452,8 +460,8 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Whether the workers of the lane have looked for operations often of late, so that what is made next need not wait
-    /// for long.
+    /// Whether the workers of the lane have called `find` often of late, so that work that is pushed next need not
+    /// wait long.
     fn is_lane_busy(&self) -> bool {
         let (now, finds) = (Instant::now(), self.lane.sleep().finds());
         let (then, before) = self.sample.replace((now, finds));
@@ -462,7 +470,7 @@ impl<T> Worker<T> {
         cfg!(any(raddle_loom, raddle_shuttle)) || now - then <= MAX_FIND_INTERVAL.saturating_mul(count)
     }
 
-    /// Ends a search that has found `op`. The last searcher to find something wakes another if there is more, because
+    /// Ends a search that has found `op`. The last searcher wakes another worker if there is more work, because
     /// notifiers relied on it.
     fn finish_search(&self, op: OpRef<T>) -> Option<OpRef<T>> {
         if self.lane.sleep().stop_search() && self.lane.has_work() {
@@ -500,7 +508,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Models do not spin: a look before the announcement is one more step without a new oneshot.
+    /// Models do not spin: a search before the announcement adds a step without adding an interleaving that matters.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     fn spin(&self) -> Option<OpRef<T>> {
         let _ = (self.lane.idle(), hint::spin_loop as fn(), IdlePolicy::Spin);
@@ -508,8 +516,8 @@ impl<T> Worker<T> {
     }
 }
 
-/// A search for work. If it is broken off by a panic, of code that another crate has left where crossbeam-deque comes by,
-/// nobody may go on counting on it.
+/// Ends a search that unwinds, so that notifiers do not count on it. A destructor that another crate has deferred may
+/// panic inside crossbeam-deque.
 struct SearchGuard<'s> {
     sleep: &'s Sleep,
     worker: usize,
@@ -526,7 +534,7 @@ impl Drop for SearchGuard<'_> {
             SearchState::Searching => {}
             SearchState::Announced => self.sleep.retract(self.worker),
         }
-        // If it was the last one, its worker looks again all the same: it goes on.
+        // If it was the last searcher, its worker still searches again: it goes on after the panic.
         let _ = self.sleep.stop_search();
     }
 }

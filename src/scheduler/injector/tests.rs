@@ -1,4 +1,4 @@
-//! The injector on one thread, also as one that stands still has left it.
+//! The injector on one thread, also in states that a stopped thread leaves behind.
 
 use super::{super::testing::Ready, *};
 
@@ -47,7 +47,7 @@ fn what_a_popper_leaves_of_a_band_is_marked_although_its_pusher_has_not_come_to_
     assert!(matches!(pop(&injector, URGENT, 1), Some((_, Rest::Unchanged))));
 }
 
-/// Otherwise what it holds would wait behind whatever was pushed meanwhile, each time that it is late.
+/// Otherwise each operation that a slow popper holds would go behind the operations that were pushed meanwhile.
 #[test]
 fn what_a_late_popper_leaves_goes_in_front() {
     let (injector, ops) = (Injector::default(), Ready::new(5, DEFAULT_BAND));
@@ -55,11 +55,11 @@ fn what_a_late_popper_leaves_goes_in_front() {
     let band = injector.band(DEFAULT_BAND);
     ops[2..].iter().for_each(|op| injector.push(op.right()));
     assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((order[2..3].to_vec(), Rest::Published)));
-    // It has taken the first two, and turned them round, before the others were pushed.
-    // Relaxed: there is one thread.
+    // A popper has taken the first two, and reversed them, before the others were pushed. Relaxed: there is one
+    // thread.
     ops[0].right().link.store(order[1], Relaxed);
     let [first, last] = [ops[0], ops[1]].map(|op| op.right().into_ptr());
-    // SAFETY: the chain is this test's, and in nobody's hands.
+    // SAFETY: the chain is this test's, and no other thread has it.
     unsafe { band.prepend(first, last) };
     for op in [0, 1, 3, 4] {
         assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((vec![order[op]], Rest::Unchanged)));

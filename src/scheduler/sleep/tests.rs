@@ -1,4 +1,4 @@
-//! The event count on one thread, which carries every worker.
+//! The event count on one thread, which runs every worker.
 
 use std::thread;
 
@@ -62,7 +62,7 @@ fn each_worker_has_a_bit_of_its_own() {
 #[test]
 fn the_worker_with_the_lowest_number_is_woken() {
     let sleep = Sleep::new(WORKERS, IdlePolicy::Park);
-    // Nobody carries the others.
+    // No thread runs the others.
     sleep.set_thread(129);
     sleep.announce(129, SearchState::Inactive, ParkKind::Untimed);
     sleep.announce(100, SearchState::Inactive, ParkKind::Untimed);
@@ -74,7 +74,7 @@ fn the_worker_with_the_lowest_number_is_woken() {
     assert_woken();
 }
 
-/// Threads that have ended are among them, each of which may have had the number of the next one.
+/// Some of these threads have ended, and each may have had the number of the next one.
 #[test]
 fn a_worker_is_woken_through_the_thread_that_carries_it_now_whoever_did_before() {
     let sleep = Sleep::new(1, IdlePolicy::Park);
@@ -137,7 +137,7 @@ fn who_naps_is_left_alone_while_somebody_is_awake() {
 #[test]
 fn who_sleeps_is_woken_before_who_naps() {
     let sleep = Sleep::new(WORKERS, IdlePolicy::Park);
-    // Nobody carries the others.
+    // No thread runs the others.
     sleep.set_thread(129);
     (0..WORKERS).for_each(|worker| {
         sleep.announce(worker, SearchState::Inactive, if worker == 129 { ParkKind::Untimed } else { ParkKind::Timed })
@@ -189,7 +189,7 @@ fn looks_are_counted_over_all_workers() {
     assert_eq!(sleep.finds(), WORKERS * (WORKERS - 1) / 2);
 }
 
-/// Keeps the calling thread on a core, where that is possible.
+/// Pins the calling thread to a core, where that is possible.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn stay() -> Option<usize> {
     let core = core_affinity::get_core_ids()?.pop()?;
@@ -201,7 +201,7 @@ fn stay() -> Option<usize> {
 fn the_worker_on_the_core_of_who_makes_the_work_is_woken_last_and_told_of_it() {
     let Some(core) = stay() else { return };
     let sleep = Sleep::new(WORKERS, IdlePolicy::Park);
-    // Nobody carries the others.
+    // No thread runs the others.
     sleep.set_thread(129);
     sleep.set_core(0, Some(core));
     sleep.set_core(129, Some(core + 1));

@@ -1,4 +1,4 @@
-//! Workers without threads: what each looks at, in which order, and whom it wakes.
+//! Workers without threads: where each searches, in which order, and which workers it wakes.
 
 mod turns;
 
@@ -20,7 +20,7 @@ fn lane(workers: usize, idle: IdlePolicy) -> (Arc<Lane<usize>>, Vec<Worker<usize
     Lane::new(LaneOptions { name: "test", workers, idle })
 }
 
-/// A worker that sleeps, as the others see it; the calling thread carries it.
+/// Announces `worker` as a sleeper that the calling thread runs.
 fn asleep(worker: &Worker<usize>) {
     worker.lane.sleep().set_thread(worker.index);
     worker.lane.sleep().announce(worker.index, SearchState::Inactive, ParkKind::Untimed);
@@ -121,7 +121,8 @@ fn whoever_takes_more_than_one_wakes_another_worker_for_the_rest() {
     asleep(&workers[2]);
     let [first, second] = [&workers[0], &workers[1]];
     ops[..MAX_BATCH + 2].iter().for_each(|op| lane.injector().push(op.right()));
-    // Others have come into sight by the first, and are in its deque as well; the second has two, the third none.
+    // The first pop publishes the rest of the inbox and fills a deque; the second leaves one more; the third finds
+    // nothing.
     assert!(first.pop_injector(DEFAULT_BAND, MAX_BATCH).is_some());
     assert_woken();
     assert!(second.pop_injector(DEFAULT_BAND, MAX_BATCH).is_some());
@@ -133,7 +134,7 @@ fn whoever_takes_more_than_one_wakes_another_worker_for_the_rest() {
     assert!(first.pop_injector(DEFAULT_BAND, MAX_BATCH).is_some());
     assert_not_woken(); // There is no rest.
 
-    // The same for what is stolen.
+    // The same for stealing.
     while first.deque.pop().is_some() {}
     ops[..4].iter().for_each(|op| first.deque.push(op.right()));
     assert!(second.steal().is_some());
@@ -150,17 +151,17 @@ fn the_last_searcher_wakes_another_worker_if_there_is_more() {
     let ((lane, workers), ops) = (lane(4, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
     asleep(&workers[3]);
     let (worker, sleep) = (&workers[0], lane.sleep());
-    // There is no more.
+    // There is no more work.
     sleep.start_search();
     assert!(worker.finish_search(ops[0].right()).is_some());
     assert_not_woken();
     lane.injector().push(ops[0].right());
-    // There is, but another one searches.
+    // There is more work, but another worker searches.
     sleep.start_search();
     sleep.start_search();
     assert!(worker.finish_search(ops[0].right()).is_some());
     assert_not_woken();
-    // That was the last one.
+    // This was the last searcher.
     assert!(worker.finish_search(ops[0].right()).is_some());
     assert_woken();
     assert!(worker.find().is_some());
@@ -175,7 +176,7 @@ fn a_search_finds_what_there_is_under_every_policy() {
     }
 }
 
-/// What else runs on its core may end a search early, but not before that has taken `CONTENDED`.
+/// A thread on the same core may end a search early, but only after it has taken `CONTENDED`.
 #[test]
 fn a_search_is_as_long_as_the_policy_says_unless_something_else_takes_its_core() {
     let searches = |patience: Duration| {

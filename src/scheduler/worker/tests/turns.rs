@@ -1,16 +1,16 @@
-//! Turns: how many operations of its own a worker runs before others get theirs.
+//! Turns: how many operations of its own a worker runs before others get their turn.
 
 use super::*;
 use crate::tracker::Op;
 
 const RUN: usize = MAX_RUN as usize;
 
-/// How an operation that goes on for ever makes the next one.
+/// How an endless chain of operations makes the next one.
 #[derive(Clone, Copy, Debug)]
 enum Chain {
     /// As its successor, which is next in the slot.
     Slot,
-    /// By a push from inside, into the deque or the injector.
+    /// By a push from inside an operation, into the deque or the injector.
     Inside,
     /// As the second of two successors, of which the first ends.
     Second,
@@ -18,18 +18,18 @@ enum Chain {
 
 const CHAINS: [Chain; 3] = [Chain::Slot, Chain::Inside, Chain::Second];
 
-/// A worker, and what goes on for ever on it.
+/// A worker, and an endless chain on it.
 struct Endless<'w> {
     worker: &'w Worker<usize>,
     chain: Chain,
-    /// What ends, in `Chain::Second`.
+    /// The successor that ends, in `Chain::Second`.
     leaf: Known,
-    /// What does not go on.
+    /// Operations that have no successor.
     ends: Vec<*mut Op<usize>>,
 }
 
 impl Endless<'_> {
-    /// Runs `count` operations; gives them in their order.
+    /// Runs `count` operations and returns them in their order.
     fn run(&self, count: usize) -> Vec<*mut Op<usize>> {
         (0..count).map(|_| self.step()).collect()
     }
@@ -50,12 +50,12 @@ impl Endless<'_> {
         found
     }
 
-    /// Takes everything out that is left.
+    /// Takes out all operations that are left.
     fn end(&self) {
         while self.worker.find().is_some() {}
     }
 
-    /// How many operations of the worker start before each of `ops`, within `limit`.
+    /// Returns how many operations the worker starts before each of `ops`, within `limit`.
     #[track_caller]
     fn starts(&self, ops: &[Known], limit: usize) -> Vec<usize> {
         let order = self.run(limit);
@@ -78,7 +78,7 @@ fn after_a_run_of_its_own_a_worker_looks_at_the_injector_whatever_that_run_was_o
         waits.iter().for_each(|op| lane.injector().push(op.right()));
         let starts = endless.starts(&waits, 4 * (RUN + 1));
         assert_eq!(starts, [RUN, 2 * RUN + 1, 3 * RUN + 2], "{chain:?}");
-        // Later in the life of the worker as well, whenever it comes.
+        // The same holds later in the life of the worker.
         for before in 1..2 * RUN {
             endless.run(before);
             lane.injector().push(waits[0].right());
@@ -89,7 +89,7 @@ fn after_a_run_of_its_own_a_worker_looks_at_the_injector_whatever_that_run_was_o
     }
 }
 
-/// What comes from the injector goes on in the slot, so that it is always somebody else's turn who is not in the deque.
+/// An operation from the injector continues in the slot, so slot and injector could take turns for ever.
 #[test]
 fn the_deque_is_not_starved_by_slot_and_injector() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
@@ -98,7 +98,8 @@ fn the_deque_is_not_starved_by_slot_and_injector() {
     workers[0].push_next(chains[0].right());
     chains[1..].iter().for_each(|op| lane.injector().push(op.right()));
     waits.iter().for_each(|op| workers[0].push_local(op.right()));
-    // Behind a run of the slot and one operation of the injector. They end, so that nothing is in the slot between them.
+    // They start after a run of the slot and one operation of the injector. They end, so the slot stays empty between
+    // them.
     assert_eq!(endless.starts(&waits, 3 * (RUN + 2)), [RUN + 1, RUN + 2, RUN + 3]);
     // All chains go on.
     let order = endless.run(9 * 9 * (RUN + 2));
@@ -161,8 +162,8 @@ fn equals_in_the_injector_wait_for_no_more_than_a_run_each_in_every_band() {
     }
 }
 
-/// The turn of the injector's default band comes although something urgent goes before it again and again, whose successors are
-/// not urgent and have the slot.
+/// The injector's default band gets its turn although an urgent operation is pushed again and again, whose successors
+/// are not urgent and take the slot.
 #[test]
 fn what_is_urgent_does_not_lengthen_the_run_of_those_who_are_not() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
@@ -199,7 +200,7 @@ fn what_is_urgent_does_not_lengthen_the_run_of_those_who_are_not() {
     }
 }
 
-/// Those that are urgent keep the slot although it would be the turn of others who are not.
+/// Urgent operations keep the slot although the turn of less urgent ones is due.
 #[test]
 fn urgent_chains_have_runs_of_the_same_length_while_others_wait_who_are_not_urgent() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
@@ -207,7 +208,7 @@ fn urgent_chains_have_runs_of_the_same_length_while_others_wait_who_are_not_urge
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
     lane.injector().push(waits[0].right());
     workers[0].push_next(chains[0].right());
-    // Alone among equals, it goes on.
+    // Without an equal in the injector, it goes on.
     assert!(endless.run(5 * RUN).iter().all(|&op| op == chains[0].as_ptr()));
     lane.injector().push(chains[1].right());
     let order = endless.run(9 * RUN);
@@ -218,7 +219,7 @@ fn urgent_chains_have_runs_of_the_same_length_while_others_wait_who_are_not_urge
     endless.end();
 }
 
-/// A worker does not come to its deque, and nobody is idle.
+/// The other workers do not come back to their deques, and no worker is idle.
 #[test]
 fn what_lies_in_a_deque_is_taken_by_the_others_by_turns() {
     const WORKERS: usize = 4;
