@@ -1,8 +1,9 @@
-//! Wakers of futures that wait for the same thing: at most one a future, and kept no longer than the future.
+//! The wakers of futures that wait for the same thing: at most one for each future, removed when the future is
+//! dropped.
 //!
-//! A waker is the program's code: its clone, its drop and its `wake` may do anything, also come back here. So none of them
-//! runs under a lock: [`poll`] clones before it takes the lock, and what a change takes out is given back, to be dropped
-//! or woken afterwards.
+//! A waker is the program's code: its clone, its drop and its `wake` may do anything, including calls of this module.
+//! So none of them runs under a lock: [`poll`] clones before it takes the lock, and every waker that is removed is
+//! returned, to be dropped or woken afterwards.
 
 use std::{
     collections::BTreeMap,
@@ -14,22 +15,22 @@ use crate::{
     system::panics,
 };
 
-/// A future's key among those that wait.
+/// The key under which a future registers its waker.
 #[derive(Debug, Default)]
 pub struct WakerKey {
-    /// What the future waits for, in the order in which that ends.
+    /// The number that the future waits for; waits end in the order of these numbers.
     target: u64,
-    /// What tells it from others with this target, once it has left a waker, and where that was.
+    /// Tells the future from others with this target, once it has registered a waker, and in which process that was.
     number: Option<(u64, ProcessMark)>,
 }
 
 impl WakerKey {
-    /// The key of a future that waits for `target`.
+    /// Creates the key of a future that waits for `target`.
     pub fn new(target: u64) -> Self {
         Self { target, number: None }
     }
 
-    /// What the future waits for.
+    /// The number that the future waits for.
     pub fn target(&self) -> u64 {
         self.target
     }
@@ -39,24 +40,24 @@ impl WakerKey {
     }
 }
 
-/// The wakers of the futures that wait, to be kept under a lock.
+/// The registered wakers, protected by the caller's lock.
 #[derive(Debug, Default)]
 pub struct Waiting {
     /// By target and number.
     wakers: BTreeMap<(u64, u64), Waker>,
-    /// The last number given.
+    /// The last number used.
     last: u64,
 }
 
 impl Waiting {
-    /// Whether the future at `key` has left this very waker.
+    /// Whether the future with `key` has registered this very waker.
     fn has(&self, key: &WakerKey, waker: &Waker) -> bool {
         key.map_key().and_then(|key| self.wakers.get(&key)).is_some_and(|known| known.will_wake(waker))
     }
 
-    /// Leaves `waker` for the future at `key`; gives the one before.
-    #[must_use = "it is to be dropped after the lock"]
-    fn put(&mut self, key: &mut WakerKey, waker: Waker) -> Option<Waker> {
+    /// Registers `waker` for the future with `key`. Returns the one that it replaces.
+    #[must_use = "it must be dropped after the lock is released"]
+    fn insert(&mut self, key: &mut WakerKey, waker: Waker) -> Option<Waker> {
         let (number, _) = *key.number.get_or_insert_with(|| {
             self.last += 1;
             (self.last, ProcessMark::current())
@@ -64,7 +65,7 @@ impl Waiting {
         self.wakers.insert((key.target, number), waker)
     }
 
-    /// Takes the wakers of those that wait for `target`, or for less.
+    /// Takes the wakers of the futures that wait for `target` or for less.
     pub fn take_up_to(&mut self, target: u64) -> Option<Wakers> {
         let mut wakers = Vec::new();
         while let Some(first) = self.wakers.first_entry().filter(|first| first.key().0 <= target) {
@@ -74,30 +75,30 @@ impl Waiting {
     }
 }
 
-/// What `look` finds, or the future's waker is left with those that it gives.
+/// Returns what `check` finds. If it finds nothing, registers the future's waker with the [`Waiting`] that it returns.
 pub fn poll<S, R>(
     state: &Mutex<S>,
     key: &mut WakerKey,
     waker: &Waker,
-    look: impl Fn(&mut S) -> Result<R, &mut Waiting>,
+    check: impl Fn(&mut S) -> Result<R, &mut Waiting>,
 ) -> Poll<R> {
-    match look(&mut lock(state)) {
+    match check(&mut lock(state)) {
         Ok(found) => return Poll::Ready(found),
         Err(waiting) if waiting.has(key, waker) => return Poll::Pending,
         Err(_) => {}
     }
     let own = waker.clone();
     let mut state = lock(state);
-    let (polled, unused) = match look(&mut state) {
+    let (polled, unused) = match check(&mut state) {
         Ok(found) => (Poll::Ready(found), Some(own)),
-        Err(waiting) => (Poll::Pending, waiting.put(key, own)),
+        Err(waiting) => (Poll::Pending, waiting.insert(key, own)),
     };
     drop(state);
     drop(unused);
     polled
 }
 
-/// Takes away what the future at `key`, which is dropped, has left with `waiting`.
+/// Removes the waker that a future, which is dropped, has registered under `key`.
 pub fn leave<S>(state: &Mutex<S>, key: &mut WakerKey, waiting: impl FnOnce(&mut S) -> Option<&mut Waiting>) {
     let Some(map_key) = key.map_key() else { return };
     if key.number.take().is_some_and(|(_, process)| process.is_foreign()) {
@@ -108,15 +109,15 @@ pub fn leave<S>(state: &Mutex<S>, key: &mut WakerKey, waiting: impl FnOnce(&mut 
     drop(waker);
 }
 
-/// Wakers of futures whose wait is over. They are to be woken by a thread that holds no lock, and nothing that somebody may
-/// wait for.
-#[must_use = "futures wait for it"]
+/// Wakers of futures whose wait is over. The thread that wakes them must hold no lock, and nothing that another thread
+/// may wait for.
+#[must_use = "futures wait to be woken"]
 #[derive(Debug)]
-#[expect(clippy::box_collection, reason = "one word, and null where nobody waits")]
+#[expect(clippy::box_collection, reason = "one word, and null where no future waits")]
 pub struct Wakers(Box<Vec<Waker>>);
 
 impl Wakers {
-    /// Wakes the futures. What a waker panics with goes no further.
+    /// Wakes the futures. A panic of a waker is caught and logged.
     #[cold]
     #[inline(never)]
     pub fn wake(self) {

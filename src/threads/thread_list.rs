@@ -1,15 +1,16 @@
 //! The threads of an engine that have not been joined.
 //!
-//! A thread is entered before it is started, and struck out when it has been joined. So whoever finds the threads empty
-//! knows that no thread that was entered before runs any more, nor a destructor of its thread-locals.
+//! A thread is added to the list before it is started, and removed when it has been joined. So when the list is empty,
+//! no thread that was added before runs any more, nor a destructor of its thread-locals.
 //!
-//! A thread says itself that its main function has returned, and can be joined from then on. That takes as long as
-//! destructors of the program take: nobody joins with a lock held, and who has a deadline has helpers join, threads
-//! that do nothing else and are not entered. While a helper waits for a destructor, another one joins the other
-//! threads. If many threads that end by themselves have not been joined, helpers join those as well.
+//! A thread marks its own entry when its main function has returned, and can be joined from then on. The join takes as
+//! long as the program's destructors take: so no thread joins with a lock held, and a caller with a deadline has
+//! helpers join. Helpers are threads that do nothing else and are not in the list. While one helper waits for a
+//! destructor, another one joins the other threads. If many threads that end on their own have not been joined,
+//! helpers join those as well.
 //!
-//! Where no helper can be started, who has a deadline joins those that have ended for certain. Only Linux tells which;
-//! elsewhere it is enough that the main function has returned, and the thread is detached.
+//! If no helper can be started, a caller with a deadline joins the threads that have certainly ended. Only Linux tells
+//! which have; elsewhere a thread whose main function has returned is detached.
 
 use std::{
     io,
@@ -28,19 +29,18 @@ use crate::{
     system::panics,
 };
 
-/// How long threads that can be joined wait for that, where there is a deadline, before another helper is started.
-/// Picked.
+/// How long joinable threads wait to be joined, if there is a deadline, before another helper is started. Picked.
 const HELPER_DELAY: Duration = Duration::from_millis(1);
 
-/// Threads that have ended by themselves and wait to be joined, about at most. Picked.
+/// Threads that have ended on their own and wait to be joined, about at most. Picked.
 pub(crate) const MANY: usize = 16;
 
 struct Entry {
     number: u64,
     name: String,
-    /// Of a thread that was started, and that nobody joins yet.
+    /// Set when the thread was started, until a thread joins it.
     handle: Option<JoinHandle<()>>,
-    /// It ends by itself.
+    /// It ends on its own.
     leaves: bool,
     /// Its main function has returned.
     returned: bool,
@@ -50,11 +50,11 @@ struct Entry {
 struct List {
     entries: Vec<Entry>,
     next: u64,
-    /// How many helpers there are.
+    /// The number of helpers.
     helpers: usize,
     /// A deadline has passed with threads that had not ended.
     left_behind: bool,
-    /// How many helpers were ever asked for.
+    /// How many helpers were ever requested.
     #[cfg(test)]
     asked: usize,
 }
@@ -67,12 +67,12 @@ pub(crate) struct ThreadList {
 }
 
 impl Entry {
-    /// Whether it can be joined, which takes no longer than destructors.
+    /// Whether the thread can be joined, which takes no longer than destructors.
     fn is_joinable(&self) -> bool {
         self.returned && self.handle.is_some()
     }
 
-    /// Whether somebody joins it, or for a moment whoever starts it has yet to note its handle.
+    /// Whether a thread is joining it, or the thread that starts it has yet to store its handle.
     fn is_being_joined(&self) -> bool {
         self.returned && self.handle.is_none()
     }
@@ -87,12 +87,12 @@ impl List {
         self.entries.iter().filter(|entry| entry.is_joinable()).count()
     }
 
-    /// Whether there is something to join, and no helper is about to.
+    /// Whether there are joinable threads, and no helper is about to join them.
     fn wants_help(&self) -> bool {
         self.joinable() > 0 && self.helpers <= self.entries.iter().filter(|entry| entry.is_being_joined()).count()
     }
 
-    /// Takes the handle of a thread that can be joined.
+    /// Takes the handle of a joinable thread.
     fn take(&mut self) -> Option<(u64, JoinHandle<()>)> {
         let entry = self.entries.iter_mut().find(|entry| entry.is_joinable())?;
         Some((entry.number, entry.handle.take()?))
@@ -104,7 +104,7 @@ impl List {
         }
     }
 
-    /// Joins those that have ended for certain, and strikes them out.
+    /// Joins and removes the threads that have certainly ended.
     fn join_ended(&mut self) {
         self.entries.retain_mut(|entry| {
             if !entry.returned {
@@ -122,13 +122,14 @@ impl List {
     }
 }
 
-/// Joins a thread whose main function has returned, if that takes no time. Detaches it where nothing tells.
+/// Joins a thread whose main function has returned, if that takes no time. Detaches it where the operating system does
+/// not tell.
 fn try_join(handle: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
     #[cfg(all(target_os = "linux", any(target_env = "gnu", target_env = "musl"), not(raddle_shuttle)))]
     {
         use std::os::unix::thread::JoinHandleExt;
 
-        // SAFETY: nobody has joined the thread or detached it, which only its handle allows. Nothing is written.
+        // SAFETY: the thread was neither joined nor detached, since only its handle allows that. Nothing is written.
         if unsafe { libc::pthread_tryjoin_np(handle.as_pthread_t(), std::ptr::null_mut()) } != 0 {
             return Err(handle);
         }
@@ -140,7 +141,7 @@ fn try_join(handle: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
     Ok(())
 }
 
-/// Notes at its drop that the main function of a thread has returned.
+/// Marks, when dropped, that the main function of a thread has returned.
 struct MainGuard {
     threads: Arc<ThreadList>,
     number: u64,
@@ -160,14 +161,14 @@ impl Drop for MainGuard {
         drop(list);
         self.threads.changed.notify_all();
         if many {
-            // If it cannot be started, the next thread that leaves tries again.
+            // If no helper can be started, the next thread that leaves tries again.
             let _ = self.threads.start_helper();
         }
     }
 }
 
 impl ThreadList {
-    /// Starts a thread that does `main`, which is given the thread's number here.
+    /// Starts a thread that runs `main` with the thread's number in the list.
     pub(crate) fn spawn(self: &Arc<Self>, name: String, main: impl FnOnce(u64) + Send + 'static) -> io::Result<()> {
         let number = {
             let mut list = lock(&self.list);
@@ -193,9 +194,9 @@ impl ThreadList {
         result
     }
 
-    /// The calling thread, `number`, ends by itself: nobody may come to join it for long.
+    /// Marks that the calling thread, `number`, ends on its own, so that no thread may come to join it for long.
     ///
-    /// It joins none of the others itself, since their destructors may wait for its own.
+    /// It does not join others itself, since their destructors may wait for its own.
     pub(crate) fn leave(&self, number: u64) {
         let mut list = lock(&self.list);
         if let Some(place) = list.position(number) {
@@ -229,7 +230,7 @@ impl ThreadList {
         }
     }
 
-    /// As [`join_all`](Self::join_all), at most until `deadline`; gives the names of those that have not been joined.
+    /// Joins all threads until `deadline` at most. Returns the names of those that have not been joined.
     pub(crate) fn join_until(self: &Arc<Self>, deadline: Instant) -> Result<(), Vec<String>> {
         if cfg!(any(raddle_loom, raddle_shuttle)) {
             // Models have no clock.
@@ -237,7 +238,7 @@ impl ThreadList {
             return Ok(());
         }
         let mut list = lock(&self.list);
-        // Nobody seems to join those that can be joined. Whoever does says so.
+        // Whether no thread seems to join the joinable ones. Each join notifies.
         let mut stalled = true;
         while !list.entries.is_empty() {
             if stalled && list.wants_help() {
@@ -249,7 +250,7 @@ impl ThreadList {
                     self.changed.notify_all();
                 }
                 if list.entries.is_empty() {
-                    // While the lock was given up.
+                    // The lock was released meanwhile.
                     break;
                 }
             }
@@ -265,7 +266,7 @@ impl ThreadList {
         Ok(())
     }
 
-    /// Has another thread join those that can be joined; `false` if there is none to be had.
+    /// Starts a helper that joins the joinable threads. Returns `false` if no thread can be started.
     fn start_helper(self: &Arc<Self>) -> bool {
         {
             let mut list = lock(&self.list);
@@ -276,7 +277,7 @@ impl ThreadList {
             }
         }
         let threads = Arc::clone(self);
-        // Under one lock it finds nothing to join, and is no helper any more.
+        // Finding nothing to join and ceasing to be a helper are one step under the lock.
         let help = move || threads.join_some(lock(&threads.list)).helpers -= 1;
         let started = thread::Builder::new().name("raddle-join".to_owned()).spawn(help).is_ok();
         if !started {
@@ -291,7 +292,7 @@ impl ThreadList {
         list.left_behind && !list.entries.is_empty()
     }
 
-    /// How many threads were ever entered, and how many are.
+    /// Returns how many threads were ever added, and how many are in the list.
     #[cfg(test)]
     pub(crate) fn count(&self) -> (u64, usize) {
         let list = lock(&self.list);
@@ -305,7 +306,7 @@ mod tests {
 
     use super::*;
 
-    /// How long something may take that is to happen.
+    /// Time limit for events that must happen.
     const AWHILE: Duration = Duration::from_secs(20);
 
     /// How long a test waits to see that something does not happen.
@@ -320,7 +321,7 @@ mod tests {
         }
     }
 
-    /// Says when it is dropped, and waits until there is no sender any more.
+    /// Sends when it is dropped, and blocks until the sender of its channel is dropped.
     struct Blocks(mpsc::Sender<()>, mpsc::Receiver<()>);
 
     impl Drop for Blocks {
@@ -330,8 +331,8 @@ mod tests {
         }
     }
 
-    /// Starts a thread that ends by itself, and stays in the destructor of a thread-local until what this gives is
-    /// dropped. When this returns the thread is there.
+    /// Starts a thread that ends on its own, and blocks in the destructor of a thread-local until the returned sender
+    /// is dropped. The thread is blocked when this returns.
     fn spawn_blocked(threads: &Arc<ThreadList>, name: &str) -> mpsc::Sender<()> {
         thread_local!(static LOCAL: RefCell<Option<Blocks>> = const { RefCell::new(None) });
         let ((sender, inside), (release, held)) = (mpsc::channel(), mpsc::channel());
@@ -345,7 +346,7 @@ mod tests {
         release
     }
 
-    /// Starts a thread that ends by itself.
+    /// Starts a thread that ends on its own.
     fn spawn_short(threads: &Arc<ThreadList>) {
         let inner = Arc::clone(threads);
         threads.spawn("short".to_owned(), move |number| inner.leave(number)).expect("a thread starts");
@@ -366,7 +367,7 @@ mod tests {
         let release = spawn_blocked(&threads, "blocked");
         for _ in 0..8 * MANY {
             spawn_short(&threads);
-            // That one cannot be joined yet keeps no other from it.
+            // The blocked thread keeps no other from being joined.
             eventually("few are left", || threads.count().1 <= 1 + 2 * MANY);
         }
         let (sender, joined) = mpsc::channel();
@@ -418,7 +419,7 @@ mod tests {
             let left = look(time).expect_err("three threads have not ended");
             assert!(names.iter().all(|name| left.iter().any(|left| left == name)), "{left:?}");
         }
-        // Those that block keep no other from being joined.
+        // The blocked threads keep no other from being joined.
         let start = Instant::now();
         while look(MOMENT) != Err(names.map(str::to_owned).to_vec()) {
             assert!(start.elapsed() < AWHILE, "the short thread does not end");
