@@ -379,7 +379,7 @@ fn one_push_stands(point: Point, nth: usize, earlier: Earlier, fate: Fate, seed:
 
 /// What comes after a push that stands still waits for it; everything else runs to its end, and every push returns.
 #[test]
-fn a_thread_that_stands_still_in_a_push_delays_nothing_but_what_comes_after_it() {
+fn a_thread_stopped_in_a_push_delays_only_dependent_operations() {
     for &point in Point::PUSH {
         let per_access = !matches!(
             point,
@@ -411,7 +411,7 @@ const SEEDS: u64 = 6;
 /// One thread stands still in a push, and another one where it helps that push or makes its own. Both delay only what names
 /// their variables.
 #[test]
-fn a_thread_that_stands_still_while_it_helps_another_delays_nothing_else() {
+fn a_thread_stopped_while_helping_delays_only_dependent_operations() {
     let mut reached = HashSet::new();
     let helped = [(Point::PushLinked, 1), (Point::PushBeforeSwing, 2), (Point::PushBeforeRetire, 1)];
     for (first_point, first_nth) in helped {
@@ -462,7 +462,7 @@ fn a_thread_that_stands_still_while_it_helps_another_delays_nothing_else() {
 /// Helping is no dead code: where threads push crossing operations as fast as they can, they do help each other, and nothing
 /// is lost by it.
 #[test]
-fn threads_that_push_at_once_help_each_other() {
+fn threads_that_push_concurrently_help_each_other() {
     const PUSHERS: usize = 4;
     const ROUND: u64 = 2_000;
     watched(|| {
@@ -584,7 +584,7 @@ fn one_completion_stands(point: Point, nth: usize, half_pushed: bool, seed: u64)
 /// What comes after an operation may wait for a worker that stands still while it completes that. Everything else runs:
 /// readers beside a reader, and what lies in the worker's deque.
 #[test]
-fn a_worker_that_stands_still_in_a_completion_delays_only_what_comes_after_it() {
+fn a_worker_stopped_in_a_completion_delays_only_dependent_operations() {
     let mut reached = HashSet::new();
     for &point in Point::COMPLETE {
         for nth in 1..=3 * VARIABLES {
@@ -609,7 +609,7 @@ fn a_worker_that_stands_still_in_a_completion_delays_only_what_comes_after_it() 
 /// A thread that stands still between a push and the moment that a worker knows of its operation. Before the operation is
 /// in the injector, what comes after it waits; after that it may run, if a worker comes by for another reason.
 #[test]
-fn a_thread_that_stands_still_on_the_way_to_a_worker_delays_nothing_but_what_comes_after_it() {
+fn a_thread_stopped_while_injecting_delays_only_dependent_operations() {
     for &point in Point::INJECT.iter().chain(Point::WAKE) {
         let fate = if point == Point::InjectBeforeLink { Fate::Held } else { Fate::Findable };
         for seed in 0..SEEDS {
@@ -630,7 +630,7 @@ fn assert_times_out(engine: &Engine) {
 
 /// An operation that is only counted is nowhere else: it delays nobody but who waits for all.
 #[test]
-fn a_thread_that_stands_still_while_it_is_counted_in_delays_only_waits_for_all() {
+fn a_thread_stopped_while_counting_in_delays_only_waits_for_all() {
     for point in [Point::PendingBeforeEnter, Point::PendingEntered] {
         for seed in 0..SEEDS {
             watched(move || one_push_stands(point, 1, Earlier::Idle, Fate::Held, seed));
@@ -677,7 +677,7 @@ fn arm_on_worker(world: &Arc<World>, point: Point, with_handle: bool) -> (Stop, 
 }
 
 #[test]
-fn a_worker_that_stands_still_while_it_counts_out_delays_only_waits_for_all() {
+fn a_worker_stopped_while_counting_out_delays_only_waits_for_all() {
     for (point, closes_first, delays) in [
         (Point::PendingBeforeLeave, false, true),
         (Point::PendingBeforeLeave, true, true),
@@ -719,7 +719,7 @@ fn a_worker_that_stands_still_while_it_counts_out_delays_only_waits_for_all() {
 
 /// A wait that the tracker has let go may lie with a thread that stands still. Another wait does not join it.
 #[test]
-fn a_thread_that_stands_still_with_a_wait_in_hand_holds_up_no_other() {
+fn a_thread_stopped_with_a_completed_wait_delays_no_other_wait() {
     watched(|| {
         let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).build().expect("it is built");
         let (token, (sender, receiver)) = (engine.token(), mpsc::channel::<Completion>());
@@ -743,7 +743,7 @@ fn a_thread_that_stands_still_with_a_wait_in_hand_holds_up_no_other() {
 
 /// A thread that has chosen whom to wake, and stands still, hides that worker from nobody.
 #[test]
-fn a_thread_that_stands_still_before_it_wakes_a_worker_hides_it_from_nobody() {
+fn a_thread_stopped_before_a_wake_up_does_not_hide_the_worker() {
     watched(|| {
         let engine = Engine::builder()
             .kind(EngineKind::Pooled)
@@ -778,7 +778,7 @@ fn a_thread_that_stands_still_before_it_wakes_a_worker_hides_it_from_nobody() {
 /// A worker that stands still on its way to sleep, or on its way back, holds nothing: the worker that is awake runs
 /// everything. What is pushed when the other one sleeps as well may be late, and is not lost.
 #[test]
-fn a_worker_that_stands_still_while_it_falls_asleep_or_wakes_keeps_nothing() {
+fn a_worker_stopped_while_parking_or_waking_withholds_nothing() {
     for &point in Point::SLEEP {
         for seed in 0..SEEDS {
             watched(move || {
@@ -811,7 +811,7 @@ fn a_worker_that_stands_still_while_it_falls_asleep_or_wakes_keeps_nothing() {
 /// A worker that stands still while it steals keeps at most the one operation that it has in its hands; a worker that is
 /// awake runs the rest of its loot.
 #[test]
-fn a_worker_that_stands_still_while_it_steals_keeps_one_operation_at_most() {
+fn a_worker_stopped_while_stealing_withholds_at_most_one_operation() {
     const LOOT: usize = 16;
     for &point in Point::STEAL {
         for with_handle in [false, true] {

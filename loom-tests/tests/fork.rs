@@ -69,7 +69,7 @@ fn each_engine_has_a_slot_of_its_own() {
 }
 
 #[test]
-fn what_is_in_a_new_slot_may_be_looked_at() {
+fn the_engine_in_a_new_slot_is_visible() {
     model(COMPLETE, Flavour::Contract, || {
         let slots = Arc::new(Slots::default());
         let its_slots = Arc::clone(&slots);
@@ -82,7 +82,7 @@ fn what_is_in_a_new_slot_may_be_looked_at() {
 }
 
 #[test]
-fn what_is_in_a_slot_that_is_used_again_may_be_looked_at() {
+fn the_engine_in_a_reused_slot_is_visible() {
     model(COMPLETE, Flavour::Contract, || {
         let slots = Arc::new(Slots::default());
         let first = Name::new(1);

@@ -64,14 +64,14 @@ fn each_operation_of_the_default_band_is_popped_once() {
 }
 
 #[test]
-fn the_bit_of_a_band_is_set_whenever_it_holds_something() {
+fn the_bit_of_a_band_is_set_while_it_holds_operations() {
     model(3, Flavour::Contract, pushers_and_a_popper(2, DEFAULT_BAND + 3));
 }
 
 /// Two poppers that take more than one at a time, from what is installed and from what is not; nothing is lost or taken twice,
 /// and nobody looks at an operation that is gone.
 #[test]
-fn two_poppers_of_several_share_what_three_pushes_left() {
+fn two_poppers_that_take_several_share_the_operations_of_three_pushes() {
     model(3, Flavour::Contract, || {
         let injector = Arc::new(Injector::default());
         (0..4).for_each(|number| injector.push(op(number, DEFAULT_BAND)));
@@ -95,7 +95,7 @@ fn two_poppers_of_several_share_what_three_pushes_left() {
 
 /// Two poppers take and install chains at the same time; nothing is lost or taken twice.
 #[test]
-fn two_poppers_share_what_two_pushes_left() {
+fn two_poppers_share_the_operations_of_two_pushes() {
     model(3, Flavour::Contract, || {
         let band = DEFAULT_BAND + 1;
         let injector = Arc::new(Injector::default());
@@ -117,7 +117,7 @@ fn two_poppers_share_what_two_pushes_left() {
 
 /// A popper is late: what it has seen at the front is popped, given back, and another chain stands there.
 #[test]
-fn a_late_popper_finds_the_next_chain_and_nothing_that_is_gone() {
+fn a_slow_popper_finds_the_next_chain_and_no_freed_operation() {
     model(3, Flavour::Contract, || {
         let band = DEFAULT_BAND;
         let injector = Arc::new(Injector::default());
@@ -140,7 +140,7 @@ fn a_late_popper_finds_the_next_chain_and_nothing_that_is_gone() {
 /// Two poppers have a chain in hand, of which they take one operation, and only one of them can leave the rest in
 /// front.
 #[test]
-fn two_poppers_leave_what_they_do_not_take() {
+fn two_poppers_leave_the_rest_of_their_chains() {
     model(3, Flavour::Contract, || {
         let band = DEFAULT_BAND;
         let injector = Arc::new(Injector::default());
@@ -202,7 +202,7 @@ fn lane() -> Arc<Lane<usize>> {
 }
 
 #[test]
-fn an_operation_that_enters_once_is_popped_once_and_none_that_is_gone_is_reached() {
+fn an_operation_that_enters_once_is_popped_once_and_no_freed_one_is_reached() {
     model(3, Flavour::Contract, an_operation_could_come_back(false));
 }
 
@@ -215,7 +215,7 @@ fn without_a_single_entry() {
 }
 
 #[test]
-fn without_a_single_entry_a_popper_reaches_what_is_gone() {
+fn without_a_single_entry_a_popper_reaches_a_freed_operation() {
     must_fail("without_a_single_entry", "use after reclamation");
 }
 

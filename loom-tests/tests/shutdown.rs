@@ -54,7 +54,7 @@ fn wait_for_two() {
 }
 
 #[test]
-fn a_wait_for_all_ends_after_what_was_counted_before_and_sees_it() {
+fn a_wait_for_all_ends_after_earlier_operations_and_sees_their_effects() {
     model(2, Flavour::Contract, wait_for_two);
 }
 
@@ -74,7 +74,7 @@ fn without_the_notification_a_wait_for_all_never_ends() {
 /// A count that is entered after the wait began does not hold it up, even if it never leaves; one that races with it is
 /// counted exactly once.
 #[test]
-fn a_wait_for_all_is_not_prolonged_by_what_enters_later() {
+fn a_wait_for_all_does_not_cover_later_entries() {
     model(2, Flavour::Contract, || {
         let (shared, waker) = (shared(), Waker::from(Arc::new(Count::default())));
         let before = shared.pending.enter();
@@ -97,7 +97,7 @@ fn a_wait_for_all_is_not_prolonged_by_what_enters_later() {
 
 /// The same when all generations that are part of the count drain, so that others have to be made while somebody enters.
 #[test]
-fn a_wait_for_all_is_not_prolonged_however_many_generations_drain() {
+fn a_wait_for_all_does_not_cover_later_entries_while_many_generations_drain() {
     model(2, Flavour::Contract, || {
         let (shared, waker) = (shared(), Waker::noop());
         let first = shared.pending.enter();
@@ -182,7 +182,7 @@ fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
 
 /// Generations are used again while entries may still bounce off them.
 #[test]
-fn generations_are_reused_exactly() {
+fn entries_are_counted_once_while_generations_are_reused() {
     model(2, Flavour::Contract, || {
         let shared = shared();
         let other = Arc::clone(&shared);
@@ -201,7 +201,7 @@ fn generations_are_reused_exactly() {
 /// what comes too late. The generation is closed and opened again while the count is about to enter it, and its word
 /// reads the same.
 #[test]
-fn a_count_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
+fn an_entry_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
     model(COMPLETE, Flavour::Contract, || {
         let (pending, phase) = (Arc::new(PendingOps::new(1)), Arc::new(AtomicUsize::new(0)));
         let over = Arc::new(AtomicBool::new(false));
@@ -225,7 +225,7 @@ fn a_count_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
 /// An operation that enters before another leaves, as one does that is pushed by it, is never missed by a wait that finds
 /// nothing pending: that is how a shutdown knows that it may end the threads.
 #[test]
-fn nothing_pending_means_that_what_operations_pushed_is_over_too() {
+fn an_idle_count_covers_operations_pushed_by_operations() {
     model(2, Flavour::Contract, || {
         let (shared, over) = (shared(), Arc::new(AtomicBool::new(false)));
         let (first, other, is_over) = (shared.pending.enter(), Arc::clone(&shared), Arc::clone(&over));
@@ -245,7 +245,7 @@ fn nothing_pending_means_that_what_operations_pushed_is_over_too() {
 
 /// A push is refused, or its operation has run when the shutdown returns.
 #[test]
-fn a_push_races_with_shutdown() {
+fn a_push_that_races_with_a_shutdown_is_refused_or_runs() {
     model(2, Flavour::Contract, || {
         let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
         let token = engine.token();

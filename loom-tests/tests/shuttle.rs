@@ -510,7 +510,7 @@ fn a_waker_that_waits_for_a_successor(workers: usize, tells: Tells) {
 }
 
 #[test]
-fn what_became_ready_is_placed_before_the_program_is_told() {
+fn ready_operations_are_scheduled_before_the_program_is_notified() {
     for tells in [Tells::Handle, Tells::All, Tells::AllByCompletion] {
         for workers in [1, 2] {
             explore(400, move || a_waker_that_waits_for_a_successor(workers, tells));
@@ -537,7 +537,7 @@ fn a_deletion_that_pushes_while_the_engine_ends() {
 }
 
 #[test]
-fn what_a_deletion_pushes_while_the_engine_ends_runs_or_is_refused() {
+fn a_push_by_a_deletion_while_the_engine_ends_runs_or_is_refused() {
     explore(4000, a_deletion_that_pushes_while_the_engine_ends);
 }
 
@@ -653,7 +653,7 @@ fn assert_is_loss(error: &WaitError, loses: bool) {
 
 /// Whoever has waited for a variable finds counted what a device has done to it, also if the wait begins while the lane
 /// says that it is over.
-fn waits_for_what_a_device_does() {
+fn waits_for_device_operations() {
     const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().build();
     let builder = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).idle(IdlePolicy::Park);
@@ -682,8 +682,8 @@ fn waits_for_what_a_device_does() {
 }
 
 #[test]
-fn who_waits_for_what_a_device_does_finds_it_counted() {
-    explore(2000, waits_for_what_a_device_does);
+fn a_wait_for_a_device_operation_sees_it_in_the_version() {
+    explore(2000, waits_for_device_operations);
 }
 
 /// Says when it is dropped.
@@ -741,7 +741,7 @@ fn a_deleted_operator(workers: usize, first: bool) {
 }
 
 #[test]
-fn a_deleted_operator_over_a_variable_that_a_device_reads_comes_to_its_lane_once() {
+fn a_deleted_operator_over_a_variable_that_a_device_reads_enters_its_lane_once() {
     for (workers, first) in [(1, true), (2, true), (2, false)] {
         explore(600, move || a_deleted_operator(workers, first));
     }
@@ -770,7 +770,7 @@ fn an_engine_that_ends_while_a_device_works() {
 }
 
 #[test]
-fn an_engine_that_its_operation_has_ended_ends_with_the_last_operation_of_a_device() {
+fn an_engine_ended_by_its_operation_ends_with_the_last_device_operation() {
     explore(8000, an_engine_that_ends_while_a_device_works);
 }
 
@@ -785,7 +785,7 @@ fn an_engine_with_a_gpu_runs_what_three_threads_push_and_ends() {
 }
 
 #[test]
-fn an_engine_whose_gpu_is_lost_tells_everybody_and_ends() {
+fn an_engine_whose_gpu_is_lost_ends_every_wait_and_then_itself() {
     explore(800, || an_engine_with_a_gpu(EngineKind::PerDevice, true));
 }
 
@@ -814,23 +814,23 @@ twins! {
         pushes_over_several_variables, without RereadRegistered, "max_steps";
     without_the_epoch, without_the_epoch_a_record_is_used_after_its_end:
         pushes_over_several_variables, without ReclaimAfterEpoch, "use after reclamation";
-    without_the_second_look, without_the_second_look_a_wake_up_is_lost:
+    without_the_second_search, without_the_second_search_a_wake_up_is_lost:
         a_lane_with_three_workers, without SearchAgainBeforePark, "deadlock";
     without_the_notification, without_the_notification_a_wait_never_ends:
         waits_for_all, without LeaveNotifies, "deadlock";
     without_completion_by_drop, without_completion_by_drop_an_engine_never_ends:
         || an_engine(EngineKind::Pooled), without DropCompletes, "deadlock";
-    without_the_second_look_in_an_engine, without_the_second_look_a_cancelled_engine_hangs:
+    without_the_second_search_in_an_engine, without_the_second_search_a_cancelled_engine_hangs:
         || a_cancelled_engine(1), without SearchAgainBeforePark, "deadlock";
-    when_a_handle_is_told_first, when_a_handle_is_told_first_its_waker_waits_for_ever:
+    when_a_handle_is_notified_first, when_a_handle_is_notified_first_its_waker_waits_for_ever:
         || a_waker_that_waits_for_a_successor(1, Tells::Handle), without PlaceBeforeTelling, "deadlock";
-    when_all_are_told_first, when_all_are_told_first_a_waker_waits_for_ever:
+    when_a_wait_for_all_is_notified_first, when_a_wait_for_all_is_notified_first_its_waker_waits_for_ever:
         || a_waker_that_waits_for_a_successor(2, Tells::All), without PlaceBeforeTelling, "deadlock";
-    when_a_completion_tells_first, when_a_completion_tells_first_a_waker_waits_for_ever:
+    when_a_completion_notifies_first, when_a_completion_notifies_first_a_waker_waits_for_ever:
         || a_waker_that_waits_for_a_successor(2, Tells::AllByCompletion), without PlaceBeforeTelling, "deadlock";
-    when_a_lane_wakes_by_operations_once_closed, when_a_lane_wakes_by_operations_once_closed_an_engine_never_ends:
+    when_a_closed_lane_wakes_futures_by_operations, when_a_closed_lane_wakes_futures_by_operations_an_engine_never_ends:
         an_engine_that_ends_while_a_device_works, without WakeHereOnceClosed, "max_steps";
-    when_an_engine_ends_that_is_not_closed, when_an_engine_ends_that_is_not_closed_an_accepted_operation_is_lost:
+    when_an_engine_ends_before_it_is_closed, when_an_engine_ends_before_it_is_closed_an_accepted_operation_is_lost:
         a_deletion_that_pushes_while_the_engine_ends, without CloseAndWaitAgain, "operations that ran";
     when_a_lane_asks_for_devices_again, when_a_lane_asks_for_devices_again_an_operation_comes_back:
         || a_deleted_operator(2, false), without EndWaitingForDevices, "an operation enters a lane of several workers a second time";

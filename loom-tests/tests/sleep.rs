@@ -90,17 +90,17 @@ fn one_worker_of(lane: fn(usize) -> Made, bands: &'static [u8]) -> impl Fn() + S
 }
 
 #[test]
-fn a_push_and_a_worker_that_falls_asleep_cannot_miss_each_other() {
+fn a_push_and_a_worker_that_parks_cannot_miss_each_other() {
     model(3, Flavour::Contract, one_worker(&[DEFAULT_BAND]));
 }
 
 #[test]
-fn a_push_with_a_priority_and_a_worker_that_falls_asleep_cannot_miss_each_other() {
+fn a_push_with_a_priority_and_a_worker_that_parks_cannot_miss_each_other() {
     model(3, Flavour::Contract, one_worker(&[DEFAULT_BAND + 1]));
 }
 
 #[test]
-fn a_push_and_a_worker_that_naps_and_falls_asleep_cannot_miss_each_other() {
+fn a_push_and_a_worker_in_a_timed_park_cannot_miss_each_other() {
     model(3, Flavour::Contract, one_worker_of(contended_lane, &[DEFAULT_BAND]));
 }
 
@@ -112,7 +112,7 @@ fn two_pushes_reach_one_worker() {
 /// Two workers, of which one may look for work while a push relies on it; each of two operations is taken once, and the
 /// end of the lane reaches both.
 #[test]
-fn what_is_pushed_while_one_worker_searches_is_taken_and_the_end_reaches_all() {
+fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
     model(1, Flavour::Contract, || {
         let (lane, workers) = lane(2);
         let threads = carried(workers, |worker| std::iter::from_fn(|| take(&worker)).count());
@@ -139,7 +139,7 @@ fn two_pushes_reach_two_workers_that_take_one_operation_each() {
 
 /// One of them may be left alone because it naps, and then sleep.
 #[test]
-fn two_pushes_reach_two_workers_that_nap_and_take_one_operation_each() {
+fn two_pushes_reach_two_workers_with_timed_parks() {
     model(2, Flavour::Contract, two_workers(contended_lane));
 }
 
@@ -200,12 +200,12 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
 }
 
 #[test]
-fn who_is_known_to_have_stopped_searching_is_not_taken_for_a_sleeper() {
+fn a_worker_that_stopped_searching_is_not_taken_for_a_sleeper() {
     model(3, Flavour::Contract, two_find_something_and_one_sleeps(false));
 }
 
 #[test]
-fn who_is_known_to_have_stopped_searching_is_not_taken_for_a_sleeper_by_another_thread() {
+fn a_worker_that_stopped_searching_is_not_taken_for_a_sleeper_by_another_thread() {
     model(2, Flavour::Contract, two_find_something_and_one_sleeps(true));
 }
 
@@ -229,7 +229,7 @@ fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
 /// A thread carries the worker and then again, as another one would, and ends; somebody wakes the worker meanwhile, through what
 /// was there before or after, which must be whole and not given back.
 #[test]
-fn who_wakes_a_worker_finds_a_thread_that_is_whole_and_not_gone() {
+fn a_notifier_reads_a_complete_thread_handle_that_is_not_freed() {
     model(3, Flavour::Contract, || {
         let sleep = Arc::new(Sleep::new(1, IdlePolicy::Park));
         let its_sleep = Arc::clone(&sleep);
@@ -243,7 +243,7 @@ fn who_wakes_a_worker_finds_a_thread_that_is_whole_and_not_gone() {
 /// Three operations are in the deque of one of three workers, which take one each. A thief takes one and moves another
 /// into its own deque, and meanwhile nobody can find that.
 #[test]
-fn what_a_thief_leaves_in_its_deque_reaches_a_worker_that_has_looked_in_vain() {
+fn the_rest_of_a_stolen_batch_reaches_a_worker_that_has_searched_in_vain() {
     model(1, Flavour::Contract, || {
         let (_, workers) = lane(3);
         (0..3).for_each(|number| workers[0].push_local(op(number, DEFAULT_BAND)));
@@ -253,7 +253,7 @@ fn what_a_thief_leaves_in_its_deque_reaches_a_worker_that_has_looked_in_vain() {
 
 /// Two operations become ready on a worker, which runs the one and does not look again before that has ended.
 #[test]
-fn what_a_worker_keeps_and_does_not_run_next_reaches_a_worker_that_falls_asleep() {
+fn the_second_successor_of_an_operation_reaches_a_worker_that_parks() {
     model(3, Flavour::Contract, || {
         let (_, workers) = lane(2);
         let keep_and_take_one = |worker: Worker<Number>| {
@@ -268,7 +268,7 @@ fn what_a_worker_keeps_and_does_not_run_next_reaches_a_worker_that_falls_asleep(
 
 /// Two operations become ready on a worker, which shares both and takes none.
 #[test]
-fn what_a_worker_shares_reaches_a_worker_that_falls_asleep() {
+fn shared_successors_reach_a_worker_that_parks() {
     model(3, Flavour::Contract, || {
         let (_, workers) = lane(2);
         let keep_and_share = |worker: Worker<Number>| {
@@ -293,7 +293,7 @@ unsafe impl Sync for Data {}
 unsafe impl Send for Data {}
 
 #[test]
-fn what_was_done_before_the_end_of_a_lane_is_over_for_its_workers() {
+fn workers_see_what_was_done_before_the_end_of_their_lane() {
     model(3, Flavour::Contract, || {
         let (lane, mut workers) = lane(1);
         // As if by another worker: one that does not search passes no fence on its way out.
@@ -328,41 +328,41 @@ fn without_the_notify_fence_a_wake_up_is_lost() {
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_the_second_look() {
+fn without_the_second_search() {
     without(Step::SearchAgainBeforePark, || {
         model(3, Flavour::Contract, one_worker(&[DEFAULT_BAND]));
     });
 }
 
 #[test]
-fn without_the_second_look_a_wake_up_is_lost() {
-    must_fail("without_the_second_look", "deadlock");
+fn without_the_second_search_a_wake_up_is_lost() {
+    must_fail("without_the_second_search", "deadlock");
 }
 
 /// The notifier must not leave its work to a worker that does not come back. With two workers: it does so only while
 /// another one is awake.
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_an_end_of_a_nap() {
+fn when_a_timed_park_does_not_end() {
     without(Step::TimedParkEnds, || {
         model(2, Flavour::Contract, two_workers(contended_lane));
     });
 }
 
 #[test]
-fn without_an_end_of_a_nap_work_is_left_to_a_worker_that_sleeps() {
-    must_fail("without_an_end_of_a_nap", "deadlock");
+fn when_a_timed_park_does_not_end_work_is_left_to_a_sleeper() {
+    must_fail("when_a_timed_park_does_not_end", "deadlock");
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_the_retreat_of_a_nap() {
+fn when_a_timed_park_is_not_retracted() {
     without(Step::RetractTimedPark, || {
         model(2, Flavour::Contract, two_workers(contended_lane));
     });
 }
 
 #[test]
-fn without_the_retreat_of_a_nap_a_worker_that_sleeps_is_taken_for_one_that_naps() {
-    must_fail("without_the_retreat_of_a_nap", "deadlock");
+fn when_a_timed_park_is_not_retracted_a_parked_worker_is_taken_for_a_timed_one() {
+    must_fail("when_a_timed_park_is_not_retracted", "deadlock");
 }

@@ -15,7 +15,7 @@ use raddle::internals::{Flavour, PendingOps, SpareThreads, Step};
 use raddle_loom_tests::{COMPLETE, leave, model, must_fail, without};
 
 /// A worker is offered to a thread whose time is up: it is taken, or the one who offers it has it still.
-fn offer_to_who_gives_up() {
+fn offer_to_a_thread_that_gives_up() {
     let spares = Arc::new(SpareThreads::default());
     let other = Arc::clone(&spares);
     // In models the time is up at once.
@@ -30,26 +30,26 @@ fn offer_to_who_gives_up() {
 
 #[test]
 fn a_worker_offered_to_a_thread_that_gives_up_is_not_lost() {
-    model(COMPLETE, Flavour::Contract, offer_to_who_gives_up);
+    model(COMPLETE, Flavour::Contract, offer_to_a_thread_that_gives_up);
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_the_second_look() {
+fn without_the_second_check() {
     without(Step::SparesCheckAgain, || {
-        model(COMPLETE, Flavour::Contract, offer_to_who_gives_up);
+        model(COMPLETE, Flavour::Contract, offer_to_a_thread_that_gives_up);
     });
 }
 
 #[test]
-fn without_a_second_look_a_worker_offered_to_a_thread_that_gives_up_is_lost() {
-    must_fail("without_the_second_look", "the worker is lost");
+fn without_the_second_check_a_worker_offered_to_a_thread_that_gives_up_is_lost() {
+    must_fail("without_the_second_check", "the worker is lost");
 }
 
 /// Two workers are offered at once, while two threads wait or are about to. Those that are taken are taken once each, and
 /// the end reaches whoever has got none.
 #[test]
-fn two_workers_offered_at_once_are_taken_once_each_and_the_end_reaches_the_others() {
+fn two_workers_offered_concurrently_are_taken_once_each_and_the_end_reaches_the_others() {
     model(2, Flavour::Contract, || {
         let spares = Arc::new(SpareThreads::default());
         let threads = [(); 2].map(|()| {
@@ -108,19 +108,19 @@ fn end_behind_a_chain() {
 }
 
 #[test]
-fn an_end_in_the_background_comes_when_what_operations_pushed_is_over_too() {
+fn a_background_end_waits_for_operations_pushed_by_operations() {
     model(2, Flavour::Contract, end_behind_a_chain);
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_looking_again() {
+fn without_checking_again() {
     without(Step::EndChecksAgain, || {
         model(2, Flavour::Contract, end_behind_a_chain);
     });
 }
 
 #[test]
-fn without_looking_again_an_end_in_the_background_comes_too_soon() {
-    must_fail("without_looking_again", "something is still pending");
+fn without_checking_again_a_background_end_is_too_early() {
+    must_fail("without_checking_again", "something is still pending");
 }

@@ -35,21 +35,21 @@ fn a_wait_behind_a_push() {
 }
 
 #[test]
-fn a_wait_that_joins_another_covers_what_was_pushed_before_it() {
+fn a_wait_that_joins_another_covers_earlier_pushes() {
     model(2, Contract, a_wait_behind_a_push);
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_the_look_behind_the_wait() {
+fn without_the_check_behind_the_wait() {
     without(Step::JoinOnlyTheLast, || {
         model(2, Contract, a_wait_behind_a_push);
     });
 }
 
 #[test]
-fn without_the_look_behind_the_wait_one_that_joins_it_is_over_too_soon() {
-    must_fail("without_the_look_behind_the_wait", "before what was pushed before it");
+fn without_the_check_behind_the_wait_a_joining_wait_ends_too_early() {
+    must_fail("without_the_check_behind_the_wait", "before what was pushed before it");
 }
 
 /// One thread begins a wait; the other begins one as well, and then pushes an operation.
@@ -68,27 +68,27 @@ fn a_wait_in_front_of_a_push() {
 }
 
 #[test]
-fn a_wait_that_joins_another_is_not_prolonged_by_what_is_pushed_after_it() {
+fn a_wait_that_joins_another_does_not_cover_later_pushes() {
     model(2, Contract, a_wait_in_front_of_a_push);
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_the_look_whether_it_is_in() {
+fn without_the_check_that_it_is_queued() {
     without(Step::JoinWhatIsIn, || {
         model(2, Contract, a_wait_in_front_of_a_push);
     });
 }
 
 #[test]
-fn without_the_look_whether_it_is_in_a_wait_is_prolonged() {
-    must_fail("without_the_look_whether_it_is_in", "holds for what was pushed after it");
+fn without_the_check_that_it_is_queued_a_wait_covers_later_pushes() {
+    must_fail("without_the_check_that_it_is_queued", "holds for what was pushed after it");
 }
 
 /// Waits of both kinds begin while the operation in front of them ends, and with it the wait that they may join. Each is told
 /// of the failure, and the records that were held meanwhile are given back.
 #[test]
-fn waits_that_join_one_that_begins_are_told_of_the_failure() {
+fn waits_that_join_a_beginning_wait_return_the_failure() {
     model(2, Contract, || {
         let (engine, token, done) = pending();
         let first = engine.wait_for_var_async(&token);

@@ -94,7 +94,7 @@ mod tests {
 
     /// The test does not fork: `begin` would affect all tests that run beside it.
     #[test]
-    fn a_value_is_made_once_and_again_where_the_last_one_is_foreign() {
+    fn a_value_is_made_once_and_again_after_a_fork() {
         static VALUE: PerProcess<usize> = PerProcess::new();
         assert_eq!(*VALUE.get(|| 1), 1);
         assert_eq!(*VALUE.get(|| 2), 1);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_make_a_value_at_once_get_the_same() {
+    fn threads_that_make_a_value_concurrently_get_the_same() {
         static VALUE: PerProcess<usize> = PerProcess::new();
         let values: Vec<usize> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|number| scope.spawn(move || *VALUE.get(|| number))).collect();

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_on_another_stack_has_more_of_it_and_gives_its_value_back() {
+    fn a_function_on_another_stack_has_more_of_it_and_returns_its_value() {
         let mut local = 1;
         // SAFETY: any thread may use all that the closure captures.
         let value = unsafe {
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "over there")]
-    fn a_panic_on_another_stack_goes_on_here() {
+    fn a_panic_on_another_stack_is_resumed_in_the_caller() {
         // SAFETY: the closure captures nothing.
         let _ = unsafe { on_another::<()>(|| panic!("over there")) };
     }

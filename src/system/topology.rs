@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_cores_are_read_as_the_kernel_writes_them() {
+    fn lists_of_cores_are_parsed_in_the_kernels_format() {
         assert_eq!(parse("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
         assert_eq!(parse("7"), Some(vec![7]));
         assert_eq!(parse("\n"), Some(vec![]));
@@ -161,13 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_not_there_has_no_cores_near() {
+    fn an_absent_device_has_no_near_cores() {
         assert!(cores_near("ffff:ff:1f.7").is_empty());
     }
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_thread_is_kept_to_the_cores_that_it_is_told() {
+    fn a_thread_is_restricted_to_the_given_cores() {
         let kept = std::thread::spawn(|| {
             let before = allowed();
             assert!(!before.is_empty(), "Linux tells");

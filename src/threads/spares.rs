@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_workers_offered_at_once_are_both_taken() {
+    fn two_workers_offered_concurrently_are_both_taken() {
         for _ in 0..1000 {
             let (spares, start) = (SpareThreads::default(), Barrier::new(3));
             let taken: usize = thread::scope(|scope| {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_offered_to_who_gives_up_is_taken_or_given_back() {
+    fn a_worker_offered_to_a_thread_that_gives_up_is_taken_or_returned() {
         let mut taken = 0;
         for round in 0..2000 {
             let (spares, start) = (SpareThreads::default(), Barrier::new(2));
@@ -207,7 +207,7 @@ mod tests {
 
     /// So that threads that are not needed reach their time limits.
     #[test]
-    fn who_sat_down_last_is_offered_a_worker_first() {
+    fn the_last_waiter_is_offered_a_worker_first() {
         let spares = SpareThreads::default();
         thread::scope(|scope| {
             let waits: Vec<_> = (1..=3)
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_told_to_those_who_wait_and_to_those_who_come() {
+    fn the_end_reaches_current_and_later_waiters() {
         let spares = SpareThreads::<()>::default();
         thread::scope(|scope| {
             let wait = scope.spawn(|| spares.wait(None));

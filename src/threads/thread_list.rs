@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn who_joins_all_joins_those_as_well_that_have_ended_by_themselves() {
+    fn join_all_joins_threads_that_ended_on_their_own() {
         let threads = Arc::new(ThreadList::default());
         (0..100).for_each(|_| spawn_short(&threads));
         threads.join_all();
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_has_ended_by_itself_is_waited_for_until_its_destructors_have_run() {
+    fn join_all_waits_for_the_destructors_of_a_thread_that_ended_on_its_own() {
         let threads = Arc::new(ThreadList::default());
         let release = spawn_blocked(&threads, "blocked");
         for _ in 0..8 * MANY {
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_deadline_is_told_of_those_that_have_not_ended() {
+    fn a_join_with_a_deadline_names_the_threads_that_have_not_ended() {
         let threads = Arc::new(ThreadList::default());
         let (release, held) = mpsc::channel::<()>();
         let hold = move |_| _ = held.recv();
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_deadline_is_told_of_those_that_are_inside_destructors() {
+    fn a_join_with_a_deadline_names_the_threads_inside_destructors() {
         let threads = Arc::new(ThreadList::default());
         let names = ["first", "second", "third"];
         let releases = names.map(|name| spawn_blocked(&threads, name));
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_thread_that_another_one_joins_starts_none() {
+    fn a_join_starts_no_helper_for_a_thread_that_is_being_joined() {
         let threads = Arc::new(ThreadList::default());
         let release = spawn_blocked(&threads, "blocked");
         let inner = Arc::clone(&threads);
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_panics_is_joined_as_well() {
+    fn a_thread_that_panics_is_joined() {
         let threads = Arc::new(ThreadList::default());
         threads.spawn(String::new(), |_| std::panic::resume_unwind(Box::new(()))).expect("a thread starts");
         threads.join_all();

@@ -9,7 +9,7 @@ fn pop(injector: &Injector<usize>, band: u8, max: usize) -> Option<(Vec<*mut Op<
 }
 
 #[test]
-fn a_band_is_first_in_first_out_and_says_when_more_has_come_into_sight() {
+fn a_band_is_first_in_first_out_and_a_pop_reports_what_it_publishes() {
     for band in [DEFAULT_BAND, URGENT] {
         let (injector, ops) = (Injector::default(), Ready::new(5, band));
         let order: Vec<_> = ops.iter().map(|op| op.as_ptr()).collect();
@@ -27,7 +27,7 @@ fn a_band_is_first_in_first_out_and_says_when_more_has_come_into_sight() {
 }
 
 #[test]
-fn a_chain_says_whether_another_one_is_left() {
+fn a_chain_knows_whether_it_has_more() {
     let (injector, ops) = (Injector::default(), Ready::new(2, DEFAULT_BAND));
     ops.iter().for_each(|op| injector.push(op.right()));
     let (mut chain, _) = injector.pop(DEFAULT_BAND, 2).expect("two are in it");
@@ -38,7 +38,7 @@ fn a_chain_says_whether_another_one_is_left() {
 }
 
 #[test]
-fn what_a_popper_leaves_of_a_band_is_marked_although_its_pusher_has_not_come_to_it() {
+fn a_popper_marks_the_band_of_the_rest_before_its_pusher_does() {
     let (injector, ops) = (Injector::default(), Ready::new(2, URGENT));
     ops.iter().for_each(|op| injector.band(URGENT).push(op.right()));
     assert_eq!(injector.highest(), None);
@@ -49,7 +49,7 @@ fn what_a_popper_leaves_of_a_band_is_marked_although_its_pusher_has_not_come_to_
 
 /// Otherwise each operation that a slow popper holds would go behind the operations that were pushed meanwhile.
 #[test]
-fn what_a_late_popper_leaves_goes_in_front() {
+fn the_rest_of_a_slow_popper_goes_in_front() {
     let (injector, ops) = (Injector::default(), Ready::new(5, DEFAULT_BAND));
     let order: Vec<_> = ops.iter().map(|op| op.as_ptr()).collect();
     let band = injector.band(DEFAULT_BAND);
@@ -68,7 +68,7 @@ fn what_a_late_popper_leaves_goes_in_front() {
 }
 
 #[test]
-fn a_mark_without_an_operation_goes_with_the_next_look() {
+fn a_pop_clears_the_mark_of_an_empty_band() {
     let injector = Injector::<usize>::default();
     injector.mark(URGENT);
     injector.mark(DEFAULT_BAND);
@@ -93,7 +93,7 @@ fn an_injector_is_not_dropped_with_operations_in_it() {
 }
 
 #[test]
-fn an_inbox_is_empty_again_when_somebody_has_taken_it() {
+fn an_inbox_is_empty_after_a_pop() {
     let (injector, ops) = (Injector::default(), Ready::new(2, DEFAULT_BAND));
     assert!(injector.is_inbox_empty());
     ops.iter().for_each(|op| injector.push(op.right()));

@@ -27,7 +27,7 @@ fn sleepers(sleep: &Sleep) -> Vec<usize> {
 }
 
 #[test]
-fn half_of_the_workers_search_at_once_and_one_in_any_case() {
+fn half_of_the_workers_may_search_and_at_least_one() {
     let cases = [
         (1, IdlePolicy::Park, 1),
         (2, IdlePolicy::Park, 1),
@@ -76,7 +76,7 @@ fn the_worker_with_the_lowest_number_is_woken() {
 
 /// Some of these threads have ended, and each may have had the number of the next one.
 #[test]
-fn a_worker_is_woken_through_the_thread_that_carries_it_now_whoever_did_before() {
+fn a_worker_is_woken_through_the_thread_that_runs_it_now() {
     let sleep = Sleep::new(1, IdlePolicy::Park);
     for _ in 0..3 {
         thread::scope(|scope| {
@@ -92,7 +92,7 @@ fn a_worker_is_woken_through_the_thread_that_carries_it_now_whoever_did_before()
 }
 
 #[test]
-fn nobody_is_woken_while_somebody_searches() {
+fn no_worker_is_woken_while_another_searches() {
     let sleep = carried();
     sleep.announce(1, SearchState::Inactive, ParkKind::Untimed);
     assert!(sleep.try_start_search());
@@ -104,7 +104,7 @@ fn nobody_is_woken_while_somebody_searches() {
 }
 
 #[test]
-fn all_are_woken_whatever_they_do() {
+fn wake_all_wakes_workers_in_every_state() {
     let sleep = Sleep::new(3, IdlePolicy::Park);
     sleep.set_thread(2);
     assert!(sleep.try_start_search());
@@ -113,7 +113,7 @@ fn all_are_woken_whatever_they_do() {
 }
 
 #[test]
-fn who_wakes_is_a_searcher_and_is_not_announced_any_more() {
+fn a_woken_worker_is_a_searcher_and_not_announced() {
     let sleep = carried();
     sleep.announce(70, SearchState::Inactive, ParkKind::Untimed);
     sleep.notify();
@@ -124,7 +124,7 @@ fn who_wakes_is_a_searcher_and_is_not_announced_any_more() {
 }
 
 #[test]
-fn who_naps_is_left_alone_while_somebody_is_awake() {
+fn a_timed_parker_is_not_woken_while_a_worker_is_awake() {
     let sleep = carried();
     (1..WORKERS).for_each(|worker| sleep.announce(worker, SearchState::Inactive, ParkKind::Timed));
     sleep.notify();
@@ -135,7 +135,7 @@ fn who_naps_is_left_alone_while_somebody_is_awake() {
 }
 
 #[test]
-fn who_sleeps_is_woken_before_who_naps() {
+fn a_parked_worker_is_woken_before_a_timed_parker() {
     let sleep = Sleep::new(WORKERS, IdlePolicy::Park);
     // No thread runs the others.
     sleep.set_thread(129);
@@ -147,7 +147,7 @@ fn who_sleeps_is_woken_before_who_naps() {
 }
 
 #[test]
-fn who_has_napped_does_not_nap_any_more() {
+fn a_worker_can_park_untimed_after_a_timed_park() {
     let sleep = carried();
     sleep.announce(70, SearchState::Inactive, ParkKind::Timed);
     sleep.park_timed(70);
@@ -159,7 +159,7 @@ fn who_has_napped_does_not_nap_any_more() {
 }
 
 #[test]
-fn a_nap_is_for_a_reason_that_somebody_gives_anew() {
+fn announcing_a_timed_park_clears_the_report_of_contention() {
     let sleep = carried();
     sleep.set_contended(70);
     assert!((0..WORKERS).all(|worker| sleep.is_contended(worker) == (worker == 70)));
@@ -170,7 +170,7 @@ fn a_nap_is_for_a_reason_that_somebody_gives_anew() {
 }
 
 #[test]
-fn who_naps_is_roused_and_nobody_else() {
+fn wake_yielded_wakes_timed_parkers_only() {
     let sleep = carried();
     sleep.announce(1, SearchState::Inactive, ParkKind::Untimed);
     sleep.wake_yielded();
@@ -183,7 +183,7 @@ fn who_naps_is_roused_and_nobody_else() {
 }
 
 #[test]
-fn looks_are_counted_over_all_workers() {
+fn finds_are_counted_over_all_workers() {
     let sleep = carried();
     (0..WORKERS).for_each(|worker| (0..worker).for_each(|_| sleep.count_find(worker)));
     assert_eq!(sleep.finds(), WORKERS * (WORKERS - 1) / 2);
@@ -198,7 +198,7 @@ fn stay() -> Option<usize> {
 
 #[test]
 #[cfg(all(target_os = "linux", not(miri)))]
-fn the_worker_on_the_core_of_who_makes_the_work_is_woken_last_and_told_of_it() {
+fn the_worker_on_the_pushers_core_is_woken_last_and_marked_contended() {
     let Some(core) = stay() else { return };
     let sleep = Sleep::new(WORKERS, IdlePolicy::Park);
     // No thread runs the others.

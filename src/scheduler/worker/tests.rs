@@ -38,7 +38,7 @@ fn in_slot(worker: &Worker<usize>) -> Option<*mut crate::tracker::Op<usize>> {
 }
 
 #[test]
-fn a_lane_has_work_while_something_can_be_taken() {
+fn a_lane_has_work_while_an_operation_can_be_taken() {
     let ((lane, workers), ops) = (lane(2, IdlePolicy::Park), Ready::new(3, DEFAULT_BAND));
     assert_eq!((lane.idle(), lane.name()), (IdlePolicy::Park, "test"));
     assert!(!lane.has_work());
@@ -55,7 +55,7 @@ fn a_lane_has_work_while_something_can_be_taken() {
 }
 
 #[test]
-fn a_successor_is_kept_unless_the_injector_has_something_more_urgent() {
+fn a_successor_goes_into_the_slot_unless_the_injector_has_a_more_urgent_operation() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let worker = &workers[0];
     let ops = [LOW, DEFAULT_BAND, HIGH, HIGH, HIGHER].map(|band| Ready::new(1, band));
@@ -74,7 +74,7 @@ fn a_successor_is_kept_unless_the_injector_has_something_more_urgent() {
 }
 
 #[test]
-fn between_operations_one_successor_is_kept_and_within_one_none() {
+fn the_slot_takes_one_successor_and_no_operation_pushed_inside_another() {
     let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(3, DEFAULT_BAND));
     let worker = &workers[0];
     worker.push_local(ops[0].right());
@@ -86,7 +86,7 @@ fn between_operations_one_successor_is_kept_and_within_one_none() {
 }
 
 #[test]
-fn what_is_more_urgent_than_a_successor_goes_before_it() {
+fn a_more_urgent_operation_runs_before_the_slot() {
     let ((lane, workers), ops, urgent) = (lane(1, IdlePolicy::Park), Ready::new(1, HIGH), Ready::new(2, HIGHER));
     let worker = &workers[0];
     worker.push_next(ops[0].right());
@@ -116,7 +116,7 @@ fn every_deque_of_the_lane_is_stolen_from_wherever_the_sweep_begins() {
 }
 
 #[test]
-fn whoever_takes_more_than_one_wakes_another_worker_for_the_rest() {
+fn a_worker_that_takes_a_batch_wakes_another_for_the_rest() {
     let ((lane, workers), ops) = (lane(3, IdlePolicy::Park), Ready::new(3 * MAX_BATCH, DEFAULT_BAND));
     asleep(&workers[2]);
     let [first, second] = [&workers[0], &workers[1]];
@@ -147,7 +147,7 @@ fn whoever_takes_more_than_one_wakes_another_worker_for_the_rest() {
 }
 
 #[test]
-fn the_last_searcher_wakes_another_worker_if_there_is_more() {
+fn the_last_searcher_wakes_another_worker_if_there_is_more_work() {
     let ((lane, workers), ops) = (lane(4, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
     asleep(&workers[3]);
     let (worker, sleep) = (&workers[0], lane.sleep());
@@ -168,7 +168,7 @@ fn the_last_searcher_wakes_another_worker_if_there_is_more() {
 }
 
 #[test]
-fn a_search_finds_what_there_is_under_every_policy() {
+fn a_search_finds_available_work_under_every_policy() {
     for idle in [IdlePolicy::Spin, IdlePolicy::SpinThenPark(Duration::ZERO), IdlePolicy::Park] {
         let ((lane, workers), ops) = (lane(1, idle), Ready::new(1, DEFAULT_BAND));
         lane.injector().push(ops[0].right());
@@ -178,7 +178,7 @@ fn a_search_finds_what_there_is_under_every_policy() {
 
 /// A thread on the same core may end a search early, but only after it has taken `CONTENDED`.
 #[test]
-fn a_search_is_as_long_as_the_policy_says_unless_something_else_takes_its_core() {
+fn a_search_lasts_as_long_as_the_policy_says_unless_its_core_is_contended() {
     let searches = |patience: Duration| {
         let (_, workers) = lane(1, IdlePolicy::SpinThenPark(patience));
         std::iter::from_fn(move || {

@@ -69,7 +69,7 @@ fn ends(ops: &[Known]) -> Vec<*mut Op<usize>> {
 }
 
 #[test]
-fn after_a_run_of_its_own_a_worker_looks_at_the_injector_whatever_that_run_was_of() {
+fn after_a_run_of_its_own_a_worker_takes_from_the_injector() {
     for chain in CHAINS {
         let (lane, workers) = lane(1, IdlePolicy::Park);
         let (ops, waits) = (Ready::new(2, DEFAULT_BAND), Ready::new(3, DEFAULT_BAND));
@@ -108,7 +108,7 @@ fn the_deque_is_not_starved_by_slot_and_injector() {
 }
 
 #[test]
-fn what_is_anywhere_in_a_full_deque_starts_within_as_many_rounds() {
+fn every_operation_of_a_full_deque_starts_within_as_many_rounds() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let (chains, waits) = (Ready::new(DEQUE_CAPACITY + 1, DEFAULT_BAND), Ready::new(1, DEFAULT_BAND));
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
@@ -123,7 +123,7 @@ fn what_is_anywhere_in_a_full_deque_starts_within_as_many_rounds() {
 }
 
 #[test]
-fn several_are_taken_from_the_injector_only_when_the_deque_is_empty() {
+fn a_batch_is_taken_from_the_injector_only_when_the_deque_is_empty() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let (chain, waits) = (Ready::new(1, DEFAULT_BAND), Ready::new(4, DEFAULT_BAND));
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
@@ -142,7 +142,7 @@ fn several_are_taken_from_the_injector_only_when_the_deque_is_empty() {
 }
 
 #[test]
-fn equals_in_the_injector_wait_for_no_more_than_a_run_each_in_every_band() {
+fn equals_in_the_injector_wait_for_at_most_a_run_each_in_every_band() {
     for band in [LOW, DEFAULT_BAND, HIGH] {
         for chain in [Chain::Slot, Chain::Inside] {
             let (lane, workers) = lane(1, IdlePolicy::Park);
@@ -165,7 +165,7 @@ fn equals_in_the_injector_wait_for_no_more_than_a_run_each_in_every_band() {
 /// The injector's default band gets its turn although an urgent operation is pushed again and again, whose successors
 /// are not urgent and take the slot.
 #[test]
-fn what_is_urgent_does_not_lengthen_the_run_of_those_who_are_not() {
+fn urgent_operations_do_not_lengthen_a_run_of_others() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let (ops, urgent) = (Ready::new(3, DEFAULT_BAND), Ready::new(1, HIGH));
     let (worker, [chain, waits, successor]) = (&workers[0], [ops[0], ops[1], ops[2]].map(|op| op.as_ptr()));
@@ -202,7 +202,7 @@ fn what_is_urgent_does_not_lengthen_the_run_of_those_who_are_not() {
 
 /// Urgent operations keep the slot although the turn of less urgent ones is due.
 #[test]
-fn urgent_chains_have_runs_of_the_same_length_while_others_wait_who_are_not_urgent() {
+fn urgent_chains_take_equal_runs_while_less_urgent_operations_wait() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let (chains, waits) = (Ready::new(2, HIGH), Ready::new(1, DEFAULT_BAND));
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
@@ -221,7 +221,7 @@ fn urgent_chains_have_runs_of_the_same_length_while_others_wait_who_are_not_urge
 
 /// The other workers do not come back to their deques, and no worker is idle.
 #[test]
-fn what_lies_in_a_deque_is_taken_by_the_others_by_turns() {
+fn operations_in_a_deque_are_taken_by_visiting_workers() {
     const WORKERS: usize = 4;
     const WITHIN: usize = (WORKERS - 1) * (ROUNDS_PER_VISIT as usize) * (RUN + 2);
     for own in 0..WORKERS {
@@ -242,7 +242,7 @@ fn what_lies_in_a_deque_is_taken_by_the_others_by_turns() {
 }
 
 #[test]
-fn a_chain_that_nobody_waits_beside_stays_in_the_slot() {
+fn a_chain_stays_in_the_slot_while_no_other_operation_waits() {
     for band in [LOW, DEFAULT_BAND, HIGH] {
         let ((_, workers), ops) = (lane(2, IdlePolicy::Park), Ready::new(1, band));
         asleep(&workers[1]);
