@@ -1,4 +1,4 @@
-//! The injector: what is pushed is popped once, and no band forgets that it holds something.
+//! The injector: each pushed operation is popped once, and the mask never misses a band that holds operations.
 #![cfg(raddle_loom)]
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn pop_several(injector: &Injector<usize>, band: u8, max: usize) -> Vec<usize> {
     };
     let numbers: Vec<usize> = chain
         .map(|op| {
-            // SAFETY: this thread has popped the operation, and nobody changes its task.
+            // SAFETY: this thread has popped the operation, and no other thread changes its task.
             let number = unsafe { *op.task_ptr() };
             end_alone(op);
             number
@@ -35,7 +35,7 @@ fn pop_several(injector: &Injector<usize>, band: u8, max: usize) -> Vec<usize> {
     numbers
 }
 
-/// `pushers` threads push one operation each while the main thread pops twice; then it takes what is left, and goes by
+/// `pushers` threads push one operation each while the main thread pops twice. Then it takes the rest, and relies on
 /// `highest` alone for bands that have a bit.
 fn pushers_and_a_popper(pushers: usize, band: u8) -> impl Fn() + Send + Sync + 'static {
     move || {
@@ -68,10 +68,10 @@ fn the_bit_of_a_band_is_set_while_it_holds_operations() {
     model(3, Flavour::Contract, pushers_and_a_popper(2, DEFAULT_BAND + 3));
 }
 
-/// Two poppers that take more than one at a time, from what is installed and from what is not; nothing is lost or taken twice,
-/// and nobody looks at an operation that is gone.
+/// Two poppers take more than one operation each, from `ready` and from the inbox; no operation is lost or taken twice,
+/// and no freed one is accessed.
 #[test]
-fn two_poppers_that_take_several_share_the_operations_of_three_pushes() {
+fn two_poppers_that_take_several_share_all_pushed_operations() {
     model(3, Flavour::Contract, || {
         let injector = Arc::new(Injector::default());
         (0..4).for_each(|number| injector.push(op(number, DEFAULT_BAND)));
@@ -93,7 +93,7 @@ fn two_poppers_that_take_several_share_the_operations_of_three_pushes() {
     });
 }
 
-/// Two poppers take and install chains at the same time; nothing is lost or taken twice.
+/// Two poppers take and install chains concurrently; no operation is lost or taken twice.
 #[test]
 fn two_poppers_share_the_operations_of_two_pushes() {
     model(3, Flavour::Contract, || {
@@ -115,7 +115,7 @@ fn two_poppers_share_the_operations_of_two_pushes() {
     });
 }
 
-/// A popper is late: what it has seen at the front is popped, given back, and another chain stands there.
+/// A popper is slow: the head that it has loaded is popped and freed, and another chain is installed.
 #[test]
 fn a_slow_popper_finds_the_next_chain_and_no_freed_operation() {
     model(3, Flavour::Contract, || {
@@ -137,8 +137,7 @@ fn a_slow_popper_finds_the_next_chain_and_no_freed_operation() {
     });
 }
 
-/// Two poppers have a chain in hand, of which they take one operation, and only one of them can leave the rest in
-/// front.
+/// Two poppers hold a chain each, of which they take one operation, and only one of them can leave its rest in front.
 #[test]
 fn two_poppers_leave_the_rest_of_their_chains() {
     model(3, Flavour::Contract, || {
@@ -158,8 +157,9 @@ fn two_poppers_leave_the_rest_of_their_chains() {
     });
 }
 
-/// D and X are ready. A popper has seen D at the front, and X behind it. Another one pops both, and X ends; then it pushes
-/// again, and has D at the front again if it `comes_back`. The first one must not take D for what it was.
+/// D and X are ready. A popper has loaded D as the head, with X behind it. Another one pops both, and X ends; then it
+/// pushes again, and has D at the front again if it `comes_back`. The first popper must not take D for the head that
+/// it has loaded.
 fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + 'static {
     const D: usize = 1;
     move || {
@@ -167,13 +167,13 @@ fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + '
         let pop = |lane: &Lane<usize>| pop(lane.injector_for_models(), DEFAULT_BAND);
         let mut pushed = vec![0, D, 2];
         pushed.iter().for_each(|&number| lane.inject(op(number, DEFAULT_BAND)));
-        // Now D and X are where everybody finds them.
+        // Now D and X are visible in `ready`.
         let mut popped: Vec<usize> = pop(&lane).into_iter().collect();
         let other = Arc::clone(&lane);
         let thread = thread::spawn(move || pop(&other));
         if let Some((mut chain, _)) = lane.injector_for_models().pop(DEFAULT_BAND, 1) {
             let first = chain.next().unwrap();
-            // SAFETY: this thread has popped the operation, and nobody changes its task.
+            // SAFETY: this thread has popped the operation, and no other thread changes its task.
             let number = unsafe { *first.task_ptr() };
             popped.push(number);
             popped.extend(pop(&lane));
@@ -196,7 +196,7 @@ fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + '
     }
 }
 
-/// Of two workers, whose part this file plays.
+/// A lane of two workers, whose part this file plays.
 fn lane() -> Arc<Lane<usize>> {
     Lane::new(LaneOptions { name: "model", workers: 2, idle: IdlePolicy::Park }).0
 }

@@ -25,14 +25,14 @@ struct Shared {
 
 // SAFETY: the cells are loom's, which report a race instead of letting it happen.
 unsafe impl Sync for Shared {}
-// SAFETY: as above.
+// SAFETY: the cells are loom's, which report a race instead of letting it happen.
 unsafe impl Send for Shared {}
 
 fn shared() -> Arc<Shared> {
     Arc::new(Shared { pending: PendingOps::new(2), data: [UnsafeCell::new(0), UnsafeCell::new(0)] })
 }
 
-/// Two operations entered before the wait leave on two threads; the wait ends after both and sees what they did.
+/// Two operations that entered before the wait leave on two threads; the wait ends after both and sees what they did.
 fn wait_for_two() {
     let shared = shared();
     let threads = [0, 1].map(|index| {
@@ -71,7 +71,7 @@ fn without_the_notification_a_wait_for_all_never_ends() {
     must_fail("without_the_notification", "deadlock");
 }
 
-/// A count that is entered after the wait began does not hold it up, even if it never leaves; one that races with it is
+/// An operation that enters after the wait began does not delay it, even if it never leaves; one that races with it is
 /// counted exactly once.
 #[test]
 fn a_wait_for_all_does_not_cover_later_entries() {
@@ -89,13 +89,13 @@ fn a_wait_for_all_does_not_cover_later_entries() {
         let after = shared.pending.enter();
         thread.join().unwrap();
         racing.join().unwrap();
-        assert!(shared.pending.poll(&mut wait, &waker).is_ready(), "the wait holds for what entered after it");
+        assert!(shared.pending.poll(&mut wait, &waker).is_ready(), "the wait covers a later entry");
         leave(&shared.pending, after);
-        assert_eq!(shared.pending.wait(None), Waited::Idle, "something is still counted");
+        assert_eq!(shared.pending.wait(None), Waited::Idle, "an operation is still counted");
     });
 }
 
-/// The same when all generations that are part of the count drain, so that others have to be made while somebody enters.
+/// The same when all generations that are part of the count drain, so that others must be made while operations enter.
 #[test]
 fn a_wait_for_all_does_not_cover_later_entries_while_many_generations_drain() {
     model(2, Flavour::Contract, || {
@@ -116,19 +116,19 @@ fn a_wait_for_all_does_not_cover_later_entries_while_many_generations_drain() {
         let after = shared.pending.enter();
         leave(&shared.pending, third);
         for wait in [&mut one, &mut two, &mut three] {
-            assert!(shared.pending.poll(wait, waker).is_pending(), "what entered before it is pending");
+            assert!(shared.pending.poll(wait, waker).is_pending(), "an earlier entry is pending");
         }
         leave(&shared.pending, second);
-        assert!(shared.pending.poll(&mut two, waker).is_pending(), "what entered before it is pending");
+        assert!(shared.pending.poll(&mut two, waker).is_pending(), "an earlier entry is pending");
         leave(&shared.pending, first);
-        assert!(shared.pending.poll(&mut one, waker).is_ready(), "the wait holds for what entered after it");
+        assert!(shared.pending.poll(&mut one, waker).is_ready(), "the wait covers a later entry");
         racing.join().unwrap();
         for wait in [&mut two, &mut three] {
-            assert!(shared.pending.poll(wait, waker).is_ready(), "the wait holds for what entered after it");
+            assert!(shared.pending.poll(wait, waker).is_ready(), "the wait covers a later entry");
         }
         leave(&shared.pending, after);
-        assert_eq!(shared.pending.wait(None), Waited::Idle, "something is still counted");
-        // SAFETY: as above.
+        assert_eq!(shared.pending.wait(None), Waited::Idle, "an operation is still counted");
+        // SAFETY: the operation is over, as the model checks.
         assert_eq!(shared.data[0].with(|data| unsafe { *data }), 1);
     });
 }
@@ -153,7 +153,8 @@ fn a_wait_for_all_that_is_polled_is_woken_when_it_is_over() {
     model(COMPLETE, Flavour::Contract, a_wait_is_polled);
 }
 
-/// A future that is dropped while what it waits for leaves: it may be woken before, and nothing is left of it after.
+/// A future is dropped while the operation that it waits for leaves: it may be woken before, and its waker is gone
+/// after.
 #[test]
 fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
     model(COMPLETE, Flavour::Contract, || {
@@ -173,14 +174,14 @@ fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
         shared.pending.end(&mut wait);
         dropped.store(true, Relaxed);
         if thread.join().unwrap() {
-            assert_eq!(count.get(), 0, "a future was woken that was dropped before");
+            assert_eq!(count.get(), 0, "a dropped future was woken");
         }
         drop(waker);
-        assert_eq!(Arc::strong_count(&count), 1, "the waker is kept");
+        assert_eq!(Arc::strong_count(&count), 1, "the waker is still registered");
     });
 }
 
-/// Generations are used again while entries may still bounce off them.
+/// Generations are used again while entries may still be refused by them.
 #[test]
 fn entries_are_counted_once_while_generations_are_reused() {
     model(2, Flavour::Contract, || {
@@ -197,9 +198,9 @@ fn entries_are_counted_once_while_generations_are_reused() {
     });
 }
 
-/// A wait covers a count, or what was done before the wait is seen behind the count: that is how a shutdown refuses
-/// what comes too late. The generation is closed and opened again while the count is about to enter it, and its word
-/// reads the same.
+/// Either a wait covers an operation, or the operation sees what was done before the wait: that is how a shutdown
+/// refuses late pushes. The generation is closed and opened again while the operation is about to enter it, and its
+/// word has the same value.
 #[test]
 fn an_entry_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
     model(COMPLETE, Flavour::Contract, || {
@@ -210,7 +211,7 @@ fn an_entry_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
             let ticket = other.enter();
             // Relaxed: acquired by entering, which is what the model checks.
             if its_phase.load(Relaxed) == 0 {
-                assert!(!is_over.load(Relaxed), "the wait is over, but what was done before it is not seen");
+                assert!(!is_over.load(Relaxed), "what was done before the wait is not seen");
             }
             leave(&other, ticket);
         });
@@ -222,8 +223,8 @@ fn an_entry_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
     });
 }
 
-/// An operation that enters before another leaves, as one does that is pushed by it, is never missed by a wait that finds
-/// nothing pending: that is how a shutdown knows that it may end the threads.
+/// If an operation enters before another leaves, as one does that the other has pushed, a wait that finds nothing
+/// pending covers it: that is how a shutdown knows that it may end the threads.
 #[test]
 fn an_idle_count_covers_operations_pushed_by_operations() {
     model(2, Flavour::Contract, || {
@@ -238,7 +239,7 @@ fn an_idle_count_covers_operations_pushed_by_operations() {
             leave(&other.pending, third);
         });
         while shared.pending.wait(None) == Waited::Over {}
-        assert!(over.load(Relaxed), "the chain was still going on");
+        assert!(over.load(Relaxed), "the chain was still running");
         thread.join().unwrap();
     });
 }
@@ -255,10 +256,10 @@ fn a_push_that_races_with_a_shutdown_is_refused_or_runs() {
         engine.shutdown(Shutdown::Drain, None).unwrap();
         let ran = ran.load(Relaxed);
         match thread.join().unwrap() {
-            Ok(()) => assert!(ran, "the shutdown returned before an operation that was accepted"),
+            Ok(()) => assert!(ran, "the shutdown returned before an accepted operation ran"),
             Err(error) => {
                 assert_eq!(error, PushError::ShutDown);
-                assert!(!ran, "an operation ran that was refused");
+                assert!(!ran, "a refused operation ran");
             }
         }
     });

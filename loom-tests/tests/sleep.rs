@@ -1,8 +1,8 @@
-//! Sleep against push: no wake-up is lost, whatever the order of announcing, looking, pushing and notifying.
+//! Sleeping against pushing: no wake-up is lost, whatever the order of announcing, searching, pushing and notifying.
 //!
 //! A lost wake-up leaves a worker parked for ever, which loom reports as a deadlock. The workers' deques are the model
-//! deque, so what these models say about stealing is about its users. Workers do not spin here: that is one more look
-//! before the same announcement.
+//! deque, so what these models say about stealing is about its users. Workers do not spin here: that would only be one
+//! more search before the same announcement.
 #![cfg(raddle_loom)]
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn lane(workers: usize) -> Made {
     Lane::new(LaneOptions { name: "model", workers, idle: IdlePolicy::Park })
 }
 
-/// Of workers that nap once before they sleep.
+/// A lane whose workers park once with a time limit before they park without one.
 fn contended_lane(workers: usize) -> Made {
     let made = lane(workers);
     (0..workers).for_each(|worker| made.0.sleep().set_contended(worker));
@@ -38,36 +38,36 @@ fn op(number: Number, band: u8) -> OpRef<Number> {
 
 fn take(worker: &Worker<Number>) -> Option<Number> {
     let op = worker.next()?;
-    // SAFETY: the worker was handed the operation, and nobody changes its task.
+    // SAFETY: the worker was given the operation, and no thread changes its task.
     let number = unsafe { *op.task_ptr() };
     end_alone(op);
     Some(number)
 }
 
-/// Starts a thread for each worker, which carries it and does `f`.
-fn carried<R: 'static>(workers: Vec<Worker<Number>>, f: fn(Worker<Number>) -> R) -> Vec<thread::JoinHandle<R>> {
-    let carry = |worker: Worker<Number>| {
+/// Starts a thread for each worker, which runs `f` with it.
+fn spawn_workers<R: 'static>(workers: Vec<Worker<Number>>, f: fn(Worker<Number>) -> R) -> Vec<thread::JoinHandle<R>> {
+    let spawn = |worker: Worker<Number>| {
         thread::spawn(move || {
             worker.lane().sleep().set_thread(worker.index());
             f(worker)
         })
     };
-    workers.into_iter().map(carry).collect()
+    workers.into_iter().map(spawn).collect()
 }
 
-/// Takes one operation, and no more. The worker may have others in its deque, for the others to steal.
+/// Takes exactly one operation. The worker may have others in its deque, for other workers to steal.
 fn take_one(worker: Worker<Number>) -> (Number, Worker<Number>) {
     (take(&worker).unwrap(), worker)
 }
 
-/// Each of the operations up to `count` was [taken](take_one) once.
+/// Asserts that each operation below `count` was [taken](take_one) once.
 fn assert_taken_once(threads: Vec<thread::JoinHandle<(Number, Worker<Number>)>>, count: Number) {
     let mut taken: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     taken.sort_unstable_by_key(|&(number, _)| number);
     assert!(taken.iter().map(|&(number, _)| number).eq(0..count));
 }
 
-/// One worker that waits for `expected` operations, one pusher that injects as many.
+/// One worker that waits for as many operations as `bands` has elements, and one pusher that injects them.
 fn one_worker(bands: &'static [u8]) -> impl Fn() + Send + Sync + 'static {
     one_worker_of(lane, bands)
 }
@@ -109,18 +109,19 @@ fn two_pushes_reach_one_worker() {
     model(2, Flavour::Contract, one_worker(&[DEFAULT_BAND, DEFAULT_BAND - 1]));
 }
 
-/// Two workers, of which one may look for work while a push relies on it; each of two operations is taken once, and the
-/// end of the lane reaches both.
+/// A push may rely on one of two workers that searches. Each of two operations is taken once, and the end of the lane
+/// reaches both workers.
 #[test]
 fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
     model(1, Flavour::Contract, || {
         let (lane, workers) = lane(2);
-        let threads = carried(workers, |worker| std::iter::from_fn(|| take(&worker)).count());
+        let threads = spawn_workers(workers, |worker| std::iter::from_fn(|| take(&worker)).count());
         lane.inject(op(0, DEFAULT_BAND));
         lane.inject(op(1, DEFAULT_BAND));
         lane.end();
         let taken: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
-        // A lane ends when nothing is pending; here it ends early, and what was not taken yet is still there.
+        // A lane ends when nothing is pending; here it ends early, and operations that were not taken yet are still
+        // there.
         let mut left = 0;
         while let Some((chain, _)) = lane.injector_for_models().pop(DEFAULT_BAND, 1) {
             end_alone(chain.last().unwrap());
@@ -130,14 +131,14 @@ fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
     });
 }
 
-/// Two workers that take one operation each, and no more: each of two pushes must reach one of them, whoever searches,
-/// sleeps or has both in hand.
+/// Two workers take exactly one operation each: each of two pushes must reach one of them, whether they search, sleep,
+/// or hold both operations.
 #[test]
 fn two_pushes_reach_two_workers_that_take_one_operation_each() {
     model(2, Flavour::Contract, two_workers(lane));
 }
 
-/// One of them may be left alone because it naps, and then sleep.
+/// A notifier may leave a worker alone that is in a timed park and then parks without a time limit.
 #[test]
 fn two_pushes_reach_two_workers_with_timed_parks() {
     model(2, Flavour::Contract, two_workers(contended_lane));
@@ -146,20 +147,20 @@ fn two_pushes_reach_two_workers_with_timed_parks() {
 fn two_workers(lane: fn(usize) -> Made) -> impl Fn() + Send + Sync + 'static {
     move || {
         let (lane, workers) = lane(2);
-        let threads = carried(workers, take_one);
+        let threads = spawn_workers(workers, take_one);
         (0..2).for_each(|number| lane.inject(op(number, DEFAULT_BAND)));
         assert_taken_once(threads, 2);
     }
 }
 
-/// Worker 0 was announced, and finds something; so does a searcher. Then there is work, made by the searcher or by
-/// somebody else. Neither of the two looks again but as the last one to stop, so worker 1, which sleeps, must be told:
-/// by who makes the work, who may not take worker 0 for the sleeper that it was, or by one of them.
+/// Worker 0 was announced, and finds an operation; so does a searcher. Then there is work, made by the searcher or by
+/// another thread. Both check again only as the last searcher to stop, so worker 1, which sleeps, must be woken: by
+/// the thread that makes the work, if it does not take worker 0 for a sleeper, or by one of the two.
 fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send + Sync + 'static {
     move || {
         let (lane, _workers) = lane(2);
         let work = Arc::new(AtomicBool::new(false));
-        // As `Worker::found`.
+        // As `Worker::finish_search`.
         let found = |lane: &Lane<Number>, work: &AtomicBool| {
             // Relaxed: ordered by the fences, as the words of the injector are.
             if lane.sleep().stop_search() && work.load(Relaxed) {
@@ -178,7 +179,7 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
             });
             let its_lane = Arc::clone(&lane);
             let make = |lane: &Lane<Number>, work: &AtomicBool| {
-                // Relaxed: as above.
+                // Relaxed: ordered by the fences, as the words of the injector are.
                 work.store(true, Relaxed);
                 lane.sleep().notify();
             };
@@ -209,7 +210,7 @@ fn a_worker_that_stopped_searching_is_not_taken_for_a_sleeper_by_another_thread(
     model(2, Flavour::Contract, two_find_something_and_one_sleeps(true));
 }
 
-/// Another thread has carried the worker before.
+/// Another thread has run the worker before.
 #[test]
 fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
     model(3, Flavour::Contract, || {
@@ -226,8 +227,8 @@ fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
     });
 }
 
-/// A thread carries the worker and then again, as another one would, and ends; somebody wakes the worker meanwhile, through what
-/// was there before or after, which must be whole and not given back.
+/// A thread stores its handle twice, as two threads would that run the worker in turn, and ends. A notifier wakes the
+/// worker meanwhile, through the old or the new handle, which must be complete and not freed.
 #[test]
 fn a_notifier_reads_a_complete_thread_handle_that_is_not_freed() {
     model(3, Flavour::Contract, || {
@@ -240,29 +241,29 @@ fn a_notifier_reads_a_complete_thread_handle_that_is_not_freed() {
     });
 }
 
-/// Three operations are in the deque of one of three workers, which take one each. A thief takes one and moves another
-/// into its own deque, and meanwhile nobody can find that.
+/// Three operations are in the deque of one of three workers, which take one each. A stealer takes one and moves
+/// another into its own deque, and meanwhile no other worker can find that one.
 #[test]
 fn the_rest_of_a_stolen_batch_reaches_a_worker_that_has_searched_in_vain() {
     model(1, Flavour::Contract, || {
         let (_, workers) = lane(3);
         (0..3).for_each(|number| workers[0].push_local(op(number, DEFAULT_BAND)));
-        assert_taken_once(carried(workers, take_one), 3);
+        assert_taken_once(spawn_workers(workers, take_one), 3);
     });
 }
 
-/// Two operations become ready on a worker, which runs the one and does not look again before that has ended.
+/// Two operations become ready on a worker, which runs one and does not search again before that has ended.
 #[test]
 fn the_second_successor_of_an_operation_reaches_a_worker_that_parks() {
     model(3, Flavour::Contract, || {
         let (_, workers) = lane(2);
-        let keep_and_take_one = |worker: Worker<Number>| {
+        let push_two_and_take_one = |worker: Worker<Number>| {
             if worker.index() == 0 {
                 (0..2).for_each(|number| worker.push_next(op(number, DEFAULT_BAND)));
             }
             take_one(worker)
         };
-        assert_taken_once(carried(workers, keep_and_take_one), 2);
+        assert_taken_once(spawn_workers(workers, push_two_and_take_one), 2);
     });
 }
 
@@ -271,7 +272,7 @@ fn the_second_successor_of_an_operation_reaches_a_worker_that_parks() {
 fn shared_successors_reach_a_worker_that_parks() {
     model(3, Flavour::Contract, || {
         let (_, workers) = lane(2);
-        let keep_and_share = |worker: Worker<Number>| {
+        let push_two_and_share = |worker: Worker<Number>| {
             if worker.index() == 0 {
                 (0..2).for_each(|number| worker.push_next(op(number, DEFAULT_BAND)));
                 worker.share_slot();
@@ -279,7 +280,8 @@ fn shared_successors_reach_a_worker_that_parks() {
             }
             (vec![take(&worker), take(&worker)], worker)
         };
-        let ends: Vec<_> = carried(workers, keep_and_share).into_iter().map(|thread| thread.join().unwrap()).collect();
+        let ends: Vec<_> =
+            spawn_workers(workers, push_two_and_share).into_iter().map(|thread| thread.join().unwrap()).collect();
         let mut taken: Vec<_> = ends.iter().flat_map(|(taken, _)| taken).flatten().collect();
         taken.sort_unstable();
         assert_eq!(taken, [&0, &1]);
@@ -289,24 +291,24 @@ fn shared_successors_reach_a_worker_that_parks() {
 struct Data(UnsafeCell<usize>);
 // SAFETY: the cell is loom's, which reports a race instead of letting it happen.
 unsafe impl Sync for Data {}
-// SAFETY: as above.
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
 unsafe impl Send for Data {}
 
 #[test]
 fn workers_see_what_was_done_before_the_end_of_their_lane() {
     model(3, Flavour::Contract, || {
         let (lane, mut workers) = lane(1);
-        // As if by another worker: one that does not search passes no fence on its way out.
+        // As if by another worker: a worker that does not search passes no fence when it ends.
         lane.sleep().start_search();
         let (worker, data) = (workers.pop().unwrap(), Arc::new(Data(UnsafeCell::new(0))));
         let other = Arc::clone(&data);
         let thread = thread::spawn(move || {
             worker.lane().sleep().set_thread(0);
             assert!(take(&worker).is_none());
-            // SAFETY: the lane has ended, and nobody writes after that, which is what the model checks.
+            // SAFETY: the lane has ended, and no thread writes after that, which is what the model checks.
             assert_eq!(other.0.with(|data| unsafe { *data }), 1);
         });
-        // SAFETY: as above.
+        // SAFETY: the worker reads only after the lane has ended, which is what the model checks.
         data.0.with_mut(|data| unsafe { *data = 1 });
         lane.end();
         thread.join().unwrap();
@@ -339,7 +341,7 @@ fn without_the_second_search_a_wake_up_is_lost() {
     must_fail("without_the_second_search", "deadlock");
 }
 
-/// The notifier must not leave its work to a worker that does not come back. With two workers: it does so only while
+/// The notifier must not leave its work to a worker that stays parked. With two workers, since it does so only while
 /// another one is awake.
 #[test]
 #[ignore = "fails by design; run by the test below"]

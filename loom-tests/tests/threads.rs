@@ -1,4 +1,4 @@
-//! Threads without a worker, and the end of an engine that nobody waits for.
+//! Spare threads, and the end of an engine in the background.
 #![cfg(raddle_loom)]
 
 use std::{
@@ -14,11 +14,11 @@ use loom::thread;
 use raddle::internals::{Flavour, PendingOps, SpareThreads, Step};
 use raddle_loom_tests::{COMPLETE, leave, model, must_fail, without};
 
-/// A worker is offered to a thread whose time is up: it is taken, or the one who offers it has it still.
+/// A worker is offered to a thread whose time limit has passed: the thread takes it, or the offer returns it.
 fn offer_to_a_thread_that_gives_up() {
     let spares = Arc::new(SpareThreads::default());
     let other = Arc::clone(&spares);
-    // In models the time is up at once.
+    // In models the time limit passes immediately.
     let thread = thread::spawn(move || other.wait(Some(Instant::now())));
     let offered = spares.offer(7);
     let taken = thread.join().unwrap();
@@ -46,8 +46,8 @@ fn without_the_second_check_a_worker_offered_to_a_thread_that_gives_up_is_lost()
     must_fail("without_the_second_check", "the worker is lost");
 }
 
-/// Two workers are offered at once, while two threads wait or are about to. Those that are taken are taken once each, and
-/// the end reaches whoever has got none.
+/// Two workers are offered concurrently, while two threads wait or are about to. Each accepted worker is taken once,
+/// and the end reaches the threads that were offered none.
 #[test]
 fn two_workers_offered_concurrently_are_taken_once_each_and_the_end_reaches_the_others() {
     model(2, Flavour::Contract, || {
@@ -69,10 +69,10 @@ fn two_workers_offered_concurrently_are_taken_once_each_and_the_end_reaches_the_
     });
 }
 
-/// Ends something when the pending finds nothing pending.
+/// Ends when it finds nothing pending.
 struct Ends {
     pending: Arc<PendingOps>,
-    /// Operations that are over.
+    /// The number of operations that are over.
     over: Arc<AtomicUsize>,
     ended: AtomicBool,
 }
@@ -80,14 +80,14 @@ struct Ends {
 impl Wake for Ends {
     fn wake(self: Arc<Self>) {
         if self.pending.poll_idle(&Waker::from(Arc::clone(&self))).is_ready() {
-            // Relaxed: the pending hands over what the operations did, which is a part of the claim.
-            assert_eq!(self.over.load(Relaxed), 3, "something is still pending");
+            // Relaxed: the count hands over what the operations did, which is a part of the claim.
+            assert_eq!(self.over.load(Relaxed), 3, "an operation is still pending");
             self.ended.store(true, Relaxed);
         }
     }
 }
 
-/// An operation pushes another and that a third, while an end in the background begins: it comes, and when all are over.
+/// An operation pushes another and that a third, while an end in the background begins: it comes when all are over.
 fn end_behind_a_chain() {
     let (pending, over) = (Arc::new(PendingOps::new(2)), Arc::new(AtomicUsize::new(0)));
     let (first, other, count) = (pending.enter(), Arc::clone(&pending), Arc::clone(&over));
@@ -104,7 +104,7 @@ fn end_behind_a_chain() {
     let ends = Arc::new(Ends { pending, over, ended: AtomicBool::new(false) });
     Arc::clone(&ends).wake();
     thread.join().unwrap();
-    assert!(ends.ended.load(Relaxed), "nobody has ended it");
+    assert!(ends.ended.load(Relaxed), "it was not ended");
 }
 
 #[test]
@@ -122,5 +122,5 @@ fn without_checking_again() {
 
 #[test]
 fn without_checking_again_a_background_end_is_too_early() {
-    must_fail("without_checking_again", "something is still pending");
+    must_fail("without_checking_again", "an operation is still pending");
 }

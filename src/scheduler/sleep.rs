@@ -151,7 +151,7 @@ impl Sleep {
         }
     }
 
-    /// Notes that `worker` is pinned to `core` from now on.
+    /// Notes that `worker` is pinned to `core` from now on, or to no core.
     pub fn set_core(&self, worker: usize, core: Option<usize>) {
         // Relaxed: a hint.
         self.cores[worker].store(core.unwrap_or(NO_CORE), Relaxed);
@@ -263,8 +263,8 @@ impl Sleep {
         // Relaxed: ordered by the SleepFence.
         word.sleepers.fetch_or(bit, Relaxed);
         if before == SearchState::Searching {
-            // Relaxed: if a notifier does not count this worker as a searcher and yet finds it announced, its fence
-            // comes before the SleepFence, and so before the last search.
+            // Relaxed: if a notifier sees this decrement and yet not the bit, its fence comes before the SleepFence, and
+            // so before the last search.
             self.searchers.fetch_sub(1, Relaxed);
         }
         // SleepFence: pairs with NotifyFence.

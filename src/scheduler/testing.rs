@@ -61,14 +61,14 @@ impl Drop for Ready {
 #[track_caller]
 pub(super) fn assert_woken() {
     const PATIENCE: Duration = Duration::from_secs(20);
-    assert!(parked_for(PATIENCE) < PATIENCE, "nobody has woken this thread");
+    assert!(parked_for(PATIENCE) < PATIENCE, "this thread was not woken");
 }
 
 /// Asserts that the calling thread was not unparked since the last call.
 #[track_caller]
 pub(super) fn assert_not_woken() {
     const MOMENT: Duration = Duration::from_millis(50);
-    assert!(parked_for(MOMENT) >= MOMENT, "somebody has woken this thread");
+    assert!(parked_for(MOMENT) >= MOMENT, "this thread was woken");
 }
 
 fn parked_for(limit: Duration) -> Duration {

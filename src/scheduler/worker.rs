@@ -481,9 +481,9 @@ impl<T> Worker<T> {
 
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn spin(&self) -> Option<OpRef<T>> {
-        let patience = match self.lane.idle() {
+        let limit = match self.lane.idle() {
             IdlePolicy::Park => return self.find(),
-            IdlePolicy::SpinThenPark(patience) => Some(patience),
+            IdlePolicy::SpinThenPark(limit) => Some(limit),
             IdlePolicy::Spin => None,
         };
         let start = Instant::now();
@@ -500,8 +500,8 @@ impl<T> Worker<T> {
             }
             pauses = later;
             let now = Instant::now();
-            let is_over = |patience| now - start >= patience || now - last >= CONTENDED;
-            if self.lane.has_ended() || patience.is_some_and(is_over) {
+            let is_over = |limit| now - start >= limit || now - last >= CONTENDED;
+            if self.lane.has_ended() || limit.is_some_and(is_over) {
                 return self.find();
             }
             last = now;

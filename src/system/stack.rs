@@ -61,13 +61,13 @@ mod imp {
     /// Returns the lowest address of the calling thread's stack, and its size.
     pub(super) fn bounds() -> Option<(usize, usize)> {
         BOUNDS.get().or_else(|| {
-            let bounds = look();
+            let bounds = query();
             BOUNDS.set(bounds);
             bounds
         })
     }
 
-    fn look() -> Option<(usize, usize)> {
+    fn query() -> Option<(usize, usize)> {
         let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
         // SAFETY: the call has no preconditions.
         let this = unsafe { libc::pthread_self() };
@@ -127,9 +127,9 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "over there")]
+    #[should_panic(expected = "on another stack")]
     fn a_panic_on_another_stack_is_resumed_in_the_caller() {
         // SAFETY: the closure captures nothing.
-        let _ = unsafe { on_another::<()>(|| panic!("over there")) };
+        let _ = unsafe { on_another::<()>(|| panic!("on another stack")) };
     }
 }

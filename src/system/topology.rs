@@ -170,9 +170,9 @@ mod tests {
     fn a_thread_is_restricted_to_the_given_cores() {
         let kept = std::thread::spawn(|| {
             let before = allowed();
-            assert!(!before.is_empty(), "Linux tells");
-            assert!(!keep_to(&[]), "that would be no core at all");
-            assert!(!keep_to(&[MAX_CORES + 1]), "nor is this one");
+            assert!(!before.is_empty(), "Linux reports the cores");
+            assert!(!keep_to(&[]), "an empty set must be refused");
+            assert!(!keep_to(&[MAX_CORES + 1]), "this core does not exist");
             assert!(keep_to(&[before[0], MAX_CORES + 1]));
             assert_eq!(*allowed(), before[..1]);
             assert_eq!(
@@ -182,11 +182,11 @@ mod tests {
                     std::thread::available_parallelism().map_or(1, NonZero::get)
                 })
                 .join()
-                .expect("it may use all")
+                .expect("the thread does not panic")
             );
-            assert_eq!(allowed().len(), 1, "the look at the others has not moved the thread");
+            assert_eq!(allowed().len(), 1, "asking for other cores must not move the thread");
         });
-        kept.join().expect("it is kept there");
+        kept.join().expect("the thread does not panic");
     }
 
     #[test]

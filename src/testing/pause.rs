@@ -151,7 +151,7 @@ mod stop {
 
     #[derive(Debug, Default)]
     struct State {
-        standing: bool,
+        stopped: bool,
         released: bool,
     }
 
@@ -205,13 +205,13 @@ mod stop {
         /// Waits until a thread stops here. Returns `false` if none does within `limit`.
         pub fn is_reached_within(&self, limit: Duration) -> bool {
             let state = self.0.state();
-            let waited = self.0.changed.wait_timeout_while(state, limit, |state| !state.standing);
-            waited.unwrap_or_else(PoisonError::into_inner).0.standing
+            let waited = self.0.changed.wait_timeout_while(state, limit, |state| !state.stopped);
+            waited.unwrap_or_else(PoisonError::into_inner).0.stopped
         }
 
         /// Whether a thread has stopped here, even if it has gone on since.
         pub fn is_reached(&self) -> bool {
-            self.0.state().standing
+            self.0.state().stopped
         }
 
         /// Releases the thread, even if it has not stopped yet.
@@ -220,9 +220,9 @@ mod stop {
             self.0.changed.notify_all();
         }
 
-        fn stand_still(&self) {
+        fn wait_for_release(&self) {
             let mut state = self.0.state();
-            state.standing = true;
+            state.stopped = true;
             self.0.changed.notify_all();
             drop(self.0.changed.wait_while(state, |state| !state.released));
         }
@@ -246,7 +246,7 @@ mod stop {
         });
         // An ending thread has no stop.
         if let Ok(Some(stop)) = stop {
-            stop.stand_still();
+            stop.wait_for_release();
         }
     }
 }

@@ -184,7 +184,7 @@ impl ThreadList {
         };
         let spawned = thread::Builder::new().name(name).spawn(whole);
         let mut list = lock(&self.list);
-        let place = list.position(number).expect("only a thread that was started is struck out");
+        let place = list.position(number).expect("only threads that were started are removed");
         let result = spawned.map(|handle| list.entries[place].handle = Some(handle));
         if result.is_err() {
             list.entries.swap_remove(place);
@@ -316,7 +316,7 @@ mod tests {
     fn eventually(what: &str, condition: impl Fn() -> bool) {
         let start = Instant::now();
         while !condition() {
-            assert!(start.elapsed() < AWHILE, "still not: {what}");
+            assert!(start.elapsed() < AWHILE, "not within the time limit: {what}");
             thread::yield_now();
         }
     }
@@ -368,17 +368,17 @@ mod tests {
         for _ in 0..8 * MANY {
             spawn_short(&threads);
             // The blocked thread keeps no other from being joined.
-            eventually("few are left", || threads.count().1 <= 1 + 2 * MANY);
+            eventually("few threads are left", || threads.count().1 <= 1 + 2 * MANY);
         }
         let (sender, joined) = mpsc::channel();
         let inner = Arc::clone(&threads);
         let other = thread::spawn(move || {
             inner.join_all();
-            sender.send(()).expect("somebody listens");
+            sender.send(()).expect("the receiver exists");
         });
         assert!(joined.recv_timeout(MOMENT).is_err(), "a destructor was not waited for");
         drop(release);
-        joined.recv_timeout(AWHILE).expect("all have ended");
+        joined.recv_timeout(AWHILE).expect("join_all returns");
         other.join().expect("it does not panic");
         assert_eq!(threads.count().1, 0);
     }
@@ -390,16 +390,16 @@ mod tests {
         let hold = move |_| _ = held.recv();
         threads.spawn("held".to_owned(), hold).expect("a thread starts");
         threads.spawn("short".to_owned(), |_| ()).expect("a thread starts");
-        let look = || threads.join_until(Instant::now() + Duration::from_millis(20));
+        let join = || threads.join_until(Instant::now() + Duration::from_millis(20));
         let start = Instant::now();
-        while look() != Err(vec!["held".to_owned()]) {
+        while join() != Err(vec!["held".to_owned()]) {
             assert!(start.elapsed() < AWHILE, "the short thread does not end");
         }
         assert!(threads.has_left_behind());
         drop(release);
         threads.join_all();
         assert!(!threads.has_left_behind());
-        assert_eq!(look(), Ok(()));
+        assert_eq!(join(), Ok(()));
     }
 
     #[test]
@@ -408,7 +408,7 @@ mod tests {
         let names = ["first", "second", "third"];
         let releases = names.map(|name| spawn_blocked(&threads, name));
         spawn_short(&threads);
-        let look = |time| {
+        let join = |time| {
             let left = threads.join_until(Instant::now() + time);
             left.map_err(|mut left| {
                 left.sort();
@@ -416,16 +416,16 @@ mod tests {
             })
         };
         for time in [Duration::ZERO, MOMENT] {
-            let left = look(time).expect_err("three threads have not ended");
+            let left = join(time).expect_err("three threads have not ended");
             assert!(names.iter().all(|name| left.iter().any(|left| left == name)), "{left:?}");
         }
         // The blocked threads keep no other from being joined.
         let start = Instant::now();
-        while look(MOMENT) != Err(names.map(str::to_owned).to_vec()) {
+        while join(MOMENT) != Err(names.map(str::to_owned).to_vec()) {
             assert!(start.elapsed() < AWHILE, "the short thread does not end");
         }
         drop(releases);
-        assert_eq!(look(AWHILE), Ok(()));
+        assert_eq!(join(AWHILE), Ok(()));
     }
 
     #[test]
@@ -434,7 +434,7 @@ mod tests {
         let release = spawn_blocked(&threads, "blocked");
         let inner = Arc::clone(&threads);
         let other = thread::spawn(move || inner.join_all());
-        eventually("it is being joined", || lock(&threads.list).entries.iter().all(Entry::is_being_joined));
+        eventually("the other thread joins it", || lock(&threads.list).entries.iter().all(Entry::is_being_joined));
         let left = threads.join_until(Instant::now() + MOMENT);
         assert_eq!(left, Err(vec!["blocked".to_owned()]));
         assert_eq!(lock(&threads.list).asked, 0);

@@ -10,7 +10,7 @@ use super::{
 /// More workers than a word of `sleepers` has bits.
 const WORKERS: usize = 130;
 
-fn carried() -> Sleep {
+fn with_threads() -> Sleep {
     let sleep = Sleep::new(WORKERS, IdlePolicy::Park);
     (0..WORKERS).for_each(|worker| sleep.set_thread(worker));
     sleep
@@ -37,25 +37,25 @@ fn half_of_the_workers_may_search_and_at_least_one() {
     ];
     for (workers, idle, most) in cases {
         let sleep = Sleep::new(workers, idle);
-        assert!((0..most).all(|_| sleep.try_start_search()), "{most} of {workers} may");
-        assert!(!sleep.try_start_search(), "only {most} of {workers} may");
+        assert!((0..most).all(|_| sleep.try_start_search()), "{most} of {workers} workers may search");
+        assert!(!sleep.try_start_search(), "only {most} of {workers} workers may search");
         assert_eq!(sleep.stop_search(), most == 1);
-        assert!(sleep.try_start_search(), "another one in its place");
+        assert!(sleep.try_start_search(), "another worker may search then");
     }
 }
 
 #[test]
 fn each_worker_has_a_bit_of_its_own() {
-    let sleep = carried();
+    let sleep = with_threads();
     for worker in [0, 1, 63, 64, 70, 127, 128, 129] {
         sleep.announce(worker, SearchState::Inactive, ParkKind::Untimed);
         assert_eq!(sleepers(&sleep), [worker]);
         sleep.notify();
         assert_woken();
-        assert_eq!(sleepers(&sleep), [worker], "the bit is the sleeper's to clear");
+        assert_eq!(sleepers(&sleep), [worker], "only the sleeper clears its bit");
         sleep.retract(worker);
         assert_eq!(sleepers(&sleep), []);
-        assert!(sleep.stop_search(), "it had become a searcher");
+        assert!(sleep.stop_search(), "it must have become a searcher");
     }
 }
 
@@ -93,7 +93,7 @@ fn a_worker_is_woken_through_the_thread_that_runs_it_now() {
 
 #[test]
 fn no_worker_is_woken_while_another_searches() {
-    let sleep = carried();
+    let sleep = with_threads();
     sleep.announce(1, SearchState::Inactive, ParkKind::Untimed);
     assert!(sleep.try_start_search());
     sleep.notify();
@@ -114,7 +114,7 @@ fn wake_all_wakes_workers_in_every_state() {
 
 #[test]
 fn a_woken_worker_is_a_searcher_and_not_announced() {
-    let sleep = carried();
+    let sleep = with_threads();
     sleep.announce(70, SearchState::Inactive, ParkKind::Untimed);
     sleep.notify();
     sleep.park(70);
@@ -125,13 +125,13 @@ fn a_woken_worker_is_a_searcher_and_not_announced() {
 
 #[test]
 fn a_timed_parker_is_not_woken_while_a_worker_is_awake() {
-    let sleep = carried();
+    let sleep = with_threads();
     (1..WORKERS).for_each(|worker| sleep.announce(worker, SearchState::Inactive, ParkKind::Timed));
     sleep.notify();
     assert_not_woken();
     sleep.announce(0, SearchState::Inactive, ParkKind::Timed);
     sleep.notify();
-    assert_woken(); // There is nobody else.
+    assert_woken(); // No other worker can be woken.
 }
 
 #[test]
@@ -148,11 +148,11 @@ fn a_parked_worker_is_woken_before_a_timed_parker() {
 
 #[test]
 fn a_worker_can_park_untimed_after_a_timed_park() {
-    let sleep = carried();
+    let sleep = with_threads();
     sleep.announce(70, SearchState::Inactive, ParkKind::Timed);
     sleep.park_timed(70);
     assert_eq!(sleepers(&sleep), []);
-    assert!(sleep.stop_search(), "it had become a searcher");
+    assert!(sleep.stop_search(), "it must have become a searcher");
     sleep.announce(70, SearchState::Inactive, ParkKind::Untimed);
     sleep.notify();
     assert_woken();
@@ -160,18 +160,18 @@ fn a_worker_can_park_untimed_after_a_timed_park() {
 
 #[test]
 fn announcing_a_timed_park_clears_the_report_of_contention() {
-    let sleep = carried();
+    let sleep = with_threads();
     sleep.set_contended(70);
     assert!((0..WORKERS).all(|worker| sleep.is_contended(worker) == (worker == 70)));
     sleep.announce(70, SearchState::Inactive, ParkKind::Untimed);
-    assert!(sleep.is_contended(70), "it does not nap");
+    assert!(sleep.is_contended(70), "an untimed park does not clear the report");
     sleep.announce(70, SearchState::Inactive, ParkKind::Timed);
     assert!(!sleep.is_contended(70));
 }
 
 #[test]
 fn wake_yielded_wakes_timed_parkers_only() {
-    let sleep = carried();
+    let sleep = with_threads();
     sleep.announce(1, SearchState::Inactive, ParkKind::Untimed);
     sleep.wake_yielded();
     assert_not_woken();
@@ -179,12 +179,12 @@ fn wake_yielded_wakes_timed_parkers_only() {
     sleep.set_contended(70);
     sleep.wake_yielded();
     assert_woken();
-    assert!(!sleep.is_contended(70), "it would nap on");
+    assert!(!sleep.is_contended(70), "it would park again");
 }
 
 #[test]
 fn finds_are_counted_over_all_workers() {
-    let sleep = carried();
+    let sleep = with_threads();
     (0..WORKERS).for_each(|worker| (0..worker).for_each(|_| sleep.count_find(worker)));
     assert_eq!(sleep.finds(), WORKERS * (WORKERS - 1) / 2);
 }
@@ -213,11 +213,11 @@ fn the_worker_on_the_pushers_core_is_woken_last_and_marked_contended() {
     sleep.retract(129);
     let _ = sleep.stop_search();
     sleep.notify();
-    assert_woken(); // There is nobody else.
+    assert_woken(); // No other worker can be woken.
     sleep.report_contention();
     assert!((0..WORKERS).all(|worker| sleep.is_contended(worker) == (worker == 0)));
     sleep.set_core(0, None);
     sleep.announce(0, SearchState::Inactive, ParkKind::Timed);
     sleep.report_contention();
-    assert!(!sleep.is_contended(0), "it is on no core any more");
+    assert!(!sleep.is_contended(0), "it is not pinned any more");
 }

@@ -47,7 +47,7 @@ fn a_lane_has_work_while_an_operation_can_be_taken() {
     assert!(workers[0].find().is_some());
     assert!(!lane.has_work());
     workers[1].push_next(ops[1].right());
-    assert!(!lane.has_work(), "what is in the slot is that worker's");
+    assert!(!lane.has_work(), "the slot belongs to its worker");
     workers[1].share_slot();
     assert!(lane.has_work());
     assert_eq!(find_ptr(&workers[0]), Some(ops[1].as_ptr()));
@@ -99,13 +99,18 @@ fn a_more_urgent_operation_runs_before_the_slot() {
 fn every_deque_of_the_lane_is_stolen_from_wherever_the_sweep_begins() {
     const WORKERS: usize = 5;
     let ((_, workers), ops) = (lane(WORKERS, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
-    for (thief, victim, start) in (0..WORKERS.pow(3)).map(|n| (n % WORKERS, n / WORKERS % WORKERS, n / WORKERS.pow(2)))
+    for (stealer, victim, start) in
+        (0..WORKERS.pow(3)).map(|n| (n % WORKERS, n / WORKERS % WORKERS, n / WORKERS.pow(2)))
     {
-        if thief != victim {
+        if stealer != victim {
             workers[victim].deque.push(ops[0].right());
-            workers[thief].victim.set(start);
-            assert_eq!(workers[thief].steal().map(|op| op.as_ptr()), Some(ops[0].as_ptr()), "{thief} {victim} {start}");
-            assert_eq!(workers[thief].victim.get(), victim, "the next sweep begins where there was something");
+            workers[stealer].victim.set(start);
+            assert_eq!(
+                workers[stealer].steal().map(|op| op.as_ptr()),
+                Some(ops[0].as_ptr()),
+                "{stealer} {victim} {start}"
+            );
+            assert_eq!(workers[stealer].victim.get(), victim, "the next sweep begins at the last victim");
         }
     }
     for start in 0..WORKERS {
@@ -191,7 +196,7 @@ fn a_search_lasts_as_long_as_the_policy_says_unless_its_core_is_contended() {
     let start = Instant::now();
     let is_short = |search: Duration| search < CONTENDED || start.elapsed() > Duration::from_secs(20);
     let shortest = searches(Duration::ZERO).find(|&search| is_short(search));
-    assert!(shortest.is_some_and(|search| search < CONTENDED), "without patience, it is one look");
+    assert!(shortest.is_some_and(|search| search < CONTENDED), "without a time limit, one search suffices");
 }
 
 #[test]

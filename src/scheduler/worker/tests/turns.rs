@@ -131,13 +131,13 @@ fn a_batch_is_taken_from_the_injector_only_when_the_deque_is_empty() {
     waits.iter().for_each(|op| lane.injector().push(op.right()));
     for left in [3, 2] {
         endless.run(RUN + 1);
-        assert!(workers[0].deque.len() <= 1, "the chain alone, if anything");
-        assert!(!lane.injector().is_default_empty(), "{left} are left");
+        assert!(workers[0].deque.len() <= 1, "at most the chain is in the deque");
+        assert!(!lane.injector().is_default_empty(), "{left} operations must be left");
     }
     while workers[0].deque.pop().is_some() {}
     workers[0].slot.set(None);
     assert_eq!(find_ptr(&workers[0]), Some(waits[2].as_ptr()));
-    assert!(lane.injector().is_default_empty(), "nothing else was there");
+    assert!(lane.injector().is_default_empty(), "the pop took the whole rest");
     endless.end();
 }
 
@@ -188,7 +188,7 @@ fn urgent_operations_do_not_lengthen_a_run_of_others() {
                 continue;
             }
             own += 1;
-            assert!(own <= RUN, "with something urgent every {every} operations");
+            assert!(own <= RUN, "with an urgent operation every {every} operations");
             if op == chain {
                 worker.push_next(ops[0].right());
             } else {
@@ -212,7 +212,7 @@ fn urgent_chains_take_equal_runs_while_less_urgent_operations_wait() {
     assert!(endless.run(5 * RUN).iter().all(|&op| op == chains[0].as_ptr()));
     lane.injector().push(chains[1].right());
     let order = endless.run(9 * RUN);
-    assert!(!order.contains(&waits[0].as_ptr()), "it is less urgent");
+    assert!(!order.contains(&waits[0].as_ptr()), "it must wait for urgent operations");
     let mut runs = order.chunk_by(|one, other| one == other).map(<[_]>::len).skip(1).collect::<Vec<_>>();
     runs.pop();
     assert!(!runs.is_empty() && runs.iter().all(|&run| run == RUN + 1), "{runs:?}");
