@@ -155,7 +155,7 @@ impl World {
     }
 
     /// Ends the world: every operation ran once, none overlapped one that it conflicts with, and all ran in push order
-    /// as far as that is known.
+    /// where that order is known.
     #[track_caller]
     fn end(self: &Arc<Self>) {
         self.engine.wait_for_all_timeout(PATIENCE).expect("everything ends, and nothing fails");

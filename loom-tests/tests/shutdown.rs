@@ -202,7 +202,7 @@ fn entries_are_counted_once_while_generations_are_reused() {
 /// refuses late pushes. The generation is closed and opened again while the operation is about to enter it, and its
 /// word has the same value.
 #[test]
-fn an_entry_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
+fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
     model(COMPLETE, Flavour::Contract, || {
         let (pending, phase) = (Arc::new(PendingOps::new(1)), Arc::new(AtomicUsize::new(0)));
         let over = Arc::new(AtomicBool::new(false));

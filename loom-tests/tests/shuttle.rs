@@ -411,16 +411,16 @@ fn an_engine(kind: EngineKind) {
 }
 
 #[test]
-fn a_pooled_engine_runs_what_three_threads_push_and_ends() {
+fn a_pooled_engine_runs_the_operations_of_three_threads_and_ends() {
     explore(1200, || an_engine(EngineKind::Pooled));
 }
 
 #[test]
-fn an_engine_per_device_runs_what_three_threads_push_and_ends() {
+fn an_engine_per_device_runs_the_operations_of_three_threads_and_ends() {
     explore(800, || an_engine(EngineKind::PerDevice));
 }
 
-/// The engine is cancelled in the midst of pushes: accepted operations run or are cancelled, and nothing runs after
+/// The engine is cancelled in the middle of pushes: accepted operations run or are cancelled, and nothing runs after
 /// the end.
 fn a_cancelled_engine(workers: usize) {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(workers).pin(false).idle(IdlePolicy::Park);
@@ -781,12 +781,12 @@ fn an_engine_ended_by_its_operation_ends_with_the_last_device_operation() {
 }
 
 #[test]
-fn a_pooled_engine_with_a_gpu_runs_what_three_threads_push_and_ends() {
+fn a_pooled_engine_with_a_gpu_runs_the_operations_of_three_threads_and_ends() {
     explore(1000, || an_engine_with_a_gpu(EngineKind::Pooled, false));
 }
 
 #[test]
-fn an_engine_with_a_gpu_runs_what_three_threads_push_and_ends() {
+fn an_engine_with_a_gpu_runs_the_operations_of_three_threads_and_ends() {
     explore(800, || an_engine_with_a_gpu(EngineKind::PerDevice, false));
 }
 

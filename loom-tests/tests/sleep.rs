@@ -295,7 +295,7 @@ unsafe impl Sync for Data {}
 unsafe impl Send for Data {}
 
 #[test]
-fn workers_see_what_was_done_before_the_end_of_their_lane() {
+fn workers_see_earlier_writes_when_their_lane_ends() {
     model(3, Flavour::Contract, || {
         let (lane, mut workers) = lane(1);
         // As if by another worker: a worker that does not search passes no fence when it ends.

@@ -36,7 +36,7 @@ const ROUNDS_PER_VISIT: u32 = 8;
 const MAX_BATCH: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 
 /// Operations in a deque at most: the initial capacity of crossbeam-deque. Growing and shrinking would pin crossbeam's
-/// default collector in the midst of a push or a pop, and that runs destructors that other crates have deferred there:
+/// default collector in the middle of a push or a pop, and that runs destructors that other crates have deferred there:
 /// if one panicked, the operation in transit would be lost.
 const DEQUE_CAPACITY: usize = 64;
 
@@ -460,7 +460,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Whether the workers of the lane have called `find` often of late, so that work that is pushed next need not
+    /// Whether the workers of the lane have called `find` often recently, so that work that is pushed next need not
     /// wait long.
     fn is_lane_busy(&self) -> bool {
         let (now, finds) = (Instant::now(), self.lane.sleep().finds());

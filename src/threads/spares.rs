@@ -106,11 +106,11 @@ impl<W> SpareThreads<W> {
     /// Removes `slot`, of the calling thread, from the list. Returns `false` if another thread has taken it.
     fn leave(&self, slot: &Arc<Slot<W>>) -> bool {
         let mut state = lock(&self.0);
-        let place = state.slots.iter().position(|other| Arc::ptr_eq(other, slot));
-        if let Some(place) = place {
-            state.slots.remove(place);
+        let index = state.slots.iter().position(|other| Arc::ptr_eq(other, slot));
+        if let Some(index) = index {
+            state.slots.remove(index);
         }
-        place.is_some() || removed(Step::SparesCheckAgain)
+        index.is_some() || removed(Step::SparesCheckAgain)
     }
 
     /// Ends all waits, and every later one: there will be no more workers.

@@ -99,8 +99,8 @@ impl List {
     }
 
     fn remove(&mut self, number: u64) {
-        if let Some(place) = self.position(number) {
-            self.entries.swap_remove(place);
+        if let Some(index) = self.position(number) {
+            self.entries.swap_remove(index);
         }
     }
 
@@ -155,9 +155,9 @@ impl Drop for MainGuard {
             return;
         }
         let mut list = lock(&self.threads.list);
-        let Some(place) = list.position(self.number) else { return };
-        list.entries[place].returned = true;
-        let many = list.entries[place].leaves && list.joinable() >= MANY * (list.helpers + 1);
+        let Some(index) = list.position(self.number) else { return };
+        list.entries[index].returned = true;
+        let many = list.entries[index].leaves && list.joinable() >= MANY * (list.helpers + 1);
         drop(list);
         self.threads.changed.notify_all();
         if many {
@@ -178,16 +178,16 @@ impl ThreadList {
             number
         };
         let threads = Arc::clone(self);
-        let whole = move || {
+        let run = move || {
             let _main = MainGuard { threads, number, process: ProcessMark::current() };
             main(number);
         };
-        let spawned = thread::Builder::new().name(name).spawn(whole);
+        let spawned = thread::Builder::new().name(name).spawn(run);
         let mut list = lock(&self.list);
-        let place = list.position(number).expect("only threads that were started are removed");
-        let result = spawned.map(|handle| list.entries[place].handle = Some(handle));
+        let index = list.position(number).expect("only threads that were started are removed");
+        let result = spawned.map(|handle| list.entries[index].handle = Some(handle));
         if result.is_err() {
-            list.entries.swap_remove(place);
+            list.entries.swap_remove(index);
         }
         drop(list);
         self.changed.notify_all();
@@ -199,8 +199,8 @@ impl ThreadList {
     /// It does not join others itself, since their destructors may wait for its own.
     pub(crate) fn leave(&self, number: u64) {
         let mut list = lock(&self.list);
-        if let Some(place) = list.position(number) {
-            list.entries[place].leaves = true;
+        if let Some(index) = list.position(number) {
+            list.entries[index].leaves = true;
         }
     }
 

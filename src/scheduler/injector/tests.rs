@@ -9,7 +9,7 @@ fn pop(injector: &Injector<usize>, band: u8, max: usize) -> Option<(Vec<*mut Op<
 }
 
 #[test]
-fn a_band_is_first_in_first_out_and_a_pop_reports_what_it_publishes() {
+fn a_band_is_first_in_first_out_and_a_pop_reports_published_operations() {
     for band in [DEFAULT_BAND, URGENT] {
         let (injector, ops) = (Injector::default(), Ready::new(5, band));
         let order: Vec<_> = ops.iter().map(|op| op.as_ptr()).collect();

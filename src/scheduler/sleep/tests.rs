@@ -140,7 +140,7 @@ fn a_parked_worker_is_woken_before_a_timed_parker() {
     // No thread runs the others.
     sleep.set_thread(129);
     (0..WORKERS).for_each(|worker| {
-        sleep.announce(worker, SearchState::Inactive, if worker == 129 { ParkKind::Untimed } else { ParkKind::Timed })
+        sleep.announce(worker, SearchState::Inactive, if worker == 129 { ParkKind::Untimed } else { ParkKind::Timed });
     });
     sleep.notify();
     assert_woken();
