@@ -152,7 +152,7 @@ impl Wake for End {
         let waker = Waker::from(self);
         loop {
             let closed = core.is_closed();
-            if !core.pending.poll_idle(&waker) {
+            if core.pending.poll_idle(&waker).is_pending() {
                 return;
             }
             if closed {

@@ -30,7 +30,7 @@ use crate::{
     },
     notify::{
         oneshot::Oneshot,
-        pending::{Mark, Waited},
+        pending::{PendingWait, Waited},
     },
     tracker::Mode,
 };
@@ -150,7 +150,7 @@ impl Core {
     pub(super) fn make_way(&self) -> Result<(), WaitError> {
         Self::catch_up();
         worker_thread::yield_worker()?;
-        self.threads.rouse();
+        self.threads.wake_yielded();
         Ok(())
     }
 
@@ -190,7 +190,7 @@ impl Core {
 struct WaitForAll {
     core: Arc<Core>,
     /// The generation to wait for, or why the wait is forbidden.
-    mark: Result<Mark, WaitError>,
+    mark: Result<PendingWait, WaitError>,
 }
 
 impl Future for WaitForAll {
@@ -206,7 +206,7 @@ impl Future for WaitForAll {
             Err(error) => return Poll::Ready(Err(error.clone())),
         };
         Core::catch_up();
-        if core.pending.poll(mark, cx.waker()) { Poll::Ready(core.first_unreported()) } else { Poll::Pending }
+        core.pending.poll(mark, cx.waker()).map(|()| core.first_unreported())
     }
 }
 

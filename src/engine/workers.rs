@@ -65,10 +65,10 @@ fn run_thread(
     let _entered = thread.enter();
     let mut next = Some(worker);
     while let Some(worker) = next {
-        worker.lane().sleep().carry(worker.index());
-        let (lane, index, placement) = (threads.lane_of(&worker), worker.index(), threads.place(&worker));
+        worker.lane().sleep().set_thread(worker.index());
+        let (lane, index, placement) = (threads.lane_of(&worker), worker.index(), threads.pin_to_core(&worker));
         let core = if let Placement::Pinned(core) = placement { Some(core) } else { None };
-        worker.lane().sleep().place(index, core);
+        worker.lane().sleep().set_core(index, core);
         if let Some(started) = started.take() {
             // The receiver is gone if the build of the engine has failed.
             let _ = started.send((lane, index, placement));

@@ -116,7 +116,7 @@ pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
 }
 
 fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
-    worker.lane().sleep().carry(worker.index());
+    worker.lane().sleep().set_thread(worker.index());
     let lane = &core.gpus().lanes()[number];
     let context = Device::Gpu(lane.gpu as u32);
     let driver = &core.gpus().gpus[lane.gpu].driver;
@@ -227,7 +227,7 @@ impl Issuer<'_> {
         let mut others = ReadyList::default();
         while let Some(op) = self.ready.pop() {
             if self.is_own(&op) {
-                self.worker.keep(op);
+                self.worker.push_next(op);
             } else {
                 others.push(op);
             }
