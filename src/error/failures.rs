@@ -65,7 +65,7 @@ impl Failures {
     }
 
     /// Notes that `failure`, which has been added, is known, and neither keeps nor counts it any more.
-    pub(crate) fn settle(&self, failure: &OpError, place: Place) {
+    pub(crate) fn mark_reported(&self, failure: &OpError, place: Place) {
         let mut state = lock(&self.0);
         if failure.note_known() {
             match place {

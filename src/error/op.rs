@@ -155,7 +155,7 @@ impl OpError {
     }
 
     /// Adds it to `failures` until it is known. Called before anybody outside the engine can be given it.
-    pub(crate) fn keep(&self, failures: &Arc<Failures>) {
+    pub(crate) fn record(&self, failures: &Arc<Failures>) {
         // Once: those that are skipped because of it have the same failure. They find it on a variable, where it is put
         // only after this; so no thread waits here for another.
         self.0.added.get_or_init(|| (Arc::downgrade(failures), failures.add(self)));
@@ -163,12 +163,12 @@ impl OpError {
 
     /// Notes that it is known; whether it was not. Called by the `Failures` that it was added to, under the lock.
     pub(crate) fn note_known(&self) -> bool {
-        // Relaxed: all that write it hold the lock, which orders them; for the reader without it see `settle`.
+        // Relaxed: all that write it hold the lock, which orders them; for the reader without it see `mark_reported`.
         !self.0.known.swap(true, Relaxed)
     }
 
     /// Notes that somebody has been given the failure, or has cleared it: nobody else need be told of his own accord.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn mark_reported(&self) {
         // Relaxed: whoever reads the `true` of `note_known` here, and takes the lock of `Failures` later, takes it
         // after the thread that wrote it under the lock; otherwise the write would come after this read. So it finds
         // the failure neither kept nor counted, even if that thread is not done yet.
@@ -179,7 +179,7 @@ impl OpError {
         if let Some((failures, place)) = self.0.added.get()
             && let Some(failures) = failures.upgrade()
         {
-            failures.settle(self, *place);
+            failures.mark_reported(self, *place);
         }
     }
 }

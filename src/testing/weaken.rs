@@ -44,7 +44,7 @@ pub enum Step {
     DropEndsAtOnce,
     /// An operation of the CPU waits for devices no more once it has come to its lane (`Core::schedule_beside_devices`).
     EndWaitingForDevices,
-    /// What became ready is placed before the program is told (`Core::to_tell`, `threads::run`).
+    /// What became ready is placed before the program is told (`Core::defer_epilogue`, `threads::run`).
     PlaceBeforeTelling,
     /// The thread of a device's lane wakes futures itself once the engine is closed (`Core::wake`).
     WakeHereOnceClosed,
