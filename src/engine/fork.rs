@@ -133,7 +133,7 @@ mod imp {
     use super::Slots;
     use crate::{
         device::callback,
-        engine::{core::Core, drain, frame, worker_thread},
+        engine::{core::Core, frame, ready_loop, worker_thread},
         memory::epoch,
         sync::fork,
         system::panics,
@@ -177,7 +177,7 @@ mod imp {
         epoch::leave();
         worker_thread::leave_engine();
         frame::leave_all();
-        drain::leave_all();
+        ready_loop::leave_all();
         callback::leave_kernel();
         ENGINES.each(|core| {
             // What it has stays, handles or not: its drop may take locks, and would detach threads that are gone, whose names

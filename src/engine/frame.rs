@@ -77,7 +77,7 @@ pub(crate) fn in_program() -> bool {
 
 /// What a frame's code has of its operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Has {
+pub(crate) enum Holds {
     /// The operation has not passed its variables on.
     Variables,
     /// It has.
@@ -86,25 +86,25 @@ pub(crate) enum Has {
 
 /// Runs `f` as a part of `op`.
 #[inline]
-pub(crate) fn enter<R>(core: &Arc<Core>, op: &Op<Task>, has: Has, f: impl FnOnce(&Frame) -> R) -> R {
+pub(crate) fn enter<R>(core: &Arc<Core>, op: &Op<Task>, has: Holds, f: impl FnOnce(&Frame) -> R) -> R {
     enter_with(core, Some(op), has, None, f)
 }
 
 /// Runs `f` as the function of the asynchronous operation `op`, whose completion takes `right` out of the frame.
 pub(crate) fn enter_async<R>(core: &Arc<Core>, op: &Op<Task>, right: OpRef<Task>, f: impl FnOnce(&Frame) -> R) -> R {
-    enter_with(core, Some(op), Has::Variables, Some(right), f)
+    enter_with(core, Some(op), Holds::Variables, Some(right), f)
 }
 
 /// Runs `f`, which is the program's, for `core`, but no part of an operation: that is counted out.
 pub(crate) fn enter_after<R>(core: &Arc<Core>, f: impl FnOnce() -> R) -> R {
-    enter_with(core, None, Has::Nothing, None, |_| f())
+    enter_with(core, None, Holds::Nothing, None, |_| f())
 }
 
 #[inline(always)]
 fn enter_with<R>(
     core: &Arc<Core>,
     op: Option<&Op<Task>>,
-    has: Has,
+    has: Holds,
     right: Option<OpRef<Task>>,
     f: impl FnOnce(&Frame) -> R,
 ) -> R {
@@ -121,7 +121,7 @@ fn enter_with<R>(
             core: ptr::from_ref(core),
             oneshot: Cell::new(ptr::null()),
             right: Cell::new(right),
-            holding: has == Has::Variables,
+            holding: has == Holds::Variables,
             parent,
         };
         let _leave = Leave(innermost, parent);

@@ -217,7 +217,7 @@ impl Op<Task> {
     ///
     /// # Safety
     /// 1. This thread ends the operation.
-    pub(crate) unsafe fn report(&self, result: Result<(), &OpError>) -> Aftermath {
+    pub(crate) unsafe fn report(&self, result: Result<(), &OpError>) -> Cleanup {
         // SAFETY: (1) makes this thread the only user of the body.
         unsafe { self.with_body(|body| body.report(result)) }
     }
@@ -234,13 +234,13 @@ impl Op<Task> {
 /// panic and take its time, so it comes when the operation's successors have been placed.
 #[derive(Default)]
 #[must_use = "somebody waits to be woken"]
-pub(crate) struct Aftermath {
+pub(crate) struct Cleanup {
     wakers: Option<Wakers>,
     /// A result that nobody can ask for any more.
     unwanted: Option<Box<dyn Any + Send>>,
 }
 
-impl Aftermath {
+impl Cleanup {
     /// What is left when `oneshot` has been set, and `wakers` were found there.
     pub(super) fn new<R: Send + 'static>(wakers: Option<Wakers>, oneshot: Arc<Oneshot<R>>) -> Self {
         let unwanted = Arc::into_inner(oneshot).and_then(Oneshot::into_result);
@@ -280,8 +280,8 @@ pub(crate) trait Job: Send + 'static {
     fn discard(&mut self);
     /// Tells whoever asked. Called after the variables were passed on. No code of the program's runs here: it is left to the
     /// caller.
-    fn report(&mut self, _result: Result<(), &OpError>) -> Aftermath {
-        Aftermath::default()
+    fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
+        Cleanup::default()
     }
 }
 
@@ -303,7 +303,7 @@ pub(crate) struct InlineJob {
 struct VTable {
     start: unsafe fn(*mut (), &Call<'_>) -> Result<(), Cause>,
     discard: unsafe fn(*mut ()),
-    report: unsafe fn(*mut (), Result<(), &OpError>) -> Aftermath,
+    report: unsafe fn(*mut (), Result<(), &OpError>) -> Cleanup,
     /// `None` if there is nothing to drop.
     drop: Option<unsafe fn(*mut ())>,
 }
@@ -376,7 +376,7 @@ impl InlineJob {
         unsafe { (self.calls.discard)(self.storage.as_mut_ptr().cast()) }
     }
 
-    fn report(&mut self, result: Result<(), &OpError>) -> Aftermath {
+    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
         // SAFETY: as above.
         unsafe { (self.calls.report)(self.storage.as_mut_ptr().cast(), result) }
     }
@@ -400,7 +400,7 @@ impl<W: Job> Job for Box<W> {
     fn discard(&mut self) {
         W::discard(self);
     }
-    fn report(&mut self, result: Result<(), &OpError>) -> Aftermath {
+    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
         W::report(self, result)
     }
 }
@@ -466,19 +466,19 @@ where
         self.f = None;
     }
 
-    fn report(&mut self, result: Result<(), &OpError>) -> Aftermath {
+    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
         let value = self.value.take();
-        let Some(oneshot) = self.oneshot.take() else { return Aftermath::default() };
+        let Some(oneshot) = self.oneshot.take() else { return Cleanup::default() };
         let (wakers, value) = match (result, value) {
             (Ok(()), Some(value)) => (oneshot.set(Ok(value)), None),
             (Ok(()), None) => (None, None),
             // What the function has returned may be there although a device has failed since.
             (Err(error), value) => (oneshot.set(Err(error.clone())), value),
         };
-        let mut aftermath = Aftermath::new(wakers, oneshot);
+        let mut cleanup = Cleanup::new(wakers, oneshot);
         if needs_drop::<R>() && value.is_some() {
-            aftermath.unwanted = Some(Box::new((value, aftermath.unwanted.take())));
+            cleanup.unwanted = Some(Box::new((value, cleanup.unwanted.take())));
         }
-        aftermath
+        cleanup
     }
 }

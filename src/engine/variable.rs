@@ -108,7 +108,7 @@ impl VarCell {
         };
         let cell = Box::new(TypedCell {
             cell: VarCell {
-                queue: VarQueue::with_owner(core.next_id(), core.mark()),
+                queue: VarQueue::with_owner(core.next_id(), core.tag()),
                 core: ManuallyDrop::new(Arc::clone(core)),
                 handles: AtomicU64::new(1),
                 value: info,

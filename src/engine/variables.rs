@@ -11,7 +11,7 @@ use crate::{
         core::Core,
         frame::{self, Call, NoWait},
         spec::{Entry, Refs, Spec},
-        task::{Aftermath, FnJob, Job, flag},
+        task::{Cleanup, FnJob, Job, flag},
         variable::{VarCell, VarRef},
     },
     error::{
@@ -67,7 +67,7 @@ impl Core {
                     (Err(payload), Ok(())) | (Ok(()), Err(payload)) => resume_unwind(payload),
                     (Err(first), Err(second)) => {
                         // Both are told.
-                        cx.op().task().failed_by_panic(first).keep(&cx.core().failures);
+                        cx.op().task().failed_by_panic(first).record(&cx.core().failures);
                         resume_unwind(second);
                     }
                 }
@@ -109,15 +109,15 @@ impl Job for ClearJob {
             // SAFETY: the operation runs, names the variable as written, and comes after what is complete on devices.
             self.0 = unsafe { VarCell::of(access).fault().set_failure(None) };
         }
-        self.0.iter().for_each(OpError::settle);
+        self.0.iter().for_each(OpError::mark_reported);
         Ok(())
     }
 
     fn discard(&mut self) {}
 
     /// The failure is the program's, and may be dropped here.
-    fn report(&mut self, _result: Result<(), &OpError>) -> Aftermath {
-        Aftermath::of_failure(self.0.take())
+    fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
+        Cleanup::of_failure(self.0.take())
     }
 }
 
@@ -151,9 +151,9 @@ impl Job for FreeJob {
 
     fn discard(&mut self) {}
 
-    fn report(&mut self, _result: Result<(), &OpError>) -> Aftermath {
+    fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         // SAFETY: this operation was the last one ever pushed on the variable and its accesses are done.
         unsafe { VarCell::free(self.cell) };
-        Aftermath::of_failure(self.failure.take())
+        Cleanup::of_failure(self.failure.take())
     }
 }

@@ -66,7 +66,7 @@ impl Failures {
     }
 
     /// Marks `failure`, which has been added, as known. It is neither kept nor counted any more.
-    pub(crate) fn settle(&self, failure: &OpError, place: Place) {
+    pub(crate) fn mark_reported(&self, failure: &OpError, place: Place) {
         let mut state = lock(&self.0);
         if failure.note_known() {
             match place {

@@ -155,7 +155,7 @@ impl OpError {
     }
 
     /// Adds the failure to `failures` until it is known. Must be called before it can reach the program.
-    pub(crate) fn keep(&self, failures: &Arc<Failures>) {
+    pub(crate) fn record(&self, failures: &Arc<Failures>) {
         // Once: operations that are skipped because of it share the failure. They find it on a variable, where it is
         // stored only after this; so no thread waits here for another.
         self.0.added.get_or_init(|| (Arc::downgrade(failures), failures.add(self)));
@@ -164,12 +164,12 @@ impl OpError {
     /// Marks the failure as known. Returns whether it was not. Called by the `Failures` that it was added to, under
     /// the lock.
     pub(crate) fn note_known(&self) -> bool {
-        // Relaxed: all writers hold the lock, which orders them; for the reader without it see `settle`.
+        // Relaxed: all writers hold the lock, which orders them; for the reader without it see `mark_reported`.
         !self.0.known.swap(true, Relaxed)
     }
 
     /// Notes that the failure was returned to the program, or cleared by it: it need not be reported again.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn mark_reported(&self) {
         // Relaxed: a thread that reads the `true` of `note_known` here, and takes the lock of `Failures` later, takes
         // it after the thread that wrote it under the lock; otherwise the write would come after this read. So it
         // finds the failure neither kept nor counted, even if that thread is not done yet.
@@ -180,7 +180,7 @@ impl OpError {
         if let Some((failures, place)) = self.0.added.get()
             && let Some(failures) = failures.upgrade()
         {
-            failures.settle(self, *place);
+            failures.mark_reported(self, *place);
         }
     }
 }

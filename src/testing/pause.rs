@@ -72,7 +72,7 @@ points! {
         CompleteFlagged,
         /// `hand_on`: before an access is subtracted from what its operation waits for.
         CompleteBeforeSatisfy,
-        /// `hand_on`, `end`, `Core::let_go_of`: before an access is retired.
+        /// `hand_on`, `end`, `Core::finish_completed`: before an access is retired.
         CompleteBeforeRetire,
         /// `pass`: the next access's operation may still be pushed; before the tail is moved on to it.
         CompleteBeforePass,
