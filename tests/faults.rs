@@ -6,7 +6,7 @@
 #![cfg(raddle_pause)]
 #![forbid(unsafe_code)]
 
-mod common;
+use raddle_testkit as common;
 
 use std::{
     collections::HashSet,

@@ -3,8 +3,7 @@
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote};
 use syn::{
-    Data, DeriveInput, Error, Fields, GenericParam, Ident, Lifetime, Type,
-    parse_macro_input,
+    Data, DeriveInput, Error, Fields, GenericParam, Ident, Lifetime, Type, parse_macro_input,
     visit_mut::{self, VisitMut},
 };
 
@@ -59,7 +58,8 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
     let (impl_generics, ty_generics, where_clause) = input.generics.split_for_impl();
     let call = Lifetime::new("'__call", Span::mixed_site());
     // The struct of references has the type parameters, and one lifetime for all.
-    let params: Vec<_> = input.generics.params.iter().filter(|param| !matches!(param, GenericParam::Lifetime(_))).collect();
+    let params: Vec<_> =
+        input.generics.params.iter().filter(|param| !matches!(param, GenericParam::Lifetime(_))).collect();
     let args = params.iter().map(|param| match param {
         GenericParam::Type(param) => &param.ident,
         GenericParam::Const(param) => &param.ident,
