@@ -45,7 +45,7 @@ pub(crate) type Epilogues = SmallVec<[Epilogue; 2]>;
 
 /// Whether the function of an operation was called.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Function {
+pub(crate) enum FnState {
     Called,
     /// The function must be dropped in the epilogue.
     NotCalled,
@@ -57,7 +57,7 @@ pub(crate) struct Completed {
     pub(super) result: Result<(), OpError>,
     /// Failures that the operation has cleared, or that were replaced by another. They are dropped in the epilogue.
     pub(super) ended: Vec<OpError>,
-    pub(super) function: Function,
+    pub(super) function: FnState,
     pub(super) cleanup: Cleanup,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Unfinished {
 
 impl Completed {
     /// Reports the result of a complete operation to its handle or wait, unless the operation was rejected.
-    pub(super) fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, function: Function) -> Self {
+    pub(super) fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, function: FnState) -> Self {
         let mut cleanup = Cleanup::default();
         if op.task().has(flag::REPORTS) && !op.is_rejected() {
             // SAFETY: this thread ends the operation.
@@ -81,9 +81,6 @@ impl Completed {
 
     /// Whether program code may run in the epilogue.
     pub(super) fn runs_program_code(&self) -> bool {
-        self.function == Function::NotCalled
-            || self.result.is_err()
-            || !self.ended.is_empty()
-            || !self.cleanup.is_none()
+        self.function == FnState::NotCalled || self.result.is_err() || !self.ended.is_empty() || !self.cleanup.is_none()
     }
 }
