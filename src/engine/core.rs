@@ -2,8 +2,8 @@
 //!
 //! # States
 //!
-//! The [phases](phase) of an engine only rise. A shutdown goes from `OPEN` through `DRAINING` or `CANCELLING`, or both, to
-//! `CLOSED`. A forked child goes from any phase to `FORKED`.
+//! The [phases](phase) of an engine only rise. A shutdown goes from `OPEN` through `DRAINING` or `CANCELLING`, or
+//! both, to `CLOSED`. A forked child goes from any phase to `FORKED`.
 //!
 //! # Who may touch what
 //!
@@ -123,7 +123,8 @@ impl Core {
         &self.failures
     }
 
-    /// Returns the tag of this engine's variables: its address, which no other engine has while a variable keeps this one.
+    /// Returns the tag of this engine's variables: its address, which no other engine has while a variable keeps this
+    /// one.
     pub(crate) fn tag(&self) -> usize {
         ptr::from_ref(self).addr()
     }

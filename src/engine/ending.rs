@@ -5,7 +5,8 @@
 //! 1. Its function was called, or it was skipped, cancelled or rejected. An operation that is not plain waits in an
 //!    [`Unfinished`] until the slow path completes it.
 //! 2. It is complete: its variables were released. What is left is its [`Epilogue`].
-//! 3. The operations that became ready have been dispatched, and then the epilogue has run: the operation is counted out.
+//! 3. The operations that became ready have been dispatched, and then the epilogue has run: the operation is counted
+//!    out.
 //!
 //! Each value here belongs to one thread at a time: to the thread that ends the operation, or to the ready loop or the
 //! internal operation that the epilogue was handed to.

@@ -1,10 +1,10 @@
 //! Engines in a forked child.
 //!
-//! The threads of an engine do not exist in the child, and any lock may be held there by a thread that does not exist. So
-//! [`watch`] registers a handler that ends every living engine before the program continues in the child. The engine's
-//! phase becomes `FORKED`, in which every call returns before it takes a lock ([`Core::is_forked`]). Its memory is left
-//! alone. The thread that forked may have been one of the engine's; it belongs to no engine in the child. It gets a new
-//! epoch collector, since threads that do not exist may be pinned in the parent's for ever.
+//! The threads of an engine do not exist in the child, and any lock may be held there by a thread that does not
+//! exist. So [`watch`] registers a handler that ends every living engine before the program continues in the child.
+//! The engine's phase becomes `FORKED`, in which every call returns before it takes a lock ([`Core::is_forked`]). Its
+//! memory is left alone. The thread that forked may have been one of the engine's; it belongs to no engine in the
+//! child. It gets a new epoch collector, since threads that do not exist may be pinned in the parent's for ever.
 //!
 //! The handler takes no lock, allocates nothing and logs nothing, because another thread may have been in the middle of
 //! any of these when the process forked. The parent does nothing.
@@ -79,8 +79,8 @@ impl<T> Slots<T> {
         // Relaxed: the CAS checks it.
         let mut next = self.head.load(Relaxed);
         let slot = Box::into_raw(Box::new(Slot { object: AtomicPtr::new(object), next }));
-        // Release (edge `slot`): the slot and its object. Relaxed on failure: the next CAS checks the value. The slots behind it
-        // are handed over as well, since every change of `head` is a read-modify-write.
+        // Release (edge `slot`): the slot and its object. Relaxed on failure: the next CAS checks the value. The
+        // slots behind it are handed over as well, since every change of `head` is a read-modify-write.
         while let Err(now) = self.head.compare_exchange_weak(next, slot, Release, Relaxed) {
             next = now;
             // SAFETY: no other thread knows the slot before it is in the list.
@@ -160,8 +160,8 @@ mod imp {
         ENGINES.remove(core);
     }
 
-    /// Registers [`in_child`] as a handler of forks. It does so without a lock, which a fork might find held. If two threads
-    /// register it at the same time, it is called twice, which does no harm.
+    /// Registers [`in_child`] as a handler of forks. It does so without a lock, which a fork might find held. If two
+    /// threads register it at the same time, it is called twice, which does no harm.
     fn register() {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         // Acquire: pairs with the store below. A thread that reads `true` may rely on the handler.
@@ -189,10 +189,10 @@ mod imp {
         ready_loop::leave_all();
         callback::leave_kernel();
         ENGINES.each(|core| {
-            // The engine is never dropped here: its drop may take locks, and would detach threads that do not exist, whose
-            // ids may be reused.
-            // SAFETY: the pointer is from an `Arc`, and the drop of the engine removes it from the list. A thread that was about
-            // to drop it does not exist here.
+            // The engine is never dropped here: its drop may take locks, and would detach threads that do not exist,
+            // whose ids may be reused.
+            // SAFETY: the pointer is from an `Arc`, and the drop of the engine removes it from the list. A thread
+            // that was about to drop it does not exist here.
             unsafe { Arc::increment_strong_count(core.as_ptr()) };
             // SAFETY: the engine lives: its count was incremented.
             unsafe { core.as_ref() }.end_in_child();

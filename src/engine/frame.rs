@@ -1,7 +1,7 @@
 //! Frames: the program code that runs on a thread, and the operation that it runs for.
 //!
-//! A thread has a list of frames, innermost first. [`enter`] adds one around each call of program code; it leaves the list
-//! when the call returns or panics.
+//! A thread has a list of frames, innermost first. [`enter`] adds one around each call of program code; it leaves the
+//! list when the call returns or panics.
 //!
 //! # States
 //!
@@ -14,13 +14,13 @@
 //!
 //! # Who may touch what
 //!
-//! * The list and the frames in it: only the thread that runs them. [`Frames::adopt`] lends them to another thread, while
-//!   the thread that owns them stands still.
-//! * In a forked child: the frames of a thread that stood still are never read ([`seen`]), since it does not exist there
-//!   and its stack may be reused.
+//! * The list and the frames in it: only the thread that runs them. [`Frames::adopt`] lends them to another thread,
+//!   while the thread that owns them stands still.
+//! * In a forked child: the frames of a thread that stood still are never read ([`seen`]), since it does not exist
+//!   there and its stack may be reused.
 //!
-//! There are no edges between threads: [`stack::on_another`](crate::system::stack::on_another) orders the two that share
-//! frames.
+//! There are no edges between threads: [`stack::on_another`](crate::system::stack::on_another) orders the two that
+//! share frames.
 
 use std::{
     cell::Cell,
@@ -72,7 +72,8 @@ impl Frame {
         ptr::eq(Arc::as_ptr(self.engine()), core)
     }
 
-    /// Whether the operation is complete although its function still runs: it is asynchronous, and its completion was used.
+    /// Whether the operation is complete although its function still runs: it is asynchronous, and its completion was
+    /// used.
     fn is_over(&self) -> bool {
         // Only while the function runs: the program code of an epilogue is a part of the operation.
         self.holding && self.op().and_then(|op| op.task().async_state()).is_some_and(AsyncState::is_resolved)
@@ -158,8 +159,8 @@ fn enter_with<R>(
 pub(crate) fn leave_all() {
     FRAME.with(|cell| cell.set(ptr::null()));
     NO_WAIT.with(|cell| cell.set(None));
-    // The frames and loops of a thread that stood still for this one are on a stack that may soon be reused. They become the
-    // innermost again when those of this thread end.
+    // The frames and loops of a thread that stood still for this one are on a stack that may soon be reused. They
+    // become the innermost again when those of this thread end.
     STACK.with(|cell| cell.set(if cell.get() == Stack::Own { Stack::Own } else { Stack::Lost }));
 }
 
@@ -185,8 +186,8 @@ pub(super) fn seen<T>(at: *const T) -> *const T {
 /// Whether `wanted` returns `true` for a frame of this thread. Calls it with the innermost frame first.
 pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     let mut at = seen(innermost());
-    // SAFETY: a frame lives on the stack of this thread, or of one that stands still for it, until `enter_with` has taken it
-    // out of the list.
+    // SAFETY: a frame lives on the stack of this thread, or of one that stands still for it, until `enter_with` has
+    // taken it out of the list.
     while let Some(frame) = unsafe { at.as_ref() } {
         if wanted(frame) {
             return true;
@@ -196,8 +197,8 @@ pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     false
 }
 
-/// Takes the right to an operation on this thread whose completion was dropped by a panic of its function. Returns it with
-/// its engine.
+/// Takes the right to an operation on this thread whose completion was dropped by a panic of its function. Returns it
+/// with its engine.
 pub(crate) fn take_lost() -> Option<(Arc<Core>, OpRef<Task>)> {
     let mut lost = None;
     any_frame(|frame| {
@@ -210,13 +211,15 @@ pub(crate) fn take_lost() -> Option<(Arc<Core>, OpRef<Task>)> {
 /// Why the program code that runs on this thread must not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoWait {
-    /// The function of a device operation, of any engine, runs. The work that it has issued is not complete when it returns.
+    /// The function of a device operation, of any engine, runs. The work that it has issued is not complete when it
+    /// returns.
     InDeviceFunction,
     /// A deletion, of any engine, runs.
     InDeletion,
 }
 
-// The innermost reason on this thread. It is not in the frames: there may be many, and each push of a naive engine asks.
+// The innermost reason on this thread. It is not in the frames: there may be many, and each push of a naive engine
+// asks.
 thread_static!(static NO_WAIT: Cell<Option<NoWait>> = Cell::new(None));
 
 /// Calls `f`, program code that must not wait.
@@ -272,11 +275,11 @@ pub(crate) fn sets(oneshot: *const ()) -> bool {
     any_frame(|frame| frame.oneshot.get() == oneshot)
 }
 
-/// Puts the right to an operation back into the innermost frame, if that is of this operation and a panic of its function
-/// drops the completion. Returns the right otherwise.
+/// Puts the right to an operation back into the innermost frame, if that is of this operation and a panic of its
+/// function drops the completion. Returns the right otherwise.
 pub(crate) fn leave_lost(op: OpRef<Task>) -> Option<OpRef<Task>> {
-    // SAFETY: a frame lives on the stack of this thread, or of one that stands still for it, until `enter_with` has taken it
-    // out of the list.
+    // SAFETY: a frame lives on the stack of this thread, or of one that stands still for it, until `enter_with` has
+    // taken it out of the list.
     let frame = unsafe { seen(innermost()).as_ref() };
     match frame {
         Some(frame)

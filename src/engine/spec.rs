@@ -28,8 +28,8 @@ pub(crate) struct Entry {
 /// The accesses of an operation before its push.
 pub(crate) type Entries = SmallVec<[Entry; INLINE_ACCESSES]>;
 
-/// The properties of an operation, besides its accesses, its function and the location of its push. Its flags say whether it
-/// has a name, and whether the name owns memory.
+/// The properties of an operation, besides its accesses, its function and the location of its push. Its flags say
+/// whether it has a name, and whether the name owns memory.
 #[derive(Debug)]
 pub(crate) struct Spec {
     pub(crate) name: Name,

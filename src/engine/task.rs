@@ -11,13 +11,14 @@
 //!
 //! # Who may touch what
 //!
-//! * `body`: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation may end on
-//!   another thread while its function runs; its end does not touch the body.
+//! * `body`: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation
+//!   may end on another thread while its function runs; its end does not touch the body.
 //! * `waited`: the owner of the ready operation.
 //! * `progress`: see [`AsyncState`].
 //! * The other fields are constant once the task is filled.
 //!
-//! This module has no edges of its own: the queues of the tracker and of the scheduler hand over the task with the operation.
+//! This module has no edges of its own: the queues of the tracker and of the scheduler hand over the task with the
+//! operation.
 
 use std::{
     any::Any,
@@ -73,8 +74,8 @@ pub(crate) mod flag {
 const NO_LANE_LEFT: u8 = u8::MAX;
 const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
 
-/// The engine's part of the record of an operation. Behind one access it begins a cache line, which it shares with a small
-/// function. Fields that only some operations need are not initialised for the others.
+/// The engine's part of the record of an operation. Behind one access it begins a cache line, which it shares with a
+/// small function. Fields that only some operations need are not initialised for the others.
 #[repr(C)]
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
@@ -123,8 +124,8 @@ impl Task {
         }
     }
 
-    /// Initialises the other fields of a task. `name` must agree with the flags: it is dropped without [`flag::NAMED`], and
-    /// memory that it owns is never freed without [`flag::OWNS_NAME`].
+    /// Initialises the other fields of a task. `name` must agree with the flags: it is dropped without
+    /// [`flag::NAMED`], and memory that it owns is never freed without [`flag::OWNS_NAME`].
     ///
     /// # Safety
     /// 1. `task` was [begun](Self::begin), may be written, and is not known to another thread yet.
@@ -203,8 +204,8 @@ impl Drop for Task {
     }
 }
 
-/// The engine's view of an operation. The engine has an `Op` only by a right to it, by a hold of its record, or by an access
-/// of such an operation. All of them keep the task.
+/// The engine's view of an operation. The engine has an `Op` only by a right to it, by a hold of its record, or by an
+/// access of such an operation. All of them keep the task.
 impl Op<Task> {
     /// Returns the task.
     #[inline]
@@ -249,8 +250,8 @@ impl Op<Task> {
     }
 }
 
-/// Program code that must run after an operation has completed: wakers to wake, and values to drop. It may wait, push, panic
-/// and take its time, so it runs after the operations that became ready have been dispatched.
+/// Program code that must run after an operation has completed: wakers to wake, and values to drop. It may wait,
+/// push, panic and take its time, so it runs after the operations that became ready have been dispatched.
 #[derive(Default)]
 #[must_use = "its wakers must be woken"]
 pub(crate) struct Cleanup {

@@ -5,8 +5,8 @@
 //! 1. *Open*: operations are pushed. The variable has handles.
 //! 2. *Closed*: it was deleted, or its last handle is gone. The queue accepts only the engine's own operations.
 //! 3. *Empty* ([`VarCell::empty`]): the value was dropped.
-//! 4. *Freed* ([`VarCell::free`]): the last operation on it has completed. Threads that are pinned may still read the queue;
-//!    the memory is freed after them.
+//! 4. *Freed* ([`VarCell::free`]): the last operation on it has completed. Threads that are pinned may still read the
+//!    queue; the memory is freed after them.
 //!
 //! # Who may touch what
 //!
@@ -38,8 +38,8 @@ use crate::{
     tracker::{Access, VarQueue},
 };
 
-/// One variable. Its queue decides which operations may use the other fields. The fields that pushes use are on other cache
-/// lines than those that workers write.
+/// One variable. Its queue decides which operations may use the other fields. The fields that pushes use are on other
+/// cache lines than those that workers write.
 #[repr(C)]
 pub(crate) struct VarCell {
     queue: VarQueue<Task>,
@@ -78,7 +78,8 @@ struct TypedCell<T> {
 struct ValueInfo {
     layout: Layout,
     needs_drop: bool,
-    /// The value is in the host's memory, so operations of the host may use it only after those of devices are complete.
+    /// The value is in the host's memory, so operations of the host may use it only after those of devices are
+    /// complete.
     on_host: bool,
     /// # Safety
     /// 1. The cell was made with this info, and the caller holds the variable for writing.
@@ -117,8 +118,8 @@ impl<'h> VarRef<'h> {
 }
 
 impl VarCell {
-    /// Creates a variable with one handle. `on_host` says whether the value is in the host's memory; if not, it is a handle
-    /// of memory elsewhere.
+    /// Creates a variable with one handle. `on_host` says whether the value is in the host's memory; if not, it is a
+    /// handle of memory elsewhere.
     pub(crate) fn with_value<T: Send + 'static>(core: &Arc<Core>, value: T, on_host: bool) -> NonNull<Self> {
         let info = ValueInfo {
             layout: Layout::new::<TypedCell<T>>(),
@@ -169,8 +170,8 @@ impl VarCell {
     /// Returns the variable of an access.
     #[inline]
     pub(crate) fn of(access: &Access<Task>) -> &Self {
-        // SAFETY: the pointer of the access comes from `queue_ptr`, which casts a pointer to a whole cell. The cell outlives
-        // the access.
+        // SAFETY: the pointer of the access comes from `queue_ptr`, which casts a pointer to a whole cell. The cell
+        // outlives the access.
         unsafe { access.queue_ptr().cast::<Self>().as_ref() }
     }
 
@@ -216,8 +217,8 @@ impl VarCell {
 
     /// Whether the value needs a drop. Exact for an operation that holds the variable for writing; for others a hint.
     pub(crate) fn needs_drop(&self) -> bool {
-        // Relaxed: the queue hands over the last change to an operation that holds the variable for writing. Others only
-        // choose where the drop runs.
+        // Relaxed: the queue hands over the last change to an operation that holds the variable for writing. Others
+        // only choose where the drop runs.
         self.value.needs_drop && !self.state.emptied.load(Relaxed)
     }
 
@@ -282,8 +283,8 @@ impl VarCell {
         // SAFETY: (2), and every wait for the variable has started.
         drop(unsafe { waits.read() });
         let free = move || {
-            // SAFETY: the cell was boxed with this layout, and the fields that own anything were dropped: the value, the
-            // fault, the waits and the core.
+            // SAFETY: the cell was boxed with this layout, and the fields that own anything were dropped: the value,
+            // the fault, the waits and the core.
             unsafe { std::alloc::dealloc(cell.as_ptr().cast(), layout) };
         };
         // SAFETY: (1) and (2) are what `dispose` demands.

@@ -55,8 +55,8 @@ impl Core {
         let delete = move |cx: &Call<'_>| {
             let empty = || {
                 for access in cx.op().accesses() {
-                    // SAFETY: the operation holds the variable for writing, and a closed variable accepts no operation that
-                    // uses the value.
+                    // SAFETY: the operation holds the variable for writing, and a closed variable accepts no
+                    // operation that uses the value.
                     unsafe { VarCell::of(access).empty() };
                 }
             };
@@ -107,7 +107,8 @@ impl Job for ClearJob {
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         for access in cx.op().accesses() {
-            // SAFETY: the operation holds the variable for writing, and the operations of devices before it are complete.
+            // SAFETY: the operation holds the variable for writing, and the operations of devices before it are
+            // complete.
             self.0 = unsafe { VarCell::of(access).fault().set_failure(None) };
         }
         self.0.iter().for_each(OpError::mark_reported);
