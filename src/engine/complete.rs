@@ -3,7 +3,7 @@
 use crate::{
     engine::{
         core::Core,
-        ending::{Completed, Epilogue, Function},
+        ending::{Completed, Epilogue, FnState},
         task::{Task, flag},
         variable::VarCell,
     },
@@ -38,7 +38,7 @@ impl Core {
         &self,
         op: OpRef<Task>,
         mut result: Result<(), OpError>,
-        function: Function,
+        function: FnState,
         ready: &mut ReadyList<Task>,
     ) -> Epilogue {
         if self.is_forked() {
@@ -55,7 +55,7 @@ impl Core {
                 Err(failure) => self.fail_variables(&op, failure),
             }
         }
-        if function == Function::NotCalled || result.is_err() || !ended.is_empty() || op.task().has(flag::REPORTS) {
+        if function == FnState::NotCalled || result.is_err() || !ended.is_empty() || op.task().has(flag::REPORTS) {
             let op = tracker::complete(op, ready);
             pause::at(Point::Completed);
             return Epilogue::CleanUp(Completed::new(op, result, ended, function));
@@ -69,7 +69,7 @@ impl Core {
     /// Completes an operation that does not run because of `failure`.
     #[cold]
     pub(crate) fn skip(&self, op: OpRef<Task>, failure: OpError, ready: &mut ReadyList<Task>) -> Epilogue {
-        self.complete(op, Err(failure), Function::NotCalled, ready)
+        self.complete(op, Err(failure), FnState::NotCalled, ready)
     }
 
     /// Completes an operation whose push returned an error.
@@ -78,7 +78,7 @@ impl Core {
         if self.is_forked() {
             return Epilogue::Nothing;
         }
-        Epilogue::CleanUp(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), Function::NotCalled))
+        Epilogue::CleanUp(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
     }
 
     /// The first part of [`complete`](Self::complete) for an operation that leaves the state of its variables alone, or that

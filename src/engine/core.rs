@@ -2,11 +2,12 @@
 //!
 //! # States
 //!
-//! [`phase`] says how far a shutdown is. It only rises, except for `FORKED`, which a forked child stores from any phase.
+//! The [phases](phase) of an engine only rise. A shutdown goes from `OPEN` through `DRAINING` or `CANCELLING`, or
+//! both, to `CLOSED`. A forked child goes from any phase to `FORKED`.
 //!
 //! # Who may touch what
 //!
-//! * `phase`: stored by the thread that shuts the engine down, or by the only thread of a forked child; read by any.
+//! * `phase`: raised by the threads that shut the engine down, and by the only thread of a forked child; read by any.
 //! * `handles`: changed by the handles that keep the engine open.
 //! * `placements`: set once, before the engine has a handle.
 //! * The other fields have protocols of their own.
@@ -122,7 +123,8 @@ impl Core {
         &self.failures
     }
 
-    /// The tag of this engine's variables: its address, which no other engine has while a variable keeps this one alive.
+    /// Returns the tag of this engine's variables: its address, which no other engine has while a variable keeps this
+    /// one.
     pub(crate) fn tag(&self) -> usize {
         ptr::from_ref(self).addr()
     }

@@ -5,7 +5,8 @@
 //! 1. Its function was called, or it was skipped, cancelled or rejected. An operation that is not plain waits in an
 //!    [`Unfinished`] until the slow path completes it.
 //! 2. It is complete: its variables were released. What is left is its [`Epilogue`].
-//! 3. The operations that became ready have been dispatched, and then the epilogue has run: the operation is counted out.
+//! 3. The operations that became ready have been dispatched, and then the epilogue has run: the operation is counted
+//!    out.
 //!
 //! Each value here belongs to one thread at a time: to the thread that ends the operation, or to the ready loop or the
 //! internal operation that the epilogue was handed to.
@@ -45,7 +46,7 @@ pub(crate) type Epilogues = SmallVec<[Epilogue; 2]>;
 
 /// Whether the function of an operation was called.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Function {
+pub(crate) enum FnState {
     Called,
     /// The function must be dropped in the epilogue.
     NotCalled,
@@ -57,7 +58,7 @@ pub(crate) struct Completed {
     pub(super) result: Result<(), OpError>,
     /// Failures that the operation has cleared, or that were replaced by another. They are dropped in the epilogue.
     pub(super) ended: Vec<OpError>,
-    pub(super) function: Function,
+    pub(super) function: FnState,
     pub(super) cleanup: Cleanup,
 }
 
@@ -70,7 +71,7 @@ pub(crate) struct Unfinished {
 
 impl Completed {
     /// Reports the result of a complete operation to its handle or wait, unless the operation was rejected.
-    pub(super) fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, function: Function) -> Self {
+    pub(super) fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, function: FnState) -> Self {
         let mut cleanup = Cleanup::default();
         if op.task().has(flag::REPORTS) && !op.is_rejected() {
             // SAFETY: this thread ends the operation.
@@ -81,9 +82,6 @@ impl Completed {
 
     /// Whether program code may run in the epilogue.
     pub(super) fn runs_program_code(&self) -> bool {
-        self.function == Function::NotCalled
-            || self.result.is_err()
-            || !self.ended.is_empty()
-            || !self.cleanup.is_none()
+        self.function == FnState::NotCalled || self.result.is_err() || !self.ended.is_empty() || !self.cleanup.is_none()
     }
 }

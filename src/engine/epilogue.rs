@@ -5,7 +5,7 @@ use std::{panic::Location, sync::Arc};
 use crate::{
     engine::{
         core::Core,
-        ending::{Completed, Epilogue, Function},
+        ending::{Completed, Epilogue, FnState},
         frame::{self, Call, Holds},
         spec::Spec,
         task::{FnJob, Task, flag},
@@ -65,13 +65,13 @@ impl Core {
     /// The epilogue of an operation whose variables were released when it was issued. `ended` are the failures that it
     /// cleared.
     pub(crate) fn epilogue_of(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>) -> Epilogue {
-        Epilogue::CleanUp(Completed::new(op, result, ended, Function::Called))
+        Epilogue::CleanUp(Completed::new(op, result, ended, FnState::Called))
     }
 
     /// Runs the program code of an epilogue, and counts the operation out.
     fn finish_completed(self: &Arc<Self>, completed: Completed) {
         let Completed { op, result, ended, function, cleanup } = completed;
-        if function == Function::NotCalled {
+        if function == FnState::NotCalled {
             // SAFETY: this thread ends the operation.
             self.run_program_code(&op, || unsafe { op.discard() });
         }

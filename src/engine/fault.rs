@@ -3,18 +3,18 @@
 //!
 //! # Who may touch what
 //!
-//! * `failure` and `FAILED`: read by operations that hold the variable, changed by those that hold it for writing. Lanes
-//!   of one GPU hold a variable one after the other, without waiting for each other's commands to complete. While such
-//!   commands are in flight, only those lanes read and change the failure, under the [`FaultLock`].
-//! * `marks` and `ON_DEVICE`: see [`Marks`]. The bit is cleared by an operation that holds the variable for writing, once
-//!   everything that the marks name is complete.
+//! * `failure` and `FAILED`: read by operations that hold the variable, changed by those that hold it for writing.
+//!   Lanes of one GPU hold a variable one after the other, without waiting for each other's commands to complete.
+//!   While such commands are in flight, only those lanes read and change the failure, under the [`FaultLock`].
+//! * `marks` and `ON_DEVICE`: see [`Marks`]. The bit is cleared by an operation that holds the variable for writing,
+//!   once everything that the marks name is complete.
 //!
 //! # Edges
 //!
 //! This module has no edges of its own. The queue of the variable hands over what earlier operations did, the
-//! [`Timeline`](crate::device::timeline::Timeline) of a lane what the lane noted before it completed an operation, and the
-//! [`FaultLock`] what its last holder did. So an operation that depends on operations of a GPU checks the timelines first,
-//! and the failure after that.
+//! [`Timeline`](crate::device::timeline::Timeline) of a lane what the lane noted before it completed an operation,
+//! and the [`FaultLock`] what its last holder did. So an operation that depends on operations of a GPU checks the
+//! timelines first, and the failure after that.
 
 use crate::{
     device::timeline::Marks,
@@ -36,8 +36,8 @@ pub struct Fault<E> {
     marks: OnceLock<Marks>,
 }
 
-// SAFETY: the functions that use `failure` demand the rules in the head of this module; the other fields are atomic or set
-// once.
+// SAFETY: the functions that use `failure` demand the rules in the head of this module; the other fields are atomic
+// or set once.
 unsafe impl<E: Send + Sync> Sync for Fault<E> {}
 
 impl<E> Default for Fault<E> {
@@ -61,8 +61,8 @@ impl<E: Clone> Fault<E> {
         self.bits.load(Relaxed) & FAILED != 0
     }
 
-    /// Whether a wait must be pushed although no operation is pending in the queue: the variable has failed, or GPUs have
-    /// not completed their operations on it, for which `is_pending` checks the timelines.
+    /// Whether a wait must be pushed although no operation is pending in the queue: the variable has failed, or GPUs
+    /// have not completed their operations on it, for which `is_pending` checks the timelines.
     #[inline]
     pub fn needs_wait(&self, is_pending: impl FnOnce() -> bool) -> bool {
         // The timelines first: a lane notes the failure of an operation before it completes the operation.
@@ -72,8 +72,8 @@ impl<E: Clone> Fault<E> {
     /// Returns the failure.
     ///
     /// # Safety
-    /// 1. The caller holds the variable, and the writes of GPUs to it are complete; or the caller is a lane of such a GPU
-    ///    and has the [`FaultLock`].
+    /// 1. The caller holds the variable, and the writes of GPUs to it are complete; or the caller is a lane of such a
+    ///    GPU and has the [`FaultLock`].
     pub unsafe fn failure(&self) -> Option<E> {
         if !self.has_failed() {
             return None;
@@ -85,8 +85,8 @@ impl<E: Clone> Fault<E> {
     /// Sets or clears the failure. Returns the previous one.
     ///
     /// # Safety
-    /// 1. The caller holds the variable for writing, and the operations of GPUs on it are complete; or the caller is a lane
-    ///    of such a GPU and has the [`FaultLock`].
+    /// 1. The caller holds the variable for writing, and the operations of GPUs on it are complete; or the caller is
+    ///    a lane of such a GPU and has the [`FaultLock`].
     pub unsafe fn set_failure(&self, failure: Option<E>) -> Option<E> {
         if failure.is_some() {
             // Relaxed: handed over with the failure itself.

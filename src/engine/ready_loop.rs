@@ -1,7 +1,7 @@
 //! Ready loops: they run operations on a thread that is no worker, or inside another operation.
 //!
-//! A loop is on the stack of the thread that runs it, and in a list of that thread, innermost first. It ends, and leaves
-//! the list, when neither an operation nor an epilogue is left to it.
+//! A loop is on the stack of the thread that runs it, and in a list of that thread, innermost first. It ends, and
+//! leaves the list, when neither an operation nor an epilogue is left to it.
 //!
 //! # Who may touch what
 //!
@@ -96,7 +96,8 @@ pub(crate) fn run<R>(core: &Arc<Core>, f: impl FnOnce(&ReadyLoop) -> R) -> R {
     }
     INNERMOST.with(|innermost| {
         let parent = innermost.get();
-        // SAFETY: a loop lives on the stack of this thread, or of one that stands still for it, until it has left the list.
+        // SAFETY: a loop lives on the stack of this thread, or of one that stands still for it, until it has left the
+        // list.
         let depth = unsafe { seen(parent).as_ref() }.map_or(0, |parent| parent.depth + 1);
         let (deferred, epilogues) = (RefCell::default(), RefCell::default());
         let ready_loop = ReadyLoop { core: ptr::from_ref(core), deferred, epilogues, depth, parent };
@@ -149,9 +150,9 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
         INNERMOST.with(|cell| cell.set(innermost));
         frames.adopt(|| f.take().into_iter().for_each(|f| f()));
     };
-    // SAFETY: the engine binds only thread-locals to a thread. The other thread takes over those that name the frames and
-    // loops, and the worker was given away. The frames and loops belong to the other thread until `go_on` has returned,
-    // and the calling thread stands still until then.
+    // SAFETY: the engine binds only thread-locals to a thread. The other thread takes over those that name the frames
+    // and loops, and the worker was given away. The frames and loops belong to the other thread until `go_on` has
+    // returned, and the calling thread stands still until then.
     let done = unsafe { stack::on_another(go_on) };
     match (done, f) {
         (Err(_), Some(f)) => Err(f),

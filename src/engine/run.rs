@@ -10,7 +10,7 @@ use crate::{
     device::stream::GpuStream,
     engine::{
         core::Core,
-        ending::{Disposition, Epilogue, Epilogues, Function, Unfinished},
+        ending::{Disposition, Epilogue, Epilogues, FnState, Unfinished},
         frame::{self, Call, Frame, Holds, NoWait},
         task::{Task, flag},
     },
@@ -68,14 +68,14 @@ impl Core {
     pub(super) fn execute_otherwise(self: &Arc<Self>, unfinished: Unfinished, ready: &mut ReadyList<Task>) -> Epilogue {
         let Unfinished { op, called } = unfinished;
         if let Some(result) = called {
-            return self.complete(op, result, Function::Called, ready);
+            return self.complete(op, result, FnState::Called, ready);
         }
         match self.disposition_at(&op, Device::Cpu) {
             Disposition::Run if op.task().has(flag::DEVICE) => self.run_on_device(op, ready),
             Disposition::Run if op.task().has(flag::ASYNC) => self.start_async(op, ready),
             Disposition::Run => {
                 let result = self.call(&op);
-                self.complete(op, result, Function::Called, ready)
+                self.complete(op, result, FnState::Called, ready)
             }
             Disposition::Skip(failure) => self.skip(op, failure, ready),
             Disposition::Forward(lane) => {
@@ -166,7 +166,7 @@ impl Core {
             (Some(op), failure) => {
                 let failure = failure.unwrap_or_else(|| hold.task().failed_by(Cause::LostCompletion));
                 let _ = hold.task().async_state().map(AsyncState::resolve);
-                self.complete(op, Err(failure), Function::Called, ready)
+                self.complete(op, Err(failure), FnState::Called, ready)
             }
         }
     }
@@ -197,7 +197,7 @@ impl Core {
         // The second failure of the operation must not hide either.
         second.iter().for_each(|failure| failure.record(&self.failures));
         let mut ready = ReadyList::default();
-        let mut epilogue = self.complete(op, result, Function::Called, &mut ready);
+        let mut epilogue = self.complete(op, result, FnState::Called, &mut ready);
         if let Epilogue::CleanUp(completed) = &mut epilogue {
             completed.ended.extend(second);
         }
@@ -237,6 +237,6 @@ impl Core {
             result = result.and(Err(failure));
         }
         gpu.put_back(stream);
-        self.complete(op, result, Function::Called, ready)
+        self.complete(op, result, FnState::Called, ready)
     }
 }

@@ -224,7 +224,7 @@ impl Drop for WaitForAll {
 pub(super) fn check_wait() -> Result<(), WaitError> {
     if worker_thread::serves_device() || frame::in_device_function() {
         Err(WaitError::OnDevice)
-    } else if frame::kept() == Some(NoWait::InDeletion) {
+    } else if frame::no_wait() == Some(NoWait::InDeletion) {
         Err(WaitError::InDeletion)
     } else {
         Ok(())

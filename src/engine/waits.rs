@@ -1,31 +1,35 @@
-//! The last waits for a variable, so that later waits can join them. However many threads wait for a variable that makes
-//! no progress, they add at most one operation of each kind to its queue.
+//! The last waits for a variable, so that later waits can join them. However many threads wait for a variable that
+//! makes no progress, they add at most one operation of each kind to its queue.
 //!
-//! A wait is an operation in the queue of the variable (`WaitJob`), which sets an [`Oneshot`]. The variable remembers the
-//! last wait of each [kind](WaitFor), from before its push until its start. Its record is held meanwhile.
+//! A wait is an operation in the queue of the variable (`WaitJob`), which sets an [`Oneshot`]. The variable remembers
+//! the last wait of each [kind](WaitFor), from before its push until its start. Its record is held meanwhile.
 //!
 //! # Which wait may be joined
 //!
-//! A new wait joins the remembered one of its kind if no access is linked behind that, except for the remembered wait of
-//! the other kind. This has the effect of a push at that moment:
+//! A new wait joins the remembered one of its kind if no access is linked behind that, except for the remembered wait
+//! of the other kind. This has the effect of a push at that moment:
 //!
-//! * The operations that were pushed before the call are in front of the remembered wait. If one of them were behind it,
-//!   it would have been linked by the end of its push, and so before the call, and the word of the remembered access would
-//!   show it.
-//! * No operation that mutates is between the remembered wait and the place of a new one, but at most the other wait. That
-//!   one depends on nothing that is not in front of both. So a new wait would end together with the remembered one and see
-//!   the same failure, since only an operation that mutates sets or clears a failure. A deletion mutates as well.
-//! * The operations that are pushed after the call are behind the remembered wait, because that is in its queue already
-//!   ([registered]). A wait whose push is still running is not joined: it might end up behind what the caller pushes next.
+//! * The operations that were pushed before the call are in front of the remembered wait. If one of them were behind
+//!   it, it would have been linked by the end of its push, and so before the call, and the word of the remembered
+//!   access would show it.
+//! * No operation that mutates is between the remembered wait and the place of a new one, but at most the other wait.
+//!   That one depends on nothing that is not in front of both. So a new wait would end together with the remembered
+//!   one and see the same failure, since only an operation that mutates sets or clears a failure. A deletion mutates
+//!   as well.
+//! * The operations that are pushed after the call are behind the remembered wait, because that is in its queue
+//!   already ([registered]). A wait whose push is still running is not joined: it might end up behind what the caller
+//!   pushes next.
 //!
-//! A wait that is ready is joined only while GPUs have operations in flight that a new one would depend on as well. In all
-//! other cases a new wait would be ready immediately, but the remembered one may belong to a thread that does not run.
+//! A wait that is ready is joined only while GPUs have operations in flight that a new one would depend on as well.
+//! In all other cases a new wait would be ready immediately, but the remembered one may belong to a thread that does
+//! not run.
 //!
 //! # Who may touch what
 //!
 //! * Everything: under the lock. A thread that holds it calls no other code of the engine.
-//! * [`forget`](Waits::forget) is called by the wait when it starts. It holds the variable then, so the variable exists,
-//!   and the remembered record is never stale. A forgotten wait has not set its oneshot, so no error is dropped with it.
+//! * [`forget`](Waits::forget) is called by the wait when it starts. It holds the variable then, so the variable
+//!   exists, and the remembered record is never stale. A forgotten wait has not set its oneshot, so no error is
+//!   dropped with it.
 //!
 //! [registered]: crate::tracker::Op::is_registered
 
