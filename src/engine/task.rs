@@ -52,7 +52,7 @@ pub(crate) mod flag {
     pub(crate) const ASYNC: u16 = 16;
     /// Runs on the pushing thread if it is ready when it is pushed.
     pub(crate) const EAGER: u16 = 32;
-    /// Reports its result: [`Job::REPORTS`].
+    /// Reports its result: [`Job::REPORTS`](super::Job::REPORTS).
     pub(crate) const REPORTS: u16 = 64;
     /// Has a name.
     pub(crate) const NAMED: u16 = 128;
