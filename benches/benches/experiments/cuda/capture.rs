@@ -17,7 +17,7 @@ use raddle::{
 use raddle_benches::{machine, report::Table};
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, End, figure, leaving},
     hand::{self, Event, Kernels, Pinned, Stream, lane},
     whole,
@@ -79,7 +79,7 @@ impl Pair {
     }
 }
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let hand = child::run("capture", &["hand"], &[], 20)?;
     let mut table = Table::new(
         "capture",

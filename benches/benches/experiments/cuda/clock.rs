@@ -13,7 +13,7 @@ use raddle_benches::{
 };
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, figure, figures, leaving},
     hand::{self, Kernels, Pinned, lane, ns},
     whole,
@@ -37,7 +37,7 @@ const WAYS: [(&str, &str); 5] = [
     ("wait", "by hand: cuStreamSynchronize"),
 ];
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let part = child::run("clock", &[], &[], 40)?.well()?;
     let mut table = Table::new("clock", "", "", &["%globaltimer, ns", "smallest", "median", "largest"]);
     let [least, median, largest] = ["least", "median", "largest"].map(|name| part.get(&format!("step.{name}")));

@@ -16,7 +16,7 @@ use raddle_benches::{
 };
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, figure, figures, leaving},
     hand::{self, lane, ns},
     whole,
@@ -40,7 +40,7 @@ fn micros(time: Duration) -> f64 {
 /// Launches in a row that take long together where a stream is full.
 const RUN: u32 = 128;
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let engine = child::run("depth", &["engine"], &[], 15)?.well()?;
     let mut table = Table::new("depth", "", "", &["through the engine, µs", "p50", "p99", "longest", "of"]);
     let row = |table: &mut Table, part: &child::Part, name: &'static str, key: &str| {

@@ -14,7 +14,7 @@ use raddle_benches::{
 };
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, figure, leaving},
     hand::{self, Kernels, lane, ns},
 };
@@ -32,7 +32,7 @@ const THREADS: std::ops::RangeInclusive<usize> = 1..=4;
 /// Launches between two waits, less than a stream holds.
 const BATCH: usize = 256;
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let part = child::run("launch", &[], &[], 20)?.well()?;
     let columns =
         ["threads", "by hand, a call", "that by the threads", "engine, an operation", "engine, its lane's call"];

@@ -12,7 +12,7 @@ use raddle_benches::{
 };
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, End, Part, figure},
     hand::{self, Kernels, lane},
     whole,
@@ -34,7 +34,7 @@ const ENGINES: [&str; 2] = ["1", "4"];
 /// What the kernels take that are late.
 const AWHILE: Duration = Duration::from_micros(200);
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let mut table = Table::new("marks", "", "", &["marks, engines", "checks", "wrong", "ms", "end"]);
     let (mut bad, mut good) = (vec![], vec![]);
     for (engines, mode) in ENGINES.iter().flat_map(|engines| MODES.map(|mode| (engines, mode))) {

@@ -14,7 +14,7 @@ use raddle_benches::{
 };
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, figure, figures, leaving},
     hand::{self, Kernels, lane, ns},
     whole,
@@ -41,7 +41,7 @@ const ACTS: [(&str, &str); 5] = [
     ("device.free", "cuMemFree"),
 ];
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let large = child::run("memory", &["large"], &[], 20)?;
     let gib = |bytes: f64| bytes / f64::from(1 << 30);
     println!("the device has {:.1} GiB, of which {:.1} are free", gib(large.get("total")), gib(large.get("free")));

@@ -9,7 +9,7 @@ use raddle::{CudaGpu, GpuStream, IdlePolicy, PinnedVec};
 use raddle_benches::{machine, report::Table};
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, figure, leaving},
     hand::{self, Kernels, Pinned},
     whole,
@@ -26,7 +26,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 /// How the host learns of the end, the copies that it is tried with at most, and for how many seconds.
 const MEANS: [(&str, u32, u64); 3] = [("counter", 100_000, 36), ("event", 20_000, 8), ("engine", 20_000, 6)];
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let mut table = Table::new("order", "", "", &["the end by", "copies", "wrong"]);
     let (mut copies, mut wrong) = (0.0, vec![]);
     for (means, _, seconds) in MEANS {

@@ -14,7 +14,7 @@ use raddle::{
 use raddle_benches::report::{Table, number};
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, End, figure, leaving},
     hand::{self, lane, ns},
     whole,
@@ -34,7 +34,7 @@ const EAGER: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
 /// Threads that wait for operations behind the kernel.
 const WAITERS: usize = 16;
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let mut table =
         Table::new("poison", "", "", &["marks, then", "first told, µs", "last told, µs", "exit, ms", "end"]);
     let (mut slowest, mut hangs, mut reopened) = (0.0f64, vec![], vec![]);
