@@ -20,14 +20,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use common::shapes::*;
 use common::{
     Drops, Gate, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, engine, eventually, failure, hold, lock, on_kinds,
     watched,
 };
 use logger::log_to;
 use raddle::{
-    BuildError, Cause, Completion, Engine, EngineKind, IdlePolicy, OpError, Property, PushError, Shutdown,
-    ShutdownError, Token, Var, WaitError,
+    BuildError, Cause, Completion, Engine, EngineKind, IdlePolicy, OpError, PushError, Shutdown, ShutdownError, Token,
+    Var, WaitError,
 };
 
 /// Waits for an answer of an operation.
@@ -59,16 +60,16 @@ mod variables {
             assert_eq!(here.op("").push(foreign.read(), |_| {}), Err(error.clone()));
             assert_eq!(here.op("").push((here.var(1).write(), foreign.write()), |_| {}), Err(error.clone()));
             assert_eq!(here.op("").submit(foreign.read(), |_| {}).map(drop), Err(error.clone()));
-            assert_eq!(here.op("").try_submit(foreign.read(), |_| Ok::<_, String>(())).map(drop), Err(error.clone()));
-            assert_eq!(here.push_sync(|_| {}, [&foreign], []), Err(error.clone()));
-            assert_eq!(here.push_async(|_, done| done.complete(), [], [&foreign]), Err(error.clone()));
+            assert_eq!(here.op("").submit_any(foreign.read(), |_| Ok::<_, String>(())).map(drop), Err(error.clone()));
+            assert_eq!(here.push_sync(|_| {}, [foreign.token()], []), Err(error.clone()));
+            assert_eq!(here.push_async(|_, done| done.complete(), [], [foreign.token()]), Err(error.clone()));
             assert_eq!(here.op("").operator(foreign.write(), |_| {}).map(drop), Err(error.clone()));
             assert_eq!(here.delete_variable(&foreign, |_| {}), Err(error.clone()));
             assert_eq!(here.clear_error(&foreign), Err(error.clone()));
             for result in [
                 here.wait_for_var(&foreign),
                 here.wait_to_read(&foreign),
-                here.wait_to_write_timeout(&foreign, Duration::MAX),
+                here.wait_for_var_timeout(&foreign, Duration::MAX),
                 common::block_on(here.wait_for_var_async(&foreign)),
                 here.get(&foreign).map(drop),
             ] {
@@ -120,7 +121,7 @@ mod variables {
                 .push_sync(|_| {})
                 .unwrap();
             engine.wait_for_var(&a).unwrap();
-            assert_eq!((engine.version(&a), engine.version(&b)), (1, 1));
+            assert_eq!((a.version(), b.version()), (1, 1));
         });
     }
 
@@ -139,10 +140,10 @@ mod variables {
             assert_eq!(engine.op("").submit((a.write(), a.clone().write()), |_| {}).map(drop), aliased);
             assert_eq!(engine.op("").operator((a.write(), a.write()), |_| {}).map(drop), aliased);
             // Any declaration between them changes nothing.
-            assert_eq!(engine.op("").reads([&*a]).push((a.write(), a.read()), |_| {}), aliased);
-            assert_eq!(engine.op("").writes([&*a]).push((a.read(), a.write()), |_| {}), aliased);
+            assert_eq!(engine.op("").reads([a.token()]).push((a.write(), a.read()), |_| {}), aliased);
+            assert_eq!(engine.op("").writes([a.token()]).push((a.read(), a.write()), |_| {}), aliased);
             engine.wait_for_all().unwrap();
-            assert_eq!((engine.version(&a), engine.version(&b)), (0, 0));
+            assert_eq!((a.version(), b.version()), (0, 0));
         });
     }
 
@@ -172,14 +173,18 @@ mod variables {
     fn an_untyped_declaration_beside_typed_ones_is_no_alias() {
         on_kinds(&KINDS, 1, |engine| {
             let a = engine.var(1);
-            engine.op("").writes([&*a]).push(a.read(), |a| assert_eq!(*a, 1)).unwrap();
-            engine.op("").reads([&*a]).push(a.write(), |a| *a = 2).unwrap();
-            engine.op("").overwrites([&*a]).push(a.write(), |a| *a = 3).unwrap();
+            engine.op("").writes([a.token()]).push(a.read(), |a| assert_eq!(*a, 1)).unwrap();
+            engine.op("").reads([a.token()]).push(a.write(), |a| *a = 2).unwrap();
+            engine.op("").overwrites([a.token()]).push(a.write(), |a| *a = 3).unwrap();
             // Two shared references and a declaration that the operation mutates what lies behind.
-            engine.op("").writes([&*a]).push((a.read(), a.read()), |(x, y)| assert_eq!((*x, *y), (3, 3))).unwrap();
-            engine.op("").overwrites([&*a]).push((a.read(), a.read(), a.read()), |_| {}).unwrap();
+            engine
+                .op("")
+                .writes([a.token()])
+                .push((a.read(), a.read()), |(x, y)| assert_eq!((*x, *y), (3, 3)))
+                .unwrap();
+            engine.op("").overwrites([a.token()]).push((a.read(), a.read(), a.read()), |_| {}).unwrap();
             assert_eq!(engine.get(&a).unwrap(), 3);
-            assert_eq!(engine.version(&a), 5);
+            assert_eq!(a.version(), 5);
         });
     }
 
@@ -195,7 +200,7 @@ mod variables {
             let reads: Vec<_> = variables.iter().map(Var::read).collect();
             let sum = engine.op("").submit(&reads[..], |values| values.into_iter().sum::<usize>()).unwrap();
             assert_eq!(sum.wait().unwrap(), (0..10_000).sum::<usize>() + 50_000);
-            assert!(variables.iter().all(|variable| engine.version(variable) == 5));
+            assert!(variables.iter().all(|variable| variable.version() == 5));
         });
     }
 
@@ -213,7 +218,7 @@ mod variables {
             operator.push().unwrap();
             operator.push().unwrap();
             engine.wait_for_all().unwrap();
-            assert_eq!((engine.version(&tokens[0]), engine.version(&tokens[1])), (5, 8));
+            assert_eq!((tokens[0].version(), tokens[1].version()), (5, 8));
         });
     }
 
@@ -239,7 +244,7 @@ mod variables {
                 }
             });
             engine.wait_for_all().unwrap();
-            assert!(tokens.iter().all(|token| engine.version(token) == 40));
+            assert!(tokens.iter().all(|token| token.version() == 40));
         });
     }
 
@@ -248,7 +253,7 @@ mod variables {
         on_kinds(&KINDS, 1, |engine| {
             let drops = Drops::new();
             let value = engine.var(drops.make());
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             let (sender, receiver) = mpsc::channel();
             let second = sender.clone();
             engine.delete_variable(&value, move |_| sender.send(1).unwrap()).unwrap();
@@ -412,7 +417,7 @@ mod building {
                 let value = engine.var(0);
                 for _ in 0..1000 {
                     engine.op("").push(value.write(), |value| *value += 1).unwrap();
-                    engine.op("").property(Property::CpuPrioritized).push((), |()| {}).unwrap();
+                    engine.op("").kind(Property::CpuPrioritized).push((), |()| {}).unwrap();
                 }
                 assert_eq!(engine.get(&value).unwrap(), 1000);
             }
@@ -494,7 +499,11 @@ mod panics {
             let token = engine.token();
             for _ in 0..10 {
                 engine.op("").overwrites([&token]).push_sync(|_| panic_any(PanicsOnDrop("payload"))).unwrap();
-                engine.op("").overwrites([&token]).push_async(|_, _done| panic_any(PanicsOnDrop("payload"))).unwrap();
+                engine
+                    .op("")
+                    .overwrites([&token])
+                    .push_async_any(raddle::cx(), |_, _done| panic_any(PanicsOnDrop("payload")))
+                    .unwrap();
             }
             assert!(matches!(failure(engine.wait_for_var(&token)).cause(), Cause::Panic(None)));
             assert_eq!(engine.op("").submit((), |()| 1).unwrap().wait().unwrap(), 1);
@@ -602,7 +611,7 @@ mod panics {
     fn a_result_whose_drop_panics() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             // Nobody wants it: it is dropped by the engine.
             drop(engine.op("result").submit(value.write(), |_| PanicsOnDrop("result")).unwrap());
             gate.open();
@@ -618,7 +627,7 @@ mod panics {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
             let capture = PanicsOnDrop("operator");
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             let operator = engine
                 .op("operator")
                 .operator(value.write(), move |value| {
@@ -670,7 +679,7 @@ mod panics {
             let token = engine.token();
             engine.push_sync(|_| Err::<(), _>(Unconvertible), [], [&token]).unwrap();
             assert!(panicked_with(&failure(engine.wait_for_var(&token)), "conversion"));
-            let handle = engine.op("").try_submit((), |()| Err::<(), _>(Unconvertible)).unwrap();
+            let handle = engine.op("").submit_any((), |()| Err::<(), _>(Unconvertible)).unwrap();
             assert!(panicked_with(&failure(handle.wait()), "conversion"));
             // Here the conversion runs where the completion is used, and drops that.
             let token = engine.token();
@@ -694,7 +703,7 @@ mod panics {
     fn a_waker_that_panics() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             let waker = Waker::from(Arc::new(BadWaker));
             let mut handle = engine.op("").submit(value.read(), |_| 1).unwrap();
             let mut wait = engine.wait_for_var_async(&value);
@@ -765,7 +774,7 @@ mod ends {
             let captured = drops.make();
             assert_eq!(engine.op("").push(value.write(), move |_| captured.touch()), Err(PushError::ShutDown));
             for property in [Property::Async, Property::DeleteVar, Property::NoSkip] {
-                let pushed = engine.op("").property(property).push((), |()| unreachable!("it was refused"));
+                let pushed = engine.op("").kind(property).push((), |()| unreachable!("it was refused"));
                 assert_eq!(pushed, Err(PushError::ShutDown), "{property:?}");
             }
             let captured = drops.make();
@@ -778,11 +787,11 @@ mod ends {
                     done.complete();
                 },
                 [],
-                [&value],
+                [value.token()],
             );
             assert_eq!(pushed, Err(PushError::ShutDown));
             let captured = drops.make();
-            let pushed = engine.op("").property(Property::NoSkip).push_sync(move |_| captured.touch());
+            let pushed = engine.op("").run_always().push_sync(move |_| captured.touch());
             assert_eq!(pushed, Err(PushError::ShutDown));
             drops.assert_all_gone();
         });
@@ -897,7 +906,7 @@ mod ends {
             if number < LENGTH {
                 let lanes = [Property::Normal, Property::CopyToGpu, Property::CpuPrioritized, Property::CopyFromGpu];
                 let ran = Arc::clone(ran);
-                let builder = engine.op("").property(lanes[number % lanes.len()]);
+                let builder = engine.op("").kind(lanes[number % lanes.len()]);
                 builder.push_sync(move |cx| next(&cx.engine(), &ran)).expect("operations may push during a drain");
             }
         }
@@ -1147,11 +1156,15 @@ mod ends {
                 let (sender, receiver) = mpsc::channel();
                 let (drops, ran) = (Drops::new(), Arc::new(AtomicBool::new(false)));
                 let value = engine.var(drops.make());
-                engine.op("").writes([&*value]).push_async(move |_, done| sender.send(done).unwrap()).unwrap();
+                engine
+                    .op("")
+                    .writes([value.token()])
+                    .push_async_any(raddle::cx(), move |_, done| sender.send(done).unwrap())
+                    .unwrap();
                 let (captured, inner) = (drops.make(), Arc::clone(&ran));
                 engine
                     .op("")
-                    .no_skip()
+                    .run_always()
                     .push(value.write(), move |_| {
                         captured.touch();
                         inner.store(true, SeqCst);
@@ -1186,7 +1199,7 @@ mod ends {
             assert_eq!(engine.shutdown(Shutdown::Cancel, Some(Duration::ZERO)), Err(ShutdownError::TimedOut));
             done.complete();
             engine.shutdown(Shutdown::Cancel, Some(PATIENCE)).unwrap();
-            assert_eq!(engine.version(&token), 1);
+            assert_eq!(token.version(), 1);
         });
     }
 }
@@ -1200,12 +1213,12 @@ mod waits {
     fn timeouts_of_no_time_and_of_all_time() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(1);
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             let mut handle = engine.op("").submit(value.read(), |value| *value).unwrap();
             let start = Instant::now();
             assert!(matches!(engine.wait_for_var_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
             assert!(matches!(engine.wait_to_read_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
-            assert!(matches!(engine.wait_to_write_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
+            assert!(matches!(engine.wait_for_var_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
             assert!(matches!(engine.wait_for_all_timeout(Duration::ZERO), Err(WaitError::TimedOut)));
             assert!(matches!(handle.wait_timeout(Duration::ZERO), Err(WaitError::TimedOut)));
             assert!(start.elapsed() < Duration::from_secs(5));
@@ -1232,7 +1245,7 @@ mod waits {
                 let (result, captured) = (drops.make(), drops.make());
                 let mut handle = engine
                     .op("")
-                    .try_submit(value.write(), move |value| {
+                    .submit_any(value.write(), move |value| {
                         captured.touch();
                         *value += 1;
                         if number % 5 == 0 { Err("on purpose") } else { Ok(result) }
@@ -1266,7 +1279,7 @@ mod waits {
     fn waits_after_the_shutdown_return() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(3);
-            engine.op("").push(value.write(), |_| Err("no")).unwrap();
+            engine.op("").push_any(value.write(), |_| Err("no")).unwrap();
             engine.shutdown(Shutdown::Drain, None).unwrap();
             assert!(engine.wait_for_all().is_err());
             assert!(engine.wait_for_var(&value).is_err());
@@ -1284,7 +1297,7 @@ mod waits {
     fn a_program_that_polls_with_waits_of_no_time() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             for _ in 0..5000 {
                 assert!(matches!(engine.wait_for_all_timeout(Duration::ZERO), Err(WaitError::TimedOut)));
                 assert!(matches!(engine.wait_for_var_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));

@@ -2,6 +2,10 @@
 //!
 //! This is a binary of its own because it counts, by their sizes, the records of the whole process.
 
+#[path = "common/shapes.rs"]
+#[allow(dead_code, reason = "each test binary uses a part of this module")]
+mod shapes;
+
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     sync::{
@@ -13,6 +17,7 @@ use std::{
 };
 
 use raddle::{Engine, EngineKind, Token};
+use shapes::*;
 
 struct Counting;
 

@@ -20,13 +20,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use common::shapes::*;
 use common::{
     Drops, Gate, Journal, KINDS, MOMENT, Meeting, PATIENCE, THREADED, block_on, child_succeeds, engine, eventually,
     failure, hold, is_child, lock, occupy, on_kinds, poll_once, watched,
 };
 use raddle::{
-    Cause, Completion, Device, Engine, EngineKind, Name, OpContext, OpError, OpHandle, Operator, Placement, Property,
-    PushError, Shutdown, ShutdownError, Token, Var, VarWait, WaitError,
+    Cause, Completion, Device, Engine, EngineKind, Name, OpContext, OpError, OpHandle, Operator, Placement, PushError,
+    Shutdown, ShutdownError, Token, Var, VarWait, WaitError,
 };
 
 /// Pushes an operation over tokens that fails, and is named.
@@ -93,7 +94,7 @@ mod the_one_rule {
     fn consecutive_readers_after_a_mutation_run_concurrently() {
         on_kinds(&THREADED, 3, |engine| {
             let (value, meeting) = (engine.var(1), Meeting::new(3));
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             let readers = [(); 3].map(|()| {
                 let meeting = meeting.clone();
                 engine.op("read").submit(value.read(), move |_| meeting.join_within(PATIENCE)).unwrap()
@@ -113,7 +114,7 @@ mod the_one_rule {
                 assert!(matches!(result, Err(WaitError::TimedOut)), "{result:?}");
             }),
             ("wait_to_write_timeout", |engine, token| {
-                let result = engine.wait_to_write_timeout(token, Duration::ZERO);
+                let result = engine.wait_for_var_timeout(token, Duration::ZERO);
                 assert!(matches!(result, Err(WaitError::TimedOut)), "{result:?}");
             }),
             ("wait_to_read", |engine, token| engine.wait_to_read(token).unwrap()),
@@ -128,7 +129,7 @@ mod the_one_rule {
                     first_meeting.join_within(Duration::from_secs(5))
                 });
                 started.pass();
-                wait(&engine, &value);
+                wait(&engine, value.token());
                 let second = engine.op("second").submit(value.read(), move |_| meeting.join_within(PATIENCE));
                 for reader in [first, second] {
                     assert!(reader.unwrap().wait().unwrap(), "{name} between two readers keeps them apart");
@@ -259,7 +260,7 @@ mod push {
     fn push_on_a_held_variable_returns_without_waiting() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             for _ in 0..1000 {
                 engine.op("").push(value.write(), |value| *value += 1).unwrap();
             }
@@ -311,7 +312,7 @@ mod push {
             gate.open();
             engine.wait_for_var(&token).unwrap();
             assert!(ran.is_open());
-            assert_eq!(engine.version(&token), 1);
+            assert_eq!(token.version(), 1);
         });
     }
 
@@ -321,11 +322,11 @@ mod push {
             let token = engine.token();
             engine.push_sync(|_| {}, [&token, &token], []).unwrap();
             engine.wait_for_var(&token).unwrap();
-            assert_eq!(engine.version(&token), 0);
+            assert_eq!(token.version(), 0);
             engine.push_sync(|_| {}, [], [&token, &token]).unwrap();
             engine.push_sync(|_| {}, [&token, &token], [&token, &token]).unwrap();
             engine.wait_for_var(&token).unwrap();
-            assert_eq!(engine.version(&token), 2);
+            assert_eq!(token.version(), 2);
         });
     }
 
@@ -349,7 +350,7 @@ mod push {
             // The closures are gone already, and the good variable has nothing pending.
             drops.assert_all_gone();
             engine.wait_for_var(&own).unwrap();
-            assert_eq!(engine.version(&own), 0);
+            assert_eq!(own.version(), 0);
         });
     }
 
@@ -389,7 +390,7 @@ mod kinds_of_operation {
         on_kinds(&KINDS, 1, |engine| {
             let (sender, receiver) = mpsc::channel();
             let tell = move |cx: &OpContext<'_>| {
-                sender.send((cx.name().to_owned(), cx.context(), cx.worker(), cx.engine().kind())).unwrap();
+                sender.send((cx.name().to_owned(), cx.device(), cx.worker(), cx.engine().kind())).unwrap();
             };
             engine.op(format!("named {}", 7)).push_sync(tell).unwrap();
             let worker = (engine.kind() != EngineKind::Naive).then_some(0);
@@ -422,8 +423,8 @@ mod kinds_of_operation {
                 let inner = Arc::clone(&slot);
                 engine
                     .op("async")
-                    .writes([&*value])
-                    .push_async(move |_, done| {
+                    .writes([value.token()])
+                    .push_async_any(raddle::cx(), move |_, done| {
                         thread::spawn(move || {
                             inner.store(number, SeqCst);
                             done.complete();
@@ -437,7 +438,7 @@ mod kinds_of_operation {
                 }
             }
             assert_eq!(engine.get(&value).unwrap(), 50);
-            assert_eq!(engine.version(&value), 100);
+            assert_eq!(value.version(), 100);
         });
     }
 
@@ -486,16 +487,16 @@ mod kinds_of_operation {
     fn a_dropped_completion_is_an_error() {
         on_kinds(&KINDS, 1, |engine| {
             let tokens = [(); 3].map(|()| engine.token());
-            engine.op("inside").writes([&tokens[0]]).push_async(|_, done| drop(done)).unwrap();
+            engine.op("inside").writes([&tokens[0]]).push_async_any(raddle::cx(), |_, done| drop(done)).unwrap();
             engine
                 .op("elsewhere")
                 .writes([&tokens[1]])
-                .push_async(|_, done| drop(thread::spawn(|| drop(done))))
+                .push_async_any(raddle::cx(), |_, done| drop(thread::spawn(|| drop(done))))
                 .unwrap();
             engine
                 .op("by a panic elsewhere")
                 .writes([&tokens[2]])
-                .push_async(|_, done| {
+                .push_async_any(raddle::cx(), |_, done| {
                     drop(thread::spawn(move || {
                         let _done = done;
                         std::panic::resume_unwind(Box::new("a thread dies"));
@@ -572,7 +573,7 @@ mod kinds_of_operation {
             engine
                 .push_async(
                     move |_, done| {
-                        told.op("next").no_skip().writes([&variable]).push_sync(move |_| opens.open()).unwrap();
+                        told.op("next").run_always().writes([&variable]).push_sync(move |_| opens.open()).unwrap();
                         drop(done);
                         sender.send(next.pass_within(common::SOON)).unwrap();
                     },
@@ -632,7 +633,7 @@ mod kinds_of_operation {
                 )
                 .unwrap();
             engine.wait_for_var(&token).unwrap();
-            assert_eq!(engine.version(&token), 1);
+            assert_eq!(token.version(), 1);
             let mut told = None;
             eventually("the failure is there", || {
                 told = engine.wait_for_all().err();
@@ -688,7 +689,7 @@ mod kinds_of_operation {
     fn operator_pushed_again_while_pending() {
         on_kinds(&KINDS, 2, |engine| {
             let (value, step) = (engine.var(0), engine.var(1));
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             let add = engine.op("add").operator((step.read(), value.write()), |(step, value)| *value += step).unwrap();
             for _ in 0..100 {
                 add.push().unwrap();
@@ -699,7 +700,7 @@ mod kinds_of_operation {
             }
             gate.open();
             assert_eq!(engine.get(&value).unwrap(), 1100);
-            assert_eq!(engine.version(&value), 201);
+            assert_eq!(value.version(), 201);
         });
     }
 
@@ -710,13 +711,16 @@ mod kinds_of_operation {
             let typed = engine.op("typed").operator(value.write(), |value| value.push('t')).unwrap();
             let ran = Arc::new(AtomicUsize::new(0));
             let inner = Arc::clone(&ran);
-            let sync =
-                engine.op("sync").writes([&*value]).operator_sync(move |_| _ = inner.fetch_add(1, SeqCst)).unwrap();
+            let sync = engine
+                .op("sync")
+                .writes([value.token()])
+                .operator_sync(move |_| _ = inner.fetch_add(1, SeqCst))
+                .unwrap();
             let inner = Arc::clone(&ran);
             let asynchronous = engine
                 .op("async")
-                .writes([&*value])
-                .operator_async(move |_, done| {
+                .writes([value.token()])
+                .operator_async(raddle::cx(), move |_, done| {
                     let ran = Arc::clone(&inner);
                     thread::spawn(move || {
                         ran.fetch_add(100, SeqCst);
@@ -732,7 +736,7 @@ mod kinds_of_operation {
             assert_eq!(engine.get(&value).unwrap().len(), 10);
             engine.wait_for_var(&value).unwrap();
             assert_eq!(ran.load(SeqCst), 1010);
-            assert_eq!(engine.version(&value), 30);
+            assert_eq!(value.version(), 30);
         });
     }
 
@@ -773,7 +777,7 @@ mod kinds_of_operation {
             for _ in 0..10 {
                 operator.push().unwrap();
             }
-            engine.delete_operator(operator);
+            drop(operator);
             assert_eq!(drops.dropped(), 0, "it is dropped while pending");
             gate.open();
             engine.wait_for_all().unwrap();
@@ -815,7 +819,7 @@ mod kinds_of_operation {
             let value = engine.var(0);
             let operator = engine
                 .op("operator")
-                .operator(value.write(), |value| {
+                .operator_any(value.write(), |value| {
                     *value += 1;
                     if *value == 2 { Err("two") } else { Ok(()) }
                 })
@@ -827,7 +831,7 @@ mod kinds_of_operation {
             engine.clear_error(&value).unwrap();
             operator.push().unwrap();
             assert_eq!(engine.get(&value).unwrap(), 3);
-            assert_eq!(engine.version(&value), 2);
+            assert_eq!(value.version(), 2);
         });
     }
 
@@ -904,9 +908,9 @@ mod kinds_of_operation {
             let value = engine.var(String::from("warp"));
             let length = engine.op("").submit(value.read(), |value| value.len()).unwrap();
             assert_eq!(length.wait().unwrap(), 4);
-            let good = engine.op("").try_submit(value.read(), |value| value.parse::<i32>().or(Ok::<_, String>(-1)));
+            let good = engine.op("").submit_any(value.read(), |value| value.parse::<i32>().or(Ok::<_, String>(-1)));
             assert_eq!(good.unwrap().wait().unwrap(), -1);
-            let bad = engine.op("bad").try_submit(value.write(), |value| value.parse::<i32>());
+            let bad = engine.op("bad").submit_any(value.write(), |value| value.parse::<i32>());
             assert_eq!(failure(bad.unwrap().wait()).name(), "bad");
             assert_eq!(failure(engine.get(&value)).name(), "bad");
         });
@@ -968,7 +972,7 @@ mod properties {
         let (sender, receiver) = mpsc::channel();
         engine
             .op("")
-            .property(property)
+            .kind(property)
             .push_sync(move |_| {
                 sender.send(thread::current().name().unwrap_or_default().to_owned()).unwrap();
             })
@@ -1055,7 +1059,7 @@ mod properties {
             let meeting = Meeting::new(3);
             let handles = [Property::CopyToGpu, Property::CopyFromGpu, Property::Normal].map(|property| {
                 let meeting = meeting.clone();
-                engine.op("").property(property).submit((), move |()| meeting.join_within(PATIENCE)).unwrap()
+                engine.op("").kind(property).submit((), move |()| meeting.join_within(PATIENCE)).unwrap()
             });
             handles.into_iter().for_each(|handle| assert!(handle.wait().unwrap()));
         });
@@ -1069,7 +1073,7 @@ mod properties {
             let journal = engine.var(Vec::new());
             let properties = [Normal, CopyToGpu, CopyFromGpu, CpuPrioritized, GpuPrioritized, Async, DeleteVar, NoSkip];
             for number in 0..800 {
-                let builder = engine.op("").property(properties[number % 8]).priority(number as i32 % 7 - 3);
+                let builder = engine.op("").kind(properties[number % 8]).priority(number as i32 % 7 - 3);
                 builder.push(journal.write(), move |journal| journal.push(number)).unwrap();
             }
             assert!(engine.get(&journal).unwrap().into_iter().eq(0..800));
@@ -1083,7 +1087,7 @@ mod properties {
             let journal = Journal::new();
             let push = |property, priority, name: &'static str| {
                 let journal = journal.clone();
-                engine.op("").property(property).priority(priority).push_sync(move |_| journal.add(name)).unwrap();
+                engine.op("").kind(property).priority(priority).push_sync(move |_| journal.add(name)).unwrap();
             };
             push(Property::Normal, 0, "normal");
             push(Property::Normal, 1000, "urgent");
@@ -1101,10 +1105,10 @@ mod properties {
             let id = Arc::new(Mutex::new(None));
             let inner = Arc::clone(&id);
             let note = move |_: &OpContext<'_>| *lock(&inner) = Some(thread::current().id());
-            engine.op("").property(Property::Async).writes([&token]).push_sync(note).unwrap();
+            engine.op("").eager().writes([&token]).push_sync(note).unwrap();
             // It has run when the push returns.
             assert_eq!(*lock(&id), Some(thread::current().id()));
-            assert_eq!(engine.version(&token), 1);
+            assert_eq!(token.version(), 1);
         });
     }
 
@@ -1114,12 +1118,7 @@ mod properties {
             let token = engine.token();
             let gate = hold(&engine, &token);
             let (sender, receiver) = mpsc::channel();
-            engine
-                .op("")
-                .property(Property::Async)
-                .writes([&token])
-                .push_sync(move |cx| sender.send(cx.worker()).unwrap())
-                .unwrap();
+            engine.op("").eager().writes([&token]).push_sync(move |cx| sender.send(cx.worker()).unwrap()).unwrap();
             gate.open();
             assert_eq!(receive(&receiver), Some(0));
         });
@@ -1136,7 +1135,7 @@ mod properties {
                 (Property::DeleteVar, -1, "deletion"),
             ] {
                 let journal = journal.clone();
-                engine.op("").property(property).priority(priority).push_sync(move |_| journal.add(name)).unwrap();
+                engine.op("").kind(property).priority(priority).push_sync(move |_| journal.add(name)).unwrap();
             }
             gate.open();
             engine.wait_for_all().unwrap();
@@ -1152,7 +1151,7 @@ mod properties {
             for property in [Property::DeleteVar, Property::NoSkip] {
                 let ran = Gate::new();
                 let inner = ran.clone();
-                engine.op("").property(property).writes([&token]).push_sync(move |_| inner.open()).unwrap();
+                engine.op("").kind(property).writes([&token]).push_sync(move |_| inner.open()).unwrap();
                 assert_eq!(failure(engine.wait_for_var(&token)).name(), "first");
                 assert!(ran.is_open(), "{property:?} was skipped");
             }
@@ -1171,7 +1170,7 @@ mod properties {
                 (Property::CpuPrioritized, 0, "prioritised"),
             ] {
                 let journal = journal.clone();
-                let operator = engine.op("").property(property).operator_sync(move |_| journal.add(name)).unwrap();
+                let operator = engine.op("").kind(property).operator_sync(move |_| journal.add(name)).unwrap();
                 operator.push_with_priority(priority).unwrap();
             }
             gate.open();
@@ -1212,7 +1211,7 @@ mod priority {
         on_kinds(&[EngineKind::PerDevice], 1, |engine| {
             let (gate, started, journal) = (Gate::new(), Gate::new(), Journal::new());
             let (inner_gate, inner_started) = (gate.clone(), started.clone());
-            let lane = |priority| engine.op("").property(Property::CpuPrioritized).priority(priority);
+            let lane = |priority| engine.op("").kind(Property::CpuPrioritized).priority(priority);
             lane(0)
                 .push_sync(move |_| {
                     inner_started.open();
@@ -1388,14 +1387,14 @@ mod waiting {
             let token = engine.token();
             engine.wait_for_var(&token).unwrap();
             engine.wait_to_read(&token).unwrap();
-            engine.wait_to_write(&token).unwrap();
+            engine.wait_for_var(&token).unwrap();
             engine.wait_for_var_timeout(&token, Duration::ZERO).unwrap();
             assert_eq!(
                 poll_once(&mut engine.wait_for_var_async(&token)).map(|result| result.is_ok()),
                 Poll::Ready(true)
             );
             engine.wait_for_all().unwrap();
-            assert_eq!(engine.version(&token), 0);
+            assert_eq!(token.version(), 0);
         });
     }
 
@@ -1421,11 +1420,11 @@ mod waiting {
             engine.wait_to_read(&value).unwrap();
             engine.wait_to_read_timeout(&value, Duration::ZERO).unwrap();
             block_on(engine.wait_to_read_async(&value)).unwrap();
-            assert!(matches!(engine.wait_to_write_timeout(&value, MOMENT), Err(WaitError::TimedOut)));
+            assert!(matches!(engine.wait_for_var_timeout(&value, MOMENT), Err(WaitError::TimedOut)));
             gate.open();
-            engine.wait_to_write(&value).unwrap();
             engine.wait_for_var(&value).unwrap();
-            engine.wait_to_write_timeout(&value, Duration::ZERO).unwrap();
+            engine.wait_for_var(&value).unwrap();
+            engine.wait_for_var_timeout(&value, Duration::ZERO).unwrap();
         });
     }
 
@@ -1434,8 +1433,8 @@ mod waiting {
         on_kinds(&THREADED, 1, |engine| {
             let (value, gate) = with_a_reader(&engine);
             assert!(matches!(engine.wait_for_var_timeout(&value, MOMENT), Err(WaitError::TimedOut)));
-            assert!(matches!(engine.wait_to_write_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
-            let mut future = engine.wait_to_write_async(&value);
+            assert!(matches!(engine.wait_for_var_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
+            let mut future = engine.wait_for_var_async(&value);
             assert!(poll_once(&mut future).is_pending());
             gate.open();
             block_on(future).unwrap();
@@ -1453,7 +1452,7 @@ mod waiting {
             assert!(matches!(engine.wait_to_read_timeout(&token, MOMENT), Err(WaitError::TimedOut)));
             gate.open();
             block_on(future).unwrap();
-            assert_eq!(engine.version(&token), 1);
+            assert_eq!(token.version(), 1);
         });
     }
 
@@ -1492,15 +1491,15 @@ mod waiting {
     fn a_wait_leaves_the_version_alone() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             for _ in 0..10 {
                 drop(engine.wait_for_var_async(&value));
-                assert!(engine.wait_to_write_timeout(&value, Duration::ZERO).is_err());
+                assert!(engine.wait_for_var_timeout(&value, Duration::ZERO).is_err());
             }
             gate.open();
             engine.wait_for_var(&value).unwrap();
             engine.get(&value).unwrap();
-            assert_eq!(engine.version(&value), 1);
+            assert_eq!(value.version(), 1);
         });
     }
 
@@ -1729,7 +1728,7 @@ mod waiting {
     fn a_handle_whose_wait_timed_out_can_be_waited_on_again() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             let mut handle = engine.op("").submit(value.write(), |_| 8).unwrap();
             assert!(!handle.is_done());
             assert!(matches!(handle.wait_timeout(Duration::ZERO), Err(WaitError::TimedOut)));
@@ -1750,7 +1749,7 @@ mod waiting {
             let value = engine.var(0);
             for number in 1..500 {
                 engine.op("").submit(value.write(), |value| *value += 1).unwrap().wait().unwrap();
-                assert_eq!(engine.version(&value), number);
+                assert_eq!(value.version(), number);
                 engine.wait_for_var_timeout(&value, Duration::ZERO).unwrap();
             }
         });
@@ -1761,9 +1760,9 @@ mod waiting {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
             for _ in 0..20 {
-                let gate = hold(&engine, &value);
+                let gate = hold(&engine, value.token());
                 let handle = engine.op("").submit(value.write(), |value| *value).unwrap();
-                let waits = [engine.wait_for_var_async(&value), engine.wait_to_write_async(&value)];
+                let waits = [engine.wait_for_var_async(&value), engine.wait_for_var_async(&value)];
                 let all = engine.wait_for_all_async();
                 let opener = thread::spawn(move || {
                     thread::sleep(Duration::from_millis(2));
@@ -1786,7 +1785,7 @@ mod waiting {
     fn a_future_may_move_between_tasks() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             let mut handle = engine.op("").submit(value.read(), |_| 1).unwrap();
             let mut wait = engine.wait_for_var_async(&value);
             let mut all = Box::pin(engine.wait_for_all_async());
@@ -1811,7 +1810,7 @@ mod waiting {
     fn dropped_futures_do_no_harm() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             for _ in 0..100 {
                 drop(engine.wait_for_var_async(&value));
                 drop(engine.wait_for_all_async());
@@ -1866,7 +1865,7 @@ mod failures {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
             let line = line!() + 1;
-            engine.op("parse").push(value.write(), |value| "x".parse::<i32>().map(|n| *value = n)).unwrap();
+            engine.op("parse").push_any(value.write(), |value| "x".parse::<i32>().map(|n| *value = n)).unwrap();
             let error = failure(engine.wait_for_var(&value));
             assert_eq!(error.name(), "parse");
             assert_eq!((error.location().file(), error.location().line()), (file!(), line));
@@ -1892,22 +1891,22 @@ mod failures {
             };
             let value = engine.var(0);
             let fresh = || engine.clear_error(&value).unwrap();
-            engine.push_sync(|_| Err::<(), _>("no"), [], [&value]).unwrap();
+            engine.push_sync(|_| Err::<(), _>("no"), [], [value.token()]).unwrap();
             check(line!() - 1, failure(engine.wait_for_var(&value)));
             fresh();
-            engine.push_async(|_, done| done.fail("no"), [], [&value]).unwrap();
+            engine.push_async(|_, done| done.fail("no"), [], [value.token()]).unwrap();
             check(line!() - 1, failure(engine.wait_for_var(&value)));
             fresh();
             let handle = engine.op("").submit(value.write(), |_| panic!("no")).unwrap();
             check(line!() - 1, failure(handle.wait()));
             fresh();
-            let handle = engine.op("").try_submit(value.write(), |_| Err::<(), _>("no")).unwrap();
+            let handle = engine.op("").submit_any(value.write(), |_| Err::<(), _>("no")).unwrap();
             check(line!() - 1, failure(handle.wait()));
             fresh();
-            engine.op("").writes([&*value]).push_sync(|_| Err::<(), _>("no")).unwrap();
+            engine.op("").writes([value.token()]).push_sync(|_| Err::<(), _>("no")).unwrap();
             check(line!() - 1, failure(engine.wait_for_var(&value)));
             fresh();
-            engine.op("").writes([&*value]).push_async(|_, done| done.fail("no")).unwrap();
+            engine.op("").writes([value.token()]).push_async_any(raddle::cx(), |_, done| done.fail("no")).unwrap();
             check(line!() - 1, failure(engine.wait_for_var(&value)));
         });
     }
@@ -1934,7 +1933,7 @@ mod failures {
             let first = failure(engine.wait_for_var(&tokens[0]));
             for token in &tokens {
                 assert!(failure(engine.wait_for_var(token)).ptr_eq(&first));
-                assert_eq!(engine.version(token), 0);
+                assert_eq!(token.version(), 0);
             }
             assert_eq!(ran.load(SeqCst), 0);
             // What a function has captured that did not run is dropped after the variables were passed on.
@@ -1949,7 +1948,7 @@ mod failures {
             let value = engine.var(1);
             engine
                 .op("first")
-                .push(value.write(), |value| {
+                .push_any(value.write(), |value| {
                     *value = 2;
                     Err("half done")
                 })
@@ -1965,7 +1964,7 @@ mod failures {
     fn a_skipped_reader_tells_through_its_handle() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(1);
-            engine.op("first").push(value.write(), |_| Err("no")).unwrap();
+            engine.op("first").push_any(value.write(), |_| Err("no")).unwrap();
             let first = failure(engine.wait_for_var(&value));
             let submitted = engine.op("").submit(value.read(), |value| *value).unwrap();
             assert!(failure(submitted.wait()).ptr_eq(&first));
@@ -1978,7 +1977,7 @@ mod failures {
     fn a_failing_reader_leaves_what_it_reads_alone() {
         on_kinds(&KINDS, 1, |engine| {
             let (read, written) = (engine.var(1), engine.var(2));
-            engine.op("reader").push((read.read(), written.write()), |_| Err("no")).unwrap();
+            engine.op("reader").push_any((read.read(), written.write()), |_| Err("no")).unwrap();
             assert_eq!(engine.get(&read).unwrap(), 1);
             assert_eq!(failure(engine.get(&written)).name(), "reader");
         });
@@ -1988,8 +1987,8 @@ mod failures {
     fn every_waiter_sees_the_same_error() {
         on_kinds(&KINDS, 2, |engine| {
             let value = engine.var(0);
-            let gate = hold(&engine, &value);
-            engine.op("fails").push(value.write(), |_| Err("no")).unwrap();
+            let gate = hold(&engine, value.token());
+            engine.op("fails").push_any(value.write(), |_| Err("no")).unwrap();
             let errors = Mutex::new(Vec::new());
             thread::scope(|scope| {
                 for number in 0..12 {
@@ -1998,7 +1997,7 @@ mod failures {
                         let error = match number % 6 {
                             0 => failure(engine.wait_for_var(value)),
                             1 => failure(engine.wait_to_read(value)),
-                            2 => failure(engine.wait_to_write(value)),
+                            2 => failure(engine.wait_for_var(value)),
                             3 => failure(engine.get(value)),
                             4 => failure(engine.wait_for_var_timeout(value, Duration::MAX)),
                             _ => failure(block_on(engine.wait_for_var_async(value))),
@@ -2024,8 +2023,8 @@ mod failures {
     fn clear_error_ends_the_failure_in_push_order() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
-            let gate = hold(&engine, &value);
-            engine.op("fails").push(value.write(), |_| Err("no")).unwrap();
+            let gate = hold(&engine, value.token());
+            engine.op("fails").push_any(value.write(), |_| Err("no")).unwrap();
             let before = engine.op("").submit(value.write(), |value| *value += 1).unwrap();
             engine.clear_error(&value).unwrap();
             let after = engine.op("").submit(value.write(), |value| *value += 10).unwrap();
@@ -2034,7 +2033,7 @@ mod failures {
             after.wait().unwrap();
             assert_eq!(engine.get(&value).unwrap(), 10);
             engine.wait_for_all().unwrap();
-            assert_eq!(engine.version(&value), 2);
+            assert_eq!(value.version(), 2);
         });
     }
 
@@ -2044,7 +2043,7 @@ mod failures {
             let value = engine.var(3);
             engine.clear_error(&value).unwrap();
             assert_eq!(engine.get(&value).unwrap(), 3);
-            assert_eq!(engine.version(&value), 0);
+            assert_eq!(value.version(), 0);
         });
     }
 
@@ -2066,13 +2065,13 @@ mod failures {
     fn overwrite_heals() {
         on_kinds(&KINDS, 1, |engine| {
             let (value, token) = (engine.var(0), engine.token());
-            push_failing(&engine, "fails", &[], &[&value, &token]);
+            push_failing(&engine, "fails", &[], &[value.token(), &token]);
             engine.op("").push(value.overwrite(), |value| *value = 9).unwrap();
             engine.op("").overwrites([&token]).push_sync(|_| {}).unwrap();
             assert_eq!(engine.get(&value).unwrap(), 9);
             engine.wait_for_var(&token).unwrap();
             engine.wait_for_all().unwrap();
-            assert_eq!((engine.version(&value), engine.version(&token)), (1, 1));
+            assert_eq!((value.version(), token.version()), (1, 1));
         });
     }
 
@@ -2080,7 +2079,7 @@ mod failures {
     fn an_operation_that_overwrites_is_skipped_for_what_it_reads() {
         on_kinds(&KINDS, 1, |engine| {
             let (source, target) = (engine.var(0), engine.var(0));
-            push_failing(&engine, "source", &[], &[&source]);
+            push_failing(&engine, "source", &[], &[source.token()]);
             engine.op("").push((source.read(), target.overwrite()), |_| {}).unwrap();
             assert_eq!(failure(engine.get(&target)).name(), "source");
         });
@@ -2094,7 +2093,7 @@ mod failures {
             engine.op("").overwrites([&token]).reads([&token]).push_sync(|_| {}).unwrap();
             engine.op("").overwrites([&token]).writes([&token]).push_sync(|_| {}).unwrap();
             assert_eq!(failure(engine.wait_for_var(&token)).name(), "fails");
-            assert_eq!(engine.version(&token), 0);
+            assert_eq!(token.version(), 0);
         });
     }
 
@@ -2102,9 +2101,9 @@ mod failures {
     fn a_failed_overwrite_leaves_the_variable_failed() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
-            engine.op("overwrite").push(value.overwrite(), |_| Err("no")).unwrap();
+            engine.op("overwrite").push_any(value.overwrite(), |_| Err("no")).unwrap();
             assert_eq!(failure(engine.get(&value)).name(), "overwrite");
-            assert_eq!(engine.version(&value), 0);
+            assert_eq!(value.version(), 0);
         });
     }
 
@@ -2113,9 +2112,9 @@ mod failures {
     fn a_failed_overwrite_of_a_failed_variable_does_not_hide() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
-            engine.op("first").push(value.write(), |_| Err("no")).unwrap();
-            engine.op("second").push(value.overwrite(), |_| Err("no")).unwrap();
-            assert_told_of_second(&engine, &value);
+            engine.op("first").push_any(value.write(), |_| Err("no")).unwrap();
+            engine.op("second").push_any(value.overwrite(), |_| Err("no")).unwrap();
+            assert_told_of_second(&engine, value.token());
         });
     }
 
@@ -2123,9 +2122,9 @@ mod failures {
     fn a_failed_no_skip_operation_on_a_failed_variable_does_not_hide() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
-            engine.op("first").push(value.write(), |_| Err("no")).unwrap();
-            engine.op("second").no_skip().push(value.write(), |_| Err("no")).unwrap();
-            assert_told_of_second(&engine, &value);
+            engine.op("first").push_any(value.write(), |_| Err("no")).unwrap();
+            engine.op("second").run_always().push_any(value.write(), |_| Err("no")).unwrap();
+            assert_told_of_second(&engine, value.token());
         });
     }
 
@@ -2146,8 +2145,8 @@ mod failures {
     fn no_skip_runs() {
         on_kinds(&KINDS, 1, |engine| {
             let (failed, sound) = (engine.var(0), engine.var(0));
-            push_failing(&engine, "fails", &[], &[&failed]);
-            let ran = engine.op("").no_skip().submit((failed.write(), sound.write()), |(a, b)| {
+            push_failing(&engine, "fails", &[], &[failed.token()]);
+            let ran = engine.op("").run_always().submit((failed.write(), sound.write()), |(a, b)| {
                 *a += 1;
                 *b += 1;
             });
@@ -2155,7 +2154,7 @@ mod failures {
             // Such a run neither ends the failure nor passes it on.
             assert_eq!(failure(engine.get(&failed)).name(), "fails");
             assert_eq!(engine.get(&sound).unwrap(), 1);
-            assert_eq!((engine.version(&failed), engine.version(&sound)), (1, 1));
+            assert_eq!((failed.version(), sound.version()), (1, 1));
             engine.clear_error(&failed).unwrap();
             assert_eq!(engine.get(&failed).unwrap(), 1);
         });
@@ -2165,16 +2164,16 @@ mod failures {
     fn a_failure_without_mutated_variables_is_reported_once_by_its_handle_or_by_wait_for_all() {
         on_kinds(&KINDS, 1, |engine| {
             let read = engine.var(0);
-            let handle = engine.op("lonely").try_submit(read.read(), |_| Err::<(), _>("no")).unwrap();
+            let handle = engine.op("lonely").submit_any(read.read(), |_| Err::<(), _>("no")).unwrap();
             assert_eq!(failure(handle.wait()).name(), "lonely");
             engine.wait_for_all().expect("the handle has told of it");
-            drop(engine.op("alone").try_submit(read.read(), |_| Err::<(), _>("no")).unwrap());
+            drop(engine.op("alone").submit_any(read.read(), |_| Err::<(), _>("no")).unwrap());
             engine.op("second").push((), |()| panic!("no")).unwrap();
             assert_eq!(failure(engine.wait_for_all()).name(), "alone");
             assert_eq!(failure(engine.wait_for_all()).name(), "second");
             engine.wait_for_all().expect("each was reported once");
             for name in ["third", "fourth", "fifth"] {
-                engine.op(name).push((), |()| Err("no")).unwrap();
+                engine.op(name).push_any((), |()| Err("no")).unwrap();
             }
             assert_eq!(failure(engine.wait_for_all()).name(), "third");
             let (first, count) = engine.clear_errors().unwrap();
@@ -2191,7 +2190,7 @@ mod failures {
 
     /// Has `count` operations fail that mutate nothing; they have failed when this returns.
     fn fail_many(engine: &Engine, count: usize) -> Vec<OpHandle<()>> {
-        let submit = |_| engine.op("lonely").try_submit((), |()| Err::<(), _>("no")).unwrap();
+        let submit = |_| engine.op("lonely").submit_any((), |()| Err::<(), _>("no")).unwrap();
         let handles: Vec<_> = (0..count).map(submit).collect();
         eventually("all operations have failed", || handles.iter().all(OpHandle::is_done));
         handles
@@ -2351,7 +2350,7 @@ mod failures {
             for round in 0..2000 {
                 {
                     let temporary = engine.var(0);
-                    engine.op("fails").push(temporary.write(), |_| Err("no")).unwrap();
+                    engine.op("fails").push_any(temporary.write(), |_| Err("no")).unwrap();
                     engine.op("").push((temporary.read(), kept.write()), |(from, to)| *to = *from).unwrap();
                 }
                 if round % 2 == 0 {
@@ -2368,14 +2367,14 @@ mod failures {
         on_kinds(&KINDS, 1, |engine| {
             let drops = Drops::new();
             let value = engine.var(drops.make());
-            push_failing(&engine, "fails", &[], &[&value]);
+            push_failing(&engine, "fails", &[], &[value.token()]);
             let ran = Gate::new();
             let inner = ran.clone();
             engine.delete_variable(&value, move |_| inner.open()).unwrap();
             ran.pass();
             drops.assert_all_gone();
             let dropped = engine.var(drops.make());
-            push_failing(&engine, "fails", &[], &[&dropped]);
+            push_failing(&engine, "fails", &[], &[dropped.token()]);
             drop(dropped);
             eventually("the value is dropped", || drops.dropped() == 2);
         });
@@ -2468,7 +2467,7 @@ mod lifetime {
     fn deletion_runs_after_pending_and_on_failed_variables() {
         on_kinds(&KINDS, 1, |engine| {
             let (value, journal) = (engine.var(0), Journal::new());
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             for number in 0..5 {
                 let journal = journal.clone();
                 engine.op("").push(value.read(), move |_| journal.add(number)).unwrap();
@@ -2476,7 +2475,7 @@ mod lifetime {
             let inner = journal.clone();
             engine
                 .op("")
-                .push(value.write(), move |_| {
+                .push_any(value.write(), move |_| {
                     inner.add(100);
                     Err("no")
                 })
@@ -2517,7 +2516,7 @@ mod lifetime {
             assert_eq!(engine.op("").push(value.read(), |_| {}), Err(deleted.clone()));
             assert_eq!(engine.op("").push(value.overwrite(), |_| {}), Err(deleted.clone()));
             assert_eq!(engine.op("").submit(value.write(), |_| {}).map(drop), Err(deleted.clone()));
-            assert_eq!(engine.push_sync(|_| {}, [&value], []), Err(deleted.clone()));
+            assert_eq!(engine.push_sync(|_| {}, [value.token()], []), Err(deleted.clone()));
             assert_eq!(engine.op("").operator(value.read(), |_| {}).map(drop), Err(deleted.clone()));
             assert_eq!(engine.delete_variable(&value, |_| {}), Err(deleted.clone()));
             assert_eq!(engine.clear_error(&value), Err(deleted.clone()));
@@ -2540,7 +2539,7 @@ mod lifetime {
             let (sender, receiver) = mpsc::channel();
             let value = engine.var(Tells(sender));
             let clone = value.clone();
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             drop(value);
             drop(clone);
             assert!(receiver.recv_timeout(MOMENT).is_err(), "the value is gone while an operation holds it");
@@ -2571,20 +2570,20 @@ mod lifetime {
     fn version_counts_mutations_that_ran_to_completion() {
         on_kinds(&KINDS, 2, |engine| {
             let value = engine.var(0);
-            assert_eq!(engine.version(&value), 0);
+            assert_eq!(value.version(), 0);
             for _ in 0..10 {
                 engine.op("").push(value.read(), |_| {}).unwrap();
             }
             engine.wait_for_var(&value).unwrap();
-            assert_eq!(engine.version(&value), 0);
+            assert_eq!(value.version(), 0);
             for number in 1..=10 {
                 engine.op("").push(value.write(), |_| {}).unwrap();
                 engine.wait_to_read(&value).unwrap();
-                assert_eq!(engine.version(&value), number);
+                assert_eq!(value.version(), number);
             }
             engine.op("").push(value.overwrite(), |_| {}).unwrap();
             engine.wait_to_read(&value).unwrap();
-            assert_eq!(engine.version(&value), 11);
+            assert_eq!(value.version(), 11);
         });
     }
 
@@ -2599,10 +2598,10 @@ mod lifetime {
             engine.push_sync(|_| {}, [&failed], [&after]).unwrap();
             engine.push_async(|_, done| drop(done), [], [&after]).unwrap();
             engine.wait_for_all().unwrap_err();
-            assert_eq!((engine.version(&failed), engine.version(&after)), (1, 1));
+            assert_eq!((failed.version(), after.version()), (1, 1));
             engine.clear_error(&failed).unwrap();
             engine.wait_for_var(&failed).unwrap();
-            assert_eq!(engine.version(&failed), 1);
+            assert_eq!(failed.version(), 1);
         });
     }
 
@@ -2668,7 +2667,7 @@ mod lifetime {
                 engine.op("").push(value.write(), |value| *value += 1).unwrap();
             }
             engine.shutdown(Shutdown::Drain, None).unwrap();
-            assert_eq!(engine.version(&value), 1000);
+            assert_eq!(value.version(), 1000);
             // Values can still be read.
             assert_eq!(engine.get(&value).unwrap(), 1000);
             assert_eq!(engine.op("").push(value.write(), |_| {}), Err(PushError::ShutDown));
@@ -2713,7 +2712,7 @@ mod lifetime {
     fn drain_with_a_deadline_gives_up_waiting_and_goes_on() {
         on_kinds(&KINDS, 1, |engine| {
             let value = engine.var(0);
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             engine.op("").push(value.write(), |value| *value = 1).unwrap();
             assert_eq!(engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)), Err(ShutdownError::TimedOut));
             assert_eq!(engine.shutdown(Shutdown::Drain, Some(MOMENT)), Err(ShutdownError::TimedOut));
@@ -2729,7 +2728,7 @@ mod lifetime {
         on_kinds(&KINDS, 1, |engine| {
             let (drops, ran) = (Drops::new(), Arc::new(AtomicUsize::new(0)));
             let value = engine.var(drops.make());
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             let handles: Vec<_> = (0..20)
                 .map(|_| {
                     let (captured, ran) = (drops.make(), Arc::clone(&ran));
@@ -2767,7 +2766,7 @@ mod lifetime {
             assert_eq!(ran.load(SeqCst), 0);
             assert_eq!(drops.dropped(), 20, "the closures are not all gone, or the value is");
             // Only the one that had started counts.
-            assert_eq!(engine.version(&value), 1);
+            assert_eq!(value.version(), 1);
             drop(value);
             drops.assert_all_gone();
         });
@@ -2778,18 +2777,13 @@ mod lifetime {
         on_kinds(&KINDS, 1, |engine| {
             let (drops, journal) = (Drops::new(), Journal::new());
             let (deleted, dropped) = (engine.var(drops.make()), engine.var(drops.make()));
-            let gates = [hold(&engine, &deleted), hold(&engine, &dropped)];
+            let gates = [hold(&engine, deleted.token()), hold(&engine, dropped.token())];
             let inner = journal.clone();
             engine.op("").push(deleted.write(), move |_| inner.add("operation")).unwrap();
             let inner = journal.clone();
             engine.delete_variable(&deleted, move |_| inner.add("deletion")).unwrap();
             let inner = journal.clone();
-            engine
-                .op("")
-                .property(Property::DeleteVar)
-                .reads([&*dropped])
-                .push_sync(move |_| inner.add("property"))
-                .unwrap();
+            engine.op("").cleanup().reads([dropped.token()]).push_sync(move |_| inner.add("property")).unwrap();
             drop(dropped);
             engine.notify_shutdown();
             assert_eq!(engine.push_sync(|_| {}, [], []), Err(PushError::ShutDown));
@@ -3002,7 +2996,7 @@ mod engines {
         }
         let engine = engine(EngineKind::Naive, 1);
         let value = engine.var(0_usize);
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         for _ in 0..100_000 {
             engine.op("").push(value.write(), |value| *value += 1).unwrap();
         }
@@ -3030,7 +3024,7 @@ mod engines {
         }
         gate.open();
         engine.wait_for_var(&token).unwrap();
-        assert_eq!(engine.version(&token), 100_001);
+        assert_eq!(token.version(), 100_001);
     }
 
     /// Operations that begin on the pushing thread, and push others that do: on the naive engine all, elsewhere those with
@@ -3052,11 +3046,7 @@ mod engines {
         fn descend(here: Engine, there: Engine, count: Arc<AtomicUsize>) {
             if count.fetch_add(1, SeqCst) + 1 < DEPTH {
                 let (next_here, next_there) = (there.clone(), here);
-                there
-                    .op("")
-                    .property(Property::Async)
-                    .push((), move |()| descend(next_here, next_there, count))
-                    .unwrap();
+                there.op("").eager().push((), move |()| descend(next_here, next_there, count)).unwrap();
             }
         }
         if !is_child() {
@@ -3358,10 +3348,10 @@ mod scheduling {
                 let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).build().unwrap();
                 let wait_in = |property, token: &Token| {
                     let (inner, token) = (engine.clone(), token.clone());
-                    engine.op("").property(property).submit((), move |()| inner.wait_for_var(&token)).unwrap()
+                    engine.op("").kind(property).submit((), move |()| inner.wait_for_var(&token)).unwrap()
                 };
                 let cores = || {
-                    let handle = engine.op("").property(Property::CpuPrioritized);
+                    let handle = engine.op("").kind(Property::CpuPrioritized);
                     handle.submit((), |()| common::allowed_cores()).unwrap().wait().unwrap()
                 };
                 assert_eq!(cores(), all);

@@ -9,6 +9,7 @@ use std::{
     task::Wake,
 };
 
+use crate::shapes::*;
 use raddle::{
     Completion, Engine, EngineKind, Token,
     internals::{PendingOps, Ticket},

@@ -15,6 +15,7 @@ use raddle::{
     Cause, Completion, Engine, EngineKind, OpContext, WaitError,
     internals::{AsyncState, Flavour, Oneshot, Step, Waiter},
 };
+use raddle_loom_tests::shapes::*;
 use raddle_loom_tests::{COMPLETE, Count, model, must_fail, pending, without};
 
 /// Exactly one side gets the error of a function that fails while its completion is used: the completion, which ends the
@@ -79,7 +80,7 @@ fn a_wait_ends_after_the_completion_and_sees_what_its_thread_did() {
         engine.wait_for_var(&token).unwrap();
         // SAFETY: the operation is over.
         assert_eq!(data.0.with(|data| unsafe { *data }), 1);
-        assert_eq!(engine.version(&token), 1);
+        assert_eq!(token.version(), 1);
         thread.join().unwrap();
     });
 }

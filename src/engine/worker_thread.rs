@@ -194,7 +194,7 @@ pub(crate) fn cores_here() -> Box<[usize]> {
 
 /// Runs `f` with the calling thread free to use all cores of its engine, also if it is pinned to one of them.
 ///
-/// Threads inherit the cores of the thread that starts them. What an operation starts on a [pinned](crate::Builder::pin)
+/// Threads inherit the cores of the thread that starts them. What an operation starts on a [pinned](crate::EngineBuilder::pin)
 /// worker is therefore pinned to the worker's core as well: a thread pool that is first used there would have all of its
 /// threads on one core. Begin to use it inside `unpinned`. Afterwards, also if `f` panics, the thread is where it was.
 ///

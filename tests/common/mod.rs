@@ -3,7 +3,9 @@
 #![allow(dead_code, reason = "each test binary uses a part of this module")]
 
 pub mod program;
+pub mod shapes;
 
+use crate::common::shapes::*;
 use std::{
     collections::HashMap,
     env,
@@ -213,7 +215,7 @@ pub fn hold(engine: &Engine, token: &Token) -> Gate {
     engine
         .op("hold")
         .writes([token])
-        .push_async(move |_, done| {
+        .push_async_any(raddle::cx(), move |_, done| {
             started_inside.open();
             thread::spawn(move || {
                 gate_inside.pass();
