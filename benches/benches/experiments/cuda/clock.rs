@@ -6,6 +6,7 @@ use std::{
 };
 
 use raddle::{CudaGpu, GpuStream, IdlePolicy};
+use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
     report::{Table, number},
@@ -178,7 +179,7 @@ impl Bed {
                 // SAFETY: as in `stamp`.
                 unsafe { kernels.stamp(lane(stream), at, time) }.result()
             };
-            engine.op("kernel").on(GPU).launch(var.write(), step).expect("pushed");
+            engine.op("kernel").on(GPU).launch_any(var.write(), step).expect("pushed");
             let next = engine.op("next").submit(var.read(), |_| Instant::now()).expect("pushed");
             next.wait().expect("it succeeds")
         });

@@ -7,6 +7,7 @@ use std::{
 };
 
 use raddle::{CudaGpu, DeviceVec, GpuStream, IdlePolicy, Var};
+use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
     report::{Table, number},
@@ -130,7 +131,7 @@ fn by_engine(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
                 *calls.lock().unwrap_or_else(PoisonError::into_inner) += start.elapsed();
                 launched
             };
-            engine.op("step").on(GPU).launch(var.write(), step).expect("pushed");
+            engine.op("step").on(GPU).launch_any(var.write(), step).expect("pushed");
         }
     };
     push(&vars[0], 10);

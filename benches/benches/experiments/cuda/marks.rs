@@ -6,6 +6,7 @@ use std::{
 };
 
 use raddle::{CudaGpu, DeviceVec, Engine, EngineKind, GpuStream, Property, Var};
+use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
     report::{Table, number},
@@ -134,7 +135,7 @@ impl Check<'_> {
                 kernels.spin(lane(stream), 1, AWHILE).result()?;
                 kernels.fill_vec(stream, words, !round)
             };
-            engine.op("fill").on(GPU).launch(device.write(), fill).unwrap();
+            engine.op("fill").on(GPU).launch_any(device.write(), fill).unwrap();
             engine.op("out").on(GPU).copy_from_device(&device, &back).unwrap();
             let all =
                 engine.op("all").submit(back.read(), move |back| back.iter().all(|&word| word == !round)).unwrap();
@@ -169,7 +170,7 @@ impl Check<'_> {
                 }
                 kernels.fill_vec(stream, words, step)
             };
-            engine.op("fill").on(GPU).property(property).launch(vars[to].write(), fill).unwrap();
+            engine.op("fill").on(GPU).property(property).launch_any(vars[to].write(), fill).unwrap();
             expected[to] = Some(step);
             if step % 20 == 19 {
                 self.compare(engine, &vars[to], Some(step));

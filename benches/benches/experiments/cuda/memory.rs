@@ -8,6 +8,7 @@ use std::{
 };
 
 use raddle::{CudaGpu, DeviceVec, Engine, GpuStream, IdlePolicy, PinnedVec, Var, cudarc::driver::sys};
+use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
     report::{Table, number},
@@ -165,7 +166,7 @@ fn is_usable(engine: &Engine, kernels: Kernels, var: &Var<DeviceVec<u32>>) -> bo
         // SAFETY: as above, and so is the pinned vector, which is as large.
         unsafe { sys::cuMemcpyDtoHAsync_v2(to, at, 4 * TAIL, stream.0) }.result()
     };
-    engine.op("use").on(GPU).launch((var.write(), tail.write()), step).expect("pushed");
+    engine.op("use").on(GPU).launch_any((var.write(), tail.write()), step).expect("pushed");
     let right = engine.op("look").submit(tail.read(), |tail| tail.iter().all(|&word| word == VALUE)).expect("pushed");
     right.wait().unwrap_or_else(|error| {
         println!("{error}");

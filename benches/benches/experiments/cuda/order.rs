@@ -6,6 +6,7 @@ use std::{
 };
 
 use raddle::{CudaGpu, GpuStream, IdlePolicy, PinnedVec};
+use raddle_benches::shapes::*;
 use raddle_benches::{machine, report::Table};
 
 use super::{
@@ -119,7 +120,7 @@ fn by_engine(gpu: &CudaGpu, kernels: Kernels, goes_on: impl Fn(u32) -> bool) {
         copies += 1;
         let value = copies;
         let fill = move |stream: &mut GpuStream, words: &mut _| kernels.fill_vec(stream, words, value);
-        engine.op("fill").on(GPU).launch(memory.write(), fill).expect("pushed");
+        engine.op("fill").on(GPU).launch_any(memory.write(), fill).expect("pushed");
         engine.op("out").on(GPU).copy_from_device(&memory, &target).expect("pushed");
         let look = move |target: &PinnedVec<u32>| {
             let target = Pinned { host: target.as_ptr().cast_mut().cast(), device: 0 };
