@@ -98,6 +98,16 @@ pub use values::{
     property::Property,
 };
 
+#[cfg(feature = "derive")]
+pub use raddle_derive::Accesses;
+
+/// What the expansion of `#[derive(Accesses)]` names. Not for use by programs.
+#[cfg(feature = "derive")]
+#[doc(hidden)]
+pub mod __derive {
+    pub use crate::api::accesses::sealed::{Derived, List};
+}
+
 /// Topics that are too long for the documentation of one item.
 #[cfg(any(doc, doctest))]
 pub mod guide {
