@@ -7,7 +7,6 @@ mod common;
 
 use std::{
     collections::HashSet,
-    io::{self, Write},
     sync::atomic::{AtomicBool, Ordering::SeqCst},
     sync::{Arc, mpsc},
     thread,
@@ -166,7 +165,7 @@ fn chain(engine: &Engine, left: u32) {
         if left > 0 {
             return chain(&cx.engine(), left - 1);
         }
-        writeln!(io::stderr(), "the last of 100 has run").unwrap();
+        eprintln!("the last of 100 has run");
     });
     push.expect("operations may push during a drain");
 }
