@@ -72,6 +72,9 @@ pub use api::{
     var::{Read, Var, Write},
 };
 /// The crate that [`CudaGpu`] is made of, in the version that it takes.
+///
+/// It is a 0.x crate: a change of its minor version can break programs that use it by this name, so such a change is a breaking
+/// change of this crate as well. A program that wants another version must depend on it by itself.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 #[cfg(feature = "cuda")]
