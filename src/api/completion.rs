@@ -201,9 +201,7 @@ pub(crate) unsafe fn call_async<A: Accesses>(
         (used, result) => {
             if let Some(Used { op, core, result }) = used {
                 // The operation fails with its function's failure; another one must not hide.
-                if let Err(cause) = result
-                    && !matches!(cause, Cause::LostCompletion)
-                {
+                if let Some(cause) = result.err().filter(|cause| !matches!(cause, Cause::LostCompletion)) {
                     op.task().failed_by(cause).record(core.failures());
                 }
                 call.return_right(op);

@@ -219,7 +219,7 @@ impl GpuStream {
         let mut looks = 0u32;
         while self.stream.passed()? < mark {
             looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(1024) {
+            if looks % 1024 == 0 {
                 self.stream.probe()?;
             }
             crate::sync::hint::spin_loop();

@@ -177,9 +177,8 @@ impl OpError {
             return;
         }
         // A summary of several failures was never added.
-        if let Some((failures, place)) = self.0.added.get()
-            && let Some(failures) = failures.upgrade()
-        {
+        let Some((failures, place)) = self.0.added.get() else { return };
+        if let Some(failures) = failures.upgrade() {
             failures.mark_reported(self, *place);
         }
     }

@@ -491,7 +491,13 @@ impl Issuer<'_> {
         }
         self.passed = seq;
         self.lane().timeline.complete(seq);
-        self.watched.extract_if(.., |(wanted, _)| *wanted <= seq).for_each(|(_, op)| self.ready.push(op));
+        for (wanted, op) in std::mem::take(&mut self.watched) {
+            if wanted <= seq {
+                self.ready.push(op);
+            } else {
+                self.watched.push((wanted, op));
+            }
+        }
         self.place_ready(Epilogues::new());
         self.conclude();
     }
@@ -499,8 +505,8 @@ impl Issuer<'_> {
     /// Tells of the operations that have ended, and counts them out.
     fn conclude(&mut self) {
         let passed = self.passed;
-        while let Some(InFlight { op, result, ended, .. }) = self.in_flight.pop_front_if(|flight| flight.seq <= passed)
-        {
+        while self.in_flight.front().is_some_and(|flight| flight.seq <= passed) {
+            let Some(InFlight { op, result, ended, .. }) = self.in_flight.pop_front() else { break };
             // What is the program's is handed over, so that none of them waits for another.
             self.core.finish(Core::epilogue_of(op, result, ended));
         }

@@ -230,9 +230,8 @@ mod records {
 
     /// The bytes of a record that hold references to others.
     pub(super) const REFERENCES: Range<usize> = offset_of!(Leader, references)..size_of::<Leader>();
-    const _: () = assert!(
-        REFERENCES.start.is_multiple_of(64) && REFERENCES.end == REFERENCES.start + 64 && REFERENCES.end <= SIZE
-    );
+    const _: () =
+        assert!(REFERENCES.start % 64 == 0 && REFERENCES.end == REFERENCES.start + 64 && REFERENCES.end <= SIZE);
 
     impl Node for Leader {
         unsafe fn next<'n>(leader: NonNull<Self>) -> &'n AtomicPtr<Self> {

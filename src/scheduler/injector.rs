@@ -189,11 +189,11 @@ impl<T> Iterator for Chain<T> {
         self.len = self.len.checked_sub(1)?;
         // SAFETY: the popper of the chain has the right to its operations, and this one is handed out only here.
         let op = unsafe { OpRef::from_ptr(self.next) };
-        if self.len > 0
+        if self.len > 0 {
             // Relaxed: the chain is this thread's.
-            && let Some(next) = NonNull::new(op.link.load(Relaxed))
-        {
-            self.next = next;
+            if let Some(next) = NonNull::new(op.link.load(Relaxed)) {
+                self.next = next;
+            }
         }
         Some(op)
     }

@@ -223,13 +223,11 @@ impl<T> Worker<T> {
     /// the deque.
     #[inline(never)]
     fn find_queued(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
-        if slot.is_none()
-            && self.budget.get() > 0
-            && !self.lane.injector().is_urgent()
-            && let Some(op) = self.deque.pop()
-        {
-            self.count_served();
-            return Some(op);
+        if slot.is_none() && self.budget.get() > 0 && !self.lane.injector().is_urgent() {
+            if let Some(op) = self.deque.pop() {
+                self.count_served();
+                return Some(op);
+            }
         }
         self.find_by_turns(slot)
     }
@@ -244,19 +242,19 @@ impl<T> Worker<T> {
             }
             self.push_local(op);
         }
-        if highest > Some(DEFAULT_BAND)
-            && let Some(op) = self.pop_bands(|band| band > DEFAULT_BAND)
-        {
-            if self.budget.get() == 0 {
-                self.skip_turns();
+        if highest > Some(DEFAULT_BAND) {
+            if let Some(op) = self.pop_bands(|band| band > DEFAULT_BAND) {
+                if self.budget.get() == 0 {
+                    self.skip_turns();
+                }
+                self.urgent_budget.set(MAX_RUN - self.budget.get());
+                return Some(op);
             }
-            self.urgent_budget.set(MAX_RUN - self.budget.get());
-            return Some(op);
         }
-        if self.budget.get() == 0
-            && let Some(op) = self.take_turns()
-        {
-            return Some(op);
+        if self.budget.get() == 0 {
+            if let Some(op) = self.take_turns() {
+                return Some(op);
+            }
         }
         let op = self
             .deque
@@ -342,7 +340,7 @@ impl<T> Worker<T> {
     /// turn.
     fn visit_target(&self) -> Option<&Stealer<OpRef<T>>> {
         let (round, stealers) = (self.rounds.get(), self.lane.stealers());
-        if stealers.len() < 2 || !round.is_multiple_of(ROUNDS_PER_VISIT) {
+        if stealers.len() < 2 || round % ROUNDS_PER_VISIT != 0 {
             return None;
         }
         let step = (round / ROUNDS_PER_VISIT) as usize % (stealers.len() - 1);
@@ -422,10 +420,11 @@ impl<T> Worker<T> {
             pause::at(Point::SleepSearching);
             // On a contended core, searching would only keep the pushing thread from making work.
             let contended = self.lane.idle() != IdlePolicy::Spin && sleep.is_contended(self.index);
-            if state == SearchState::Searching
-                && let Some(op) = if contended || was_timed { self.find() } else { self.spin() }
-            {
-                return self.finish_search(op);
+            if state == SearchState::Searching {
+                let found = if contended || was_timed { self.find() } else { self.spin() };
+                if let Some(op) = found {
+                    return self.finish_search(op);
+                }
             }
             if self.lane.has_ended() {
                 if state == SearchState::Searching {
@@ -491,10 +490,10 @@ impl<T> Worker<T> {
         let [mut pauses, later] = PAUSES_PER_ROUND;
         loop {
             for _ in 0..ROUNDS_PER_CLOCK {
-                if self.lane.has_work()
-                    && let Some(op) = self.find()
-                {
-                    return Some(op);
+                if self.lane.has_work() {
+                    if let Some(op) = self.find() {
+                        return Some(op);
+                    }
                 }
                 (0..pauses).for_each(|_| hint::spin_loop());
             }

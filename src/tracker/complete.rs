@@ -117,12 +117,12 @@ fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(Step::ReadersPassOn));
         // An access that receives `READ_OK` and is not satisfied by it, a wait, does not keep the next one alive: the
         // reader before it still does.
-        if (newly_satisfied || stop)
-            && let Some(before) = satisfied.take()
-        {
-            pause::at(Point::CompleteBeforeSatisfy);
-            // SAFETY: this thread has satisfied the access, and counts it once, here.
-            unsafe { OpRef::satisfy(before, ready) };
+        if newly_satisfied || stop {
+            if let Some(before) = satisfied.take() {
+                pause::at(Point::CompleteBeforeSatisfy);
+                // SAFETY: this thread has satisfied the access, and counts it once, here.
+                unsafe { OpRef::satisfy(before, ready) };
+            }
         }
         if newly_satisfied {
             satisfied = op;

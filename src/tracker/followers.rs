@@ -26,10 +26,10 @@ pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
             // SAFETY: no access behind one of an incomplete operation is spent, so none is retired.
             at = unsafe { word.deref() };
             at.check();
-            if (own.mode().is_write() || at.mode() != Mode::Read)
-                && let Some(op) = at.op()
-            {
-                look(op, at);
+            if own.mode().is_write() || at.mode() != Mode::Read {
+                if let Some(op) = at.op() {
+                    look(op, at);
+                }
             }
             if at.mode().is_write() {
                 break;

@@ -132,7 +132,7 @@ impl<T> Op<T> {
                 align_of::<Boxed<T>>() <= align_of::<Access<T>>() && size_of::<Boxed<T>>() <= size_of::<Access<T>>()
             );
             assert!((offset_of!(Self, room) + offset_of!(Room<T>, task)) / STEP <= u8::MAX as usize);
-            assert!(offset_of!(Self, room).is_multiple_of(STEP) && size_of::<Access<T>>().is_multiple_of(STEP));
+            assert!(offset_of!(Self, room) % STEP == 0 && size_of::<Access<T>>() % STEP == 0);
         }
         offset_of!(Self, room) + places * size_of::<Access<T>>()
     }
@@ -453,9 +453,8 @@ impl<T> OpRef<T> {
         let first = Op::first_place(op);
         let places;
         // Most operations have one access: for them, everything that depends on the number is a constant.
-        if count == 1
-            && let Some((queue, mode)) = accesses.next()
-        {
+        let sole = if count == 1 { accesses.next() } else { None };
+        if let Some((queue, mode)) = sole {
             // SAFETY: the record is allocated, aligned and unused, and has room for an access there.
             unsafe { first.write(Access::new(op, queue, 0, mode, Arity::One)) };
             places = 1;

@@ -239,11 +239,10 @@ pub(super) fn insert<'g, T>(
             continue;
         }
         pause::at(Point::PushReadWord);
-        if !removed(Step::HelpBeforeAppend)
-            && !tail.is_sole()
-            && let Some(other) = tail.op().filter(|other| !other.is_registered())
-        {
-            return Insertion::Behind(other);
+        if !removed(Step::HelpBeforeAppend) && !tail.is_sole() {
+            if let Some(other) = tail.op().filter(|other| !other.is_registered()) {
+                return Insertion::Behind(other);
+            }
         }
         if !sole && !removed(Step::RereadRegistered) && target.is_past(access.index) {
             return Insertion::AlreadyLinked;

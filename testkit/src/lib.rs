@@ -264,10 +264,10 @@ pub fn block_on_within<F: Future>(future: F, limit: Duration) -> Result<F::Outpu
     let start = Instant::now();
     loop {
         // Only polled when woken, so that a lost wake-up is seen.
-        if unpark.1.swap(false, SeqCst)
-            && let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker))
-        {
-            return Ok(output);
+        if unpark.1.swap(false, SeqCst) {
+            if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return Ok(output);
+            }
         }
         if start.elapsed() >= limit {
             return Err(NotInTime);

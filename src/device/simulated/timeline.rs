@@ -91,9 +91,8 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        if let Some(kernel) = self.0.take()
-            && let Err(payload) = panics::catch(|| as_kernel(|| drop(kernel)))
-        {
+        let Some(kernel) = self.0.take() else { return };
+        if let Err(payload) = panics::catch(|| as_kernel(|| drop(kernel))) {
             panics::log!(Error, "raddle: the drop of a kernel that was not run panicked");
             as_kernel(|| panics::discard(payload));
         }

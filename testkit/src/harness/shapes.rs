@@ -47,7 +47,7 @@ impl Content for Wide {
     }
 
     fn get(&self) -> Option<u64> {
-        let aligned = std::ptr::from_ref(self).addr().is_multiple_of(128);
+        let aligned = std::ptr::from_ref(self).addr() % 128 == 0;
         same(&self.0).filter(|_| aligned)
     }
 
