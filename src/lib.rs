@@ -134,7 +134,7 @@ pub mod internals {
             oneshot::{Oneshot, Waiter},
             pending::{PendingOps, Ticket, Waited},
         },
-        scheduler::{DEFAULT_BAND, Injector, Lane, LaneOptions, Sleep, Worker, band_of},
+        scheduler::{DEFAULT_BAND, Injector, Lane, LaneOptions, ParkKind, SearchState, Sleep, Worker, band_of},
         testing::weaken::{Step, remove},
         threads::SpareThreads,
         tracker::{Hold, Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, complete, end, push},

@@ -4,7 +4,7 @@
 #![cfg(target_os = "linux")]
 #![cfg_attr(miri, allow(unused))]
 
-mod common;
+use raddle_testkit as common;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},

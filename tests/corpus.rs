@@ -4,8 +4,7 @@
 
 #![forbid(unsafe_code)]
 
-mod common;
-mod harness;
+use raddle_testkit::{self as common, harness};
 
 use std::{fs, path::Path};
 

@@ -1,11 +1,11 @@
-//! Operations on a real GPU: what `devices.rs` checks on the simulated one, as far as hardware lets itself be checked.
+//! Operations on a real GPU: what `tests/devices` checks on the simulated one, as far as hardware lets itself be checked.
 //!
 //! Without a GPU most of these are skipped, and say so; with `RADDLE_REQUIRE_GPU` set, they fail instead. The library that
 //! `stand_in/cuda.c` becomes takes a GPU's place.
 
 #![cfg(feature = "cuda")]
 
-mod common;
+use raddle_testkit as common;
 
 use std::{
     env,

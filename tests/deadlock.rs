@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-mod common;
+use raddle_testkit as common;
 
 use std::{
     cell::RefCell,

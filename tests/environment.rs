@@ -3,7 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-mod common;
+use raddle_testkit as common;
 
 use std::thread;
 

@@ -1,7 +1,7 @@
 //! Among equals none starves: what is pushed from outside starts within a bounded number of operations of the worker that
 //! runs it, whatever goes on for ever beside it.
 
-mod common;
+use raddle_testkit as common;
 
 use std::sync::{
     Arc, Mutex,

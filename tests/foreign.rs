@@ -4,7 +4,7 @@
 //! Each test goes through all places of [`after_the_end`], where an operation has passed its variables on, or of
 //! [`inside`], where it has not.
 
-mod common;
+use raddle_testkit as common;
 
 use std::{
     any::Any,

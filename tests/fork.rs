@@ -6,7 +6,7 @@
 
 #![cfg(target_os = "linux")]
 
-mod common;
+use raddle_testkit as common;
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},

@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
 
-mod common;
+use raddle_testkit as common;
 
 use std::{
     fs, thread,

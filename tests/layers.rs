@@ -1,7 +1,7 @@
-//! The layers of `src`: which file names which, as `use` lines and paths say.
+//! Checks the layers of `src`, by the `use` lines and the paths in each file.
 //!
 //! The folders of `src` are layers, listed from top to bottom in `ARCHITECTURE.md`. A file may name files of its own
-//! folder and of folders further down. Files that name each other in a circle are at most three.
+//! folder and of lower ones. At most three files may name each other in a circle.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,16 +9,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The most files in a circle.
+/// The maximum number of files in a circle.
 const MAX_CIRCLE: usize = 3;
 
-/// A module's path, such as `engine::push`; empty for the root of the crate.
+/// The path of a module, such as `engine::push`. Empty for the root of the crate.
 type Module = String;
 
-/// The source files by their modules. Modules of tests are left out.
+/// Returns the source files by module, without modules of tests.
 fn sources() -> BTreeMap<Module, String> {
     fn visit(folder: &Path, found: &mut Vec<PathBuf>) {
-        for entry in fs::read_dir(folder).expect("the folder is readable").flatten() {
+        for entry in fs::read_dir(folder).expect("the folder can be read").flatten() {
             let path = entry.path();
             if path.is_dir() {
                 visit(&path, found);
@@ -32,18 +32,19 @@ fn sources() -> BTreeMap<Module, String> {
     visit(&root, &mut files);
     let module = |file: &PathBuf| {
         let path = file.strip_prefix(&root).expect("files are below the root").with_extension("");
-        let mut parts: Vec<_> = path.iter().map(|part| part.to_str().expect("names are ASCII")).collect();
+        let mut parts: Vec<_> = path.iter().map(|part| part.to_str().expect("names of files are UTF-8")).collect();
         if matches!(parts.last(), Some(&"mod" | &"lib")) {
             parts.pop();
         }
         parts.join("::")
     };
     let is_test = |module: &str| module.split("::").any(|part| matches!(part, "tests" | "testing_helpers" | "fake"));
-    let sources = files.iter().map(|file| (module(file), code(&fs::read_to_string(file).expect("sources are UTF-8"))));
+    let sources =
+        files.iter().map(|file| (module(file), code(&fs::read_to_string(file).expect("source files are UTF-8"))));
     sources.filter(|(module, _)| !is_test(module)).collect()
 }
 
-/// Source text without comments, string literals of one line, and what is only built for tests.
+/// Returns source text without comments, and without items that are only built for tests.
 fn code(text: &str) -> String {
     let mut code = String::new();
     let (mut depth, mut test_depth, mut test_next) = (0usize, None, false);
@@ -74,7 +75,7 @@ fn code(text: &str) -> String {
     code
 }
 
-/// The paths of a `use` tree, such as `a::{b, c::d}`.
+/// Returns the paths of a `use` tree, such as `a::{b, c::d}`.
 fn flatten(tree: &str) -> Vec<String> {
     fn branch(prefix: &str, tree: &str, paths: &mut Vec<String>) {
         let tree = tree.trim();
@@ -104,7 +105,7 @@ fn flatten(tree: &str) -> Vec<String> {
     paths
 }
 
-/// A path from the crate's root, of one that is written in `module`; `None` if it leads elsewhere.
+/// Returns the path from the root of the crate for a path that is written in `module`, or `None` for another crate's.
 fn absolute(module: &str, path: &str) -> Option<String> {
     let mut parts: Vec<_> = path.split("::").map(str::trim).collect();
     let mut base: Vec<_> = if module.is_empty() { Vec::new() } else { module.split("::").collect() };
@@ -124,12 +125,14 @@ fn absolute(module: &str, path: &str) -> Option<String> {
     Some(base.join("::"))
 }
 
-/// What each module names, as paths from the root, and what it exports from others: name and path.
+/// The paths that a module names, from the root of the crate, and its exports of other modules' items.
 struct Names {
     named: BTreeSet<String>,
+    /// By name.
     exported: BTreeMap<String, String>,
 }
 
+/// Returns the names in the code of `module`.
 fn names(module: &str, code: &str, modules: &BTreeSet<Module>) -> Names {
     let (mut named, mut exported) = (BTreeSet::new(), BTreeMap::new());
     let mut rest = String::new();
@@ -148,7 +151,7 @@ fn names(module: &str, code: &str, modules: &BTreeSet<Module>) -> Names {
         let is_export =
             statement[..at].trim_end().ends_with("pub") || statement[..at].trim_end().ends_with("pub(crate)");
         for path in flatten(&statement[at + 4..]) {
-            // A child may be named without `self`.
+            // A child module may be named without `self`.
             let head = path.split("::").next().unwrap_or_default();
             let child = if module.is_empty() { head.to_owned() } else { format!("{module}::{head}") };
             let path = if modules.contains(&child) { format!("self::{path}") } else { path };
@@ -171,13 +174,13 @@ fn names(module: &str, code: &str, modules: &BTreeSet<Module>) -> Names {
     Names { named, exported }
 }
 
-/// Which module names which.
+/// Returns the modules that each module names.
 fn graph() -> BTreeMap<Module, BTreeSet<Module>> {
     let sources = sources();
     let modules: BTreeSet<_> = sources.keys().cloned().collect();
     let names: BTreeMap<_, _> =
         sources.iter().map(|(module, code)| (module.clone(), names(module, code, &modules))).collect();
-    // The module that a path leads to, through what modules export from others.
+    // Returns the module that defines the item of a path, through the exports of other modules.
     let resolve = |path: &str| {
         let mut path = path.to_owned();
         for _ in 0..8 {
@@ -197,11 +200,11 @@ fn graph() -> BTreeMap<Module, BTreeSet<Module>> {
         let targets = names[module].named.iter().filter_map(|path| resolve(path));
         targets.filter(|target| target != module && !target.is_empty()).collect()
     };
-    // The root names everything, and is named for what it exports.
+    // Without the root, which names every module, and is named only for its exports.
     modules.iter().filter(|module| !module.is_empty()).map(|module| (module.clone(), edges(module))).collect()
 }
 
-/// What can be reached from `start`.
+/// Returns the modules that can be reached from `start`.
 fn reachable(graph: &BTreeMap<Module, BTreeSet<Module>>, start: &Module) -> BTreeSet<Module> {
     let (mut found, mut next) = (BTreeSet::new(), vec![start]);
     while let Some(module) = next.pop() {
@@ -214,11 +217,13 @@ fn reachable(graph: &BTreeMap<Module, BTreeSet<Module>>, start: &Module) -> BTre
     found
 }
 
-/// The layers that `ARCHITECTURE.md` lists, from top to bottom.
+/// Returns the layers that `ARCHITECTURE.md` lists, from top to bottom.
 fn layers() -> Vec<String> {
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ARCHITECTURE.md")).expect("the page");
-    let section = page.split("## Layers").nth(1).expect("the page has the section").split("\n## ").next();
-    let rows = section.expect("the section has an end").lines().filter_map(|line| line.strip_prefix("| `"));
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ARCHITECTURE.md"))
+        .expect("ARCHITECTURE.md can be read");
+    let section =
+        page.split("## Layers").nth(1).expect("ARCHITECTURE.md has a section on layers").split("\n## ").next();
+    let rows = section.expect("the section is not empty").lines().filter_map(|line| line.strip_prefix("| `"));
     rows.filter_map(|row| row.split('`').next()?.strip_suffix('/')).map(str::to_owned).collect()
 }
 
@@ -227,10 +232,13 @@ fn layers() -> Vec<String> {
 fn arrows_between_layers_point_down() {
     let layers = layers();
     let graph = graph();
-    assert!(graph.len() > 50, "{} files were found", graph.len());
+    assert!(graph.len() > 50, "only {} files were found", graph.len());
     let layer = |module: &str| {
         let folder = module.split("::").next().unwrap_or_default();
-        layers.iter().position(|layer| layer == folder).unwrap_or_else(|| panic!("{folder} is no layer: {layers:?}"))
+        layers
+            .iter()
+            .position(|layer| layer == folder)
+            .unwrap_or_else(|| panic!("`{folder}` is not in the table of layers in ARCHITECTURE.md: {layers:?}"))
     };
     let mut upwards = Vec::new();
     for (module, targets) in &graph {
@@ -238,15 +246,18 @@ fn arrows_between_layers_point_down() {
             targets.iter().filter(|target| layer(target) < layer(module)).map(|to| format!("{module} -> {to}")),
         );
     }
-    assert!(upwards.is_empty(), "these name a layer above their own:\n{}", upwards.join("\n"));
+    assert!(upwards.is_empty(), "these files name a layer above their own:\n{}", upwards.join("\n"));
     for name in &layers {
-        assert!(graph.keys().any(|module| module.split("::").next() == Some(name)), "there is no layer {name}");
+        assert!(
+            graph.keys().any(|module| module.split("::").next() == Some(name)),
+            "ARCHITECTURE.md lists the layer `{name}`, which has no files"
+        );
     }
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "reads files")]
-fn circles_are_of_three_files_at_most() {
+fn circles_have_at_most_three_files() {
     let graph = graph();
     let reachable: BTreeMap<_, _> = graph.keys().map(|module| (module, reachable(&graph, module))).collect();
     let mut circles = BTreeSet::new();
@@ -257,11 +268,11 @@ fn circles_are_of_three_files_at_most() {
         }
     }
     let too_large: Vec<_> = circles.iter().filter(|circle| circle.len() > MAX_CIRCLE).collect();
-    assert!(too_large.is_empty(), "these files name each other in a circle: {too_large:#?}");
-    assert!(!circles.is_empty(), "the engine, its frames and its tasks are a circle, so none was looked for");
+    assert!(too_large.is_empty(), "more than {MAX_CIRCLE} files name each other in a circle: {too_large:#?}");
+    assert!(!circles.is_empty(), "the search did not find the circle of the engine, its frames and its tasks");
 }
 
-/// The check itself: what it takes for a path, and what not.
+/// The check finds the paths in `use` lines and in code, and ignores those in comments and in tests.
 #[test]
 fn paths_are_read_from_use_lines_and_from_code() {
     let modules: BTreeSet<_> = ["a", "a::b", "c"].map(str::to_owned).into();

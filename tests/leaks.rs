@@ -2,7 +2,7 @@
 //! refusals and cancellation, and however engines and handles go.
 #![forbid(unsafe_code)]
 
-mod common;
+use raddle_testkit as common;
 
 use std::{sync::Arc, thread, time::Duration};
 

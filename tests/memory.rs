@@ -2,7 +2,7 @@
 //! it looks at the memory of the whole process.
 #![forbid(unsafe_code)]
 
-mod common;
+use raddle_testkit as common;
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@
 
 #![forbid(unsafe_code)]
 
-mod common;
+use raddle_testkit as common;
 
 use std::sync::Arc;
 

@@ -3,12 +3,10 @@
 
 #![cfg_attr(miri, allow(unused))]
 
-mod common;
-#[path = "common/logger.rs"]
-mod logger;
+use raddle_testkit as common;
+use raddle_testkit::logger;
 #[cfg(target_os = "linux")]
-#[path = "common/no_threads.rs"]
-mod no_threads;
+use raddle_testkit::no_threads;
 
 use std::{
     cell::RefCell,

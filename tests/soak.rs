@@ -6,7 +6,7 @@
 //! When nothing has happened for [`PATIENCE`], the process says what each thread did last and what is pending, and ends.
 #![forbid(unsafe_code)]
 
-mod common;
+use raddle_testkit as common;
 
 use std::{
     cell::RefCell,

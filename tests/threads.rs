@@ -3,11 +3,9 @@
 #![cfg(target_os = "linux")]
 #![cfg_attr(miri, allow(unused))]
 
-mod common;
-#[path = "common/logger.rs"]
-mod logger;
-#[path = "common/no_threads.rs"]
-mod no_threads;
+use raddle_testkit as common;
+use raddle_testkit::logger;
+use raddle_testkit::no_threads;
 
 use std::{
     cell::{Cell, RefCell},

@@ -1,7 +1,7 @@
 //! What waits cost and whom they wake: nothing is left of those that timed out or were dropped, nothing that is pushed later
 //! prolongs one, and wakers may do what they like. A binary of its own because it counts the bytes of the whole process.
 
-mod common;
+use raddle_testkit as common;
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},

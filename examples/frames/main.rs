@@ -210,7 +210,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 }
 
 /// Prints what is to be said about all passes together.
-fn report(reference: &Oneshot, naive: Option<&Oneshot>, passes: u32) -> io::Result<()> {
+fn report(reference: &Outcome, naive: Option<&Outcome>, passes: u32) -> io::Result<()> {
     say(format_args!(
         "\nThe last columns are latencies in milliseconds, from the time when a frame was due\n\
          to its delivery. As fast as possible, most of it is the time in which the other\n\
@@ -297,7 +297,7 @@ impl Setup<'_> {
     /// With a rate, a frame is due at its time whether or not the graph has
     /// room for it, and that is when its latency begins. Without, it is due
     /// when a slot is free.
-    fn pass(&self, label: &str, kind: EngineKind, rate: Option<f64>, plan: Plan) -> Result<Oneshot, Box<dyn Error>> {
+    fn pass(&self, label: &str, kind: EngineKind, rate: Option<f64>, plan: Plan) -> Result<Outcome, Box<dyn Error>> {
         let options = self.options;
         let engine = Engine::builder().workers(self.workers).kind(kind).build()?;
         let camera = Camera::new(self.photo.clone(), options.size, options.lose_every)?;
@@ -307,7 +307,7 @@ impl Setup<'_> {
         self.progress.set_length(options.frames);
         self.progress.set_message(label.to_owned());
 
-        let mut outcome = Oneshot::new(label)?;
+        let mut outcome = Outcome::new(label)?;
         // One place for each slot of the ring: the frame in it and when it was due.
         let mut ring: Vec<Option<(Pending, Instant)>> = (0..plan.in_flight).map(|_| None).collect();
         let mut statistics = Vec::new();
@@ -350,7 +350,7 @@ impl Setup<'_> {
         graph: &Graph<'_>,
         pending: Pending,
         due: Instant,
-        outcome: &mut Oneshot,
+        outcome: &mut Outcome,
     ) -> Result<Option<OpHandle<Statistics>>, Box<dyn Error>> {
         let delivery = unless_lost(pending.delivery.wait())?;
         match delivery {
@@ -392,7 +392,7 @@ fn unless_lost<T>(result: Result<T, WaitError>) -> Result<Result<T, String>, Wai
 }
 
 /// What came out of a pass.
-struct Oneshot {
+struct Outcome {
     label: String,
     elapsed: Duration,
     /// Latencies in microseconds.
@@ -407,9 +407,9 @@ struct Oneshot {
     pictures: Option<(RgbImage, RgbImage)>,
 }
 
-impl Oneshot {
-    fn new(label: &str) -> Result<Oneshot, Box<dyn Error>> {
-        Ok(Oneshot {
+impl Outcome {
+    fn new(label: &str) -> Result<Outcome, Box<dyn Error>> {
+        Ok(Outcome {
             label: label.to_owned(),
             elapsed: Duration::ZERO,
             latency: Histogram::new(3)?,
@@ -435,7 +435,7 @@ impl Oneshot {
 
     /// Checks that another pass delivered the same frames, byte for byte, and
     /// the same statistics if it had any.
-    fn check(&self, other: &Oneshot) -> Result<(), String> {
+    fn check(&self, other: &Outcome) -> Result<(), String> {
         let differ = |what: &str, frame: usize| {
             let (a, b) = (&self.label, &other.label);
             format!("{what} of frame {frame} differ between the passes `{a}` and `{b}`")
@@ -485,7 +485,7 @@ mod tests {
     #[test]
     fn a_difference_between_passes_is_found() {
         let outcome = |digests: &[Option<u64>]| {
-            let mut outcome = Oneshot::new("pass").unwrap();
+            let mut outcome = Outcome::new("pass").unwrap();
             outcome.digests = digests.to_vec();
             outcome
         };

@@ -262,14 +262,14 @@ fn alone_of(
     Ok(start.elapsed())
 }
 
-struct Oneshot {
+struct Outcome {
     time: Duration,
     latency: Histogram<u64>,
 }
 
 /// Sends chunks through the whole pipeline. The program waits only so that it is not too far ahead: as many chunks are
 /// under way as keep each step's buffers full.
-fn through(pipeline: &Pipeline<'_>, chunks: usize, buffers: usize) -> Result<Oneshot, Box<dyn Error>> {
+fn through(pipeline: &Pipeline<'_>, chunks: usize, buffers: usize) -> Result<Outcome, Box<dyn Error>> {
     let mut latency = Histogram::new(3)?;
     let mut under_way: VecDeque<(usize, Pending)> = VecDeque::new();
     let mut finish = |(chunk, pending): (usize, Pending)| -> Result<(), Box<dyn Error>> {
@@ -292,7 +292,7 @@ fn through(pipeline: &Pipeline<'_>, chunks: usize, buffers: usize) -> Result<One
         under_way.push_back((chunk, pipeline.push(chunk)?));
     }
     under_way.into_iter().try_for_each(&mut finish)?;
-    Ok(Oneshot { time: start.elapsed(), latency })
+    Ok(Outcome { time: start.elapsed(), latency })
 }
 
 #[cfg(test)]

@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| raddle_fuzz::harness::concurrent_push::concurrent_push(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| raddle_testkit::harness::concurrent_push::concurrent_push(data));

@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| raddle_fuzz::harness::serial::push(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| raddle_testkit::harness::serial::push(data));

@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| raddle_fuzz::harness::serial::typed(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| raddle_testkit::harness::serial::typed(data));

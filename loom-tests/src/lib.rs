@@ -1,24 +1,24 @@
-//! What the models of `raddle` share: how a model is run, how a twin is shown to fail, a world of variables and operations
-//! for the models of the tracker, and what is pending for those of waits.
+//! Shared code of the models of `raddle`: running a model, checking that a twin fails, a world of variables and
+//! operations for the models of the tracker, and pending operations for those of waits.
 //!
-//! The models themselves are in `tests/`, one file a protocol. They run the library's own types under loom, with
+//! The models themselves are in `tests/`, one file for each protocol. They run the library's own types under loom, with
 //! `RUSTFLAGS="--cfg raddle_loom --cfg crossbeam_loom"`; without these flags all files but `shim_is_live` are empty.
 //!
 //! # Twins
 //!
-//! A twin is the same model with one [`Step`] taken out, which must fail, and for the reason that the step is there. What
-//! has no twin is in `.ci/planted.txt`. A twin is an ignored test that another test runs in a process of
-//! its own, because a failed model often aborts: loom's objects cannot be dropped while it unwinds.
+//! A twin is the same model with one [`Step`] removed. It must fail, with the failure that the step prevents. Steps
+//! that have no twin are covered by `.ci/planted.txt`. A twin is an ignored test that another test runs in a separate
+//! process, because a failed model often aborts: loom's objects cannot be dropped during unwinding.
 //!
 //! # Bounds
 //!
-//! A model states how many preemptions loom may use in one interleaving; `COMPLETE` explores all of them. Whatever
-//! `LOOM_MAX_*` says is ignored: a bound from outside could make a green run mean less than it says.
+//! A model states how many preemptions loom may use in one interleaving; `COMPLETE` explores all of them. The variables
+//! `LOOM_MAX_*` are ignored, because an external bound could make a passing run mean less than it says.
 //!
 //! # shuttle
 //!
-//! `tests/shuttle.rs` has larger models, up to whole engines, under shuttle: with `--cfg raddle_shuttle` alone.
-//! [shuttle](https://github.com/awslabs/shuttle) tries schedules at random, so these models are given a number of them
+//! `tests/shuttle.rs` has larger models, up to whole engines. They run under shuttle, with `--cfg raddle_shuttle` only.
+//! [shuttle](https://github.com/awslabs/shuttle) tries random schedules, so these models have a number of schedules
 //! instead of a bound.
 
 #[cfg(raddle_loom)]
@@ -30,12 +30,12 @@ mod twin;
 #[cfg(raddle_loom)]
 mod world;
 
-/// Ends an operation that names no variable, and was not executed.
+/// Ends an operation that uses no variable and was not executed.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub fn end_alone<T>(op: raddle::internals::OpRef<T>) {
     let mut ready = raddle::internals::ReadyList::default();
     raddle::internals::end(op, &mut ready);
-    assert!(ready.is_empty(), "nothing was behind it");
+    assert!(ready.is_empty(), "no operation was behind it");
 }
 
 #[cfg(raddle_loom)]
@@ -65,11 +65,14 @@ mod model {
     /// Explores every interleaving.
     pub const COMPLETE: Option<usize> = None;
 
-    /// Steps of one interleaving after which a model counts as one that does not end.
+    /// The number of steps in one interleaving after which a model counts as not terminating.
     const MAX_BRANCHES: usize = 5_000;
 
-    /// Runs `f` in every interleaving with at most `bound` preemptions, on `flavour`'s reclamation; gives their number, of
-    /// which there must be more than one.
+    /// Runs `f` in every interleaving with at most `bound` preemptions, on the reclamation `flavour`. Returns the
+    /// number of interleavings.
+    ///
+    /// # Panics
+    /// If there is only one.
     #[track_caller]
     pub fn model(bound: impl Into<Option<usize>>, flavour: Flavour, f: impl Fn() + Send + Sync + 'static) -> usize {
         let (bound, at, start) = (bound.into(), Location::caller(), Instant::now());
@@ -90,7 +93,7 @@ mod model {
         let bound = bound.map_or("none".to_owned(), |bound| bound.to_string());
         let (file, seconds) = (at.file().rsplit('/').next().unwrap_or_default(), start.elapsed().as_secs_f64());
         println!("{file}:{}: {interleavings} interleavings, bound {bound}, {flavour:?}, {seconds:.2} s", at.line());
-        assert!(interleavings > 1, "a model of one interleaving explores nothing");
+        assert!(interleavings > 1, "the model has one interleaving only, so it explores nothing");
         interleavings
     }
 }

@@ -1,7 +1,8 @@
-//! What is pending, and who waits for it: what the models of waits and of completions share.
+//! Pending operations and their waiters, for the models of waits and of completions.
 
 use std::{
-    // Of `std`: they add no interleavings. They are used on one thread, or say what another has done before it was joined.
+    // Of `std`, to add no interleavings. They are used on one thread, or read after the thread that wrote them was
+    // joined.
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -14,7 +15,7 @@ use raddle::{
     internals::{PendingOps, Ticket},
 };
 
-/// Where the completion of an operation is once it has started.
+/// Holds the completion of an operation once the operation has started.
 pub type Place = Arc<Mutex<Option<Completion>>>;
 
 /// Pushes an asynchronous operation that writes `token`.
@@ -28,10 +29,10 @@ pub fn push_async(engine: &Engine, token: &Token) -> Place {
     place
 }
 
-/// A naive engine, a variable, and the completion of an asynchronous operation that writes it.
+/// Returns a naive engine, a variable, and the completion of an asynchronous operation that writes it.
 ///
 /// # Panics
-/// If the operation has not started, as it should at once.
+/// If the operation has not started immediately, as it should.
 pub fn pending() -> (Engine, Token, Completion) {
     let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
     let token = engine.token();
@@ -39,19 +40,19 @@ pub fn pending() -> (Engine, Token, Completion) {
     (engine, token, done)
 }
 
-/// Counts an operation out, and wakes who waited.
+/// Counts an operation out and wakes the waiters.
 pub fn leave(pending: &PendingOps, ticket: Ticket) {
     if let Some(wakers) = pending.leave(ticket) {
         wakers.wake();
     }
 }
 
-/// Counts how often it is woken.
+/// A waker that counts how often it is woken.
 #[derive(Debug, Default)]
 pub struct Count(AtomicUsize);
 
 impl Count {
-    /// How often it was woken.
+    /// Returns how often it was woken.
     pub fn get(&self) -> usize {
         self.0.load(Relaxed)
     }

@@ -1,29 +1,29 @@
-//! Models that must fail.
+//! Twins: models that must fail.
 
 use std::process::Command;
 
 use raddle::internals::{Step, remove};
 
-/// Runs `f`, a model, with `step` taken out of the library.
+/// Runs `f`, a model, with `step` removed from the library.
 pub fn without(step: Step, f: impl FnOnce()) {
     remove(Some(step));
     f();
     remove(None);
 }
 
-/// Runs the ignored test `twin` in a process of its own, and shows that it fails with `needle` in its last words.
+/// Runs the ignored test `twin` in a separate process and asserts that it fails with `needle` in its output.
 ///
 /// # Panics
-/// If it does not.
+/// If the test does not exist, passes, or fails without `needle`.
 pub fn must_fail(twin: &str, needle: &str) {
-    let program = std::env::current_exe().expect("a running test has a path");
+    let program = std::env::current_exe().expect("the path of the running test should be known");
     let output = Command::new(program)
         .args(["--exact", twin, "--ignored", "--nocapture", "--test-threads", "1"])
         .env("RUST_BACKTRACE", "0")
         .output()
-        .expect("a test can be started");
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert!(said.contains("running 1 test"), "there is no twin `{twin}`:\n{said}");
-    assert!(!output.status.success(), "the planted bug was not found:\n{said}");
-    assert!(said.contains(needle), "it failed for another reason than `{needle}`:\n{said}");
+        .expect("the process of the twin should start");
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(text.contains("running 1 test"), "there is no ignored test `{twin}`:\n{text}");
+    assert!(!output.status.success(), "the twin `{twin}` passed, so the removed step was not missed:\n{text}");
+    assert!(text.contains(needle), "the twin `{twin}` failed without `{needle}`:\n{text}");
 }

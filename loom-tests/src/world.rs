@@ -1,4 +1,4 @@
-//! Variables with data, and operations that use it: what the models of the tracker look at.
+//! Variables with data, and operations that use them, for the models of the tracker.
 
 use std::{
     ptr::NonNull,
@@ -11,7 +11,7 @@ use std::{
 use loom::{alloc::Track, cell::UnsafeCell};
 use raddle::internals::{Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, end, push};
 
-/// What the models put into an operation's record.
+/// The task that models put into an operation's record.
 pub struct Task {
     number: usize,
     diary: Arc<Diary>,
@@ -31,14 +31,14 @@ impl Drop for Task {
     }
 }
 
-/// What happened to one operation, in ticks of the model's clock.
+/// The history of one operation, in ticks of the model's clock.
 #[derive(Clone, Debug, Default)]
 struct Entry {
     accesses: Vec<(usize, Mode)>,
     push_began: Option<usize>,
     push_ended: Option<usize>,
     ran: Vec<usize>,
-    /// What the push said, and what the run found.
+    /// Whether the operation was rejected, according to its push and to its run.
     rejected: [Option<bool>; 2],
     deletes: bool,
     dropped: usize,
@@ -50,7 +50,8 @@ impl Entry {
     }
 }
 
-/// What happened. In `std`'s types: it must add neither interleavings nor happens-before to what it watches.
+/// The history of all operations. In types of `std`, because it must add neither interleavings nor happens-before to
+/// what it records.
 #[derive(Debug, Default)]
 struct Diary {
     clock: StdUsize,
@@ -63,11 +64,11 @@ impl Diary {
     }
 
     fn entry<R>(&self, number: usize, f: impl FnOnce(&mut Entry) -> R) -> R {
-        f(&mut self.entries.lock().expect("nobody panics here")[number])
+        f(&mut self.entries.lock().expect("no thread panics under this lock")[number])
     }
 }
 
-/// A push that stands still in the midst.
+/// A push that has stopped halfway.
 #[derive(Debug)]
 pub struct StalledPush {
     number: usize,
@@ -76,8 +77,8 @@ pub struct StalledPush {
 
 struct Variable {
     queue: VarQueue<Task>,
-    /// The number of operations that wrote it. loom fails the model if two accesses to it are not ordered, unless both
-    /// read.
+    /// The number of operations that wrote it. loom fails the model if two accesses to it are not ordered and at
+    /// least one of them writes.
     data: UnsafeCell<usize>,
     disposed: StdBool,
 }
@@ -94,13 +95,15 @@ impl std::fmt::Debug for World {
     }
 }
 
-// SAFETY: an access to the data that the tracker has not ordered is what the models are to find; loom finds it first.
+// SAFETY: the models exist to find accesses to the data that the tracker has not ordered; loom reports them before they
+// happen.
 unsafe impl Sync for World {}
-// SAFETY: as above.
+// SAFETY: the models exist to find accesses to the data that the tracker has not ordered; loom reports them before they
+// happen.
 unsafe impl Send for World {}
 
 impl World {
-    /// A world of `variables` variables.
+    /// Creates a world with `variables` variables.
     pub fn new(variables: usize) -> Arc<Self> {
         let variables: Box<[_]> = (0..variables)
             .map(|id| Variable {
@@ -110,18 +113,18 @@ impl World {
             })
             .collect();
         for variable in &variables {
-            // SAFETY: the box stays where it is until the world ends, and nobody else knows it.
+            // SAFETY: the box does not move until the world is dropped, and no other thread knows it.
             unsafe { VarQueue::init(NonNull::from(&variable.queue)) };
         }
         Arc::new(Self { variables, diary: Arc::default() })
     }
 
-    /// The queue of a variable.
+    /// Returns the queue of a variable.
     pub fn queue(&self, variable: usize) -> &VarQueue<Task> {
         &self.variables[variable].queue
     }
 
-    /// Makes an operation on `accesses`, which are sorted by variable.
+    /// Creates an operation with `accesses`, which must be sorted by variable.
     pub fn op(&self, accesses: &[(usize, Mode)]) -> OpRef<Task> {
         self.make(accesses, false)
     }
@@ -129,52 +132,53 @@ impl World {
     fn make(&self, accesses: &[(usize, Mode)], passes_closed: bool) -> OpRef<Task> {
         assert!(accesses.is_sorted_by_key(|access| access.0));
         let number = {
-            let mut entries = self.diary.entries.lock().expect("nobody panics here");
+            let mut entries = self.diary.entries.lock().expect("no thread panics under this lock");
             entries.push(Entry { accesses: accesses.to_vec(), ..Entry::default() });
             entries.len() - 1
         };
         let task = Task { number, diary: Arc::clone(&self.diary), _life: Track::new(()) };
         let accesses = accesses.iter().map(|&(variable, mode)| (NonNull::from(self.queue(variable)), mode));
-        // SAFETY: the variables live as long as the world, which the pushing thread has.
+        // SAFETY: the variables live as long as the world, which the pushing thread keeps.
         unsafe { OpRef::new(task, raddle::internals::DEFAULT_BAND, passes_closed, accesses) }
     }
 
-    /// Makes the operation that deletes `variable`, and closes the variable.
+    /// Creates the operation that deletes `variable`, and closes the variable.
     pub fn deletion(&self, variable: usize) -> OpRef<Task> {
         let op = self.make(&[(variable, Mode::Overwrite)], true);
         self.diary.entry(Self::number(&op), |entry| entry.deletes = true);
-        assert!(self.queue(variable).close(), "only one operation deletes a variable");
+        assert!(self.queue(variable).close(), "a variable is deleted twice");
         op
     }
 
     fn number(op: &Op<Task>) -> usize {
-        // SAFETY: the caller holds the operation; the number never changes.
+        // SAFETY: the caller keeps the operation alive, and the number never changes.
         unsafe { (*op.task_ptr()).number }
     }
 
-    /// Pushes `op` and leaves it to the caller to run it.
+    /// Pushes `op`; the caller runs it if it is ready.
     pub fn push(&self, op: OpRef<Task>) -> Pushed<Task> {
         let number = self.note_push_begins(&op);
         let pushed = push(op);
         self.note_push_ends(number, pushed)
     }
 
-    /// Begins to push `op` and stands still when its first access is in its queue, which is nobody else's so far.
+    /// Begins to push `op`, undisturbed, and stops when its first access is in its queue.
     pub fn stall(&self, op: OpRef<Task>) -> StalledPush {
         StalledPush { number: self.note_push_begins(&op), push: Stalled::after(1, op) }
     }
 
-    /// The same when all its accesses are in, and the last tail is not moved yet.
+    /// Begins to push `op`, undisturbed, and stops when all its accesses are linked, before it moves the last tail.
     pub fn stall_before_swing(&self, op: OpRef<Task>) -> StalledPush {
         StalledPush { number: self.note_push_begins(&op), push: Stalled::before_swing(op) }
     }
 
-    /// The same when its last access is in by a helper, which stands still before it moves the tail, for good.
+    /// Begins to push `op`, undisturbed, and stops before its last access. A helper links that one and stops, without
+    /// ever moving the tail.
     pub fn stall_beside_a_helper(&self, op: OpRef<Task>) -> StalledPush {
         StalledPush { number: self.note_push_begins(&op), push: Stalled::beside_a_helper(op) }
     }
 
-    /// Ends the push of an operation that stood still; gives the operation if it is ready.
+    /// Continues a stalled push; returns the operation if it is ready.
     pub fn finish_push(&self, stalled: StalledPush) -> Option<OpRef<Task>> {
         let pushed = stalled.push.finish();
         self.note_push_ends(stalled.number, pushed).ready
@@ -186,7 +190,7 @@ impl World {
         number
     }
 
-    /// Takes the number, since the operation may be gone.
+    /// Takes the number, because the operation may have been reclaimed.
     fn note_push_ends(&self, number: usize, pushed: Pushed<Task>) -> Pushed<Task> {
         self.diary.entry(number, |entry| {
             entry.push_ended = Some(self.diary.tick());
@@ -195,21 +199,21 @@ impl World {
         pushed
     }
 
-    /// Pushes `op`, and runs it and what becomes ready by it if it is ready.
+    /// Pushes `op`; if it is ready, runs it and all operations that become ready.
     pub fn push_and_run(&self, op: OpRef<Task>) {
         if let Some(op) = self.push(op).ready {
             self.run(op);
         }
     }
 
-    /// Runs `op`, which is ready, and what becomes ready by it.
+    /// Runs `op`, which is ready, and all operations that become ready.
     pub fn run(&self, op: OpRef<Task>) {
         let mut ready = ReadyList::default();
         ready.push(op);
         self.run_all(&mut ready);
     }
 
-    /// Runs what is ready and what becomes ready by it.
+    /// Runs the operations of `ready`, and all operations that become ready.
     pub fn run_all(&self, ready: &mut ReadyList<Task>) {
         while let Some(op) = ready.pop() {
             self.execute(&op);
@@ -217,7 +221,7 @@ impl World {
         }
     }
 
-    /// Does what `op` is to do with the data of its variables.
+    /// Reads or writes the data of the variables of `op`.
     pub fn execute(&self, op: &Op<Task>) {
         let rejected = op.is_rejected();
         for access in op.accesses() {
@@ -226,10 +230,10 @@ impl World {
                 continue;
             }
             if access.mode().is_write() {
-                // SAFETY: loom checks that nobody uses the data meanwhile.
+                // SAFETY: loom checks that no other thread uses the data meanwhile.
                 data.with_mut(|data| unsafe { *data += 1 });
             } else {
-                // SAFETY: loom checks that nobody writes the data meanwhile.
+                // SAFETY: loom checks that no other thread writes the data meanwhile.
                 data.with(|data| unsafe { data.read() });
             }
         }
@@ -240,40 +244,43 @@ impl World {
         });
     }
 
-    /// Marks `op` done and gives it up; adds what becomes ready by it to `ready`.
+    /// Completes `op` and drops it; adds the operations that become ready to `ready`.
     pub fn complete(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
         end(op, ready);
     }
 
     /// Reads the data of a variable, outside any operation.
     pub fn look(&self, variable: usize) {
-        // SAFETY: loom checks that nobody writes the data meanwhile.
+        // SAFETY: loom checks that no other thread writes the data meanwhile.
         self.variables[variable].data.with(|data| unsafe { data.read() });
     }
 
-    /// How often an operation ran.
+    /// Returns how often an operation ran.
     pub fn runs(&self, number: usize) -> usize {
         self.diary.entry(number, |entry| entry.ran.len())
     }
 
-    /// Gives a variable back, after its last operation.
+    /// Disposes of a variable, after its last operation.
     pub fn dispose(self: &Arc<Self>, variable: usize) {
         let variable = &self.variables[variable];
         variable.disposed.store(true, Relaxed);
         let world = Arc::clone(self);
-        // SAFETY: all operations on the variable are done, and no other will be pushed. The closure keeps the world, and
-        // thereby the memory, until it has run.
+        // SAFETY: all operations on the variable are done, no other will be pushed, and this is called once. The
+        // closure keeps the world, and with it the memory, until it has run.
         unsafe { VarQueue::dispose(NonNull::from(&variable.queue), move || drop(world)) };
     }
 
-    /// Ends the world when all threads are joined: every operation was ready once, ran once and in an order that respects
-    /// what was pushed one after the other; every variable was written as often as it should have been, and can be given
-    /// back; then every record is given back once.
+    /// Checks the history when all threads are joined: every operation was ready once and ran once, and operations
+    /// that were pushed one after the other ran in that order; every variable was written as often as expected, and
+    /// can be disposed of; then every record is reclaimed once.
     ///
-    /// Two queues that disagree about the order of two conflicting operations make both wait for each other for ever, so
-    /// that every operation ran says that they agree.
+    /// If two queues disagreed about the order of two conflicting operations, both operations would wait for each other
+    /// for ever. So the queues agree if every operation ran.
+    ///
+    /// # Panics
+    /// If one of these does not hold.
     pub fn end(self: &Arc<Self>) {
-        let entries = self.diary.entries.lock().expect("nobody panics here").clone();
+        let entries = self.diary.entries.lock().expect("no thread panics under this lock").clone();
         for (number, entry) in entries.iter().enumerate() {
             assert!(!entry.ran.is_empty(), "operation {number} never became ready");
             assert_eq!(entry.ran.len(), 1, "operation {number} was ready twice");
@@ -288,7 +295,7 @@ impl World {
                     assert!(earlier.ran < later.ran, "operation {other} overtook operation {one}");
                 }
                 if earlier.deletes && earlier.ran < later.ran {
-                    assert!(later.is_rejected(), "operation {other} used what operation {one} had deleted");
+                    assert!(later.is_rejected(), "operation {other} used a variable that operation {one} had deleted");
                 }
             }
         }
@@ -306,12 +313,12 @@ impl World {
         }
         for number in 0..entries.len() {
             let dropped = self.diary.entry(number, |entry| entry.dropped);
-            assert_eq!(dropped, 1, "the record of operation {number} was given back {dropped} times");
+            assert_eq!(dropped, 1, "the task of operation {number} was dropped {dropped} times");
         }
     }
 }
 
-/// Whether two operations may not run side by side.
+/// Whether two operations must not run side by side.
 fn conflict(one: &Entry, other: &Entry) -> bool {
     one.accesses.iter().any(|&(variable, mode)| {
         other.accesses.iter().any(|&(also, its)| also == variable && (mode.is_write() || its.is_write()))

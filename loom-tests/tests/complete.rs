@@ -1,8 +1,8 @@
-//! A completion and a push never miss each other: whoever comes last says that the operation is ready, once; and what an
-//! operation wrote is visible to those that it makes ready.
+//! A completion and a push never miss each other: the last of the two returns the operation as ready, exactly once;
+//! and what an operation wrote is visible to those that it makes ready.
 //!
-//! The data of the variables are loom's cells, so an operation that runs before its turn, or without having been handed
-//! what the others wrote, is a race that loom finds.
+//! The data of the variables are loom's cells, so an operation that runs too early, or without having acquired what its
+//! predecessors wrote, is a race that loom finds.
 
 #![cfg(raddle_loom)]
 
@@ -16,7 +16,7 @@ use raddle::internals::{
 };
 use raddle_loom_tests::{COMPLETE, Task, World, model, must_fail, without};
 
-/// An operation runs and ends on one thread while another thread makes and pushes the next one.
+/// An operation runs and completes on one thread while another thread creates and pushes the next one.
 fn hand_over(before: Mode, after: Mode) {
     let world = World::new(1);
     let first = world.op(&[(0, before)]);
@@ -28,7 +28,7 @@ fn hand_over(before: Mode, after: Mode) {
     world.end();
 }
 
-/// Both reclamations, and the bounds that fit them.
+/// Runs the model on both reclamations, with suitable bounds.
 fn hand_over_on_both(before: Mode, after: Mode) {
     for (bound, flavour) in [(COMPLETE, Contract), (Some(4), Crossbeam)] {
         model(bound, flavour, move || hand_over(before, after));
@@ -57,18 +57,18 @@ fn a_reader_hands_over_to_a_reader() {
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn completing_relaxed() {
+fn completing_with_relaxed_ordering() {
     without(Step::CompletionReleases, || _ = model(4, Contract, || hand_over(Write, Read)));
 }
 
 #[test]
 fn without_release_a_completion_hands_nothing_over() {
-    must_fail("completing_relaxed", "Causality violation");
+    must_fail("completing_with_relaxed_ordering", "Causality violation");
 }
 
-/// The successor takes its place by a helper: its pusher stands still behind its first access, a third thread helps it,
-/// and meanwhile the predecessor on its second variable ends. The pusher finds what it is entitled to in hints or in
-/// flags, and must count each access once.
+/// A helper inserts the successor: its pusher is stalled after its first access, a third thread helps it, and
+/// meanwhile the predecessor on its second variable completes. The pusher finds its deferred flags or the flags
+/// themselves, and must count each access once.
 fn meet_helped(bound: usize, before: Mode, after: Mode) {
     model(bound, Contract, move || {
         let world = World::new(2);
@@ -96,7 +96,7 @@ fn a_reader_hands_over_to_a_helped_writer() {
     meet_helped(2, Read, Write);
 }
 
-/// The same by two threads: whoever ends the predecessor then helps the successor.
+/// The same with two threads: the one that completes the predecessor then helps the successor.
 fn end_and_help(before: Mode, after: Mode) {
     model(2, Contract, move || {
         let world = World::new(2);
@@ -116,22 +116,22 @@ fn end_and_help(before: Mode, after: Mode) {
 }
 
 #[test]
-fn a_writer_hands_over_to_a_reader_that_its_thread_helps() {
+fn a_writer_hands_over_to_a_reader_helped_by_its_thread() {
     end_and_help(Write, Read);
 }
 
 #[test]
-fn a_reader_hands_over_to_a_writer_that_its_thread_helps() {
+fn a_reader_hands_over_to_a_writer_helped_by_its_thread() {
     end_and_help(Read, Write);
 }
 
-/// Two predecessors on different variables end at once; one of them, and one only, makes the successor ready.
+/// Two predecessors on different variables complete at the same time; exactly one of them makes the successor ready.
 #[test]
 fn the_last_of_two_predecessors_makes_the_successor_ready() {
     model(COMPLETE, Contract, || {
         let world = World::new(2);
         let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
-        // Or their ends would pass the fences of the epoch, which might hide that something is not handed over.
+        // Otherwise their ends would execute the fences of the epoch, which could hide a missing edge.
         let holds = firsts.each_ref().map(OpRef::hold);
         let [one, two] = firsts.map(|op| world.push(op).ready.expect("nothing is pending"));
         assert!(world.push(world.op(&[(0, Write), (1, Read)])).ready.is_none(), "two predecessors are pending");
@@ -146,11 +146,11 @@ fn the_last_of_two_predecessors_makes_the_successor_ready() {
 
 /// The same while the successor is pushed.
 #[test]
-fn two_predecessors_end_while_the_successor_is_pushed() {
+fn two_predecessors_complete_while_the_successor_is_pushed() {
     model(4, Contract, || {
         let world = World::new(2);
         let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
-        // As above.
+        // Otherwise their ends would execute the fences of the epoch, which could hide a missing edge.
         let holds = firsts.each_ref().map(OpRef::hold);
         let firsts = firsts.map(|op| world.push(op).ready.expect("nothing is pending"));
         let successor = world.op(&[(0, Read), (1, Write)]);
@@ -163,8 +163,8 @@ fn two_predecessors_end_while_the_successor_is_pushed() {
     });
 }
 
-/// Readers between two writers, ended by one thread each, while the writer behind them is pushed. The readers are made
-/// ready by the end of the first writer.
+/// Two readers between two writers, each completed by its own thread while the writer behind them is pushed. The
+/// completion of the first writer has made the readers ready.
 fn readers_between_writers(bound: usize, ends: [usize; 2]) {
     model(bound, Contract, move || {
         let world = World::new(1);
@@ -174,14 +174,14 @@ fn readers_between_writers(bound: usize, ends: [usize; 2]) {
         let writer = world.push(writer).ready.expect("nothing is pending");
         let readers = readers.map(|reader| {
             let address = reader.as_ptr();
-            assert!(world.push(reader).ready.is_none(), "a writer is pending");
+            assert!(world.push(reader).ready.is_none(), "an operation is ready beside a pending writer");
             address
         });
         let mut ready = ReadyList::default();
         world.execute(&writer);
         world.complete(writer, &mut ready);
         let mut readers = readers.map(|reader| {
-            let popped = ready.pop().expect("both readers are ready");
+            let popped = ready.pop().expect("a reader is not ready");
             assert_eq!(popped.as_ptr(), reader, "the readers are ready in the order of their pushes");
             Some(popped)
         });
@@ -198,16 +198,16 @@ fn readers_between_writers(bound: usize, ends: [usize; 2]) {
 }
 
 #[test]
-fn readers_that_end_from_the_front_let_the_writer_go() {
+fn readers_that_complete_in_order_make_the_writer_ready() {
     readers_between_writers(4, [0, 1]);
 }
 
 #[test]
-fn readers_that_end_from_the_back_let_the_writer_go() {
+fn readers_that_complete_in_reverse_order_make_the_writer_ready() {
     readers_between_writers(4, [1, 0]);
 }
 
-/// A writer ends while two readers are pushed behind it. Neither reader ends before both could run.
+/// A writer completes while two readers are pushed behind it. Neither reader completes before both are ready.
 fn readers_side_by_side(flavour: Flavour) {
     let readers_of = |world: &World| [Read; 2].map(|mode| world.op(&[(0, mode)]));
     model(if flavour == Contract { 5 } else { 3 }, flavour, move || {
@@ -243,17 +243,17 @@ fn readers_run_side_by_side_on_crossbeam_epoch() {
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn completing_for_one_reader_only() {
+fn propagating_to_one_reader_only() {
     without(Step::ReadersPassOn, || readers_side_by_side(Contract));
 }
 
 #[test]
-fn unless_readers_pass_it_on_one_waits_for_the_other() {
-    must_fail("completing_for_one_reader_only", "a reader waits for another reader");
+fn unless_readers_propagate_read_ok_one_waits_for_the_other() {
+    must_fail("propagating_to_one_reader_only", "a reader waits for another reader");
 }
 
-/// An operation ends while two more are pushed behind it, by one thread each: what the first of them is entitled to, when it
-/// gets its place, is what the second one goes by, however late the tail is moved.
+/// An operation completes while two more are pushed behind it, each by its own thread: the flags that were grantable
+/// to the first of them when it was linked count for the second one, however late the tail is moved.
 fn three_in_a_row(bound: usize, modes: [Mode; 3]) {
     model(bound, Contract, move || {
         let world = World::new(1);
@@ -270,27 +270,27 @@ fn three_in_a_row(bound: usize, modes: [Mode; 3]) {
 }
 
 #[test]
-fn a_writer_and_a_reader_are_pushed_behind_a_reader_that_ends() {
+fn a_reader_and_a_writer_are_pushed_behind_a_reader_that_completes() {
     three_in_a_row(2, [Read, Read, Write]);
 }
 
 #[test]
-fn two_writers_are_pushed_behind_a_writer_that_ends() {
+fn two_writers_are_pushed_behind_a_writer_that_completes() {
     three_in_a_row(2, [Write, Write, Write]);
 }
 
 #[test]
-fn a_wait_and_a_reader_are_pushed_behind_a_reader_that_ends() {
+fn a_wait_and_a_reader_are_pushed_behind_a_reader_that_completes() {
     three_in_a_row(2, [Read, Await, Read]);
 }
 
 #[test]
-fn two_readers_are_pushed_behind_a_reader_that_ends() {
+fn two_readers_are_pushed_behind_a_reader_that_completes() {
     three_in_a_row(2, [Read, Read, Read]);
 }
 
-/// A reader whose pusher stands still is put into its queue by a helper while the reader before it ends. It may be the
-/// completion that moves the tail to it; a reader behind it must not wait for it.
+/// A reader whose pusher is stalled is inserted by a helper while the reader before it completes. The completion may be
+/// what moves the tail to it. A reader behind it must not wait for it.
 #[test]
 fn a_reader_behind_a_helped_reader_does_not_wait_for_it() {
     model(2, Contract, || {
@@ -306,14 +306,18 @@ fn a_reader_behind_a_helped_reader_does_not_wait_for_it() {
             completer.complete(first, &mut ready);
             ready
         });
-        let helper =
-            thread::spawn(move || assert!(helper.push(helping).ready.is_none(), "the stalled operation is before it"));
-        let at_once = world.push(behind).ready;
+        let helper = thread::spawn(move || {
+            assert!(
+                helper.push(helping).ready.is_none(),
+                "an operation is ready before the stalled one in front of it"
+            );
+        });
+        let immediately = world.push(behind).ready;
         helper.join().unwrap();
         let mut ready = completer.join().unwrap();
         let later = ready.pop();
-        assert!(at_once.is_none() || later.is_none(), "an operation is ready twice");
-        world.run(at_once.or(later).expect("a reader waits for another reader"));
+        assert!(immediately.is_none() || later.is_none(), "an operation is ready twice");
+        world.run(immediately.or(later).expect("a reader waits for another reader"));
         world.finish_push(stalled).into_iter().for_each(|op| world.run(op));
         assert!(ready.is_empty(), "an operation is ready twice");
         world.end();
@@ -321,16 +325,16 @@ fn a_reader_behind_a_helped_reader_does_not_wait_for_it() {
 }
 
 /// A completion walks down a queue, past a reader that another completion may make ready, to the reader behind it,
-/// which may then run, end and be retired: what the walk is at must not be.
+/// which may then run, complete and be retired. The access that the walk is at must not be retired.
 #[test]
-fn an_access_is_kept_while_a_completion_walks_past_it() {
+fn an_access_is_not_retired_while_a_completion_walks_past_it() {
     model(3, Contract, || {
         let world = World::new(2);
         let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
         let behind = [world.op(&[(0, Read), (1, Read)]), world.op(&[(0, Read)]), world.op(&[(0, Write)])];
         let [one, two] = firsts.map(|op| world.push(op).ready.expect("nothing is pending"));
         for op in behind {
-            assert!(world.push(op).ready.is_none(), "a writer is pending");
+            assert!(world.push(op).ready.is_none(), "an operation is ready beside a pending writer");
         }
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || other.run(one));
@@ -340,9 +344,9 @@ fn an_access_is_kept_while_a_completion_walks_past_it() {
     });
 }
 
-/// A completion that finds a push half done moves the tail itself, and hands over the access that it moves it to.
+/// A completion that finds the tail behind moves it, and hands over the access to which it moves the tail.
 #[test]
-fn who_finds_an_access_where_a_completion_has_moved_the_tail_may_look_at_it() {
+fn a_tail_moved_by_a_completion_hands_over_the_access() {
     model(2, Contract, || {
         let world = World::new(1);
         let first = world.op(&[(0, Write)]);
@@ -358,7 +362,7 @@ fn who_finds_an_access_where_a_completion_has_moved_the_tail_may_look_at_it() {
     });
 }
 
-/// Runs `op` alone; gives what becomes ready by it.
+/// Runs and completes `op`; returns the operations that become ready.
 fn end(world: &World, op: OpRef<Task>) -> ReadyList<Task> {
     let mut ready = ReadyList::default();
     world.execute(&op);
@@ -366,10 +370,11 @@ fn end(world: &World, op: OpRef<Task>) -> ReadyList<Task> {
     ready
 }
 
-/// An operation ends while the next one is linked behind it, but no further, and a third comes behind that, which goes
-/// by what the second was entitled to when it was linked: none of the readers waits for another.
+/// An operation completes while the next one is linked behind it, but the tail is not moved yet, and a third is pushed
+/// behind that. The flags that were grantable to the second when it was linked count for the third: no reader waits for
+/// another.
 #[test]
-fn readers_do_not_wait_for_each_other_when_the_one_before_them_ends_while_they_are_linked() {
+fn readers_do_not_wait_for_each_other_if_the_one_before_them_completes_while_they_are_linked() {
     model(2, Contract, || {
         let world = World::new(2);
         let first = world.op(&[(1, Read)]);
@@ -390,11 +395,12 @@ fn readers_do_not_wait_for_each_other_when_the_one_before_them_ends_while_they_a
     });
 }
 
-/// A completion walks to an operation that is linked, but no further. Another push gets that done, and leaves it
-/// nothing that the completion has still to bring, or it would be done and gone when that comes: the other push names both
-/// of its variables, so that its record is given back.
+/// A completion walks to an operation that is linked, but whose push has not moved the tail. Another push moves it,
+/// and must not grant the flags that the completion has yet to set: the operation could then complete and be
+/// reclaimed before the completion reaches it. The other push uses both of its variables, so that its record is
+/// retired.
 #[test]
-fn an_access_waits_for_the_completion_that_walks_to_it() {
+fn an_access_is_not_retired_before_the_completion_that_walks_to_it() {
     model(2, Contract, || {
         let world = World::new(2);
         let first = world.op(&[(1, Write)]);
@@ -403,8 +409,8 @@ fn an_access_waits_for_the_completion_that_walks_to_it() {
         let completer = Arc::clone(&world);
         let thread = thread::spawn(move || completer.run(first));
         let third = world.op(&[(0, Write), (1, Write)]);
-        let at_once = world.push(third).ready;
-        for op in [world.finish_push(stalled), at_once].into_iter().flatten() {
+        let immediately = world.push(third).ready;
+        for op in [world.finish_push(stalled), immediately].into_iter().flatten() {
             world.run(op);
         }
         thread.join().unwrap();
@@ -412,9 +418,9 @@ fn an_access_waits_for_the_completion_that_walks_to_it() {
     });
 }
 
-/// The same with an operation that a helper has linked, whose pusher takes over what was left there for it.
+/// The same with an operation that a helper has linked and whose pusher adopts the deferred flags.
 #[test]
-fn an_access_that_a_helper_has_linked_waits_for_the_completion_that_walks_to_it() {
+fn an_access_linked_by_a_helper_is_not_retired_before_the_completion_that_walks_to_it() {
     model(2, Contract, || {
         let world = World::new(2);
         let first = world.op(&[(1, Write)]);
@@ -424,8 +430,8 @@ fn an_access_that_a_helper_has_linked_waits_for_the_completion_that_walks_to_it(
         let thread = thread::spawn(move || completer.run(first));
         let helped = world.finish_push(stalled);
         let third = world.op(&[(0, Write), (1, Write)]);
-        let at_once = world.push(third).ready;
-        for op in [helped, at_once].into_iter().flatten() {
+        let immediately = world.push(third).ready;
+        for op in [helped, immediately].into_iter().flatten() {
             world.run(op);
         }
         thread.join().unwrap();
@@ -433,13 +439,14 @@ fn an_access_that_a_helper_has_linked_waits_for_the_completion_that_walks_to_it(
     });
 }
 
-/// What the pusher of an operation has seen is handed over to whoever makes the operation ready after it.
+/// The writes that the pusher of an operation has acquired are handed over to the thread that makes the operation
+/// ready.
 #[test]
-fn a_pusher_hands_over_what_it_found_done() {
+fn a_pusher_hands_over_the_writes_that_it_has_acquired() {
     model(COMPLETE, Contract, || {
         let world = World::new(2);
         let ops = [0, 1].map(|variable| world.op(&[(variable, Write)]));
-        // Or their ends would pass the epoch, which might hide that something is not handed over.
+        // Otherwise their ends would execute the fences of the epoch, which could hide a missing edge.
         let holds = ops.each_ref().map(OpRef::hold);
         let [one, other] = ops.map(|op| world.push(op).ready.expect("nothing is pending"));
         let stalled = world.stall(world.op(&[(0, Read), (1, Read)]));
@@ -453,9 +460,9 @@ fn a_pusher_hands_over_what_it_found_done() {
     });
 }
 
-/// Whoever finds a variable idle may go on as if it had been handed the variable.
+/// A thread that finds a variable idle may use its data as if it had pushed an operation on it.
 #[test]
-fn who_finds_a_variable_idle_sees_what_was_done() {
+fn a_thread_that_finds_a_variable_idle_sees_its_writes() {
     for for_reading in [false, true] {
         model(COMPLETE, Contract, move || {
             let world = World::new(1);
@@ -472,17 +479,17 @@ fn who_finds_a_variable_idle_sees_what_was_done() {
     }
 }
 
-/// Readers of an idle variable are ready at once, also if one of them is pushed over two variables and the other one
-/// finds it half-way.
+/// Readers of an idle variable are ready immediately, even if one of them is pushed over two variables and the other
+/// one finds it half pushed.
 #[test]
-fn readers_of_an_idle_variable_are_ready_at_once() {
+fn readers_of_an_idle_variable_are_ready_immediately() {
     model(3, Contract, || {
         let world = World::new(2);
         let (both, one) = (world.op(&[(0, Write), (1, Read)]), world.op(&[(1, Read)]));
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || other.push(one).ready);
-        let at_once = world.push(both).ready;
-        for op in [at_once, thread.join().unwrap()] {
+        let immediately = world.push(both).ready;
+        for op in [immediately, thread.join().unwrap()] {
             world.run(op.expect("a reader waits for another reader"));
         }
         world.end();

@@ -1,7 +1,7 @@
-//! A deleted variable takes no operation: a push comes before the deletion, or is rejected, and says so.
+//! A deleted variable accepts no operation: a push comes before the deletion, or is rejected and reports it.
 //!
-//! The world checks at its end that what ran after the deletion was rejected, that the push and the run agree about that,
-//! and that an operation pushed when the deletion's push was over was rejected in any case.
+//! The world checks at its end that each operation that ran after the deletion was rejected, that its push and its
+//! run agree about that, and that each operation pushed after the deletion's push had returned was rejected.
 
 #![cfg(raddle_loom)]
 
@@ -36,7 +36,7 @@ fn a_push_comes_before_the_deletion_or_is_rejected_on_crossbeam_epoch() {
     delete_while_another_pushes(Some(2), Crossbeam);
 }
 
-/// The operation stands still before the variable that is deleted, and a helper may be the one who finds that out.
+/// The push stalls before it reaches the deleted variable, so that a helper may be the thread that finds it closed.
 #[test]
 fn a_helped_push_comes_before_the_deletion_or_is_rejected() {
     model(1, Contract, || {
@@ -56,7 +56,7 @@ fn a_helped_push_comes_before_the_deletion_or_is_rejected() {
     });
 }
 
-/// The variable is closed, and the deletion not pushed yet, when a helper comes to it.
+/// A helper reaches the variable when it is closed and the deletion is not pushed yet.
 #[test]
 fn a_helper_rejects_before_the_deletion_is_pushed() {
     model(2, Contract, || {
@@ -75,9 +75,9 @@ fn a_helper_rejects_before_the_deletion_is_pushed() {
     });
 }
 
-/// As above, with a helper that is slow: when it comes to reject the operation, that may be in, and its push over.
+/// A slow helper: when it rejects the operation, the access may already be linked, and the push over.
 #[test]
-fn what_is_in_is_not_rejected() {
+fn an_access_that_is_linked_is_not_rejected() {
     model(2, Contract, || {
         let world = World::new(2);
         let stalled = world.stall(world.op(&[(0, Write), (1, Write)]));
@@ -85,10 +85,10 @@ fn what_is_in_is_not_rejected() {
         let helper = Arc::clone(&world);
         let thread = thread::spawn(move || {
             let deletion = helper.deletion(1);
-            assert!(helper.push(behind).ready.is_none(), "the stalled operation is before it");
+            assert!(helper.push(behind).ready.is_none(), "an operation is ready before the stalled one in front of it");
             deletion
         });
-        // It runs when the helper is through, so that it sees whatever that has done to it.
+        // It runs after the helper is joined, so that it sees the helper's effects.
         let ready = world.finish_push(stalled);
         let deletion = thread.join().unwrap();
         world.push_and_run(deletion);
@@ -97,9 +97,9 @@ fn what_is_in_is_not_rejected() {
     });
 }
 
-/// A rejected operation holds its place in the other queues, so that what stands behind it there still goes.
+/// A rejected operation takes its place in the other queues, and the operations behind it there still become ready.
 #[test]
-fn a_rejected_operation_lets_the_others_go() {
+fn a_rejected_operation_does_not_delay_others() {
     model(3, Contract, || {
         let world = World::new(2);
         let [both, one] = [world.op(&[(0, Write), (1, Write)]), world.op(&[(0, Write)])];

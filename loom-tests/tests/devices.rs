@@ -205,7 +205,7 @@ impl Device {
     /// What a lane does that finds the device lost, as the `error` that its driver gives: the operation under way fails,
     /// as the one before it did, or with the device. Gives what whoever asked for that operation is told.
     fn ends(&self, lane: usize, error: u32) -> u32 {
-        let failure = self.fault_lock.take(|| {
+        let failure = self.fault_lock.with(|| {
             // SAFETY: it is the lane's turn.
             let known = unsafe { self.fault.failure() };
             known.unwrap_or_else(|| {
@@ -267,7 +267,7 @@ fn a_wait_that_begins_while_a_device_is_lost_finds_the_variable_unsettled() {
         let lane = Arc::clone(&device);
         let lane = thread::spawn(move || lane.ends(0, 7));
         let is_pending = || !device.timelines[0].is_complete(device.fault.last_on_device(0, false));
-        assert!(device.fault.is_unsettled(is_pending), "a wait misses what a lost device has not done");
+        assert!(device.fault.needs_wait(is_pending), "a wait misses what a lost device has not done");
         lane.join().unwrap();
     });
 }
@@ -313,7 +313,7 @@ fn an_operation_that_is_issued_while_its_device_is_lost_fails_as_what_it_comes_a
         let lane = Arc::clone(&device);
         let before = thread::spawn(move || lane.ends(0, 7));
         // SAFETY: it is the lane's turn.
-        let found = device.fault_lock.take(|| unsafe { device.fault.failure() });
+        let found = device.fault_lock.with(|| unsafe { device.fault.failure() });
         assert!(found.is_none_or(|failure| failure == 7));
         assert_eq!(before.join().unwrap(), 7);
         if found.is_none() {

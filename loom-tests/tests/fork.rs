@@ -1,5 +1,5 @@
-//! The list of engines that a forked child ends. That a fork hands over what was done before is not in the models: there,
-//! another thread looks.
+//! The list of engines that a forked child ends. The models do not cover that a fork hands over what was done before
+//! it: in their place, another thread reads.
 #![cfg(raddle_loom)]
 
 use std::{ptr::NonNull, sync::Arc};
@@ -18,10 +18,10 @@ struct Name(NonNull<Engine>);
 unsafe impl Send for Name {}
 
 impl Name {
-    /// A new engine, which its maker has used.
+    /// Creates an engine, and writes to it.
     fn new(number: u32) -> Self {
         let engine = Box::new(Engine(UnsafeCell::new(0)));
-        // SAFETY: nobody else knows it.
+        // SAFETY: no other thread has access to it.
         engine.0.with_mut(|value| unsafe { *value = number });
         Self(NonNull::from(Box::leak(engine)))
     }
@@ -29,7 +29,7 @@ impl Name {
     fn number(self) -> u32 {
         // SAFETY: it is never freed before `end`.
         let engine = unsafe { self.0.as_ref() };
-        // SAFETY: loom reports whoever writes meanwhile.
+        // SAFETY: loom reports a concurrent write.
         engine.0.with(|value| unsafe { *value })
     }
 
@@ -61,15 +61,15 @@ fn each_engine_has_a_slot_of_its_own() {
         });
         slots.add(third.0);
         thread.join().unwrap();
-        assert_eq!(numbers(&slots), [2, 3], "not all are there");
+        assert_eq!(numbers(&slots), [2, 3], "an engine is missing");
         slots.remove(second.0);
-        assert_eq!(numbers(&slots), [3], "not all are there");
+        assert_eq!(numbers(&slots), [3], "an engine is missing");
         [first, second, third].into_iter().for_each(Name::end);
     });
 }
 
 #[test]
-fn what_is_in_a_new_slot_may_be_looked_at() {
+fn the_engine_in_a_new_slot_is_visible() {
     model(COMPLETE, Flavour::Contract, || {
         let slots = Arc::new(Slots::default());
         let its_slots = Arc::clone(&slots);
@@ -82,7 +82,7 @@ fn what_is_in_a_new_slot_may_be_looked_at() {
 }
 
 #[test]
-fn what_is_in_a_slot_that_is_used_again_may_be_looked_at() {
+fn the_engine_in_a_reused_slot_is_visible() {
     model(COMPLETE, Flavour::Contract, || {
         let slots = Arc::new(Slots::default());
         let first = Name::new(1);

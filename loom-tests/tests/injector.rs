@@ -1,4 +1,4 @@
-//! The injector: what is pushed is popped once, and no band forgets that it holds something.
+//! The injector: each pushed operation is popped once, and the mask never misses a band that holds operations.
 #![cfg(raddle_loom)]
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn pop_several(injector: &Injector<usize>, band: u8, max: usize) -> Vec<usize> {
     };
     let numbers: Vec<usize> = chain
         .map(|op| {
-            // SAFETY: this thread has popped the operation, and nobody changes its task.
+            // SAFETY: this thread has popped the operation, and no other thread changes its task.
             let number = unsafe { *op.task_ptr() };
             end_alone(op);
             number
@@ -35,7 +35,7 @@ fn pop_several(injector: &Injector<usize>, band: u8, max: usize) -> Vec<usize> {
     numbers
 }
 
-/// `pushers` threads push one operation each while the main thread pops twice; then it takes what is left, and goes by
+/// `pushers` threads push one operation each while the main thread pops twice. Then it takes the rest, and relies on
 /// `highest` alone for bands that have a bit.
 fn pushers_and_a_popper(pushers: usize, band: u8) -> impl Fn() + Send + Sync + 'static {
     move || {
@@ -64,14 +64,14 @@ fn each_operation_of_the_default_band_is_popped_once() {
 }
 
 #[test]
-fn the_bit_of_a_band_is_set_whenever_it_holds_something() {
+fn the_bit_of_a_band_is_set_while_it_holds_operations() {
     model(3, Flavour::Contract, pushers_and_a_popper(2, DEFAULT_BAND + 3));
 }
 
-/// Two poppers that take more than one at a time, from what is installed and from what is not; nothing is lost or taken twice,
-/// and nobody looks at an operation that is gone.
+/// Two poppers take more than one operation each, from `ready` and from the inbox; no operation is lost or taken twice,
+/// and no freed one is accessed.
 #[test]
-fn two_poppers_of_several_share_what_three_pushes_left() {
+fn two_poppers_that_take_several_share_all_pushed_operations() {
     model(3, Flavour::Contract, || {
         let injector = Arc::new(Injector::default());
         (0..4).for_each(|number| injector.push(op(number, DEFAULT_BAND)));
@@ -93,9 +93,9 @@ fn two_poppers_of_several_share_what_three_pushes_left() {
     });
 }
 
-/// Two poppers take and install chains at the same time; nothing is lost or taken twice.
+/// Two poppers take and install chains concurrently; no operation is lost or taken twice.
 #[test]
-fn two_poppers_share_what_two_pushes_left() {
+fn two_poppers_share_the_operations_of_two_pushes() {
     model(3, Flavour::Contract, || {
         let band = DEFAULT_BAND + 1;
         let injector = Arc::new(Injector::default());
@@ -115,9 +115,9 @@ fn two_poppers_share_what_two_pushes_left() {
     });
 }
 
-/// A popper is late: what it has seen at the front is popped, given back, and another chain stands there.
+/// A popper is slow: the head that it has loaded is popped and freed, and another chain is installed.
 #[test]
-fn a_late_popper_finds_the_next_chain_and_nothing_that_is_gone() {
+fn a_slow_popper_finds_the_next_chain_and_no_freed_operation() {
     model(3, Flavour::Contract, || {
         let band = DEFAULT_BAND;
         let injector = Arc::new(Injector::default());
@@ -137,10 +137,9 @@ fn a_late_popper_finds_the_next_chain_and_nothing_that_is_gone() {
     });
 }
 
-/// Two poppers have a chain in hand, of which they take one operation, and only one of them can leave the rest in
-/// front.
+/// Two poppers hold a chain each, of which they take one operation, and only one of them can leave its rest in front.
 #[test]
-fn two_poppers_leave_what_they_do_not_take() {
+fn two_poppers_leave_the_rest_of_their_chains() {
     model(3, Flavour::Contract, || {
         let band = DEFAULT_BAND;
         let injector = Arc::new(Injector::default());
@@ -158,8 +157,9 @@ fn two_poppers_leave_what_they_do_not_take() {
     });
 }
 
-/// D and X are ready. A popper has seen D at the front, and X behind it. Another one pops both, and X ends; then it pushes
-/// again, and has D at the front again if it `comes_back`. The first one must not take D for what it was.
+/// D and X are ready. A popper has loaded D as the head, with X behind it. Another one pops both, and X ends; then it
+/// pushes again, and has D at the front again if it `comes_back`. The first popper must not take D for the head that
+/// it has loaded.
 fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + 'static {
     const D: usize = 1;
     move || {
@@ -167,13 +167,13 @@ fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + '
         let pop = |lane: &Lane<usize>| pop(lane.injector_for_models(), DEFAULT_BAND);
         let mut pushed = vec![0, D, 2];
         pushed.iter().for_each(|&number| lane.inject(op(number, DEFAULT_BAND)));
-        // Now D and X are where everybody finds them.
+        // Now D and X are visible in `ready`.
         let mut popped: Vec<usize> = pop(&lane).into_iter().collect();
         let other = Arc::clone(&lane);
         let thread = thread::spawn(move || pop(&other));
         if let Some((mut chain, _)) = lane.injector_for_models().pop(DEFAULT_BAND, 1) {
             let first = chain.next().unwrap();
-            // SAFETY: this thread has popped the operation, and nobody changes its task.
+            // SAFETY: this thread has popped the operation, and no other thread changes its task.
             let number = unsafe { *first.task_ptr() };
             popped.push(number);
             popped.extend(pop(&lane));
@@ -196,13 +196,13 @@ fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + '
     }
 }
 
-/// Of two workers, whose part this file plays.
+/// A lane of two workers, whose part this file plays.
 fn lane() -> Arc<Lane<usize>> {
     Lane::new(LaneOptions { name: "model", workers: 2, idle: IdlePolicy::Park }).0
 }
 
 #[test]
-fn an_operation_that_enters_once_is_popped_once_and_none_that_is_gone_is_reached() {
+fn an_operation_that_enters_once_is_popped_once_and_no_freed_one_is_reached() {
     model(3, Flavour::Contract, an_operation_could_come_back(false));
 }
 
@@ -215,7 +215,7 @@ fn without_a_single_entry() {
 }
 
 #[test]
-fn without_a_single_entry_a_popper_reaches_what_is_gone() {
+fn without_a_single_entry_a_popper_reaches_a_freed_operation() {
     must_fail("without_a_single_entry", "use after reclamation");
 }
 

@@ -1,10 +1,10 @@
-//! A push is atomic: operations that share variables are in one order everywhere, whatever their pushers do to each other,
-//! and a pusher that stands still delays nothing but what comes after its own operation.
+//! A push is atomic: operations that share variables are in the same order in every queue, however their pushers
+//! interleave, and a stalled pusher delays only the operations behind its own.
 //!
-//! An operation's accesses are sorted by variable, so no thread can insert them in another order; what is left, and what
-//! these models explore, is that every access may be inserted by its own pusher or by any other thread that it is in the
-//! way of. Threads push only, and what is ready runs when they are joined, except where a model says otherwise: then
-//! every interleaving is one of pushes, and more of them fit into a bound.
+//! An operation's accesses are sorted by variable, so no thread can insert them in another order. These models
+//! explore that every access may be inserted by its own pusher or by any thread that it is in the way of. Unless a
+//! model says otherwise, threads only push, and ready operations run after the threads are joined: then every
+//! interleaving is one of pushes, and a bound covers more of them.
 
 #![cfg(raddle_loom)]
 
@@ -18,10 +18,10 @@ use raddle::internals::{
 };
 use raddle_loom_tests::{StalledPush, Task, World, model, must_fail, without};
 
-/// Pushes lists of operations, each on a thread of its own and the last one on this, then runs everything.
+/// Pushes lists of operations, the last one on this thread and each other one on its own, then runs all operations.
 fn push_all(world: &Arc<World>, stalled: Option<StalledPush>, mut lists: Vec<Vec<OpRef<Task>>>) {
     let push = |world: &World, ops: Vec<_>| ops.into_iter().filter_map(|op| world.push(op).ready).collect();
-    let mine = lists.pop().expect("somebody pushes");
+    let mine = lists.pop().expect("there should be a list for this thread");
     let mut threads = Vec::<thread::JoinHandle<Vec<_>>>::new();
     if let Some(stalled) = stalled {
         let world = Arc::clone(world);
@@ -70,8 +70,8 @@ fn without_help_two_pushes_deadlock() {
     must_fail("appending_without_help", "never became ready");
 }
 
-/// As above, and each thread runs what it finds ready at once.
-fn two_run_at_once(flavour: Flavour, bound: usize, modes: [Mode; 2]) {
+/// Two pushes of the same variables, whose threads run ready operations immediately.
+fn two_that_run_immediately(flavour: Flavour, bound: usize, modes: [Mode; 2]) {
     model(bound, flavour, move || {
         let world = World::new(2);
         let [one, two] = modes.map(|mode| world.op(&[(0, mode), B]));
@@ -85,16 +85,16 @@ fn two_run_at_once(flavour: Flavour, bound: usize, modes: [Mode; 2]) {
 
 #[test]
 fn two_writers_exclude_each_other_while_they_are_pushed() {
-    two_run_at_once(Contract, 2, [Write, Write]);
+    two_that_run_immediately(Contract, 2, [Write, Write]);
 }
 
 #[test]
 fn a_reader_and_a_writer_exclude_each_other_while_they_are_pushed() {
-    two_run_at_once(Contract, 2, [Read, Write]);
+    two_that_run_immediately(Contract, 2, [Read, Write]);
 }
 
-/// One thread pushes two operations, the other gets in their way: a helper that is slow to insert an access must notice
-/// that it was inserted meanwhile, also when another operation stands behind it.
+/// One thread pushes two operations while another push gets in their way: a helper that is slow to insert an access
+/// must notice that it has been inserted, even if another operation is already behind it.
 fn a_slow_helper() {
     let world = World::new(2);
     let lists = vec![vec![world.op(&[A, B]), world.op(&[B])], vec![world.op(&[A])]];
@@ -108,17 +108,17 @@ fn an_access_is_never_inserted_twice() {
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn inserting_without_a_second_look_at_registered() {
+fn inserting_without_rereading_registered() {
     without(Step::RereadRegistered, || _ = model(3, Contract, a_slow_helper));
 }
 
 #[test]
-fn without_a_second_look_at_registered_an_access_is_inserted_twice() {
-    must_fail("inserting_without_a_second_look_at_registered", "use after reclamation");
+fn without_rereading_registered_an_access_is_inserted_twice() {
+    must_fail("inserting_without_rereading_registered", "use after reclamation");
 }
 
 #[test]
-fn one_of_two_variables_and_one_of_each_never_deadlock() {
+fn a_push_of_two_variables_and_a_push_of_each_never_deadlock() {
     model(1, Contract, || {
         let world = World::new(2);
         let lists = vec![vec![world.op(&[A, B])], vec![world.op(&[A])], vec![world.op(&[B])]];
@@ -127,7 +127,7 @@ fn one_of_two_variables_and_one_of_each_never_deadlock() {
 }
 
 #[test]
-fn a_half_done_push_between_two_singles_never_deadlocks() {
+fn a_half_done_push_between_two_pushes_of_one_variable_never_deadlocks() {
     model(1, Contract, || {
         let world = World::new(2);
         let stalled = world.stall(world.op(&[A, B]));
@@ -137,49 +137,50 @@ fn a_half_done_push_between_two_singles_never_deadlocks() {
 }
 
 #[test]
-fn a_pusher_that_stands_still_holds_up_nobody() {
+fn a_stalled_pusher_delays_no_other_operation() {
     model(2, Contract, || {
         let world = World::new(3);
         let stalled = world.stall(world.op(&[A, B]));
         let (behind, beside) = (world.op(&[A, B]), world.op(&[B, C]));
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || other.push_and_run(beside));
-        assert!(world.push(behind).ready.is_none(), "an operation passed another that stands still before it");
+        assert!(world.push(behind).ready.is_none(), "an operation is ready before the stalled one in front of it");
         thread.join().unwrap();
-        // All pushes but one are over, and what is ready ran, which is none that comes after that one.
+        // All other pushes are over, and the operations that were ready have run.
         assert_eq!(world.runs(STALLED), 0);
         world.finish_push(stalled).into_iter().for_each(|op| world.run(op));
         world.end();
     });
 }
 
-/// The number of the operation that a world made first.
+/// The number of the operation that a world created first.
 const STALLED: usize = 0;
 
-/// Two threads help the same operation past the same access at once, and it must not be taken for one access further
-/// than it is.
+/// Two threads help the same operation with the same access at the same time, and the access must be counted once.
 #[test]
-fn an_access_that_two_threads_help_with_is_counted_once() {
+fn an_access_inserted_by_two_helpers_is_counted_once() {
     model(1, Contract, || {
         let world = World::new(2);
         let stalled = world.stall(world.op(&[A, B]));
         let [one, two] = [(); 2].map(|()| world.op(&[A]));
         let other = Arc::clone(&world);
-        let thread = thread::spawn(move || assert!(other.push(one).ready.is_none(), "an operation passed another"));
-        assert!(world.push(two).ready.is_none(), "an operation passed another");
+        let thread = thread::spawn(move || {
+            assert!(other.push(one).ready.is_none(), "an operation is ready before the stalled one in front of it");
+        });
+        assert!(world.push(two).ready.is_none(), "an operation is ready before the stalled one in front of it");
         thread.join().unwrap();
         world.finish_push(stalled).into_iter().for_each(|op| world.run(op));
         world.end();
     });
 }
 
-/// Whoever moves the tail to an access that somebody else has linked hands over the access: a thread that finds it
-/// there may look at it.
+/// A thread that moves the tail to an access linked by another thread hands over the access: a thread that finds it
+/// at the tail may use it.
 #[test]
-fn who_finds_an_access_at_the_tail_may_look_at_it() {
+fn the_tail_hands_over_the_access_it_points_to() {
     model(2, Contract, || {
         let world = World::new(1);
-        let push = |world: &World| world.push(world.op(&[(0, Read)])).ready.expect("nothing is pending but readers");
+        let push = |world: &World| world.push(world.op(&[(0, Read)])).ready.expect("only readers are pending");
         let (pusher, looker) = (Arc::clone(&world), Arc::clone(&world));
         let pusher = thread::spawn(move || push(&pusher));
         let looker = thread::spawn(move || _ = looker.queue(0).is_idle(false));
@@ -192,7 +193,7 @@ fn who_finds_an_access_at_the_tail_may_look_at_it() {
     });
 }
 
-/// Three pushes over three variables, each two of which share one. The first stands still half-way.
+/// Three pushes over three variables, each two of which share one. The first is stalled halfway.
 #[test]
 fn a_ring_of_three_pushes_by_two_threads_never_deadlocks() {
     model(1, Contract, || {
@@ -208,13 +209,13 @@ fn a_ring_of_three_pushes_by_two_threads_never_deadlocks() {
     });
 }
 
-/// As above, by three threads. The first two start half-way.
+/// The ring of three pushes by three threads, of which the first two start halfway.
 #[test]
 fn a_ring_of_three_pushes_by_three_threads_never_deadlocks() {
     model(0, Contract, || {
         let world = World::new(3);
-        let half_way = [world.op(&[A, B]), world.op(&[B, C])].map(|op| world.stall(op));
-        let threads = half_way.map(|stalled| {
+        let halfway = [world.op(&[A, B]), world.op(&[B, C])].map(|op| world.stall(op));
+        let threads = halfway.map(|stalled| {
             let world = Arc::clone(&world);
             thread::spawn(move || world.finish_push(stalled))
         });
@@ -226,8 +227,8 @@ fn a_ring_of_three_pushes_by_three_threads_never_deadlocks() {
     });
 }
 
-/// As above, from the start. Even without a preemption there are many interleavings, because each load of what another
-/// thread has stored may still find what was there before.
+/// The ring of three pushes by three threads, from the start. Even without preemptions there are many interleavings,
+/// because each load may return an older value than the last one that another thread has stored.
 #[test]
 fn a_ring_of_three_pushes_never_deadlocks() {
     model(0, Contract, || {

@@ -1,11 +1,11 @@
-//! Records and variables are given back once, and not while anybody may still look at them.
+//! Records and variables are reclaimed once, and not while a thread may still use them.
 //!
-//! An idle variable keeps its last access, and with it that operation's record, until the next operation on it. Then the
-//! access is spent and retired while other threads may have it in hand: they have read the tail, or help.
+//! An idle variable keeps its last access, and with it that operation's record, until the next operation on it. Then
+//! the access is spent and retired while other threads may still use it: they have read the tail, or they help.
 //!
-//! The models run on the contract of epoch-based reclamation, which gives a record back at the first moment at which that
-//! is allowed. crossbeam-epoch waits for much longer than a model lasts, so under it nothing would be reclaimed that a
-//! model could still look at; one model runs on it for the sake of the calls.
+//! The models run on the contract of epoch-based reclamation, which reclaims a record as soon as that is allowed.
+//! crossbeam-epoch waits for much longer than a model lasts, so on it no record would be reclaimed that a model could
+//! still use; one model runs on it to cover the calls.
 
 #![cfg(raddle_loom)]
 
@@ -20,8 +20,8 @@ use raddle::internals::{
 };
 use raddle_loom_tests::{COMPLETE, World, end_alone, model, must_fail, without};
 
-/// An idle variable is used again by one thread while another looks whether it is idle.
-fn use_again_while_another_looks(bound: Option<usize>, flavour: Flavour, for_reading: bool) {
+/// An idle variable is used again by one thread while another checks whether it is idle.
+fn use_again_while_another_checks(bound: Option<usize>, flavour: Flavour, for_reading: bool) {
     model(bound, flavour, move || {
         let world = World::new(1);
         world.push_and_run(world.op(&[(0, Write)]));
@@ -30,31 +30,31 @@ fn use_again_while_another_looks(bound: Option<usize>, flavour: Flavour, for_rea
         let thread = thread::spawn(move || other.push_and_run(next));
         let _ = world.queue(0).is_idle(for_reading);
         thread.join().unwrap();
-        assert!(world.queue(0).is_idle(for_reading), "nothing is pending");
+        assert!(world.queue(0).is_idle(for_reading), "the variable is not idle although nothing is pending");
         world.end();
     });
 }
 
 #[test]
-fn an_idle_variable_is_used_again_while_another_thread_looks_at_it() {
-    use_again_while_another_looks(COMPLETE, Contract, false);
-    use_again_while_another_looks(COMPLETE, Contract, true);
+fn an_idle_variable_is_used_again_while_another_thread_checks_it() {
+    use_again_while_another_checks(COMPLETE, Contract, false);
+    use_again_while_another_checks(COMPLETE, Contract, true);
 }
 
 #[test]
-fn an_idle_variable_is_used_again_while_another_thread_looks_at_it_on_crossbeam_epoch() {
-    use_again_while_another_looks(Some(3), Crossbeam, false);
+fn an_idle_variable_is_used_again_while_another_thread_checks_it_on_crossbeam_epoch() {
+    use_again_while_another_checks(Some(3), Crossbeam, false);
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn reclaiming_at_once() {
-    without(Step::ReclaimAfterEpoch, || use_again_while_another_looks(COMPLETE, Contract, false));
+fn reclaiming_immediately() {
+    without(Step::ReclaimAfterEpoch, || use_again_while_another_checks(COMPLETE, Contract, false));
 }
 
 #[test]
-fn without_the_epoch_a_record_is_used_after_its_end() {
-    must_fail("reclaiming_at_once", "use after reclamation");
+fn without_the_epoch_a_record_is_used_after_reclamation() {
+    must_fail("reclaiming_immediately", "use after reclamation");
 }
 
 #[test]
@@ -71,9 +71,9 @@ fn an_idle_variable_is_used_again_by_two_threads() {
     });
 }
 
-/// One thread ends an operation, behind which another thread is just appending, and pushes the next: the access that it
-/// gave up must not be the tail that it finds.
-fn end_while_another_appends(bound: usize) {
+/// One thread completes an operation, behind which another thread is appending, and pushes the next: the tail that it
+/// finds must not be the access that it has retired.
+fn complete_while_another_appends(bound: usize) {
     model(bound, Contract, || {
         let world = World::new(1);
         let [first, second, third] = [(); 3].map(|()| world.op(&[(0, Write)]));
@@ -88,23 +88,24 @@ fn end_while_another_appends(bound: usize) {
 }
 
 #[test]
-fn the_tail_is_past_an_access_before_that_is_retired() {
-    end_while_another_appends(3);
+fn the_tail_is_past_an_access_before_the_access_is_retired() {
+    complete_while_another_appends(3);
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn retiring_what_the_tail_is_at() {
-    without(Step::TailPastRetired, || end_while_another_appends(3));
+fn retiring_the_access_at_the_tail() {
+    without(Step::TailPastRetired, || complete_while_another_appends(3));
 }
 
 #[test]
-fn unless_the_tail_is_past_it_a_record_is_used_after_its_end() {
-    must_fail("retiring_what_the_tail_is_at", "use after reclamation");
+fn unless_the_tail_is_past_it_a_record_is_used_after_reclamation() {
+    must_fail("retiring_the_access_at_the_tail", "use after reclamation");
 }
 
-/// The same with a look instead of the next push, and with the second half of a push of two variables or all of one.
-fn end_and_look_while_another_appends(accesses: &'static [(usize, Mode)]) {
+/// The same with `is_idle` instead of the next push, and with the second half of a push of two variables or a whole
+/// push of one.
+fn complete_and_check_while_another_appends(accesses: &'static [(usize, Mode)]) {
     model(3, Contract, move || {
         let world = World::new(2);
         let first = world.op(&[(1, Write)]);
@@ -131,20 +132,20 @@ fn end_and_look_while_another_appends(accesses: &'static [(usize, Mode)]) {
 }
 
 #[test]
-fn who_ends_an_operation_does_not_find_it_at_the_tail_when_another_is_behind_it() {
-    end_and_look_while_another_appends(&[(1, Write)]);
+fn the_tail_is_past_a_completed_operation_when_another_is_behind_it() {
+    complete_and_check_while_another_appends(&[(1, Write)]);
 }
 
 #[test]
-fn who_ends_an_operation_does_not_find_it_at_the_tail_when_another_of_two_variables_is_behind_it() {
-    end_and_look_while_another_appends(&[(0, Write), (1, Write)]);
+fn the_tail_is_past_a_completed_operation_when_another_of_two_variables_is_behind_it() {
+    complete_and_check_while_another_appends(&[(0, Write), (1, Write)]);
 }
 
-/// A record is held by its operation's two accesses and by whoever ends the operation. Each is given up by another thread,
-/// and the last one gives the record back; that every other thread's use of it comes before is what loom checks of the
-/// task's cell.
+/// A record has three shares: its operation's two accesses and the thread that completes the operation. Each share is
+/// ended by another thread, and the last one retires the record. By the task's cell, loom checks that every other
+/// thread's use of the record comes before.
 #[test]
-fn whoever_is_last_gives_a_record_back() {
+fn the_last_share_retires_the_record_after_all_uses() {
     model(3, Contract, || {
         let world = World::new(2);
         let first = world.op(&[(0, Write), (1, Write)]);
@@ -162,17 +163,17 @@ fn whoever_is_last_gives_a_record_back() {
     });
 }
 
-/// A helper that is late may still look at the queue of a variable whose last operation is done: the one that it wanted to
-/// help used it, is done, and the variable is given back.
+/// A slow helper may still use the queue of a variable whose last operation, the one that it helps, is done.
+/// Meanwhile the variable is disposed of.
 #[test]
-fn a_variable_is_given_back_only_after_the_helpers() {
+fn a_variable_is_freed_only_after_the_helpers() {
     model(2, Contract, || {
         let world = World::new(2);
         let [both, one] = [world.op(&[(0, Write), (1, Write)]), world.op(&[(0, Write)])];
         let helper = Arc::clone(&world);
         let thread = thread::spawn(move || helper.push_and_run(one));
         world.push_and_run(both);
-        // Nobody else names the second variable.
+        // No other operation uses the second variable.
         if world.queue(1).is_idle(false) {
             world.dispose(1);
         }
@@ -181,15 +182,15 @@ fn a_variable_is_given_back_only_after_the_helpers() {
     });
 }
 
-/// Whoever gives up the last hold of a record drops the task, after all that others did with it.
+/// The thread that ends the last share of a record drops the task, after all uses by other threads.
 #[test]
-fn a_task_is_dropped_after_what_other_holders_did_with_it() {
+fn a_task_is_dropped_after_all_uses_by_other_holders() {
     model(COMPLETE, Contract, || {
-        // SAFETY: the operation names no variable.
+        // SAFETY: the operation uses no variable.
         let op = unsafe { OpRef::new(0, DEFAULT_BAND, false, std::iter::empty()) };
         let hold = op.hold();
         let thread = thread::spawn(move || {
-            // loom takes this for a use of the task by one thread alone.
+            // To loom, this is an exclusive use of the task.
             let _ = hold.task_ptr();
             drop(hold);
         });
@@ -198,22 +199,22 @@ fn a_task_is_dropped_after_what_other_holders_did_with_it() {
     });
 }
 
-/// The record of an operation with one access goes with that, unless another thread still holds the operation.
+/// The record of an operation with one access is left to that access, unless another thread still holds the operation.
 #[test]
 fn an_operation_that_another_thread_holds_keeps_its_record() {
     model(COMPLETE, Contract, || {
         let world = World::new(1);
         let op = world.op(&[(0, Write)]);
-        let op = world.push(op).ready.expect("nothing is before it");
+        let op = world.push(op).ready.expect("nothing is pending");
         world.execute(&op);
         let hold = op.hold();
         let thread = thread::spawn(move || {
-            // loom takes this for a use of the task by one thread alone.
+            // To loom, this is an exclusive use of the task.
             let _ = hold.task_ptr();
             drop(hold);
         });
         world.complete(op, &mut ReadyList::default());
-        // Spends the access of the first.
+        // Spends the access of the first operation.
         world.push_and_run(world.op(&[(0, Write)]));
         thread.join().unwrap();
         world.end();

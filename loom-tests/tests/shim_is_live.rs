@@ -1,16 +1,20 @@
-//! That the models are models: the flags have arrived, loom explores more than one interleaving of the library's own
-//! types on either reclamation, and it sees a race in them.
+//! The models are real: the flags are set, loom explores more than one interleaving of the library's own types on
+//! either reclamation, and it finds a race in them.
 //!
-//! Flags are lost easily: any `RUSTFLAGS` in the environment replaces those of a configuration file, and then no model
-//! runs and everything is green. Whoever runs the models sets `RADDLE_LOOM=1`, and then this file fails without the flags.
+//! Flags are easily lost: any `RUSTFLAGS` in the environment replaces those of a configuration file, and then all
+//! tests pass because no model runs. Commands that run the models set `RADDLE_LOOM=1`, with which this file fails
+//! without the flags.
 
 /// The only test that exists without the flags.
 #[test]
-fn flags_arrive_where_the_models_are_wanted() {
+fn the_flags_are_set_if_the_models_are_requested() {
     if std::env::var_os("RADDLE_LOOM").is_some_and(|wanted| wanted == "1") {
         let (ours, crossbeams) = (cfg!(raddle_loom), cfg!(crossbeam_loom));
-        assert!(ours, "the models are wanted, but `--cfg raddle_loom` did not arrive");
-        assert!(crossbeams, "the models are wanted, but `--cfg crossbeam_loom` did not arrive");
+        assert!(ours, "the models are requested by RADDLE_LOOM=1, but `--cfg raddle_loom` is not set; unset RUSTFLAGS");
+        assert!(
+            crossbeams,
+            "the models are requested by RADDLE_LOOM=1, but `--cfg crossbeam_loom` is not set; unset RUSTFLAGS"
+        );
     }
 }
 
@@ -44,17 +48,17 @@ mod under_loom {
         assert!(crossbeam > contract, "crossbeam-epoch is not on loom's atomics: {crossbeam}, {contract}");
     }
 
-    /// `AsyncState::fail` may be called once only; two threads that call it race for its cell.
+    /// `AsyncState::fail` may be called only once; two threads that call it race for its cell.
     #[test]
     #[ignore = "fails by design; run by the test below"]
     fn planted_race() {
         model(COMPLETE, Flavour::Contract, || {
-            let progress = Arc::new(AsyncState::default());
-            let other = Arc::clone(&progress);
-            // SAFETY: none; that is the point.
+            let state = Arc::new(AsyncState::default());
+            let other = Arc::clone(&state);
+            // SAFETY: violated on purpose: loom must report the race.
             let thread = thread::spawn(move || unsafe { other.fail(1) }.is_ok());
-            // SAFETY: as above.
-            let failed = unsafe { progress.fail(2) };
+            // SAFETY: violated on purpose: loom must report the race.
+            let failed = unsafe { state.fail(2) };
             let _ = (failed, thread.join());
         });
     }

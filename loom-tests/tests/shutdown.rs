@@ -25,14 +25,14 @@ struct Shared {
 
 // SAFETY: the cells are loom's, which report a race instead of letting it happen.
 unsafe impl Sync for Shared {}
-// SAFETY: as above.
+// SAFETY: the cells are loom's, which report a race instead of letting it happen.
 unsafe impl Send for Shared {}
 
 fn shared() -> Arc<Shared> {
     Arc::new(Shared { pending: PendingOps::new(2), data: [UnsafeCell::new(0), UnsafeCell::new(0)] })
 }
 
-/// Two operations entered before the wait leave on two threads; the wait ends after both and sees what they did.
+/// Two operations that entered before the wait leave on two threads; the wait ends after both and sees what they did.
 fn wait_for_two() {
     let shared = shared();
     let threads = [0, 1].map(|index| {
@@ -54,7 +54,7 @@ fn wait_for_two() {
 }
 
 #[test]
-fn a_wait_for_all_ends_after_what_was_counted_before_and_sees_it() {
+fn a_wait_for_all_ends_after_earlier_operations_and_sees_their_effects() {
     model(2, Flavour::Contract, wait_for_two);
 }
 
@@ -71,10 +71,10 @@ fn without_the_notification_a_wait_for_all_never_ends() {
     must_fail("without_the_notification", "deadlock");
 }
 
-/// A count that is entered after the wait began does not hold it up, even if it never leaves; one that races with it is
+/// An operation that enters after the wait began does not delay it, even if it never leaves; one that races with it is
 /// counted exactly once.
 #[test]
-fn a_wait_for_all_is_not_prolonged_by_what_enters_later() {
+fn a_wait_for_all_does_not_cover_later_entries() {
     model(2, Flavour::Contract, || {
         let (shared, waker) = (shared(), Waker::from(Arc::new(Count::default())));
         let before = shared.pending.enter();
@@ -85,19 +85,19 @@ fn a_wait_for_all_is_not_prolonged_by_what_enters_later() {
             let ticket = other.pending.enter();
             leave(&other.pending, ticket);
         });
-        let mut mark = shared.pending.begin();
+        let mut wait = shared.pending.begin();
         let after = shared.pending.enter();
         thread.join().unwrap();
         racing.join().unwrap();
-        assert!(shared.pending.poll(&mut mark, &waker), "the wait holds for what entered after it");
+        assert!(shared.pending.poll(&mut wait, &waker).is_ready(), "the wait covers a later entry");
         leave(&shared.pending, after);
-        assert_eq!(shared.pending.wait(None), Waited::Idle, "something is still counted");
+        assert_eq!(shared.pending.wait(None), Waited::Idle, "an operation is still counted");
     });
 }
 
-/// The same when all generations that are part of the count drain, so that others have to be made while somebody enters.
+/// The same when all generations that are part of the count drain, so that others must be made while operations enter.
 #[test]
-fn a_wait_for_all_is_not_prolonged_however_many_generations_drain() {
+fn a_wait_for_all_does_not_cover_later_entries_while_many_generations_drain() {
     model(2, Flavour::Contract, || {
         let (shared, waker) = (shared(), Waker::noop());
         let first = shared.pending.enter();
@@ -115,20 +115,20 @@ fn a_wait_for_all_is_not_prolonged_however_many_generations_drain() {
         let mut three = shared.pending.begin();
         let after = shared.pending.enter();
         leave(&shared.pending, third);
-        for mark in [&mut one, &mut two, &mut three] {
-            assert!(!shared.pending.poll(mark, waker), "what entered before it is pending");
+        for wait in [&mut one, &mut two, &mut three] {
+            assert!(shared.pending.poll(wait, waker).is_pending(), "an earlier entry is pending");
         }
         leave(&shared.pending, second);
-        assert!(!shared.pending.poll(&mut two, waker), "what entered before it is pending");
+        assert!(shared.pending.poll(&mut two, waker).is_pending(), "an earlier entry is pending");
         leave(&shared.pending, first);
-        assert!(shared.pending.poll(&mut one, waker), "the wait holds for what entered after it");
+        assert!(shared.pending.poll(&mut one, waker).is_ready(), "the wait covers a later entry");
         racing.join().unwrap();
-        for mark in [&mut two, &mut three] {
-            assert!(shared.pending.poll(mark, waker), "the wait holds for what entered after it");
+        for wait in [&mut two, &mut three] {
+            assert!(shared.pending.poll(wait, waker).is_ready(), "the wait covers a later entry");
         }
         leave(&shared.pending, after);
-        assert_eq!(shared.pending.wait(None), Waited::Idle, "something is still counted");
-        // SAFETY: as above.
+        assert_eq!(shared.pending.wait(None), Waited::Idle, "an operation is still counted");
+        // SAFETY: the operation is over, as the model checks.
         assert_eq!(shared.data[0].with(|data| unsafe { *data }), 1);
     });
 }
@@ -139,12 +139,12 @@ fn a_wait_is_polled() {
     let thread = thread::spawn(move || leave(&other.pending, ticket));
     let count = Arc::new(Count::default());
     let waker = Waker::from(Arc::clone(&count));
-    let mut mark = shared.pending.begin();
-    let over = shared.pending.poll(&mut mark, &waker);
+    let mut wait = shared.pending.begin();
+    let polled = shared.pending.poll(&mut wait, &waker);
     thread.join().unwrap();
-    if !over {
+    if polled.is_pending() {
         assert_eq!(count.get(), 1, "the future was not woken");
-        assert!(shared.pending.poll(&mut mark, &waker), "it was woken too soon");
+        assert!(shared.pending.poll(&mut wait, &waker).is_ready(), "it was woken too soon");
     }
 }
 
@@ -153,7 +153,8 @@ fn a_wait_for_all_that_is_polled_is_woken_when_it_is_over() {
     model(COMPLETE, Flavour::Contract, a_wait_is_polled);
 }
 
-/// A future that is dropped while what it waits for leaves: it may be woken before, and nothing is left of it after.
+/// A future is dropped while the operation that it waits for leaves: it may be woken before, and its waker is gone
+/// after.
 #[test]
 fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
     model(COMPLETE, Flavour::Contract, || {
@@ -168,21 +169,21 @@ fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
         });
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
-        let mut mark = shared.pending.begin();
-        let _ = shared.pending.poll(&mut mark, &waker);
-        shared.pending.end(&mut mark);
+        let mut wait = shared.pending.begin();
+        let _ = shared.pending.poll(&mut wait, &waker);
+        shared.pending.end(&mut wait);
         dropped.store(true, Relaxed);
         if thread.join().unwrap() {
-            assert_eq!(count.get(), 0, "a future was woken that was dropped before");
+            assert_eq!(count.get(), 0, "a dropped future was woken");
         }
         drop(waker);
-        assert_eq!(Arc::strong_count(&count), 1, "the waker is kept");
+        assert_eq!(Arc::strong_count(&count), 1, "the waker is still registered");
     });
 }
 
-/// Generations are used again while entries may still bounce off them.
+/// Generations are used again while entries may still be refused by them.
 #[test]
-fn generations_are_reused_exactly() {
+fn entries_are_counted_once_while_generations_are_reused() {
     model(2, Flavour::Contract, || {
         let shared = shared();
         let other = Arc::clone(&shared);
@@ -197,11 +198,11 @@ fn generations_are_reused_exactly() {
     });
 }
 
-/// A wait covers a count, or what was done before the wait is seen behind the count: that is how a shutdown refuses
-/// what comes too late. The generation is closed and opened again while the count is about to enter it, and its word
-/// reads the same.
+/// Either a wait covers an operation, or the operation sees what was done before the wait: that is how a shutdown
+/// refuses late pushes. The generation is closed and opened again while the operation is about to enter it, and its
+/// word has the same value.
 #[test]
-fn a_count_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
+fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
     model(COMPLETE, Flavour::Contract, || {
         let (pending, phase) = (Arc::new(PendingOps::new(1)), Arc::new(AtomicUsize::new(0)));
         let over = Arc::new(AtomicBool::new(false));
@@ -210,7 +211,7 @@ fn a_count_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
             let ticket = other.enter();
             // Relaxed: acquired by entering, which is what the model checks.
             if its_phase.load(Relaxed) == 0 {
-                assert!(!is_over.load(Relaxed), "the wait is over, but what was done before it is not seen");
+                assert!(!is_over.load(Relaxed), "what was done before the wait is not seen");
             }
             leave(&other, ticket);
         });
@@ -222,43 +223,43 @@ fn a_count_that_a_wait_does_not_cover_sees_what_was_done_before_the_wait() {
     });
 }
 
-/// An operation that enters before another leaves, as one does that is pushed by it, is never missed by a wait that finds
-/// nothing pending: that is how a shutdown knows that it may end the threads.
+/// If an operation enters before another leaves, as one does that the other has pushed, a wait that finds nothing
+/// pending covers it: that is how a shutdown knows that it may end the threads.
 #[test]
-fn nothing_pending_means_that_what_operations_pushed_is_over_too() {
+fn an_idle_count_covers_operations_pushed_by_operations() {
     model(2, Flavour::Contract, || {
         let (shared, over) = (shared(), Arc::new(AtomicBool::new(false)));
-        let (first, other, mark) = (shared.pending.enter(), Arc::clone(&shared), Arc::clone(&over));
+        let (first, other, is_over) = (shared.pending.enter(), Arc::clone(&shared), Arc::clone(&over));
         let thread = thread::spawn(move || {
             let second = other.pending.enter();
             leave(&other.pending, first);
             let third = other.pending.enter();
             leave(&other.pending, second);
-            mark.store(true, Relaxed);
+            is_over.store(true, Relaxed);
             leave(&other.pending, third);
         });
         while shared.pending.wait(None) == Waited::Over {}
-        assert!(over.load(Relaxed), "the chain was still going on");
+        assert!(over.load(Relaxed), "the chain was still running");
         thread.join().unwrap();
     });
 }
 
 /// A push is refused, or its operation has run when the shutdown returns.
 #[test]
-fn a_push_races_with_shutdown() {
+fn a_push_that_races_with_a_shutdown_is_refused_or_runs() {
     model(2, Flavour::Contract, || {
         let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
         let token = engine.token();
         let ran = Arc::new(AtomicBool::new(false));
-        let (other, other_token, mark) = (engine.clone(), token.clone(), Arc::clone(&ran));
-        let thread = thread::spawn(move || other.push_sync(move |_| mark.store(true, Relaxed), [], [&other_token]));
+        let (other, other_token, runs) = (engine.clone(), token.clone(), Arc::clone(&ran));
+        let thread = thread::spawn(move || other.push_sync(move |_| runs.store(true, Relaxed), [], [&other_token]));
         engine.shutdown(Shutdown::Drain, None).unwrap();
         let ran = ran.load(Relaxed);
         match thread.join().unwrap() {
-            Ok(()) => assert!(ran, "the shutdown returned before an operation that was accepted"),
+            Ok(()) => assert!(ran, "the shutdown returned before an accepted operation ran"),
             Err(error) => {
                 assert_eq!(error, PushError::ShutDown);
-                assert!(!ran, "an operation ran that was refused");
+                assert!(!ran, "a refused operation ran");
             }
         }
     });

@@ -1,7 +1,8 @@
-//! Models that are too large for loom: tens of operations on five or six threads, in hundreds to thousands of schedules.
+//! Models that are too large for loom: tens of operations on five or six threads, in hundreds to thousands of
+//! schedules.
 //!
-//! Every access counts as `SeqCst` here, so these models say nothing about orderings, but about everything else: they run
-//! the library's own types, the last of them whole engines with their threads.
+//! Every access counts as `SeqCst` here, so these models say nothing about orderings. They check everything else: they
+//! run the library's own types, the last of them whole engines with their threads.
 #![cfg(raddle_shuttle)]
 
 use std::{
@@ -32,7 +33,7 @@ use shuttle::{
     thread,
 };
 
-/// A number below `bound`, which the schedule's seed decides.
+/// Returns a number below `bound`, which depends on the schedule's seed.
 fn below(bound: usize) -> usize {
     thread_rng().gen_range(0..bound)
 }
@@ -41,7 +42,7 @@ fn below(bound: usize) -> usize {
 
 const VARIABLES: usize = 4;
 
-/// What an operation's record carries: its number, and what drops with it.
+/// The data of an operation's record: its number, and a count of drops.
 struct Task {
     number: usize,
     dropped: Arc<AtomicUsize>,
@@ -56,11 +57,11 @@ impl Drop for Task {
 struct Made {
     accesses: Vec<(usize, Mode)>,
     thread: usize,
-    /// In ticks: the push began and ended, the operation began and ended.
+    /// The ticks at which the push began and ended, and the operation began and ended.
     times: [Option<usize>; 4],
 }
 
-/// Variables and the operations on them. What watches them is `std`'s: it makes no schedule.
+/// Variables and the operations on them. The bookkeeping uses `std`, which adds no schedules.
 struct World {
     queues: Box<[VarQueue<Task>]>,
     made: Mutex<Vec<Made>>,
@@ -72,7 +73,7 @@ impl World {
     fn new() -> Arc<Self> {
         let queues: Box<[_]> = (0..VARIABLES as u64).map(|id| VarQueue::with_owner(id, 0)).collect();
         for queue in &queues {
-            // SAFETY: the box stays where it is until the world ends, and nobody else knows it.
+            // SAFETY: the box does not move until the world ends, and no other thread has access to it.
             unsafe { VarQueue::init(NonNull::from(queue)) };
         }
         Arc::new(Self { queues, made: Mutex::default(), clock: AtomicUsize::new(0), dropped: Arc::default() })
@@ -118,8 +119,8 @@ impl World {
         }
     }
 
-    /// Ends the world when all threads are joined: every operation ran once, and the order in which they ran is one that
-    /// the pushes allow.
+    /// Ends the world when all threads are joined: every operation ran once, and the order in which they ran is one
+    /// that the pushes allow.
     fn end(self: Arc<Self>) {
         let made = self.made.lock().unwrap();
         for (one, earlier) in made.iter().enumerate() {
@@ -146,7 +147,7 @@ impl World {
 
 // SAFETY: shuttle runs every thread of a model on one OS thread.
 unsafe impl Send for World {}
-// SAFETY: as above.
+// SAFETY: shuttle runs every thread of a model on one OS thread.
 unsafe impl Sync for World {}
 
 fn conflict(one: &Made, other: &Made) -> bool {
@@ -178,7 +179,7 @@ type Number = usize;
 
 fn take(worker: &Worker<Number>) -> Option<Number> {
     let op = worker.next()?;
-    // SAFETY: the worker was handed the operation, and nobody changes its task.
+    // SAFETY: the worker was given the operation, and no thread changes its task.
     let number = unsafe { *op.task_ptr() };
     end_alone(op);
     Some(number)
@@ -200,16 +201,16 @@ fn a_lane_with_three_workers() {
         .map(|worker| {
             let (lane, left) = (Arc::clone(&lane), Arc::clone(&left));
             thread::spawn(move || {
-                worker.lane().sleep().carry(worker.index());
+                worker.lane().sleep().set_thread(worker.index());
                 let mut taken = Vec::new();
                 while let Some(number) = take(&worker) {
                     taken.push(number);
-                    // Every third makes another one ready, which goes to the slot or where others steal it.
+                    // Every third one makes another one ready, which goes to the slot or to the deque.
                     if number % 3 == 0 {
                         if below(2) == 0 {
-                            worker.keep(op(number + 1));
+                            worker.push_next(op(number + 1));
                         } else {
-                            worker.put(op(number + 1));
+                            worker.push_local(op(number + 1));
                         }
                     }
                     if left.fetch_sub(1, Relaxed) == 1 {
@@ -241,7 +242,7 @@ fn three_workers_take_each_operation_once_and_all_end() {
     explore(4000, a_lane_with_three_workers);
 }
 
-/// Workers that take one operation each, and no more: whoever finds several, or the last searcher, must wake another.
+/// Workers that take exactly one operation each: a worker that takes a batch, or the last searcher, must wake another.
 fn workers_that_take_one_operation_each() {
     const WORKERS: usize = 4;
     let (lane, workers) = Lane::new(LaneOptions { name: "model", workers: WORKERS, idle: IdlePolicy::Park });
@@ -249,8 +250,8 @@ fn workers_that_take_one_operation_each() {
         .into_iter()
         .map(|worker| {
             thread::spawn(move || {
-                worker.lane().sleep().carry(worker.index());
-                // The worker may have others in its deque, for the others to steal.
+                worker.lane().sleep().set_thread(worker.index());
+                // The worker may have others in its deque, for other workers to steal.
                 (take(&worker).unwrap(), worker)
             })
         })
@@ -295,7 +296,7 @@ fn waits_for_all() {
                     gone.fetch_add(1, Relaxed);
                     drop(pending.leave(ticket));
                     assert_ne!(pending.wait(None), Waited::TimedOut);
-                    assert!(gone.load(Relaxed) > before, "the wait did not see what had left before");
+                    assert!(gone.load(Relaxed) > before, "the wait missed an operation that had left before");
                 }
             })
         })
@@ -410,16 +411,17 @@ fn an_engine(kind: EngineKind) {
 }
 
 #[test]
-fn a_pooled_engine_runs_what_three_threads_push_and_ends() {
+fn a_pooled_engine_runs_the_operations_of_three_threads_and_ends() {
     explore(1200, || an_engine(EngineKind::Pooled));
 }
 
 #[test]
-fn an_engine_per_device_runs_what_three_threads_push_and_ends() {
+fn an_engine_per_device_runs_the_operations_of_three_threads_and_ends() {
     explore(800, || an_engine(EngineKind::PerDevice));
 }
 
-/// A cancellation in the midst of pushes: what was accepted runs or is cancelled, and nothing runs after the end.
+/// The engine is cancelled in the middle of pushes: accepted operations run or are cancelled, and nothing runs after
+/// the end.
 fn a_cancelled_engine(workers: usize) {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(workers).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -453,7 +455,7 @@ fn a_cancelled_engine_lets_every_wait_end_and_runs_nothing_more() {
     explore(2000, || a_cancelled_engine(2));
 }
 
-/// Waits for an operation when it is woken.
+/// A waker that waits for an operation.
 struct WaitsFor {
     next: Mutex<Option<OpHandle<()>>>,
     is_over: Arc<AtomicUsize>,
@@ -467,58 +469,59 @@ impl Wake for WaitsFor {
     }
 }
 
-/// Whom an operation tells of its end.
+/// What an operation notifies when it ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Tells {
+enum Notifies {
     /// The future of its own handle.
     Handle,
     /// A future that waits for all, on a worker.
     All,
-    /// The same on the thread that uses the operation's completion.
+    /// A future that waits for all, on the thread that uses the operation's completion.
     AllByCompletion,
 }
 
-/// An operation tells a future, whose waker waits for the operation behind it.
-fn a_waker_that_waits_for_a_successor(workers: usize, tells: Tells) {
+/// An operation notifies a future, whose waker waits for the operation behind it.
+fn a_waker_that_waits_for_a_successor(workers: usize, notifies: Notifies) {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(workers).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
     let (token, over) = (engine.token(), Arc::new(AtomicUsize::new(0)));
     let (sender, receiver) = mpsc::channel();
     let begin = move |_: &OpContext<'_>, done| sender.send(done).unwrap();
     engine.op("asynchronous").writes([&token]).push_async(begin).unwrap();
-    // Everything is behind this one, which this thread ends.
+    // All other operations are behind this one, which this thread completes.
     let done: Completion = receiver.recv().unwrap();
-    let mut told: Pin<Box<dyn Future<Output = Result<(), WaitError>>>> = match tells {
-        Tells::Handle => Box::pin(engine.op("tells").writes([&token]).submit((), |()| ()).unwrap()),
-        Tells::All => {
-            engine.op("tells").writes([&token]).push((), |()| ()).unwrap();
+    let mut notified: Pin<Box<dyn Future<Output = Result<(), WaitError>>>> = match notifies {
+        Notifies::Handle => Box::pin(engine.op("notifies").writes([&token]).submit((), |()| ()).unwrap()),
+        Notifies::All => {
+            engine.op("notifies").writes([&token]).push((), |()| ()).unwrap();
             Box::pin(engine.wait_for_all_async())
         }
-        Tells::AllByCompletion => Box::pin(engine.wait_for_all_async()),
+        Notifies::AllByCompletion => Box::pin(engine.wait_for_all_async()),
     };
     let next = engine.op("next").writes([&token]).submit((), |()| ()).unwrap();
     let waker = Arc::new(WaitsFor { next: Mutex::new(Some(next)), is_over: Arc::clone(&over) });
-    assert!(told.as_mut().poll(&mut task::Context::from_waker(&waker.into())).is_pending());
+    assert!(notified.as_mut().poll(&mut task::Context::from_waker(&waker.into())).is_pending());
     done.complete();
-    if tells == Tells::AllByCompletion {
-        assert_eq!(over.load(Relaxed), 1, "the completion has told nobody");
+    if notifies == Notifies::AllByCompletion {
+        assert_eq!(over.load(Relaxed), 1, "the completion has notified no future");
     }
     engine.wait_for_var(&token).unwrap();
     drop(token);
     engine.shutdown(Shutdown::Drain, None).unwrap();
-    assert_eq!(over.load(Relaxed), 1, "nobody was told");
+    assert_eq!(over.load(Relaxed), 1, "no future was notified");
 }
 
 #[test]
-fn what_became_ready_is_placed_before_the_program_is_told() {
-    for tells in [Tells::Handle, Tells::All, Tells::AllByCompletion] {
+fn ready_operations_are_scheduled_before_the_program_is_notified() {
+    for notifies in [Notifies::Handle, Notifies::All, Notifies::AllByCompletion] {
         for workers in [1, 2] {
-            explore(400, move || a_waker_that_waits_for_a_successor(workers, tells));
+            explore(400, move || a_waker_that_waits_for_a_successor(workers, notifies));
         }
     }
 }
 
-/// A deletion, which the engine admits at any time, pushes while another thread shuts the engine down: what is accepted runs.
+/// A deletion, which the engine admits at any time, pushes while another thread shuts the engine down. An accepted
+/// push runs.
 fn a_deletion_that_pushes_while_the_engine_ends() {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -537,19 +540,19 @@ fn a_deletion_that_pushes_while_the_engine_ends() {
 }
 
 #[test]
-fn what_a_deletion_pushes_while_the_engine_ends_runs_or_is_refused() {
+fn a_push_by_a_deletion_while_the_engine_ends_runs_or_is_refused() {
     explore(4000, a_deletion_that_pushes_while_the_engine_ends);
 }
 
 // ------------------------------------------------------------------------------------------------------ devices ----
 
-/// What kernels have done to a device's variable: the numbers of their operations. `std`'s, so that it makes no
-/// schedule.
+/// What kernels have done to a device's variable: the numbers of their operations. Uses `std`, which adds no
+/// schedules.
 type Done = Arc<Mutex<Vec<usize>>>;
 
-/// Three threads push kernels, copies and operations of the CPU on an engine with a GPU that picks at random what it
-/// does next, and in some schedules is lost in the midst. Whoever is told that an operation succeeded finds what it did
-/// and what its own thread had done before; everybody is told.
+/// Three threads push kernels, copies and CPU operations on an engine with a GPU, which chooses at random what it does
+/// next, and in some schedules is lost on the way. A thread that sees its operation succeed finds the effects of it
+/// and of its own earlier operations; every wait ends.
 fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
     const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().seed(below(1 << 30) as u64).build();
@@ -566,7 +569,7 @@ fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
                 (engine.clone(), gpu.clone(), vars.clone(), host.clone(), done.clone());
             let (made, dropped) = (Arc::clone(&made), Arc::clone(&dropped));
             thread::spawn(move || {
-                // By variable, the kernels of this thread.
+                // The kernels of this thread, by variable.
                 let mut own = [Vec::new(), Vec::new()];
                 for number in 0..4 {
                     let number = pusher * 10 + number;
@@ -592,9 +595,12 @@ fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
                             if below(2) == 0 {
                                 match handle.wait() {
                                     Ok(()) => {
-                                        assert!(done[which].lock().unwrap().contains(&number), "told too early");
+                                        assert!(
+                                            done[which].lock().unwrap().contains(&number),
+                                            "the wait ended before the kernel"
+                                        );
                                         let counted = engine.version(var) >= own[which].len() as u64;
-                                        assert!(counted || loses, "what is over is not counted");
+                                        assert!(counted || loses, "a completed operation is not counted");
                                     }
                                     Err(error) => assert_is_loss(&error, loses),
                                 }
@@ -602,18 +608,18 @@ fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
                         }
                         3 => {
                             drop(life);
-                            // From the device and back, so that the value stays what it is.
+                            // From the device and back, so that the value does not change.
                             engine.op("out").on(GPU).copy_from_device(var, &host).unwrap();
                             engine.op("in").on(GPU).copy_to_device(&host, other).unwrap();
                         }
                         4 => {
                             let before = own[which].clone();
-                            let look = move |_: &DeviceVec<u64>| {
+                            let check = move |_: &DeviceVec<u64>| {
                                 let log = log.lock().unwrap();
                                 let own: Vec<_> = log.iter().filter(|&&at| at / 10 == pusher).copied().collect();
                                 (own.starts_with(&before), life).0
                             };
-                            let handle = engine.op("cpu").submit(var.read(), look).unwrap();
+                            let handle = engine.op("cpu").submit(var.read(), check).unwrap();
                             match handle.wait() {
                                 Ok(seen) => assert!(seen, "a CPU operation came before a kernel"),
                                 Err(error) => assert_is_loss(&error, loses),
@@ -623,7 +629,7 @@ fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
                             drop(life);
                             let waited = if below(2) == 0 { engine.wait_for_all() } else { engine.wait_for_var(var) };
                             let counted = engine.version(var) >= own[which].len() as u64;
-                            assert!(counted || loses, "what is over is not counted");
+                            assert!(counted || loses, "a completed operation is not counted");
                             waited.unwrap_or_else(|error| assert_is_loss(&error, loses));
                         }
                     }
@@ -651,22 +657,22 @@ fn assert_is_loss(error: &WaitError, loses: bool) {
     assert!(loses && of_device, "{error}");
 }
 
-/// Whoever has waited for a variable finds counted what a device has done to it, also if the wait begins while the lane
-/// says that it is over.
-fn waits_for_what_a_device_does() {
+/// A wait for a variable covers the version of what a device has done to it, even if the wait begins while the lane
+/// completes the operation.
+fn waits_for_device_operations() {
     const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().build();
     let builder = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).idle(IdlePolicy::Park);
     let engine = builder.gpu(gpu).build().unwrap();
     let var = engine.device_var::<u64>(GPU, 1).unwrap();
-    // `std`'s, so that it makes no schedule.
+    // Uses `std`, which adds no schedules.
     let pushed = Arc::new(AtomicUsize::new(0));
     let (its_engine, its_var, count) = (engine.clone(), var.clone(), Arc::clone(&pushed));
     let waiter = thread::spawn(move || {
         for _ in 0..8 {
             let before = count.load(Relaxed) as u64;
             its_engine.wait_for_var(&its_var).unwrap();
-            assert!(its_engine.version(&its_var) >= before, "what is over is not counted");
+            assert!(its_engine.version(&its_var) >= before, "a completed operation is not counted");
         }
     });
     for number in 1..4 {
@@ -682,11 +688,11 @@ fn waits_for_what_a_device_does() {
 }
 
 #[test]
-fn who_waits_for_what_a_device_does_finds_it_counted() {
-    explore(2000, waits_for_what_a_device_does);
+fn a_wait_for_a_device_operation_sees_it_in_the_version() {
+    explore(2000, waits_for_device_operations);
 }
 
-/// Says when it is dropped.
+/// Sends when it is dropped.
 struct Life(mpsc::Sender<()>);
 
 impl Drop for Life {
@@ -695,8 +701,8 @@ impl Drop for Life {
     }
 }
 
-/// An operator over a device's variable is dropped, beside a reader of the device or behind one, and another reader is
-/// launched behind the deletion. If the deletion is `first`, that one goes on until the operator is deleted.
+/// An operator over a device's variable is dropped, beside a reader on the device or behind one, and another reader is
+/// launched behind the deletion. If the deletion is `first`, that reader runs until the operator is deleted.
 fn a_deleted_operator(workers: usize, first: bool) {
     const GPU: Device = Device::Gpu(0);
     const LATER: Duration = Duration::from_millis(1);
@@ -741,14 +747,14 @@ fn a_deleted_operator(workers: usize, first: bool) {
 }
 
 #[test]
-fn a_deleted_operator_over_a_variable_that_a_device_reads_comes_to_its_lane_once() {
+fn a_deleted_operator_over_a_variable_that_a_device_reads_enters_its_lane_once() {
     for (workers, first) in [(1, true), (2, true), (2, false)] {
         explore(600, move || a_deleted_operator(workers, first));
     }
 }
 
-/// An operation ends its engine, which then waits for the last operation of a device only, and the last handle is dropped
-/// outside.
+/// An operation ends its engine, which then waits only for the last operation of a device, and the last handle is
+/// dropped outside.
 fn an_engine_that_ends_while_a_device_works() {
     const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().seed(below(1 << 30) as u64).build();
@@ -770,22 +776,22 @@ fn an_engine_that_ends_while_a_device_works() {
 }
 
 #[test]
-fn an_engine_that_its_operation_has_ended_ends_with_the_last_operation_of_a_device() {
+fn an_engine_ended_by_its_operation_ends_with_the_last_device_operation() {
     explore(8000, an_engine_that_ends_while_a_device_works);
 }
 
 #[test]
-fn a_pooled_engine_with_a_gpu_runs_what_three_threads_push_and_ends() {
+fn a_pooled_engine_with_a_gpu_runs_the_operations_of_three_threads_and_ends() {
     explore(1000, || an_engine_with_a_gpu(EngineKind::Pooled, false));
 }
 
 #[test]
-fn an_engine_with_a_gpu_runs_what_three_threads_push_and_ends() {
+fn an_engine_with_a_gpu_runs_the_operations_of_three_threads_and_ends() {
     explore(800, || an_engine_with_a_gpu(EngineKind::PerDevice, false));
 }
 
 #[test]
-fn an_engine_whose_gpu_is_lost_tells_everybody_and_ends() {
+fn an_engine_whose_gpu_is_lost_ends_every_wait_and_then_itself() {
     explore(800, || an_engine_with_a_gpu(EngineKind::PerDevice, true));
 }
 
@@ -796,7 +802,7 @@ macro_rules! twins {
         #[test]
         #[ignore = "fails by design; run by the test below"]
         fn $twin() {
-            // It ends with the first schedule that fails, which is a rare one for some.
+            // It ends with the first schedule that fails, which for some models is a rare one.
             without(Step::$step, || explore(200_000, $model));
         }
 
@@ -814,23 +820,23 @@ twins! {
         pushes_over_several_variables, without RereadRegistered, "max_steps";
     without_the_epoch, without_the_epoch_a_record_is_used_after_its_end:
         pushes_over_several_variables, without ReclaimAfterEpoch, "use after reclamation";
-    without_the_second_look, without_the_second_look_a_wake_up_is_lost:
-        a_lane_with_three_workers, without LookAgainBeforePark, "deadlock";
+    without_the_second_search, without_the_second_search_a_wake_up_is_lost:
+        a_lane_with_three_workers, without SearchAgainBeforePark, "deadlock";
     without_the_notification, without_the_notification_a_wait_never_ends:
         waits_for_all, without LeaveNotifies, "deadlock";
     without_completion_by_drop, without_completion_by_drop_an_engine_never_ends:
         || an_engine(EngineKind::Pooled), without DropCompletes, "deadlock";
-    without_the_second_look_in_an_engine, without_the_second_look_a_cancelled_engine_hangs:
-        || a_cancelled_engine(1), without LookAgainBeforePark, "deadlock";
-    when_a_handle_is_told_first, when_a_handle_is_told_first_its_waker_waits_for_ever:
-        || a_waker_that_waits_for_a_successor(1, Tells::Handle), without PlaceBeforeTelling, "deadlock";
-    when_all_are_told_first, when_all_are_told_first_a_waker_waits_for_ever:
-        || a_waker_that_waits_for_a_successor(2, Tells::All), without PlaceBeforeTelling, "deadlock";
-    when_a_completion_tells_first, when_a_completion_tells_first_a_waker_waits_for_ever:
-        || a_waker_that_waits_for_a_successor(2, Tells::AllByCompletion), without PlaceBeforeTelling, "deadlock";
-    when_a_lane_wakes_by_operations_once_closed, when_a_lane_wakes_by_operations_once_closed_an_engine_never_ends:
+    without_the_second_search_in_an_engine, without_the_second_search_a_cancelled_engine_hangs:
+        || a_cancelled_engine(1), without SearchAgainBeforePark, "deadlock";
+    when_a_handle_is_notified_first, when_a_handle_is_notified_first_its_waker_waits_for_ever:
+        || a_waker_that_waits_for_a_successor(1, Notifies::Handle), without PlaceBeforeTelling, "deadlock";
+    when_a_wait_for_all_is_notified_first, when_a_wait_for_all_is_notified_first_its_waker_waits_for_ever:
+        || a_waker_that_waits_for_a_successor(2, Notifies::All), without PlaceBeforeTelling, "deadlock";
+    when_a_completion_notifies_first, when_a_completion_notifies_first_a_waker_waits_for_ever:
+        || a_waker_that_waits_for_a_successor(2, Notifies::AllByCompletion), without PlaceBeforeTelling, "deadlock";
+    when_a_closed_lane_wakes_futures_by_operations, when_a_closed_lane_wakes_futures_by_operations_an_engine_never_ends:
         an_engine_that_ends_while_a_device_works, without WakeHereOnceClosed, "max_steps";
-    when_an_engine_ends_that_is_not_closed, when_an_engine_ends_that_is_not_closed_an_accepted_operation_is_lost:
+    when_an_engine_ends_before_it_is_closed, when_an_engine_ends_before_it_is_closed_an_accepted_operation_is_lost:
         a_deletion_that_pushes_while_the_engine_ends, without CloseAndWaitAgain, "operations that ran";
     when_a_lane_asks_for_devices_again, when_a_lane_asks_for_devices_again_an_operation_comes_back:
         || a_deleted_operator(2, false), without EndWaitingForDevices, "an operation enters a lane of several workers a second time";

@@ -1,8 +1,8 @@
-//! Sleep against push: no wake-up is lost, whatever the order of announcing, looking, pushing and notifying.
+//! Sleeping against pushing: no wake-up is lost, whatever the order of announcing, searching, pushing and notifying.
 //!
 //! A lost wake-up leaves a worker parked for ever, which loom reports as a deadlock. The workers' deques are the model
-//! deque, so what these models say about stealing is about its users. Workers do not spin here: that is one more look
-//! before the same announcement.
+//! deque, so what these models say about stealing is about its users. Workers do not spin here: that would only be one
+//! more search before the same announcement.
 #![cfg(raddle_loom)]
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use loom::{
     thread,
 };
 use raddle::IdlePolicy;
-use raddle::internals::{DEFAULT_BAND, Flavour, Lane, LaneOptions, OpRef, Sleep, Step, Worker};
+use raddle::internals::{DEFAULT_BAND, Flavour, Lane, LaneOptions, OpRef, ParkKind, SearchState, Sleep, Step, Worker};
 use raddle_loom_tests::{end_alone, model, must_fail, without};
 
 type Number = usize;
@@ -24,10 +24,10 @@ fn lane(workers: usize) -> Made {
     Lane::new(LaneOptions { name: "model", workers, idle: IdlePolicy::Park })
 }
 
-/// Of workers that nap once before they sleep.
-fn crowded_lane(workers: usize) -> Made {
+/// A lane whose workers park once with a time limit before they park without one.
+fn contended_lane(workers: usize) -> Made {
     let made = lane(workers);
-    (0..workers).for_each(|worker| made.0.sleep().crowd(worker));
+    (0..workers).for_each(|worker| made.0.sleep().set_contended(worker));
     made
 }
 
@@ -38,36 +38,36 @@ fn op(number: Number, band: u8) -> OpRef<Number> {
 
 fn take(worker: &Worker<Number>) -> Option<Number> {
     let op = worker.next()?;
-    // SAFETY: the worker was handed the operation, and nobody changes its task.
+    // SAFETY: the worker was given the operation, and no thread changes its task.
     let number = unsafe { *op.task_ptr() };
     end_alone(op);
     Some(number)
 }
 
-/// Starts a thread for each worker, which carries it and does `f`.
-fn carried<R: 'static>(workers: Vec<Worker<Number>>, f: fn(Worker<Number>) -> R) -> Vec<thread::JoinHandle<R>> {
-    let carry = |worker: Worker<Number>| {
+/// Starts a thread for each worker, which runs `f` with it.
+fn spawn_workers<R: 'static>(workers: Vec<Worker<Number>>, f: fn(Worker<Number>) -> R) -> Vec<thread::JoinHandle<R>> {
+    let spawn = |worker: Worker<Number>| {
         thread::spawn(move || {
-            worker.lane().sleep().carry(worker.index());
+            worker.lane().sleep().set_thread(worker.index());
             f(worker)
         })
     };
-    workers.into_iter().map(carry).collect()
+    workers.into_iter().map(spawn).collect()
 }
 
-/// Takes one operation, and no more. The worker may have others in its deque, for the others to steal.
+/// Takes exactly one operation. The worker may have others in its deque, for other workers to steal.
 fn take_one(worker: Worker<Number>) -> (Number, Worker<Number>) {
     (take(&worker).unwrap(), worker)
 }
 
-/// Each of the operations up to `count` was [taken](take_one) once.
+/// Asserts that each operation below `count` was [taken](take_one) once.
 fn assert_taken_once(threads: Vec<thread::JoinHandle<(Number, Worker<Number>)>>, count: Number) {
     let mut taken: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     taken.sort_unstable_by_key(|&(number, _)| number);
     assert!(taken.iter().map(|&(number, _)| number).eq(0..count));
 }
 
-/// One worker that waits for `expected` operations, one pusher that injects as many.
+/// One worker that waits for as many operations as `bands` has elements, and one pusher that injects them.
 fn one_worker(bands: &'static [u8]) -> impl Fn() + Send + Sync + 'static {
     one_worker_of(lane, bands)
 }
@@ -77,7 +77,7 @@ fn one_worker_of(lane: fn(usize) -> Made, bands: &'static [u8]) -> impl Fn() + S
         let (lane, mut workers) = lane(1);
         let worker = workers.pop().unwrap();
         let thread = thread::spawn(move || {
-            worker.lane().sleep().carry(0);
+            worker.lane().sleep().set_thread(0);
             let mut taken: Vec<_> = bands.iter().map(|_| take(&worker).unwrap()).collect();
             taken.sort_unstable();
             assert_eq!(taken, (0..bands.len()).collect::<Vec<_>>());
@@ -90,18 +90,18 @@ fn one_worker_of(lane: fn(usize) -> Made, bands: &'static [u8]) -> impl Fn() + S
 }
 
 #[test]
-fn a_push_and_a_worker_that_falls_asleep_cannot_miss_each_other() {
+fn a_push_and_a_worker_that_parks_cannot_miss_each_other() {
     model(3, Flavour::Contract, one_worker(&[DEFAULT_BAND]));
 }
 
 #[test]
-fn a_push_with_a_priority_and_a_worker_that_falls_asleep_cannot_miss_each_other() {
+fn a_push_with_a_priority_and_a_worker_that_parks_cannot_miss_each_other() {
     model(3, Flavour::Contract, one_worker(&[DEFAULT_BAND + 1]));
 }
 
 #[test]
-fn a_push_and_a_worker_that_naps_and_falls_asleep_cannot_miss_each_other() {
-    model(3, Flavour::Contract, one_worker_of(crowded_lane, &[DEFAULT_BAND]));
+fn a_push_and_a_worker_in_a_timed_park_cannot_miss_each_other() {
+    model(3, Flavour::Contract, one_worker_of(contended_lane, &[DEFAULT_BAND]));
 }
 
 #[test]
@@ -109,18 +109,19 @@ fn two_pushes_reach_one_worker() {
     model(2, Flavour::Contract, one_worker(&[DEFAULT_BAND, DEFAULT_BAND - 1]));
 }
 
-/// Two workers, of which one may look for work while a push relies on it; each of two operations is taken once, and the
-/// end of the lane reaches both.
+/// A push may rely on one of two workers that searches. Each of two operations is taken once, and the end of the lane
+/// reaches both workers.
 #[test]
-fn what_is_pushed_while_one_worker_searches_is_taken_and_the_end_reaches_all() {
+fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
     model(1, Flavour::Contract, || {
         let (lane, workers) = lane(2);
-        let threads = carried(workers, |worker| std::iter::from_fn(|| take(&worker)).count());
+        let threads = spawn_workers(workers, |worker| std::iter::from_fn(|| take(&worker)).count());
         lane.inject(op(0, DEFAULT_BAND));
         lane.inject(op(1, DEFAULT_BAND));
         lane.end();
         let taken: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
-        // A lane ends when nothing is pending; here it ends early, and what was not taken yet is still there.
+        // A lane ends when nothing is pending; here it ends early, and operations that were not taken yet are still
+        // there.
         let mut left = 0;
         while let Some((chain, _)) = lane.injector_for_models().pop(DEFAULT_BAND, 1) {
             end_alone(chain.last().unwrap());
@@ -130,36 +131,36 @@ fn what_is_pushed_while_one_worker_searches_is_taken_and_the_end_reaches_all() {
     });
 }
 
-/// Two workers that take one operation each, and no more: each of two pushes must reach one of them, whoever searches,
-/// sleeps or has both in hand.
+/// Two workers take exactly one operation each: each of two pushes must reach one of them, whether they search, sleep,
+/// or hold both operations.
 #[test]
 fn two_pushes_reach_two_workers_that_take_one_operation_each() {
     model(2, Flavour::Contract, two_workers(lane));
 }
 
-/// One of them may be left alone because it naps, and then sleep.
+/// A notifier may leave a worker alone that is in a timed park and then parks without a time limit.
 #[test]
-fn two_pushes_reach_two_workers_that_nap_and_take_one_operation_each() {
-    model(2, Flavour::Contract, two_workers(crowded_lane));
+fn two_pushes_reach_two_workers_with_timed_parks() {
+    model(2, Flavour::Contract, two_workers(contended_lane));
 }
 
 fn two_workers(lane: fn(usize) -> Made) -> impl Fn() + Send + Sync + 'static {
     move || {
         let (lane, workers) = lane(2);
-        let threads = carried(workers, take_one);
+        let threads = spawn_workers(workers, take_one);
         (0..2).for_each(|number| lane.inject(op(number, DEFAULT_BAND)));
         assert_taken_once(threads, 2);
     }
 }
 
-/// Worker 0 was announced, and finds something; so does a searcher. Then there is work, made by the searcher or by
-/// somebody else. Neither of the two looks again but as the last one to stop, so worker 1, which sleeps, must be told:
-/// by who makes the work, who may not take worker 0 for the sleeper that it was, or by one of them.
+/// Worker 0 was announced, and finds an operation; so does a searcher. Then there is work, made by the searcher or by
+/// another thread. Both check again only as the last searcher to stop, so worker 1, which sleeps, must be woken: by
+/// the thread that makes the work, if it does not take worker 0 for a sleeper, or by one of the two.
 fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send + Sync + 'static {
     move || {
         let (lane, _workers) = lane(2);
         let work = Arc::new(AtomicBool::new(false));
-        // As `Worker::found`.
+        // As `Worker::finish_search`.
         let found = |lane: &Lane<Number>, work: &AtomicBool| {
             // Relaxed: ordered by the fences, as the words of the injector are.
             if lane.sleep().stop_search() && work.load(Relaxed) {
@@ -168,8 +169,8 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
         };
         // The sleeper starts the others when it is announced.
         let sleeper = thread::spawn(move || {
-            lane.sleep().carry(1);
-            (0..2).for_each(|worker| lane.sleep().announce(worker, false, false));
+            lane.sleep().set_thread(1);
+            (0..2).for_each(|worker| lane.sleep().announce(worker, SearchState::Inactive, ParkKind::Untimed));
             lane.sleep().start_search();
             let (its_lane, its_work) = (Arc::clone(&lane), Arc::clone(&work));
             let sleeper = thread::spawn(move || {
@@ -178,7 +179,7 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
             });
             let its_lane = Arc::clone(&lane);
             let make = |lane: &Lane<Number>, work: &AtomicBool| {
-                // Relaxed: as above.
+                // Relaxed: ordered by the fences, as the words of the injector are.
                 work.store(true, Relaxed);
                 lane.sleep().notify();
             };
@@ -200,25 +201,25 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
 }
 
 #[test]
-fn who_is_known_to_have_stopped_searching_is_not_taken_for_a_sleeper() {
+fn a_worker_that_stopped_searching_is_not_taken_for_a_sleeper() {
     model(3, Flavour::Contract, two_find_something_and_one_sleeps(false));
 }
 
 #[test]
-fn who_is_known_to_have_stopped_searching_is_not_taken_for_a_sleeper_by_another_thread() {
+fn a_worker_that_stopped_searching_is_not_taken_for_a_sleeper_by_another_thread() {
     model(2, Flavour::Contract, two_find_something_and_one_sleeps(true));
 }
 
-/// Another thread has carried the worker before.
+/// Another thread has run the worker before.
 #[test]
 fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
     model(3, Flavour::Contract, || {
         let options = LaneOptions { name: "model", workers: 1, idle: IdlePolicy::Park };
         let (lane, mut workers) = Lane::new(options);
         let worker = workers.pop().unwrap();
-        lane.sleep().carry(0);
+        lane.sleep().set_thread(0);
         let thread = thread::spawn(move || {
-            worker.lane().sleep().carry(0);
+            worker.lane().sleep().set_thread(0);
             assert_eq!(take(&worker), Some(0));
         });
         lane.inject(op(0, DEFAULT_BAND));
@@ -226,60 +227,61 @@ fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
     });
 }
 
-/// A thread carries the worker and then again, as another one would, and ends; somebody wakes the worker meanwhile, through what
-/// was there before or after, which must be whole and not given back.
+/// A thread stores its handle twice, as two threads would that run the worker in turn, and ends. A notifier wakes the
+/// worker meanwhile, through the old or the new handle, which must be complete and not freed.
 #[test]
-fn who_wakes_a_worker_finds_a_thread_that_is_whole_and_not_gone() {
+fn a_notifier_reads_a_complete_thread_handle_that_is_not_freed() {
     model(3, Flavour::Contract, || {
-        let sleep = Arc::new(Sleep::new(1, false));
+        let sleep = Arc::new(Sleep::new(1, IdlePolicy::Park));
         let its_sleep = Arc::clone(&sleep);
-        let carriers = thread::spawn(move || (0..2).for_each(|_| its_sleep.carry(0)));
+        let carriers = thread::spawn(move || (0..2).for_each(|_| its_sleep.set_thread(0)));
         let notifier = thread::spawn(move || sleep.wake_all());
         carriers.join().unwrap();
         notifier.join().unwrap();
     });
 }
 
-/// Three operations are in the deque of one of three workers, which take one each. A thief takes one and moves another
-/// into its own deque, and meanwhile nobody can find that.
+/// Three operations are in the deque of one of three workers, which take one each. A stealer takes one and moves
+/// another into its own deque, and meanwhile no other worker can find that one.
 #[test]
-fn what_a_thief_leaves_in_its_deque_reaches_a_worker_that_has_looked_in_vain() {
+fn the_rest_of_a_stolen_batch_reaches_a_worker_that_has_searched_in_vain() {
     model(1, Flavour::Contract, || {
         let (_, workers) = lane(3);
-        (0..3).for_each(|number| workers[0].put(op(number, DEFAULT_BAND)));
-        assert_taken_once(carried(workers, take_one), 3);
+        (0..3).for_each(|number| workers[0].push_local(op(number, DEFAULT_BAND)));
+        assert_taken_once(spawn_workers(workers, take_one), 3);
     });
 }
 
-/// Two operations become ready on a worker, which runs the one and does not look again before that has ended.
+/// Two operations become ready on a worker, which runs one and does not search again before that has ended.
 #[test]
-fn what_a_worker_keeps_and_does_not_run_next_reaches_a_worker_that_falls_asleep() {
+fn the_second_successor_of_an_operation_reaches_a_worker_that_parks() {
     model(3, Flavour::Contract, || {
         let (_, workers) = lane(2);
-        let keep_and_take_one = |worker: Worker<Number>| {
+        let push_two_and_take_one = |worker: Worker<Number>| {
             if worker.index() == 0 {
-                (0..2).for_each(|number| worker.keep(op(number, DEFAULT_BAND)));
+                (0..2).for_each(|number| worker.push_next(op(number, DEFAULT_BAND)));
             }
             take_one(worker)
         };
-        assert_taken_once(carried(workers, keep_and_take_one), 2);
+        assert_taken_once(spawn_workers(workers, push_two_and_take_one), 2);
     });
 }
 
 /// Two operations become ready on a worker, which shares both and takes none.
 #[test]
-fn what_a_worker_shares_reaches_a_worker_that_falls_asleep() {
+fn shared_successors_reach_a_worker_that_parks() {
     model(3, Flavour::Contract, || {
         let (_, workers) = lane(2);
-        let keep_and_share = |worker: Worker<Number>| {
+        let push_two_and_share = |worker: Worker<Number>| {
             if worker.index() == 0 {
-                (0..2).for_each(|number| worker.keep(op(number, DEFAULT_BAND)));
-                worker.share();
+                (0..2).for_each(|number| worker.push_next(op(number, DEFAULT_BAND)));
+                worker.share_slot();
                 return (vec![], worker);
             }
             (vec![take(&worker), take(&worker)], worker)
         };
-        let ends: Vec<_> = carried(workers, keep_and_share).into_iter().map(|thread| thread.join().unwrap()).collect();
+        let ends: Vec<_> =
+            spawn_workers(workers, push_two_and_share).into_iter().map(|thread| thread.join().unwrap()).collect();
         let mut taken: Vec<_> = ends.iter().flat_map(|(taken, _)| taken).flatten().collect();
         taken.sort_unstable();
         assert_eq!(taken, [&0, &1]);
@@ -289,24 +291,24 @@ fn what_a_worker_shares_reaches_a_worker_that_falls_asleep() {
 struct Data(UnsafeCell<usize>);
 // SAFETY: the cell is loom's, which reports a race instead of letting it happen.
 unsafe impl Sync for Data {}
-// SAFETY: as above.
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
 unsafe impl Send for Data {}
 
 #[test]
-fn what_was_done_before_the_end_of_a_lane_is_over_for_its_workers() {
+fn workers_see_earlier_writes_when_their_lane_ends() {
     model(3, Flavour::Contract, || {
         let (lane, mut workers) = lane(1);
-        // As if by another worker: one that does not search passes no fence on its way out.
+        // As if by another worker: a worker that does not search passes no fence when it ends.
         lane.sleep().start_search();
         let (worker, data) = (workers.pop().unwrap(), Arc::new(Data(UnsafeCell::new(0))));
         let other = Arc::clone(&data);
         let thread = thread::spawn(move || {
-            worker.lane().sleep().carry(0);
+            worker.lane().sleep().set_thread(0);
             assert!(take(&worker).is_none());
-            // SAFETY: the lane has ended, and nobody writes after that, which is what the model checks.
+            // SAFETY: the lane has ended, and no thread writes after that, which is what the model checks.
             assert_eq!(other.0.with(|data| unsafe { *data }), 1);
         });
-        // SAFETY: as above.
+        // SAFETY: the worker reads only after the lane has ended, which is what the model checks.
         data.0.with_mut(|data| unsafe { *data = 1 });
         lane.end();
         thread.join().unwrap();
@@ -328,41 +330,41 @@ fn without_the_notify_fence_a_wake_up_is_lost() {
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_the_second_look() {
-    without(Step::LookAgainBeforePark, || {
+fn without_the_second_search() {
+    without(Step::SearchAgainBeforePark, || {
         model(3, Flavour::Contract, one_worker(&[DEFAULT_BAND]));
     });
 }
 
 #[test]
-fn without_the_second_look_a_wake_up_is_lost() {
-    must_fail("without_the_second_look", "deadlock");
+fn without_the_second_search_a_wake_up_is_lost() {
+    must_fail("without_the_second_search", "deadlock");
 }
 
-/// The notifier must not leave its work to a worker that does not come back. With two workers: it does so only while
+/// The notifier must not leave its work to a worker that stays parked. With two workers, since it does so only while
 /// another one is awake.
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_an_end_of_a_nap() {
-    without(Step::NapEnds, || {
-        model(2, Flavour::Contract, two_workers(crowded_lane));
+fn when_a_timed_park_does_not_end() {
+    without(Step::TimedParkEnds, || {
+        model(2, Flavour::Contract, two_workers(contended_lane));
     });
 }
 
 #[test]
-fn without_an_end_of_a_nap_work_is_left_to_a_worker_that_sleeps() {
-    must_fail("without_an_end_of_a_nap", "deadlock");
+fn when_a_timed_park_does_not_end_work_is_left_to_a_sleeper() {
+    must_fail("when_a_timed_park_does_not_end", "deadlock");
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_the_retreat_of_a_nap() {
-    without(Step::RetractNap, || {
-        model(2, Flavour::Contract, two_workers(crowded_lane));
+fn when_a_timed_park_is_not_retracted() {
+    without(Step::RetractTimedPark, || {
+        model(2, Flavour::Contract, two_workers(contended_lane));
     });
 }
 
 #[test]
-fn without_the_retreat_of_a_nap_a_worker_that_sleeps_is_taken_for_one_that_naps() {
-    must_fail("without_the_retreat_of_a_nap", "deadlock");
+fn when_a_timed_park_is_not_retracted_a_parked_worker_is_taken_for_a_timed_one() {
+    must_fail("when_a_timed_park_is_not_retracted", "deadlock");
 }

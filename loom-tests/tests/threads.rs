@@ -1,4 +1,4 @@
-//! Threads without a worker, and the end of an engine that nobody waits for.
+//! Spare threads, and the end of an engine in the background.
 #![cfg(raddle_loom)]
 
 use std::{
@@ -14,11 +14,11 @@ use loom::thread;
 use raddle::internals::{Flavour, PendingOps, SpareThreads, Step};
 use raddle_loom_tests::{COMPLETE, leave, model, must_fail, without};
 
-/// A worker is offered to a thread whose time is up: it is taken, or the one who offers it has it still.
-fn offer_to_who_gives_up() {
+/// A worker is offered to a thread whose time limit has passed: the thread takes it, or the offer returns it.
+fn offer_to_a_thread_that_gives_up() {
     let spares = Arc::new(SpareThreads::default());
     let other = Arc::clone(&spares);
-    // In models the time is up at once.
+    // In models the time limit passes immediately.
     let thread = thread::spawn(move || other.wait(Some(Instant::now())));
     let offered = spares.offer(7);
     let taken = thread.join().unwrap();
@@ -30,26 +30,26 @@ fn offer_to_who_gives_up() {
 
 #[test]
 fn a_worker_offered_to_a_thread_that_gives_up_is_not_lost() {
-    model(COMPLETE, Flavour::Contract, offer_to_who_gives_up);
+    model(COMPLETE, Flavour::Contract, offer_to_a_thread_that_gives_up);
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_the_second_look() {
-    without(Step::SparesLookAgain, || {
-        model(COMPLETE, Flavour::Contract, offer_to_who_gives_up);
+fn without_the_second_check() {
+    without(Step::SparesCheckAgain, || {
+        model(COMPLETE, Flavour::Contract, offer_to_a_thread_that_gives_up);
     });
 }
 
 #[test]
-fn without_a_second_look_a_worker_offered_to_a_thread_that_gives_up_is_lost() {
-    must_fail("without_the_second_look", "the worker is lost");
+fn without_the_second_check_a_worker_offered_to_a_thread_that_gives_up_is_lost() {
+    must_fail("without_the_second_check", "the worker is lost");
 }
 
-/// Two workers are offered at once, while two threads wait or are about to. Those that are taken are taken once each, and
-/// the end reaches whoever has got none.
+/// Two workers are offered concurrently, while two threads wait or are about to. Each accepted worker is taken once,
+/// and the end reaches the threads that were offered none.
 #[test]
-fn two_workers_offered_at_once_are_taken_once_each_and_the_end_reaches_the_others() {
+fn two_workers_offered_concurrently_are_taken_once_each_and_the_end_reaches_the_others() {
     model(2, Flavour::Contract, || {
         let spares = Arc::new(SpareThreads::default());
         let threads = [(); 2].map(|()| {
@@ -69,25 +69,25 @@ fn two_workers_offered_at_once_are_taken_once_each_and_the_end_reaches_the_other
     });
 }
 
-/// Ends something when the pending finds nothing pending.
+/// Ends when it finds nothing pending.
 struct Ends {
     pending: Arc<PendingOps>,
-    /// Operations that are over.
+    /// The number of operations that are over.
     over: Arc<AtomicUsize>,
     ended: AtomicBool,
 }
 
 impl Wake for Ends {
     fn wake(self: Arc<Self>) {
-        if self.pending.poll_idle(&Waker::from(Arc::clone(&self))) {
-            // Relaxed: the pending hands over what the operations did, which is a part of the claim.
-            assert_eq!(self.over.load(Relaxed), 3, "something is still pending");
+        if self.pending.poll_idle(&Waker::from(Arc::clone(&self))).is_ready() {
+            // Relaxed: the count hands over what the operations did, which is a part of the claim.
+            assert_eq!(self.over.load(Relaxed), 3, "an operation is still pending");
             self.ended.store(true, Relaxed);
         }
     }
 }
 
-/// An operation pushes another and that a third, while an end in the background begins: it comes, and when all are over.
+/// An operation pushes another and that a third, while an end in the background begins: it comes when all are over.
 fn end_behind_a_chain() {
     let (pending, over) = (Arc::new(PendingOps::new(2)), Arc::new(AtomicUsize::new(0)));
     let (first, other, count) = (pending.enter(), Arc::clone(&pending), Arc::clone(&over));
@@ -104,23 +104,23 @@ fn end_behind_a_chain() {
     let ends = Arc::new(Ends { pending, over, ended: AtomicBool::new(false) });
     Arc::clone(&ends).wake();
     thread.join().unwrap();
-    assert!(ends.ended.load(Relaxed), "nobody has ended it");
+    assert!(ends.ended.load(Relaxed), "it was not ended");
 }
 
 #[test]
-fn an_end_in_the_background_comes_when_what_operations_pushed_is_over_too() {
+fn a_background_end_waits_for_operations_pushed_by_operations() {
     model(2, Flavour::Contract, end_behind_a_chain);
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_looking_again() {
-    without(Step::EndLooksAgain, || {
+fn without_checking_again() {
+    without(Step::EndChecksAgain, || {
         model(2, Flavour::Contract, end_behind_a_chain);
     });
 }
 
 #[test]
-fn without_looking_again_an_end_in_the_background_comes_too_soon() {
-    must_fail("without_looking_again", "something is still pending");
+fn without_checking_again_a_background_end_is_too_early() {
+    must_fail("without_checking_again", "an operation is still pending");
 }

@@ -1,4 +1,4 @@
-//! What the words of a variable hand over: its version, and the count of its handles.
+//! The edges of a variable: its version, and the count of its handles.
 #![cfg(raddle_loom)]
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use raddle_loom_tests::model;
 struct Data(UnsafeCell<usize>);
 // SAFETY: the cell is loom's, which reports a race instead of letting it happen.
 unsafe impl Sync for Data {}
-// SAFETY: as above.
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
 unsafe impl Send for Data {}
 
 /// A value that uses the data when it is dropped.
@@ -18,20 +18,20 @@ struct Value(Arc<Data>);
 
 impl Drop for Value {
     fn drop(&mut self) {
-        // SAFETY: no handle is left whose user could use the data, which is what the model checks.
+        // SAFETY: no handle is left, so no other thread uses the data, which is what the model checks.
         self.0.0.with_mut(|data| unsafe { *data += 1 });
     }
 }
 
 #[test]
-fn what_was_done_by_any_handle_comes_before_the_value_is_dropped() {
+fn uses_through_any_handle_come_before_the_drop_of_the_value() {
     model(2, Contract, || {
         let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
         let data = Arc::new(Data(UnsafeCell::new(0)));
         let var = engine.var(Value(Arc::clone(&data)));
         let (other, handle) = (Arc::clone(&data), var.clone());
         let thread = thread::spawn(move || {
-            // SAFETY: as above.
+            // SAFETY: the value is dropped only after this handle, which is what the model checks.
             other.0.with_mut(|data| unsafe { *data += 1 });
             drop(handle);
         });
@@ -43,20 +43,20 @@ fn what_was_done_by_any_handle_comes_before_the_value_is_dropped() {
 }
 
 #[test]
-fn who_sees_a_version_sees_what_the_mutations_did_that_it_counts() {
+fn a_thread_that_sees_a_version_sees_the_mutations_it_counts() {
     model(2, Contract, || {
         let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
         let (token, data) = (engine.token(), Arc::new(Data(UnsafeCell::new(0))));
         // The mutation is on this thread because it loads the version before it stores it: loom would take that load
-        // for the last one, and not see that another thread's may come after the store.
+        // for the last one, and would not explore that another thread's load may come after the store.
         let (other, its_token, its_data) = (engine.clone(), token.clone(), Arc::clone(&data));
         let thread = thread::spawn(move || {
             if other.version(&its_token) == 1 {
-                // SAFETY: the mutation was counted, so it is over, which is what the model checks.
+                // SAFETY: the mutation has been counted, so it is over, which is what the model checks.
                 assert_eq!(its_data.0.with(|data| unsafe { *data }), 1);
             }
         });
-        // SAFETY: as above.
+        // SAFETY: the other thread reads only after the mutation is over, which is what the model checks.
         let mutate = move || data.0.with_mut(|data| unsafe { *data += 1 });
         engine.push_sync(move |_| mutate(), [], [&token]).unwrap();
         thread.join().unwrap();

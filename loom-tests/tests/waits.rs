@@ -1,4 +1,4 @@
-//! Waits for a variable that join one that is pending.
+//! Waits for a variable that join a pending wait.
 #![cfg(raddle_loom)]
 
 use std::{
@@ -18,7 +18,7 @@ fn poll(wait: &mut VarWait) -> Poll<Result<(), WaitError>> {
     Pin::new(wait).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// One thread begins a wait; the other pushes an operation, and then begins one as well.
+/// One thread begins a wait; the other pushes an operation, and then begins a wait as well.
 fn a_wait_behind_a_push() {
     let (engine, token, done) = pending();
     let (other, its_token) = (engine.clone(), token.clone());
@@ -29,30 +29,30 @@ fn a_wait_behind_a_push() {
     drop(engine.wait_for_var_async(&token));
     let (mut wait, second) = thread.join().unwrap();
     done.complete();
-    assert!(poll(&mut wait).is_pending(), "the wait is over before what was pushed before it");
+    assert!(poll(&mut wait).is_pending(), "the wait ended before an earlier push");
     second.lock().unwrap().take().unwrap().complete();
     assert!(poll(&mut wait).is_ready());
 }
 
 #[test]
-fn a_wait_that_joins_another_covers_what_was_pushed_before_it() {
+fn a_wait_that_joins_another_covers_earlier_pushes() {
     model(2, Contract, a_wait_behind_a_push);
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_the_look_behind_the_wait() {
+fn without_the_check_behind_the_wait() {
     without(Step::JoinOnlyTheLast, || {
         model(2, Contract, a_wait_behind_a_push);
     });
 }
 
 #[test]
-fn without_the_look_behind_the_wait_one_that_joins_it_is_over_too_soon() {
-    must_fail("without_the_look_behind_the_wait", "before what was pushed before it");
+fn without_the_check_behind_the_wait_a_joining_wait_ends_too_early() {
+    must_fail("without_the_check_behind_the_wait", "before an earlier push");
 }
 
-/// One thread begins a wait; the other begins one as well, and then pushes an operation.
+/// One thread begins a wait; the other begins a wait as well, and then pushes an operation.
 fn a_wait_in_front_of_a_push() {
     let (engine, token, done) = pending();
     let (other, its_token) = (engine.clone(), token.clone());
@@ -63,32 +63,32 @@ fn a_wait_in_front_of_a_push() {
     drop(engine.wait_for_var_async(&token));
     let (mut wait, second) = thread.join().unwrap();
     done.complete();
-    assert!(poll(&mut wait).is_ready(), "the wait holds for what was pushed after it");
+    assert!(poll(&mut wait).is_ready(), "the wait covers a later push");
     second.lock().unwrap().take().unwrap().complete();
 }
 
 #[test]
-fn a_wait_that_joins_another_is_not_prolonged_by_what_is_pushed_after_it() {
+fn a_wait_that_joins_another_does_not_cover_later_pushes() {
     model(2, Contract, a_wait_in_front_of_a_push);
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_the_look_whether_it_is_in() {
+fn without_the_check_that_it_is_queued() {
     without(Step::JoinWhatIsIn, || {
         model(2, Contract, a_wait_in_front_of_a_push);
     });
 }
 
 #[test]
-fn without_the_look_whether_it_is_in_a_wait_is_prolonged() {
-    must_fail("without_the_look_whether_it_is_in", "holds for what was pushed after it");
+fn without_the_check_that_it_is_queued_a_wait_covers_later_pushes() {
+    must_fail("without_the_check_that_it_is_queued", "covers a later push");
 }
 
-/// Waits of both kinds begin while the operation in front of them ends, and with it the wait that they may join. Each is told
-/// of the failure, and the records that were held meanwhile are given back.
+/// Waits of both kinds begin while the operation in front of them completes, and with it the wait that they may join.
+/// Each returns the failure, and the records that were held meanwhile are freed.
 #[test]
-fn waits_that_join_one_that_begins_are_told_of_the_failure() {
+fn waits_that_join_a_beginning_wait_return_the_failure() {
     model(2, Contract, || {
         let (engine, token, done) = pending();
         let first = engine.wait_for_var_async(&token);
@@ -98,10 +98,10 @@ fn waits_that_join_one_that_begins_are_told_of_the_failure() {
         done.fail("as planned");
         let others = thread.join().unwrap();
         for mut wait in others.into_iter().chain([first]) {
-            assert!(matches!(poll(&mut wait), Poll::Ready(Err(WaitError::Failed(_)))), "it is not told");
+            assert!(matches!(poll(&mut wait), Poll::Ready(Err(WaitError::Failed(_)))), "it did not return the failure");
         }
         drop(token);
-        // It was told, and the variable is gone.
+        // The failure is known, and the variable is gone.
         let _ = engine.wait_for_all();
     });
 }

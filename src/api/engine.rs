@@ -36,6 +36,7 @@ use crate::{
         spec::{Entries, Spec},
         task::{ResultJob, flag},
         variable::VarCell,
+        waits::WaitFor,
     },
     error::{
         build::{BuildError, ShutdownError},
@@ -437,12 +438,14 @@ impl Engine {
 
     #[track_caller]
     fn wait(&self, token: &Token, for_reading: bool, timeout: Option<Duration>) -> Result<(), WaitError> {
-        self.core.wait_for_var(token.var(), for_reading, deadline(timeout), Location::caller())
+        let kind = if for_reading { WaitFor::Writers } else { WaitFor::All };
+        self.core.wait_for_var(token.var(), kind, deadline(timeout), Location::caller())
     }
 
     #[track_caller]
     fn wait_async(&self, token: &Token, for_reading: bool) -> VarWait {
-        VarWait::new(self.core.begin_wait(token.var(), for_reading, Location::caller()))
+        let kind = if for_reading { WaitFor::Writers } else { WaitFor::All };
+        VarWait::new(self.core.begin_wait(token.var(), kind, Location::caller()))
     }
 
     /// Waits for every operation pushed before the call, by whatever thread. Pushes after the call do not prolong it.

@@ -13,7 +13,7 @@ use crate::{
     engine::core::Core,
     error::{push::PushError, wait::WaitError},
     notify::oneshot::{Oneshot, Waiter},
-    sync::fork::Birth,
+    sync::fork::ProcessMark,
 };
 
 /// The handle of a pushed operation: its result can be waited for, awaited, or left alone.
@@ -100,7 +100,7 @@ impl<R> Future for OpHandle<R> {
 #[must_use = "futures do nothing unless awaited"]
 pub struct VarWait {
     waited: Waited,
-    birth: Birth,
+    birth: ProcessMark,
 }
 
 enum Waited {
@@ -117,7 +117,7 @@ impl VarWait {
             Ok(None) => Waited::Not,
             Err(error) => Waited::Refused(error),
         };
-        Self { waited, birth: Birth::now() }
+        Self { waited, birth: ProcessMark::current() }
     }
 }
 

@@ -74,7 +74,7 @@ use super::{
 };
 use crate::{
     error::device::{CAPTURING, DeviceError},
-    sync::{Mutex, fork::Birth, lock},
+    sync::{Mutex, fork::ProcessMark, lock},
     system::{panics, topology},
 };
 
@@ -292,7 +292,7 @@ struct Shared {
     /// Held by whoever gives up the device, until it has done what it was given.
     giving_up: Mutex<()>,
     /// What the driver has is the parent's in a forked child.
-    birth: Birth,
+    birth: ProcessMark,
     /// Dropped last: all of the above needs it.
     context: Arc<CudaContext>,
 }
@@ -386,7 +386,7 @@ impl CudaGpu {
             peers: Mutex::new(Vec::new()),
             lost: OnceLock::new(),
             giving_up: Mutex::new(()),
-            birth: Birth::now(),
+            birth: ProcessMark::current(),
             context,
         };
         if marks == MarkKind::Counter {

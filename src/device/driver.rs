@@ -7,7 +7,7 @@ use crate::error::device::DeviceError;
 /// The size of the smallest block in bytes. Drivers align what they give to at least this.
 pub(super) const ALIGNMENT: usize = 256;
 
-/// A GPU for an engine: made from a [`SimulatedGpu`](simulated::SimulatedGpu), or from a `CudaGpu` in builds with
+/// A GPU for an engine: made from a [`SimulatedGpu`](super::simulated::SimulatedGpu), or from a `CudaGpu` in builds with
 /// the feature `cuda`.
 #[derive(Clone, Debug)]
 pub struct GpuDriver(pub(crate) Arc<dyn Driver>);

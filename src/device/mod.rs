@@ -1,6 +1,6 @@
 //! The devices that operations run on, and what the engine asks of one.
 //!
-//! A device with memory of its own is behind a [`Driver`], and each of its lanes has one [`Stream`], a queue of
+//! A device with memory of its own is behind a [`Driver`](driver::Driver), and each of its lanes has one [`Stream`](driver::Stream), a queue of
 //! commands that the device works off by itself. There are two: [`simulated`], which needs no hardware, and `cuda`, in
 //! builds with that feature.
 //!
@@ -16,19 +16,19 @@
 //!
 //! Commands of one stream take effect in the order in which they were issued. Commands of two streams have an order
 //! only where one waits for an event that the other has recorded. The host sees what commands have done once
-//! [`Stream::passed`] has given the number of a mark made after them.
+//! [`Stream::passed`](driver::Stream::passed) has given the number of a mark made after them.
 //!
 //! # Edges
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `mark` | the device, when it gets to a mark | [`Stream::passed`] | what the commands before the mark have written |
+//! | `mark` | the device, when it gets to a mark | [`Stream::passed`](driver::Stream::passed) | what the commands before the mark have written |
 //! | `event` | the device, when it gets to a recorded event | the device, in a stream that waits for it | the same, to commands behind the wait |
 //!
 //! # After a loss
 //!
-//! An error that [is one](DeviceError::is_lost) is given for good: from then on every call of every stream of the
-//! device gives it, and allocations are refused. When [`Driver::abandon`] has returned, the device touches no memory any
+//! An error that [is one](crate::DeviceError::is_lost) is given for good: from then on every call of every stream of the
+//! device gives it, and allocations are refused. When [`Driver::abandon`](driver::Driver::abandon) has returned, the device touches no memory any
 //! more (see `cuda` for what is not known of hardware). Blocks can still be given back.
 
 pub(crate) mod callback;

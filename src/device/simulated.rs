@@ -41,7 +41,7 @@ use super::{
 };
 use crate::{
     error::device::DeviceError,
-    sync::{Condvar, Mutex, MutexGuard, fork::Birth, lock, thread},
+    sync::{Condvar, Mutex, MutexGuard, fork::ProcessMark, lock, thread},
 };
 
 mod kernel;
@@ -169,7 +169,7 @@ impl Builder {
             number: NEXT.fetch_add(1, Relaxed),
             state: Mutex::new(State::new(self.compute_engines, self.clock, self.seed)),
             idle: Condvar::new(),
-            birth: Birth::now(),
+            birth: ProcessMark::current(),
             pool: pool::Pool::new(),
             options: self,
         }))
@@ -244,7 +244,7 @@ struct Device {
     idle: Condvar,
     pool: pool::Pool,
     /// In a forked child the locks may be held for ever.
-    birth: Birth,
+    birth: ProcessMark,
 }
 
 impl SimulatedGpu {

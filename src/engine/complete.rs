@@ -3,7 +3,7 @@
 use crate::{
     engine::{
         core::Core,
-        ending::{Rest, Told},
+        ending::{Completed, Epilogue, FnState},
         task::{Task, flag},
         variable::VarCell,
     },
@@ -32,20 +32,19 @@ impl Core {
         ticket
     }
 
-    /// Completes an operation with `result`, and adds the operations that become ready to `ready`. The function is `unused`
-    /// if it has not run.
+    /// Completes an operation with `result`, and adds the operations that become ready to `ready`.
     #[inline(never)]
     pub(crate) fn complete(
         &self,
         op: OpRef<Task>,
         mut result: Result<(), OpError>,
-        unused: bool,
+        function: FnState,
         ready: &mut ReadyList<Task>,
-    ) -> Rest {
+    ) -> Epilogue {
         if self.is_forked() {
             // A function or a completion of the parent process's: the parent completes the operation.
             std::mem::forget(result);
-            return Rest::Nothing;
+            return Epilogue::Nothing;
         }
         let mut ended = Vec::new();
         if op.task().has(flag::SILENT | flag::DEVICE) {
@@ -56,30 +55,30 @@ impl Core {
                 Err(failure) => self.fail_variables(&op, failure),
             }
         }
-        if unused || result.is_err() || !ended.is_empty() || op.task().has(flag::REPORTS) {
+        if function == FnState::NotCalled || result.is_err() || !ended.is_empty() || op.task().has(flag::REPORTS) {
             let op = tracker::complete(op, ready);
             pause::at(Point::Completed);
-            return Rest::Tell(Told::new(op, result, ended, unused));
+            return Epilogue::CleanUp(Completed::new(op, result, ended, function));
         }
         let ticket = op.task().ticket;
         tracker::end(op, ready);
         pause::at(Point::Completed);
-        Rest::Count(ticket)
+        Epilogue::CountOut(ticket)
     }
 
     /// Completes an operation that does not run because of `failure`.
     #[cold]
-    pub(crate) fn skip(&self, op: OpRef<Task>, failure: OpError, ready: &mut ReadyList<Task>) -> Rest {
-        self.complete(op, Err(failure), true, ready)
+    pub(crate) fn skip(&self, op: OpRef<Task>, failure: OpError, ready: &mut ReadyList<Task>) -> Epilogue {
+        self.complete(op, Err(failure), FnState::NotCalled, ready)
     }
 
     /// Completes an operation whose push returned an error.
     #[cold]
-    pub(crate) fn drop_rejected(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
+    pub(crate) fn drop_rejected(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
         if self.is_forked() {
-            return Rest::Nothing;
+            return Epilogue::Nothing;
         }
-        Rest::Tell(Told::new(tracker::complete(op, ready), Ok(()), Vec::new(), true))
+        Epilogue::CleanUp(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
     }
 
     /// The first part of [`complete`](Self::complete) for an operation that leaves the state of its variables alone, or that
@@ -87,7 +86,7 @@ impl Core {
     fn note_special(&self, op: &Op<Task>, result: &mut Result<(), OpError>, ended: &mut Vec<OpError>) {
         match result {
             Ok(()) if op.task().has(flag::SILENT) => {}
-            Err(failure) if op.task().has(flag::SILENT) => failure.keep(&self.failures),
+            Err(failure) if op.task().has(flag::SILENT) => failure.record(&self.failures),
             Ok(()) => {
                 self.clear_overwritten(op, ended);
                 self.count_on_device(op);
@@ -109,7 +108,7 @@ impl Core {
             if access.mode() == Mode::Overwrite && cell.fault().has_failed() {
                 // SAFETY: the operation holds its variables, and as one of the CPU it follows the completed work of GPUs.
                 let failure = unsafe { cell.fault().set_failure(None) };
-                ended.extend(failure.inspect(OpError::settle));
+                ended.extend(failure.inspect(OpError::mark_reported));
             }
         }
     }
@@ -121,8 +120,8 @@ impl Core {
             let cell = VarCell::of(access);
             if access.mode() == Mode::Overwrite && cell.fault().has_failed() {
                 // SAFETY: the operation holds its variables until the tracker completes it, and this is under the fault lock.
-                let cleared = self.fault_lock.take(|| unsafe { cell.fault().set_failure(None) });
-                ended.extend(cleared.inspect(OpError::settle));
+                let cleared = self.fault_lock.with(|| unsafe { cell.fault().set_failure(None) });
+                ended.extend(cleared.inspect(OpError::mark_reported));
             }
         }
     }
@@ -138,7 +137,7 @@ impl Core {
     /// behind it. Returns the failure: if the GPU is lost and the loss has already failed one of the variables, that of the
     /// other operation.
     pub(crate) fn fail_on_device(&self, op: &Op<Task>, failure: OpError) -> OpError {
-        self.fault_lock.take(|| {
+        self.fault_lock.with(|| {
             // SAFETY: this is under the fault lock.
             let failure_of = |access| unsafe { VarCell::of(access).fault().failure() };
             let known = op.accesses().iter().filter_map(failure_of).find(|known| known.loss().is_some());
@@ -156,7 +155,7 @@ impl Core {
     /// Marks the variables that an operation mutates as failed, unless they have failed already.
     fn fail_variables(&self, op: &Op<Task>, failure: &OpError) {
         // Before another thread can see it on a variable.
-        failure.keep(&self.failures);
+        failure.record(&self.failures);
         for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
             let cell = VarCell::of(access);
             if !cell.fault().has_failed() {

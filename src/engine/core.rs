@@ -1,4 +1,16 @@
-//! The engine behind its handles. What it does is in the modules below: a push, a run, a wait and a shutdown.
+//! The engine behind its handles. The other modules of this folder implement its pushes, runs, waits and shutdowns.
+//!
+//! # States
+//!
+//! The [phases](phase) of an engine only rise. A shutdown goes from `OPEN` through `DRAINING` or `CANCELLING`, or
+//! both, to `CLOSED`. A forked child goes from any phase to `FORKED`.
+//!
+//! # Who may touch what
+//!
+//! * `phase`: raised by the threads that shut the engine down, and by the only thread of a forked child; read by any.
+//! * `handles`: changed by the handles that keep the engine open.
+//! * `placements`: set once, before the engine has a handle.
+//! * The other fields have protocols of their own.
 
 use std::{
     ptr,
@@ -20,17 +32,17 @@ use crate::{
     values::kind::{EngineKind, Placement},
 };
 
-/// How far a shutdown is. Only rises.
+/// The phases of an engine.
 pub(super) mod phase {
-    /// Everybody may push.
+    /// Any thread may push.
     pub(crate) const OPEN: u8 = 0;
-    /// Operations of this engine may push; so may the engine itself.
+    /// Only operations of this engine, and the engine itself, may push.
     pub(crate) const DRAINING: u8 = 1;
-    /// Only the engine itself may push; what has not started is cancelled.
+    /// Only the engine itself may push. Operations that have not started are cancelled.
     pub(crate) const CANCELLING: u8 = 2;
     /// Only the engine itself may push. Nothing was pending in the phase before, and the threads may end.
     pub(crate) const CLOSED: u8 = 3;
-    /// The engine is that of a process which has forked this one. Every call ends at once, before it takes a lock.
+    /// The engine belongs to the parent of this forked process. Every call returns before it takes a lock.
     pub(crate) const FORKED: u8 = 4;
 }
 
@@ -43,11 +55,11 @@ pub(crate) struct Core {
     pub(super) failures: Arc<Failures>,
     pub(super) threads: ThreadPool<Task>,
     pub(super) gpus: Gpus<Task>,
-    /// Taken by whoever reads or changes the failure of a variable that may be on its way through several streams.
+    /// Held while the failure of a variable is read or changed that may be in use on several streams.
     pub(super) fault_lock: FaultLock,
-    /// Where the workers of the first lane were put.
+    /// The placement of each worker of the first lane.
     pub(crate) placements: OnceLock<Box<[Placement]>>,
-    /// Engine handles that keep it open.
+    /// The number of handles that keep the engine open.
     pub(crate) handles: AtomicUsize,
 }
 
@@ -55,7 +67,7 @@ impl std::fmt::Debug for Core {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Core")
             .field("kind", &self.kind)
-            // Relaxed: a snapshot to look at.
+            // Relaxed: only a snapshot for a reader of the output.
             .field("phase", &self.phase.load(Relaxed))
             .finish_non_exhaustive()
     }
@@ -81,8 +93,8 @@ impl Core {
         self.kind
     }
 
-    /// Ends the engine in a forked child, by the only thread there: what is pending stays so, calls are refused, and a
-    /// thread of the engine ends.
+    /// Ends the engine in a forked child, on the only thread of that process: pending operations stay pending, calls
+    /// return errors, and a thread of the engine ends.
     #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
     pub(crate) fn end_in_child(&self) {
         // Relaxed: there is no other thread.
@@ -91,11 +103,11 @@ impl Core {
         self.gpus.end_in_child();
     }
 
-    /// Whether the engine is that of a process which has forked this one. Then nothing of it may be locked, since a thread
-    /// that is gone may hold the lock.
+    /// Whether the engine belongs to the parent of this forked process. None of its locks may be taken then, since a
+    /// thread that does not exist here may hold them.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
-        // Relaxed: it changes only where there is no other thread.
+        // Relaxed: `FORKED` is stored only where there is no other thread.
         self.phase.load(Relaxed) == phase::FORKED
     }
 
@@ -111,13 +123,15 @@ impl Core {
         &self.failures
     }
 
-    /// What the variables of this engine are marked with: its address, which is its own while a variable keeps it.
-    pub(crate) fn mark(&self) -> usize {
+    /// Returns the tag of this engine's variables: its address, which no other engine has while a variable keeps this
+    /// one.
+    pub(crate) fn tag(&self) -> usize {
         ptr::from_ref(self).addr()
     }
 
+    /// Returns a new number for a variable.
     pub(crate) fn next_id(&self) -> u64 {
-        // Relaxed: only distinct numbers are needed; a thread's own rise.
+        // Relaxed: the numbers must only be distinct, and rise within a thread.
         self.next_id.fetch_add(1, Relaxed)
     }
 }

@@ -11,7 +11,7 @@
 //! # Operations inside operations
 //!
 //! What runs on this thread may make further operations ready that must run here as well. They do not run inside each
-//! other: the innermost [ready loop](Drain) of the engine on this thread runs them one after the other, in
+//! other: the innermost [ready loop](ReadyLoop) of the engine on this thread runs them one after the other, in
 //! [`run_loop`](Core::run_loop). A push inside an operation starts a loop of its own ([`run_nested`](Core::run_nested))
 //! while the stack has room, and otherwise leaves its operation to the loop around it.
 
@@ -21,9 +21,9 @@ use crate::{
     device::gpus::FIRST_LANE,
     engine::{
         core::Core,
-        drain::{self, Drain},
-        ending::{Rest, Rests},
+        ending::{Epilogue, Epilogues},
         frame,
+        ready_loop::{self, ReadyLoop},
         task::{Task, flag},
         worker_thread,
     },
@@ -84,9 +84,9 @@ impl Core {
     // ------------------------------------------------------------------------------------ after a completion ----
 
     /// Dispatches operations that a completion made ready, and then runs the epilogues of the operations that completed.
-    pub(crate) fn dispatch_ready(self: &Arc<Self>, ready: &mut ReadyList<Task>, rests: Rests) {
+    pub(crate) fn dispatch_ready(self: &Arc<Self>, ready: &mut ReadyList<Task>, epilogues: Epilogues) {
         let here = self.schedule_ready(ready, |op| worker_thread::schedule(self, op));
-        self.run_here(here, rests);
+        self.run_here(here, epilogues);
     }
 
     /// Gives the operations in `ready` to their lanes, by `schedule` if that is a lane of workers. Returns those that must
@@ -121,20 +121,20 @@ impl Core {
     /// Runs operations that must run on this thread, after an operation that has only to be counted out.
     #[cold]
     pub(super) fn run_here_after(self: &Arc<Self>, here: ReadyList<Task>, ticket: Ticket) {
-        self.run_here(here, Rests::from_iter([Rest::Count(ticket)]));
+        self.run_here(here, Epilogues::from_iter([Epilogue::CountOut(ticket)]));
     }
 
     /// Runs operations that must run on this thread, and the epilogues of the operations that made them ready.
     #[inline(never)]
-    pub(super) fn run_here(self: &Arc<Self>, mut here: ReadyList<Task>, rests: Rests) {
+    pub(super) fn run_here(self: &Arc<Self>, mut here: ReadyList<Task>, epilogues: Epilogues) {
         if self.is_forked() {
-            return std::mem::forget(rests);
+            return std::mem::forget(epilogues);
         }
         if here.is_empty() {
-            return rests.into_iter().for_each(|rest| self.finish(rest));
+            return epilogues.into_iter().for_each(|epilogue| self.finish(epilogue));
         }
         worker_thread::share_slot();
-        self.run_nested(None, &mut here, &mut rests.into_iter());
+        self.run_nested(None, &mut here, &mut epilogues.into_iter());
     }
 
     // ---------------------------------------------------------------------------------------- on this thread ----
@@ -149,8 +149,8 @@ impl Core {
             return self.schedule(op);
         }
         // Without a loop to run it later, the operation is the engine's own, and may run.
-        if forbidden && drain::has_drain(self) {
-            drain::with_drain(self, |drain| drain.push(op));
+        if forbidden && ready_loop::has_loop(self) {
+            ready_loop::with_loop(self, |ready_loop| ready_loop.push(op));
             return;
         }
         self.run_nested(Some(op), &mut ReadyList::default(), &mut iter::empty());
@@ -162,66 +162,71 @@ impl Core {
         self: &Arc<Self>,
         first: Option<OpRef<Task>>,
         ready: &mut ReadyList<Task>,
-        rests: &mut dyn Iterator<Item = Rest>,
+        epilogues: &mut dyn Iterator<Item = Epilogue>,
     ) {
-        let is_deep = || if self.has_workers() { drain::is_deep() } else { drain::is_stack_short() };
+        let is_deep = || if self.has_workers() { ready_loop::is_deep() } else { ready_loop::is_stack_short() };
         // Without a loop of this engine on this thread, nothing would run what is left.
-        if drain::has_drain(self) && is_deep() {
+        if ready_loop::has_loop(self) && is_deep() {
             first.into_iter().for_each(|op| ready.push(op));
-            drain::with_drain(self, |drain| self.leave(drain, ready, rests));
+            ready_loop::with_loop(self, |ready_loop| self.leave(ready_loop, ready, epilogues));
         } else {
-            self.run_loop(first, ready, rests);
+            self.run_loop(first, ready, epilogues);
         }
     }
 
-    /// Leaves the program's operations and all epilogues to `drain`, a loop that runs on this thread already, and runs the
+    /// Leaves the program's operations and all epilogues to `ready_loop`, a loop that runs on this thread already, and runs the
     /// engine's own operations.
     #[cold]
-    fn leave(self: &Arc<Self>, drain: &Drain, ready: &mut ReadyList<Task>, rests: &mut dyn Iterator<Item = Rest>) {
-        rests.for_each(|rest| drain.push_rest(rest));
+    fn leave(
+        self: &Arc<Self>,
+        ready_loop: &ReadyLoop,
+        ready: &mut ReadyList<Task>,
+        epilogues: &mut dyn Iterator<Item = Epilogue>,
+    ) {
+        epilogues.for_each(|epilogue| ready_loop.push_epilogue(epilogue));
         // Threads may wait for the engine's own operations, which take no time. The program code that their completion
         // wakes is left to the loop.
         while let Some(op) = ready.pop() {
             if op.task().has(flag::INLINE) {
-                self.execute_in(drain, op, ready);
+                self.execute_in(ready_loop, op, ready);
             } else {
-                self.leave_operation(drain, op);
+                self.leave_operation(ready_loop, op);
             }
         }
     }
 
-    /// Gives an operation of the program to the workers, or to `drain` if there are none.
-    fn leave_operation(&self, drain: &Drain, op: OpRef<Task>) {
-        if self.has_workers() { self.schedule(op) } else { drain.push(op) }
+    /// Gives an operation of the program to the workers, or to `ready_loop` if there are none.
+    fn leave_operation(&self, ready_loop: &ReadyLoop, op: OpRef<Task>) {
+        if self.has_workers() { self.schedule(op) } else { ready_loop.push(op) }
     }
 
-    /// Runs a ready operation on this thread. Leaves its epilogue to `drain` until the operations that it made ready have
+    /// Runs a ready operation on this thread. Leaves its epilogue to `ready_loop` until the operations that it made ready have
     /// been dispatched.
-    fn execute_in(self: &Arc<Self>, drain: &Drain, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
+    fn execute_in(self: &Arc<Self>, ready_loop: &ReadyLoop, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
         match self.execute_plainly(op, ready) {
             Ok(ticket) if ready.is_empty() => self.count_out(ticket),
-            Ok(ticket) => drain.push_rest(Rest::Count(ticket)),
-            Err(unplain) => match self.execute_otherwise(unplain, ready) {
-                Rest::Nothing => {}
-                Rest::Count(ticket) if ready.is_empty() => self.count_out(ticket),
-                rest => drain.push_rest(rest),
+            Ok(ticket) => ready_loop.push_epilogue(Epilogue::CountOut(ticket)),
+            Err(unfinished) => match self.execute_otherwise(unfinished, ready) {
+                Epilogue::Nothing => {}
+                Epilogue::CountOut(ticket) if ready.is_empty() => self.count_out(ticket),
+                epilogue => ready_loop.push_epilogue(epilogue),
             },
         }
     }
 
     /// Runs the operations and epilogues that were left to loops on this thread, for a caller that is about to wait.
     pub(super) fn run_deferred(self: &Arc<Self>) {
-        let (mut ready, rests) = drain::take_deferred(self);
-        let mut rests = rests.into_iter();
+        let (mut ready, epilogues) = ready_loop::take_deferred(self);
+        let mut epilogues = epilogues.into_iter();
         if self.has_workers() {
             // The caller may hold a lock that a waker takes as well, so workers run the epilogues.
-            for rest in rests.by_ref() {
-                self.hand_over(move |core| core.finish(rest));
+            for epilogue in epilogues.by_ref() {
+                self.hand_over(move |core| core.finish(epilogue));
             }
         }
-        let mut run = || self.run_loop(None, &mut ready, &mut rests);
+        let mut run = || self.run_loop(None, &mut ready, &mut epilogues);
         // The operating system may refuse another stack.
-        if !drain::is_stack_short() || drain::on_another_stack(&mut run).is_err() {
+        if !ready_loop::is_stack_short() || ready_loop::on_another_stack(&mut run).is_err() {
             run();
         }
     }
@@ -235,38 +240,38 @@ impl Core {
         self: &Arc<Self>,
         first: Option<OpRef<Task>>,
         ready: &mut ReadyList<Task>,
-        rests: &mut dyn Iterator<Item = Rest>,
+        epilogues: &mut dyn Iterator<Item = Epilogue>,
     ) {
-        let run = |drain: &Drain| {
-            rests.for_each(|rest| drain.push_rest(rest));
+        let run = |ready_loop: &ReadyLoop| {
+            epilogues.for_each(|epilogue| ready_loop.push_epilogue(epilogue));
             if let Some(op) = first {
-                self.execute_in(drain, op, ready);
+                self.execute_in(ready_loop, op, ready);
             }
-            while !ready.is_empty() || !drain.is_empty() {
-                self.run_next(drain, ready);
+            while !ready.is_empty() || !ready_loop.is_empty() {
+                self.run_next(ready_loop, ready);
             }
         };
-        frame::outside_deletion(|| drain::drain(self, run));
+        frame::outside_deletion(|| ready_loop::run(self, run));
     }
 
-    /// Runs what comes next of `ready` and of what was left to `drain`.
-    fn run_next(self: &Arc<Self>, drain: &Drain, ready: &mut ReadyList<Task>) {
+    /// Runs what comes next of `ready` and of what was left to `ready_loop`.
+    fn run_next(self: &Arc<Self>, ready_loop: &ReadyLoop, ready: &mut ReadyList<Task>) {
         let mut own = ReadyList::default();
         while let Some(op) = ready.pop() {
             if op.task().has(flag::INLINE) {
                 own.push(op);
             } else {
-                self.leave_operation(drain, op);
+                self.leave_operation(ready_loop, op);
             }
         }
         if !own.is_empty() {
             while let Some(op) = own.pop() {
-                self.execute_in(drain, op, ready);
+                self.execute_in(ready_loop, op, ready);
             }
-        } else if let Some(rest) = drain.pop_rest() {
-            self.finish(rest);
-        } else if let Some(op) = drain.pop() {
-            self.execute_in(drain, op, ready);
+        } else if let Some(epilogue) = ready_loop.pop_epilogue() {
+            self.finish(epilogue);
+        } else if let Some(op) = ready_loop.pop() {
+            self.execute_in(ready_loop, op, ready);
         }
     }
 }

@@ -22,7 +22,7 @@ impl Core {
         let mut sound = true;
         op.each_access(|access| {
             access.prefetch_next();
-            sound &= !VarCell::of(access).fault().is_any();
+            sound &= !VarCell::of(access).fault().needs_check();
         });
         // Relaxed: an operation that starts while the cancellation begins may do either.
         sound && !op.is_rejected() && self.phase.load(Relaxed) < phase::CANCELLING
@@ -47,7 +47,7 @@ impl Core {
         let disposition = if at == Device::Cpu {
             self.failure_disposition(op)
         } else {
-            self.fault_lock.take(|| self.failure_disposition(op))
+            self.fault_lock.with(|| self.failure_disposition(op))
         };
         match (disposition, self.gpus.lost(self.gpus.context_of(task.lane))) {
             // An operation that must run in any case finds a stream that refuses every call.
@@ -85,7 +85,7 @@ impl Core {
         let mut pending = None;
         for access in op.accesses() {
             let cell = VarCell::of(access);
-            if !cell.fault().is_any() {
+            if !cell.fault().needs_check() {
                 continue;
             }
             // On its own GPU the order of streams is enough, but not for values that the host reads or writes.

@@ -1,9 +1,20 @@
-//! What a ready operation comes to, and what is left to do when it has ended.
+//! The outcomes of a ready operation: what becomes of it before it runs, and what is left to do after it has ended.
+//!
+//! An operation that has ended passes through these states:
+//!
+//! 1. Its function was called, or it was skipped, cancelled or rejected. An operation that is not plain waits in an
+//!    [`Unfinished`] until the slow path completes it.
+//! 2. It is complete: its variables were released. What is left is its [`Epilogue`].
+//! 3. The operations that became ready have been dispatched, and then the epilogue has run: the operation is counted
+//!    out.
+//!
+//! Each value here belongs to one thread at a time: to the thread that ends the operation, or to the ready loop or the
+//! internal operation that the epilogue was handed to.
 
 use smallvec::SmallVec;
 
 use crate::{
-    engine::task::{Aftermath, Task, flag},
+    engine::task::{Cleanup, Task, flag},
     error::op::OpError,
     notify::pending::Ticket,
     tracker::{Hold, OpRef},
@@ -13,56 +24,64 @@ use crate::{
 pub(crate) enum Disposition {
     Run,
     Skip(OpError),
-    /// What it comes after is not complete on that lane of a device.
+    /// A dependency is not complete on that lane of a device.
     Forward(usize),
-    /// Its push was refused; or this is a forked child, where the parent's operations are left alone.
+    /// The push was refused; or this is a forked child, where the operations of the parent are left alone.
     Discard,
 }
 
-/// What is left to do for an operation that is complete, once its successors have been placed.
-#[must_use = "the operation is still to be counted out"]
-pub(crate) enum Rest {
+/// What is left to do for a complete operation after its successors have been dispatched.
+#[must_use = "the operation must still be counted out"]
+pub(crate) enum Epilogue {
     /// The operation is not complete, or another thread ends it.
     Nothing,
-    /// Nobody has to be told.
-    Count(Ticket),
-    /// Somebody has to be told, or something of the program's is to be dropped.
-    Tell(Told),
+    /// The operation must only be counted out.
+    CountOut(Ticket),
+    /// A result is reported or program code runs, and then the operation is counted out.
+    CleanUp(Completed),
 }
 
-/// What is left to do for several operations, in the order in which they have ended.
-pub(crate) type Rests = SmallVec<[Rest; 2]>;
+/// The epilogues of several operations, in the order in which the operations completed.
+pub(crate) type Epilogues = SmallVec<[Epilogue; 2]>;
 
-/// An operation that is complete, and of whose end somebody has to be told.
-pub(crate) struct Told {
+/// Whether the function of an operation was called.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FnState {
+    Called,
+    /// The function must be dropped in the epilogue.
+    NotCalled,
+}
+
+/// A complete operation with program code left to run, or with a result to report.
+pub(crate) struct Completed {
     pub(super) op: Hold<Task>,
     pub(super) result: Result<(), OpError>,
-    /// Failures that it has ended, or that came to nothing, to be dropped.
+    /// Failures that the operation has cleared, or that were replaced by another. They are dropped in the epilogue.
     pub(super) ended: Vec<OpError>,
-    /// Its function has not run, and has yet to be dropped.
-    pub(super) unused: bool,
-    pub(super) aftermath: Aftermath,
+    pub(super) function: FnState,
+    pub(super) cleanup: Cleanup,
 }
 
-/// A ready operation that is not plain, and what its function has come to if it was called.
-#[must_use = "the operation is not over"]
-pub(crate) struct Unplain {
+/// A ready operation that is not plain, with the result of its function if that was called.
+#[must_use = "the operation must still be completed"]
+pub(crate) struct Unfinished {
     pub(super) op: OpRef<Task>,
     pub(super) called: Option<Result<(), OpError>>,
 }
 
-impl Told {
-    pub(super) fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, unused: bool) -> Self {
-        let mut aftermath = Aftermath::default();
+impl Completed {
+    /// Reports the result of a complete operation to its handle or wait, unless the operation was rejected.
+    pub(super) fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, function: FnState) -> Self {
+        let mut cleanup = Cleanup::default();
         if op.task().has(flag::REPORTS) && !op.is_rejected() {
             // SAFETY: this thread ends the operation.
-            aftermath = unsafe { op.report(result.as_ref().map(|&()| ())) };
+            cleanup = unsafe { op.report(result.as_ref().map(|&()| ())) };
         }
-        Self { op, result, ended, unused, aftermath }
+        Self { op, result, ended, function, cleanup }
     }
 
-    /// Whether code of the program's may run for it.
-    pub(super) fn is_for_program(&self) -> bool {
-        self.unused || self.result.is_err() || !self.ended.is_empty() || !self.aftermath.is_none()
+    /// Whether program code may run in the epilogue.
+    pub(super) fn runs_program_code(&self) -> bool {
+        self.function == FnState::NotCalled || self.result.is_err() || !self.ended.is_empty() || !self.cleanup.is_none()
     }
 }

@@ -5,8 +5,8 @@ use std::{panic::Location, sync::Arc};
 use crate::{
     engine::{
         core::Core,
-        ending::{Rest, Told},
-        frame::{self, Call, Has},
+        ending::{Completed, Epilogue, FnState},
+        frame::{self, Call, Holds},
         spec::Spec,
         task::{FnJob, Task, flag},
         worker_thread,
@@ -24,23 +24,23 @@ use crate::{
 impl Core {
     /// Returns the epilogue that must wait until the operations that became ready have been dispatched: all of it, except
     /// in a model.
-    pub(super) fn to_tell(self: &Arc<Self>, rest: Rest) -> Rest {
+    pub(super) fn defer_epilogue(self: &Arc<Self>, epilogue: Epilogue) -> Epilogue {
         if !removed(Step::PlaceBeforeTelling) {
-            return rest;
+            return epilogue;
         }
-        self.finish(rest);
-        Rest::Nothing
+        self.finish(epilogue);
+        Epilogue::Nothing
     }
 
     /// Runs the epilogue of an operation after the operations that it made ready have been dispatched.
-    pub(crate) fn finish(self: &Arc<Self>, rest: Rest) {
-        match rest {
-            Rest::Nothing => {}
-            Rest::Count(ticket) => self.count_out(ticket),
-            Rest::Tell(told) if told.is_for_program() && self.leaves_to_workers() => {
-                self.hand_over(move |core| core.finish_told(told));
+    pub(crate) fn finish(self: &Arc<Self>, epilogue: Epilogue) {
+        match epilogue {
+            Epilogue::Nothing => {}
+            Epilogue::CountOut(ticket) => self.count_out(ticket),
+            Epilogue::CleanUp(completed) if completed.runs_program_code() && self.leaves_to_workers() => {
+                self.hand_over(move |core| core.finish_completed(completed));
             }
-            Rest::Tell(told) => self.finish_told(told),
+            Epilogue::CleanUp(completed) => self.finish_completed(completed),
         }
     }
 
@@ -64,19 +64,19 @@ impl Core {
 
     /// The epilogue of an operation whose variables were released when it was issued. `ended` are the failures that it
     /// cleared.
-    pub(crate) fn conclude(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>) -> Rest {
-        Rest::Tell(Told::new(op, result, ended, false))
+    pub(crate) fn epilogue_of(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>) -> Epilogue {
+        Epilogue::CleanUp(Completed::new(op, result, ended, FnState::Called))
     }
 
     /// Runs the program code of an epilogue, and counts the operation out.
-    fn finish_told(self: &Arc<Self>, told: Told) {
-        let Told { op, result, ended, unused, aftermath } = told;
-        if unused {
+    fn finish_completed(self: &Arc<Self>, completed: Completed) {
+        let Completed { op, result, ended, function, cleanup } = completed;
+        if function == FnState::NotCalled {
             // SAFETY: this thread ends the operation.
             self.run_program_code(&op, || unsafe { op.discard() });
         }
-        if !aftermath.is_none() {
-            self.run_program_code(&op, || aftermath.run());
+        if !cleanup.is_none() {
+            self.run_program_code(&op, || cleanup.run());
         }
         if result.is_err() || !ended.is_empty() {
             self.run_program_code(&op, || drop((result, ended)));
@@ -91,10 +91,9 @@ impl Core {
     pub(super) fn run_program_code(self: &Arc<Self>, op: &Op<Task>, f: impl FnOnce()) {
         // The code may take its time.
         worker_thread::share_slot();
-        if let Err(payload) = panics::catch(|| frame::enter(self, op, Has::Nothing, |_| f()))
-            && !self.is_forked()
-        {
-            op.task().failed_by_panic(payload).keep(&self.failures);
+        let panicked = panics::catch(|| frame::enter(self, op, Holds::Nothing, |_| f())).err();
+        if let Some(payload) = panicked.filter(|_| !self.is_forked()) {
+            op.task().failed_by_panic(payload).record(&self.failures);
         }
     }
 

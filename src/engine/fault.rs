@@ -1,16 +1,20 @@
-//! What an operation must look at before it runs: whether its variable has failed, and what devices still do with it.
+//! The fault of a variable: what an operation must check before it runs. It holds the failure of the variable, and the
+//! operations of GPUs that may still use it.
 //!
 //! # Who may touch what
 //!
-//! * `failure`, and the bit that says that there is one: read by whoever holds the variable, changed by whoever holds it
-//!   for writing. While operations on it are on their way through streams, that is left to lanes of one device, which
-//!   hold it one after the other without waiting for one another's ends: they take [`FaultLock`].
-//! * `marks`, and the bit that says that they matter: as [`Marks`] says; the bit is cleared by an operation that holds
-//!   the variable for writing, when all that the marks name is complete.
+//! * `failure` and `FAILED`: read by operations that hold the variable, changed by those that hold it for writing.
+//!   Lanes of one GPU hold a variable one after the other, without waiting for each other's commands to complete.
+//!   While such commands are in flight, only those lanes read and change the failure, under the [`FaultLock`].
+//! * `marks` and `ON_DEVICE`: see [`Marks`]. The bit is cleared by an operation that holds the variable for writing,
+//!   once everything that the marks name is complete.
 //!
-//! Nothing here has an edge of its own: the queue hands over what its operations did, a lane's
-//! [`Timeline`](crate::device::timeline::Timeline) what it noted before it said that they are complete, and a turn what the one
-//! before it did. So whoever comes after operations of a device looks at its timelines first, and at the failure then.
+//! # Edges
+//!
+//! This module has no edges of its own. The queue of the variable hands over what earlier operations did, the
+//! [`Timeline`](crate::device::timeline::Timeline) of a lane what the lane noted before it completed an operation,
+//! and the [`FaultLock`] what its last holder did. So an operation that depends on operations of a GPU checks the
+//! timelines first, and the failure after that.
 
 use crate::{
     device::timeline::Marks,
@@ -20,19 +24,20 @@ use crate::{
 
 /// `failure` is set.
 const FAILED: u8 = 1;
-/// Operations on the variable may be on their way through streams, as `marks` says.
+/// Operations on the variable may be in flight on GPUs, as `marks` says.
 const ON_DEVICE: u8 = 2;
 
-/// Whether a variable has failed, with an `E`, and what devices still do with it.
+/// The failure of a variable, an `E`, and the last operations of GPUs on it.
 #[derive(Debug)]
 pub struct Fault<E> {
     bits: AtomicU8,
     failure: UnsafeCell<Option<E>>,
-    /// What devices have been given to do with the variable, once one was.
+    /// The last operations of each lane of a GPU. Set when the first of them is issued.
     marks: OnceLock<Marks>,
 }
 
-// SAFETY: `failure` is used by the rules above, which its functions demand; the rest is atomic or set once.
+// SAFETY: the functions that use `failure` demand the rules in the head of this module; the other fields are atomic
+// or set once.
 unsafe impl<E: Send + Sync> Sync for Fault<E> {}
 
 impl<E> Default for Fault<E> {
@@ -42,100 +47,102 @@ impl<E> Default for Fault<E> {
 }
 
 impl<E: Clone> Fault<E> {
-    /// Whether an operation has to look any closer.
+    /// Whether an operation must check the failure and the marks before it runs.
     #[inline]
-    pub fn is_any(&self) -> bool {
-        // Relaxed: exact for whoever holds the variable; others go by the queue.
+    pub fn needs_check(&self) -> bool {
+        // Relaxed: exact for an operation that holds the variable. A caller that does not hold it relies on the queue.
         self.bits.load(Relaxed) != 0
     }
 
-    /// Whether the variable has failed, as far as the caller can know.
+    /// Whether the variable has failed. Exact for a caller that may read the failure.
     #[inline]
     pub fn has_failed(&self) -> bool {
-        // Relaxed: as in `is_any`.
+        // Relaxed: exact for an operation that holds the variable. A caller that does not hold it relies on the queue.
         self.bits.load(Relaxed) & FAILED != 0
     }
 
-    /// Whether the variable has failed, or devices have yet to complete something, as `is_pending` says by their timelines.
+    /// Whether a wait must be pushed although no operation is pending in the queue: the variable has failed, or GPUs
+    /// have not completed their operations on it, for which `is_pending` checks the timelines.
     #[inline]
-    pub fn is_unsettled(&self, is_pending: impl FnOnce() -> bool) -> bool {
-        // In this order: what a lane has noted before it says that an operation is complete, is seen after that.
-        self.is_any() && (is_pending() || self.has_failed())
+    pub fn needs_wait(&self, is_pending: impl FnOnce() -> bool) -> bool {
+        // The timelines first: a lane notes the failure of an operation before it completes the operation.
+        self.needs_check() && (is_pending() || self.has_failed())
     }
 
-    /// The failure.
+    /// Returns the failure.
     ///
     /// # Safety
-    /// 1. The caller holds the variable, and what devices write there is complete; or it is a lane of theirs and has its
-    ///    turn.
+    /// 1. The caller holds the variable, and the writes of GPUs to it are complete; or the caller is a lane of such a
+    ///    GPU and has the [`FaultLock`].
     pub unsafe fn failure(&self) -> Option<E> {
         if !self.has_failed() {
             return None;
         }
-        // SAFETY: (1): nobody writes meanwhile.
+        // SAFETY: (1): no other thread changes the failure meanwhile.
         self.failure.with(|failure| unsafe { &*failure }.clone())
     }
 
-    /// Sets or clears the failure; gives the one before.
+    /// Sets or clears the failure. Returns the previous one.
     ///
     /// # Safety
-    /// 1. The caller holds the variable for writing, and what devices do with it is complete; or it is a lane of theirs and
-    ///    has its turn.
+    /// 1. The caller holds the variable for writing, and the operations of GPUs on it are complete; or the caller is
+    ///    a lane of such a GPU and has the [`FaultLock`].
     pub unsafe fn set_failure(&self, failure: Option<E>) -> Option<E> {
-        // Relaxed: handed on with the failure itself.
         if failure.is_some() {
+            // Relaxed: handed over with the failure itself.
             self.bits.fetch_or(FAILED, Relaxed);
         } else {
-            // Relaxed: as above.
+            // Relaxed: handed over with the failure itself.
             self.bits.fetch_and(!FAILED, Relaxed);
         }
-        // SAFETY: (1).
+        // SAFETY: (1): no other thread uses the failure meanwhile.
         self.failure.with_mut(|slot| std::mem::replace(unsafe { &mut *slot }, failure))
     }
 
-    /// Notes that lane `lane`, of `lanes` for devices, issues its operation `seq`, which holds the variable.
+    /// Notes that `lane`, one of `lanes` lanes of GPUs, issues its operation number `seq`, which holds the variable and
+    /// `writes` to it or only reads it.
     pub fn note_on_device(&self, lanes: usize, lane: usize, seq: u64, writes: bool) {
         let marks = match self.marks.get() {
             Some(marks) => marks,
             None => {
-                // Another reader's lane may be first.
+                // The lane of another reader may have set them meanwhile.
                 let _ = self.marks.set(Marks::new(lanes));
-                self.marks.get().expect("they have just been set")
+                self.marks.get().expect("the marks have just been set")
             }
         };
         marks.note(lane, seq, writes);
-        // Relaxed: handed on through the queue.
+        // Relaxed: handed over through the queue.
         self.bits.fetch_or(ON_DEVICE, Relaxed);
     }
 
-    /// The last operation that lane `lane` has issued on the variable; of its writers only if `for_reading`. 0 if there is
-    /// none.
+    /// Returns the number of the last operation that `lane` has issued on the variable, or of the last writer if
+    /// `for_reading`. Returns 0 if there is none.
     pub fn last_on_device(&self, lane: usize, for_reading: bool) -> u64 {
-        // Relaxed: as in `is_any`.
+        // Relaxed: exact for an operation that holds the variable. A caller that does not hold it relies on the queue.
         if self.bits.load(Relaxed) & ON_DEVICE == 0 {
             return 0;
         }
         self.marks.get().map_or(0, |marks| marks.last(lane, for_reading))
     }
 
-    /// Notes that no device has anything left to do with the variable.
+    /// Notes that no operation of a GPU on the variable is in flight.
     ///
     /// # Safety
-    /// 1. The caller holds the variable for writing, and that is so.
+    /// 1. The caller holds the variable for writing, and the operations of GPUs on it are complete.
     pub unsafe fn leave_device(&self) {
-        // Relaxed: (1), handed on through the queue.
+        // Relaxed: (1), handed over through the queue.
         self.bits.fetch_and(!ON_DEVICE, Relaxed);
     }
 }
 
-/// The turns that lanes of devices take where several may read and change the failures of the same variables.
+/// The lock of an engine's lanes of GPUs, of which several may read and change the failure of one variable.
 #[derive(Debug, Default)]
 pub struct FaultLock(Mutex<()>);
 
 impl FaultLock {
-    /// Runs `f` while nobody else does.
-    pub fn take<R>(&self, f: impl FnOnce() -> R) -> R {
-        let _turn = (!removed(Step::LanesTakeTurns)).then(|| lock(&self.0));
+    /// Calls `f` under the lock.
+    pub fn with<R>(&self, f: impl FnOnce() -> R) -> R {
+        let _guard = (!removed(Step::LanesTakeTurns)).then(|| lock(&self.0));
         f()
     }
 }

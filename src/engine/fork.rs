@@ -1,13 +1,22 @@
-//! What becomes of engines in a forked child.
+//! Engines in a forked child.
 //!
-//! The child has none of the engines' threads, and any lock of theirs may be held there by a thread that is gone. So the
-//! handler that [`watch`] registers ends every living engine there, before the program's own code goes on: the engine's
-//! phase is `FORKED`, in which every call ends before it takes a lock ([`Core::is_forked`]). Its memory is left as it is.
-//! The thread that forked, which may be one of the engine's, belongs to none any more, and gets a new place in a new epoch
-//! collector: in the parent's, threads that are gone in the child may be pinned for ever.
+//! The threads of an engine do not exist in the child, and any lock may be held there by a thread that does not
+//! exist. So [`watch`] registers a handler that ends every living engine before the program continues in the child.
+//! The engine's phase becomes `FORKED`, in which every call returns before it takes a lock ([`Core::is_forked`]). Its
+//! memory is left alone. The thread that forked may have been one of the engine's; it belongs to no engine in the
+//! child. It gets a new epoch collector, since threads that do not exist may be pinned in the parent's for ever.
 //!
-//! The handler takes no lock and no memory, and logs nothing: others may have done so at the moment of the fork. The parent
-//! has nothing to do.
+//! The handler takes no lock, allocates nothing and logs nothing, because another thread may have been in the middle of
+//! any of these when the process forked. The parent does nothing.
+//!
+//! # States of a slot
+//!
+//! | `object` | meaning | next |
+//! |---|---|---|
+//! | null | free | an engine, by a CAS in [`Slots::add`] |
+//! | not null | an engine that lives | null, by the engine's drop in [`Slots::remove`] |
+//!
+//! Slots are never freed, and `next` is constant once a slot is in the list.
 //!
 //! # Edges
 //!
@@ -15,7 +24,7 @@
 //! |---|---|---|---|
 //! | `slot` | CAS of `object`, or of `head` for a new slot, in `Slots::add` | loads in `Slots::each` | the object |
 //!
-//! In the child a fork itself hands over everything that was done before.
+//! A fork hands over to the child everything that was visible to the thread that forked.
 
 use std::ptr::{NonNull, null_mut};
 
@@ -27,7 +36,7 @@ use crate::{
     },
 };
 
-/// A list of what is alive, which only grows: a place that was given up is used again.
+/// A list of living objects. It only grows; free slots are reused.
 #[derive(Debug)]
 pub struct Slots<T> {
     head: AtomicPtr<Slot<T>>,
@@ -35,7 +44,7 @@ pub struct Slots<T> {
 
 #[derive(Debug)]
 struct Slot<T> {
-    /// Null: the slot is free.
+    /// Null if the slot is free.
     object: AtomicPtr<T>,
     /// Constant once the slot is in the list.
     next: *mut Slot<T>,
@@ -49,50 +58,50 @@ impl<T> Default for Slots<T> {
 
 impl<T> Slots<T> {
     fn slots(&self) -> impl Iterator<Item = &Slot<T>> {
-        // Acquire (edge `slot`): the slots of the list.
+        // Acquire (edge `slot`): the slots in the list.
         let mut at = self.head.load(Acquire);
         std::iter::from_fn(move || {
-            // SAFETY: slots are leaked.
+            // SAFETY: slots are never freed.
             let slot = unsafe { at.as_ref() }?;
             at = slot.next;
             Some(slot)
         })
     }
 
-    /// Adds `object`, to be [removed](Self::remove) before it is freed.
+    /// Adds `object`. The caller must [remove](Self::remove) it before it is freed.
     pub fn add(&self, object: NonNull<T>) {
         let object = object.as_ptr();
-        // Release (edge `slot`). Relaxed on failure: the slot is another one's.
+        // Release (edge `slot`): the object. Relaxed on failure: the slot is taken.
         let claim = |slot: &Slot<T>| slot.object.compare_exchange(null_mut(), object, Release, Relaxed).is_ok();
         if self.slots().any(claim) {
             return;
         }
-        // Relaxed: a guess for the CAS.
+        // Relaxed: the CAS checks it.
         let mut next = self.head.load(Relaxed);
         let slot = Box::into_raw(Box::new(Slot { object: AtomicPtr::new(object), next }));
-        // Release (edge `slot`). Relaxed on failure: only a new guess; what it points to goes on with the exchange, since all
-        // changes of `head` are read-modify-writes.
+        // Release (edge `slot`): the slot and its object. Relaxed on failure: the next CAS checks the value. The
+        // slots behind it are handed over as well, since every change of `head` is a read-modify-write.
         while let Err(now) = self.head.compare_exchange_weak(next, slot, Release, Relaxed) {
             next = now;
-            // SAFETY: the slot is this thread's until it is in the list.
+            // SAFETY: no other thread knows the slot before it is in the list.
             unsafe { (*slot).next = next };
         }
     }
 
-    /// Removes `object`, which was added.
+    /// Removes `object`, which must have been added.
     pub fn remove(&self, object: NonNull<T>) {
-        // Relaxed: this thread, or one that it comes after, has stored it.
+        // Relaxed: this thread has stored the object, or is ordered after the thread that has.
         let slot = self.slots().find(|slot| slot.object.load(Relaxed) == object.as_ptr());
         if let Some(slot) = slot {
-            // Relaxed: whoever claims the slot takes nothing over.
+            // Relaxed: the next owner of the slot reads nothing of this object.
             slot.object.store(null_mut(), Relaxed);
         }
     }
 
-    /// Hands everything that is there to `f`.
+    /// Calls `f` with every object in the list.
     pub fn each(&self, mut f: impl FnMut(NonNull<T>)) {
         for slot in self.slots() {
-            // Acquire (edge `slot`).
+            // Acquire (edge `slot`): the object.
             if let Some(object) = NonNull::new(slot.object.load(Acquire)) {
                 f(object);
             }
@@ -106,13 +115,13 @@ impl Drop for Core {
     }
 }
 
-/// Has `core`, which is in an `Arc`, ended in forked children as long as it lives.
+/// Adds `core` to the engines that end in a forked child.
 pub(crate) fn watch(core: &std::sync::Arc<Core>) {
-    // By the pointer that the count can be reached by.
-    imp::watch(NonNull::new(std::sync::Arc::as_ptr(core).cast_mut()).expect("an `Arc` points to something"));
+    // By a pointer from the `Arc`, since the handler increments the count through it.
+    imp::watch(NonNull::new(std::sync::Arc::as_ptr(core).cast_mut()).expect("the pointer of an `Arc` is not null"));
 }
 
-/// As long as this lives, so does the engine: for its drop to call.
+/// Removes `core` from the engines that end in a forked child. Called by its drop.
 pub(crate) fn forget(core: &Core) {
     imp::forget(NonNull::from(core));
 }
@@ -133,7 +142,7 @@ mod imp {
     use super::Slots;
     use crate::{
         device::callback,
-        engine::{core::Core, drain, frame, worker_thread},
+        engine::{core::Core, frame, ready_loop, worker_thread},
         memory::epoch,
         sync::fork,
         system::panics,
@@ -151,41 +160,41 @@ mod imp {
         ENGINES.remove(core);
     }
 
-    /// Has children call [`in_child`]. Not by a lock, which a fork might catch: two threads at once register it twice, and
-    /// then it is called twice.
+    /// Registers [`in_child`] as a handler of forks. It does so without a lock, which a fork might find held. If two
+    /// threads register it at the same time, it is called twice, which does no harm.
     fn register() {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
-        // Acquire: whoever finds it registered can rely on that.
+        // Acquire: pairs with the store below. A thread that reads `true` may rely on the handler.
         if REGISTERED.load(Acquire) {
             return;
         }
         epoch::make_default();
-        // SAFETY: the handler is a function, and takes no lock.
+        // SAFETY: the handler is a function that lives as long as the process, and it takes no lock.
         let result = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if result == 0 {
             // Release: pairs with the load above.
             REGISTERED.store(true, Release);
         } else {
             let error = std::io::Error::from_raw_os_error(result);
-            panics::log!(Warn, "raddle: engines would not know of a fork: {error}");
+            panics::log!(Warn, "raddle: pthread_atfork failed, so engines must not be used in a forked child: {error}");
         }
     }
 
-    /// What a forked child begins with, on the only thread that it has.
+    /// Ends the engines in a forked child. Runs on the only thread of that process, before the program's code.
     extern "C" fn in_child() {
         fork::begin();
         epoch::leave();
         worker_thread::leave_engine();
         frame::leave_all();
-        drain::leave_all();
+        ready_loop::leave_all();
         callback::leave_kernel();
         ENGINES.each(|core| {
-            // What it has stays, handles or not: its drop may take locks, and would detach threads that are gone, whose names
-            // others may have soon.
-            // SAFETY: it is from an `Arc`, and takes itself out of the list before it ends. A thread that was about to end it is
-            // gone.
+            // The engine is never dropped here: its drop may take locks, and would detach threads that do not exist,
+            // whose ids may be reused.
+            // SAFETY: the pointer is from an `Arc`, and the drop of the engine removes it from the list. A thread
+            // that was about to drop it does not exist here.
             unsafe { Arc::increment_strong_count(core.as_ptr()) };
-            // SAFETY: as above.
+            // SAFETY: the engine lives: its count was incremented.
             unsafe { core.as_ref() }.end_in_child();
         });
     }

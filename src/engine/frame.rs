@@ -1,4 +1,26 @@
-//! What code of the program's runs on this thread, and for which operation.
+//! Frames: the program code that runs on a thread, and the operation that it runs for.
+//!
+//! A thread has a list of frames, innermost first. [`enter`] adds one around each call of program code; it leaves the
+//! list when the call returns or panics.
+//!
+//! # States
+//!
+//! | the frame | its operation |
+//! |---|---|
+//! | [`Holds::Variables`] | has not released its variables: its function runs, or a device completes it |
+//! | [`Holds::Variables`], and the [`AsyncState`] is resolved | is complete, although its function still runs |
+//! | [`Holds::Nothing`] | has released its variables: its epilogue runs |
+//! | without an operation | was counted out |
+//!
+//! # Who may touch what
+//!
+//! * The list and the frames in it: only the thread that runs them. [`Frames::adopt`] lends them to another thread,
+//!   while the thread that owns them stands still.
+//! * In a forked child: the frames of a thread that stood still are never read ([`seen`]), since it does not exist
+//!   there and its stack may be reused.
+//!
+//! There are no edges between threads: [`stack::on_another`](crate::system::stack::on_another) orders the two that
+//! share frames.
 
 use std::{
     cell::Cell,
@@ -18,30 +40,31 @@ use crate::{
     tracker::{Op, OpRef, VarQueue},
 };
 
-/// The program's code that runs on this thread, innermost first: most often for an operation.
+/// A call of program code on this thread, most often for an operation.
 pub(crate) struct Frame {
-    /// Whoever has entered the frame has the right to the operation, or a share of its record, until it leaves.
+    /// The caller of `enter_with` owns the operation, or holds its record, until the frame ends.
     op: Option<NonNull<Op<Task>>>,
     core: *const Arc<Core>,
-    /// The oneshot that the operation is going to set, if somebody has its handle.
+    /// The oneshot that the operation will set, if it has a handle; else null.
     oneshot: Cell<*const ()>,
-    /// The right to the operation, for the completion that its function gets; and then again if a panic of the function has
-    /// dropped that.
+    /// The right to an asynchronous operation, until its completion takes it. A completion that a panic of the function
+    /// drops puts it back.
     right: Cell<Option<OpRef<Task>>>,
-    /// The operation has not passed its variables on.
+    /// The operation has not released its variables.
     holding: bool,
+    /// The frame around this one, or null.
     parent: *const Frame,
 }
 
 impl Frame {
     #[inline]
     fn op(&self) -> Option<&Op<Task>> {
-        // SAFETY: whoever has entered the frame keeps the operation.
+        // SAFETY: the caller of `enter_with` keeps the operation until the frame ends.
         self.op.map(|op| unsafe { op.as_ref() })
     }
 
     fn engine(&self) -> &Arc<Core> {
-        // SAFETY: whoever has entered the frame has the engine until it leaves.
+        // SAFETY: the caller of `enter_with` keeps the engine until the frame ends.
         unsafe { &*self.core }
     }
 
@@ -49,13 +72,14 @@ impl Frame {
         ptr::eq(Arc::as_ptr(self.engine()), core)
     }
 
-    /// Whether the operation is over though its function goes on: it is asynchronous, and its completion was used.
+    /// Whether the operation is complete although its function still runs: it is asynchronous, and its completion was
+    /// used.
     fn is_over(&self) -> bool {
-        // Afterwards, what the operation leaves to the program is a part of it until it is counted out.
+        // Only while the function runs: the program code of an epilogue is a part of the operation.
         self.holding && self.op().and_then(|op| op.task().async_state()).is_some_and(AsyncState::is_resolved)
     }
 
-    /// The right that was left with the frame.
+    /// Takes the right to the operation out of the frame.
     pub(crate) fn take_right(&self) -> Option<OpRef<Task>> {
         self.right.take()
     }
@@ -63,48 +87,48 @@ impl Frame {
 
 thread_static!(static FRAME: Cell<*const Frame> = Cell::new(ptr::null()));
 
-/// The innermost frame of this thread.
+/// Returns the innermost frame of this thread, or null.
 #[inline]
 pub(super) fn innermost() -> *const Frame {
     FRAME.with(Cell::get)
 }
 
-/// Whether the program's code runs on this thread, for an operation of any engine or after one.
+/// Whether program code runs on this thread for an engine.
 #[inline]
 pub(crate) fn in_program() -> bool {
     !innermost().is_null()
 }
 
-/// What a frame's code has of its operation.
+/// What the operation of a frame holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Has {
-    /// The operation has not passed its variables on.
+pub(crate) enum Holds {
+    /// The operation has not released its variables.
     Variables,
-    /// It has.
+    /// The operation has released its variables.
     Nothing,
 }
 
-/// Runs `f` as a part of `op`.
+/// Calls `f` as a part of `op`.
 #[inline]
-pub(crate) fn enter<R>(core: &Arc<Core>, op: &Op<Task>, has: Has, f: impl FnOnce(&Frame) -> R) -> R {
-    enter_with(core, Some(op), has, None, f)
+pub(crate) fn enter<R>(core: &Arc<Core>, op: &Op<Task>, holds: Holds, f: impl FnOnce(&Frame) -> R) -> R {
+    enter_with(core, Some(op), holds, None, f)
 }
 
-/// Runs `f` as the function of the asynchronous operation `op`, whose completion takes `right` out of the frame.
+/// Calls `f` as the function of the asynchronous operation `op`. Its completion takes `right` out of the frame.
 pub(crate) fn enter_async<R>(core: &Arc<Core>, op: &Op<Task>, right: OpRef<Task>, f: impl FnOnce(&Frame) -> R) -> R {
-    enter_with(core, Some(op), Has::Variables, Some(right), f)
+    enter_with(core, Some(op), Holds::Variables, Some(right), f)
 }
 
-/// Runs `f`, which is the program's, for `core`, but no part of an operation: that is counted out.
+/// Calls `f`, program code of `core`, after the operation that it belongs to was counted out.
 pub(crate) fn enter_after<R>(core: &Arc<Core>, f: impl FnOnce() -> R) -> R {
-    enter_with(core, None, Has::Nothing, None, |_| f())
+    enter_with(core, None, Holds::Nothing, None, |_| f())
 }
 
 #[inline(always)]
 fn enter_with<R>(
     core: &Arc<Core>,
     op: Option<&Op<Task>>,
-    has: Has,
+    holds: Holds,
     right: Option<OpRef<Task>>,
     f: impl FnOnce(&Frame) -> R,
 ) -> R {
@@ -121,7 +145,7 @@ fn enter_with<R>(
             core: ptr::from_ref(core),
             oneshot: Cell::new(ptr::null()),
             right: Cell::new(right),
-            holding: has == Has::Variables,
+            holding: holds == Holds::Variables,
             parent,
         };
         let _leave = Leave(innermost, parent);
@@ -130,40 +154,40 @@ fn enter_with<R>(
     })
 }
 
-/// Leaves the operations that run on this thread, which has just been forked: they are the parent's.
+/// Forgets the frames of this thread in a forked child. Their operations belong to the parent process.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn leave_all() {
     FRAME.with(|cell| cell.set(ptr::null()));
-    KEPT.with(|cell| cell.set(None));
-    // The frames and drains of a thread that stood still for this one are on a stack that may be another one's soon, and come
-    // back when those of this thread end.
+    NO_WAIT.with(|cell| cell.set(None));
+    // The frames and loops of a thread that stood still for this one are on a stack that may soon be reused. They
+    // become the innermost again when those of this thread end.
     STACK.with(|cell| cell.set(if cell.get() == Stack::Own { Stack::Own } else { Stack::Lost }));
 }
 
-/// Whose frames and drains a thread has.
+/// The stacks that the frames and loops of a thread are on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stack {
-    /// Its own.
+    /// The stack of this thread.
     Own,
-    /// Those of a thread that stands still as well. Models have no stacks.
+    /// Also the stack of a thread that stands still. Models do not use other stacks.
     #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(dead_code))]
     Another,
-    /// This is a forked child, in which that thread is gone.
+    /// Also the stack of a thread that does not exist in this forked child.
     Lost,
 }
 
 thread_static!(static STACK: Cell<Stack> = Cell::new(Stack::Own));
 
-/// The innermost frame or drain by its thread-local, if it may be looked at.
+/// Returns `at`, a pointer to a frame or a ready loop of this thread, or null if its memory may be gone.
 pub(super) fn seen<T>(at: *const T) -> *const T {
     if !at.is_null() && STACK.with(Cell::get) == Stack::Lost { ptr::null() } else { at }
 }
 
-/// Whether one of the frames of this thread, innermost first, is `wanted`.
+/// Whether `wanted` returns `true` for a frame of this thread. Calls it with the innermost frame first.
 pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     let mut at = seen(innermost());
-    // SAFETY: a frame lives on this thread's stack, or on that of one that stands still for it, until `enter_with` has taken it
-    // out of the list.
+    // SAFETY: a frame lives on the stack of this thread, or of one that stands still for it, until `enter_with` has
+    // taken it out of the list.
     while let Some(frame) = unsafe { at.as_ref() } {
         if wanted(frame) {
             return true;
@@ -173,7 +197,8 @@ pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     false
 }
 
-/// An operation on this thread whose completion a panic of its function has dropped, and its engine.
+/// Takes the right to an operation on this thread whose completion was dropped by a panic of its function. Returns it
+/// with its engine.
 pub(crate) fn take_lost() -> Option<(Arc<Core>, OpRef<Task>)> {
     let mut lost = None;
     any_frame(|frame| {
@@ -183,50 +208,53 @@ pub(crate) fn take_lost() -> Option<(Arc<Core>, OpRef<Task>)> {
     lost
 }
 
-/// Why the program's code that runs on this thread may not wait.
+/// Why the program code that runs on this thread must not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoWait {
-    /// The function of a device operation, of any engine: what it has in hand is not complete when it returns.
+    /// The function of a device operation, of any engine, runs. The work that it has issued is not complete when it
+    /// returns.
     InDeviceFunction,
-    /// A deletion, of any engine.
+    /// A deletion, of any engine, runs.
     InDeletion,
 }
 
-// The innermost reason on this thread. Not looked for in the frames, which may be many, since each push of a naive engine asks.
-thread_static!(static KEPT: Cell<Option<NoWait>> = Cell::new(None));
+// The innermost reason on this thread. It is not in the frames: there may be many, and each push of a naive engine
+// asks.
+thread_static!(static NO_WAIT: Cell<Option<NoWait>> = Cell::new(None));
 
-/// Runs `f`, code of the program's that may not wait.
+/// Calls `f`, program code that must not wait.
 pub(crate) fn without_waits<R>(why: NoWait, f: impl FnOnce() -> R) -> R {
-    set_kept(Some(why), f)
+    set_no_wait(Some(why), f)
 }
 
-/// Runs `f`, which runs operations: those inside a deletion are no part of it, and may wait.
+/// Calls `f`, which runs operations. Those that run inside a deletion are not a part of it, and may wait.
 pub(crate) fn outside_deletion<R>(f: impl FnOnce() -> R) -> R {
-    match KEPT.with(Cell::get) {
-        Some(NoWait::InDeletion) => set_kept(None, f),
+    match NO_WAIT.with(Cell::get) {
+        Some(NoWait::InDeletion) => set_no_wait(None, f),
         _ => f(),
     }
 }
 
-pub(super) fn set_kept<R>(kept: Option<NoWait>, f: impl FnOnce() -> R) -> R {
+/// Calls `f` with `no_wait` as the reason why program code on this thread must not wait.
+pub(super) fn set_no_wait<R>(no_wait: Option<NoWait>, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<NoWait>);
     impl Drop for Restore {
         fn drop(&mut self) {
-            KEPT.with(|cell| cell.set(self.0));
+            NO_WAIT.with(|cell| cell.set(self.0));
         }
     }
-    let _restore = Restore(KEPT.with(|cell| cell.replace(kept)));
+    let _restore = Restore(NO_WAIT.with(|cell| cell.replace(no_wait)));
     f()
 }
 
-/// Why the program's code that runs on this thread may not wait; `None` if it may.
-pub(super) fn kept() -> Option<NoWait> {
-    KEPT.with(Cell::get)
+/// Returns why the program code that runs on this thread must not wait, or `None` if it may wait.
+pub(super) fn no_wait() -> Option<NoWait> {
+    NO_WAIT.with(Cell::get)
 }
 
-/// Whether the function of a device operation, of any engine, runs on this thread, or something that its device does.
+/// Whether the function of a device operation, of any engine, or program code that a device calls runs on this thread.
 pub(crate) fn in_device_function() -> bool {
-    in_kernel() || KEPT.with(Cell::get) == Some(NoWait::InDeviceFunction)
+    in_kernel() || NO_WAIT.with(Cell::get) == Some(NoWait::InDeviceFunction)
 }
 
 /// Whether this thread is inside an operation of `core`.
@@ -234,7 +262,7 @@ pub(crate) fn in_operation_of(core: &Core) -> bool {
     any_frame(|frame| frame.is_of(core) && frame.op.is_some() && !frame.is_over())
 }
 
-/// Whether an operation that runs on this thread holds the variable with this queue.
+/// Whether an operation that runs on this thread holds the variable with `queue`.
 pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
     any_frame(|frame| {
         let names = || frame.op().is_some_and(|op| op.accesses().iter().any(|access| access.queue_ptr() == queue));
@@ -242,15 +270,16 @@ pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
     })
 }
 
-/// Whether an operation that runs on this thread is the one that will set `oneshot`.
+/// Whether an operation that runs on this thread will set `oneshot`.
 pub(crate) fn sets(oneshot: *const ()) -> bool {
     any_frame(|frame| frame.oneshot.get() == oneshot)
 }
 
-/// Leaves the right to an operation with its frame, if a panic of its own function has dropped its completion; gives it back
-/// otherwise.
+/// Puts the right to an operation back into the innermost frame, if that is of this operation and a panic of its
+/// function drops the completion. Returns the right otherwise.
 pub(crate) fn leave_lost(op: OpRef<Task>) -> Option<OpRef<Task>> {
-    // SAFETY: as in `any_frame`.
+    // SAFETY: a frame lives on the stack of this thread, or of one that stands still for it, until `enter_with` has
+    // taken it out of the list.
     let frame = unsafe { seen(innermost()).as_ref() };
     match frame {
         Some(frame)
@@ -264,7 +293,7 @@ pub(crate) fn leave_lost(op: OpRef<Task>) -> Option<OpRef<Task>> {
     }
 }
 
-/// The call of an operation's function: what the function may ask for.
+/// The call of an operation's function, and what the function may take from it.
 pub(crate) struct Call<'a> {
     frame: &'a Frame,
     core: &'a Arc<Core>,
@@ -277,7 +306,7 @@ impl<'a> Call<'a> {
         Self { frame, core, stream: Cell::new(stream) }
     }
 
-    /// The stream that the operation issues its work on, once; `None` on the CPU.
+    /// Takes the stream that the operation issues its work on. Returns `None` on the CPU, and at the second call.
     #[inline]
     pub(crate) fn take_stream(&self) -> Option<&'a mut GpuStream> {
         self.stream.take()
@@ -285,11 +314,11 @@ impl<'a> Call<'a> {
 
     #[inline]
     pub(crate) fn op(&self) -> &'a Op<Task> {
-        let Some(op) = self.frame.op() else { unreachable!("functions run for operations") };
+        let Some(op) = self.frame.op() else { unreachable!("a function runs in a frame with its operation") };
         op
     }
 
-    /// The right to the operation, once, for the completion of an asynchronous one.
+    /// Takes the right to an asynchronous operation, for its completion. Returns `None` at the second call.
     pub(crate) fn take_right(&self) -> Option<OpRef<Task>> {
         self.frame.take_right()
     }
@@ -299,30 +328,31 @@ impl<'a> Call<'a> {
         self.core
     }
 
+    /// Notes the oneshot that the operation will set.
     #[inline]
-    pub(crate) fn set_outcome(&self, oneshot: *const ()) {
+    pub(crate) fn set_oneshot(&self, oneshot: *const ()) {
         self.frame.oneshot.set(oneshot);
     }
 }
 
-/// What the program's code that runs on a thread is in the midst of.
+/// The frames of a thread, and why its program code must not wait.
 pub(super) struct Frames {
     innermost: *const Frame,
-    kept: Option<NoWait>,
+    no_wait: Option<NoWait>,
     in_kernel: bool,
 }
 
-/// The frames of the calling thread.
+/// Returns the frames of the calling thread.
 pub(super) fn current() -> Frames {
-    Frames { innermost: seen(innermost()), kept: KEPT.with(Cell::get), in_kernel: in_kernel() }
+    Frames { innermost: seen(innermost()), no_wait: NO_WAIT.with(Cell::get), in_kernel: in_kernel() }
 }
 
 impl Frames {
-    /// Runs `f` with these frames, those of a thread that stands still meanwhile, as the calling thread's own.
+    /// Calls `f` on the calling thread with these frames. The thread that they belong to must stand still meanwhile.
     pub(super) fn adopt(self, f: impl FnOnce()) {
         STACK.with(|cell| cell.set(Stack::Another));
         FRAME.with(|cell| cell.set(self.innermost));
-        let run = || set_kept(self.kept, f);
+        let run = || set_no_wait(self.no_wait, f);
         if self.in_kernel { as_kernel(run) } else { run() }
     }
 }

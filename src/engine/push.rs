@@ -17,7 +17,7 @@ use std::{panic::Location, sync::Arc};
 use crate::{
     engine::{
         core::{Core, phase},
-        drain, frame,
+        frame, ready_loop,
         spec::{Entry, Refs, Spec},
         task::{Job, Task, flag},
         variable::VarCell,
@@ -83,7 +83,7 @@ impl Core {
     /// Returns an error if a variable belongs to another engine, or is known to be deleted.
     #[inline]
     pub(super) fn check_variable(&self, queue: &VarQueue<Task>) -> Result<(), PushError> {
-        if queue.owner() != self.mark() {
+        if queue.owner() != self.tag() {
             return Err(PushError::ForeignVariable);
         }
         if queue.is_closed() {
@@ -190,7 +190,7 @@ impl Core {
     /// function of a device operation forbids, unless a loop of this engine around that function can run them later.
     #[cold]
     fn naive_engine_accepts(&self, spec: &Spec) -> bool {
-        spec.flags & flag::INTERNAL != 0 || !frame::in_device_function() || drain::has_drain(self)
+        spec.flags & flag::INTERNAL != 0 || !frame::in_device_function() || ready_loop::has_loop(self)
     }
 
     /// Appends an operation, whose task is filled, to the queues of its variables, and dispatches it if it is ready.

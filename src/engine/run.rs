@@ -10,8 +10,8 @@ use crate::{
     device::stream::GpuStream,
     engine::{
         core::Core,
-        ending::{Disposition, Rest, Rests, Unplain},
-        frame::{self, Call, Frame, Has, NoWait},
+        ending::{Disposition, Epilogue, Epilogues, FnState, Unfinished},
+        frame::{self, Call, Frame, Holds, NoWait},
         task::{Task, flag},
     },
     error::op::{Cause, OpError},
@@ -25,10 +25,10 @@ use crate::{
 impl Core {
     /// Runs a ready operation on this thread, and adds the operations that become ready to `ready`. The caller dispatches
     /// those, and then [runs](Self::finish) the epilogue.
-    pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
+    pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
         match self.execute_plainly(op, ready) {
-            Ok(ticket) => Rest::Count(ticket),
-            Err(unplain) => self.execute_otherwise(unplain, ready),
+            Ok(ticket) => Epilogue::CountOut(ticket),
+            Err(unfinished) => self.execute_otherwise(unfinished, ready),
         }
     }
 
@@ -38,7 +38,7 @@ impl Core {
         self: &Arc<Self>,
         op: OpRef<Task>,
         ready: &mut ReadyList<Task>,
-    ) -> Result<Ticket, Unplain> {
+    ) -> Result<Ticket, Unfinished> {
         self.execute_inline(op, ready)
     }
 
@@ -48,39 +48,39 @@ impl Core {
         self: &Arc<Self>,
         op: OpRef<Task>,
         ready: &mut ReadyList<Task>,
-    ) -> Result<Ticket, Unplain> {
+    ) -> Result<Ticket, Unfinished> {
         if op.task().has(flag::ON_DEVICE | flag::ASYNC) || removed(Step::PlaceBeforeTelling) || !self.is_sound(&op) {
-            return Err(Unplain { op, called: None });
+            return Err(Unfinished { op, called: None });
         }
         // Not by `?`: a value that might have to be dropped costs instructions.
         match self.call(&op) {
             Ok(()) => {}
-            failed => return Err(Unplain { op, called: Some(failed) }),
+            failed => return Err(Unfinished { op, called: Some(failed) }),
         }
         if op.task().has(flag::SILENT | flag::REPORTS) {
-            return Err(Unplain { op, called: Some(Ok(())) });
+            return Err(Unfinished { op, called: Some(Ok(())) });
         }
         Ok(self.complete_plainly(op, ready))
     }
 
     /// Runs, or completes, an operation that is not plain.
     #[inline(never)]
-    pub(super) fn execute_otherwise(self: &Arc<Self>, unplain: Unplain, ready: &mut ReadyList<Task>) -> Rest {
-        let Unplain { op, called } = unplain;
+    pub(super) fn execute_otherwise(self: &Arc<Self>, unfinished: Unfinished, ready: &mut ReadyList<Task>) -> Epilogue {
+        let Unfinished { op, called } = unfinished;
         if let Some(result) = called {
-            return self.complete(op, result, false, ready);
+            return self.complete(op, result, FnState::Called, ready);
         }
         match self.disposition_at(&op, Device::Cpu) {
             Disposition::Run if op.task().has(flag::DEVICE) => self.run_on_device(op, ready),
             Disposition::Run if op.task().has(flag::ASYNC) => self.start_async(op, ready),
             Disposition::Run => {
                 let result = self.call(&op);
-                self.complete(op, result, false, ready)
+                self.complete(op, result, FnState::Called, ready)
             }
             Disposition::Skip(failure) => self.skip(op, failure, ready),
             Disposition::Forward(lane) => {
                 self.gpus.send(lane, op);
-                Rest::Nothing
+                Epilogue::Nothing
             }
             Disposition::Discard => self.drop_rejected(op, ready),
         }
@@ -90,7 +90,7 @@ impl Core {
     #[inline]
     fn call(self: &Arc<Self>, op: &OpRef<Task>) -> Result<(), OpError> {
         let result = panics::catch(|| {
-            frame::enter(self, op, Has::Variables, |frame| {
+            frame::enter(self, op, Holds::Variables, |frame| {
                 // SAFETY: this thread owns the ready operation, and starts it only here.
                 unsafe { op.start(&Call::new(frame, self, None)) }
             })
@@ -102,7 +102,7 @@ impl Core {
     pub(crate) fn call_on(self: &Arc<Self>, op: &OpRef<Task>, stream: &mut GpuStream) -> Result<(), OpError> {
         let result = panics::catch(|| {
             frame::without_waits(NoWait::InDeviceFunction, || {
-                frame::enter(self, op, Has::Variables, |frame| {
+                frame::enter(self, op, Holds::Variables, |frame| {
                     // SAFETY: this thread owns the ready operation, and starts it only here.
                     unsafe { op.start(&Call::new(frame, self, Some(stream))) }
                 })
@@ -129,7 +129,7 @@ impl Core {
     // --------------------------------------------------------------------------------- asynchronous operations ----
 
     /// Calls the function of an asynchronous operation, which completes when its completion is used.
-    fn start_async(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
+    fn start_async(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
         // The completion may end the operation while its function still runs.
         let hold = op.hold();
         let mut lost = None;
@@ -154,19 +154,19 @@ impl Core {
         if self.is_forked() {
             // The parent process completes the operation.
             std::mem::forget((hold, failure));
-            return Rest::Nothing;
+            return Epilogue::Nothing;
         }
         match (lost, failure) {
-            (None, None) => Rest::Nothing,
+            (None, None) => Epilogue::Nothing,
             (None, Some(failure)) => {
                 self.fail_late(&hold, failure);
-                Rest::Nothing
+                Epilogue::Nothing
             }
             // A panic has dropped the completion. If the function caught the panic, the lost completion is the failure.
             (Some(op), failure) => {
                 let failure = failure.unwrap_or_else(|| hold.task().failed_by(Cause::LostCompletion));
                 let _ = hold.task().async_state().map(AsyncState::resolve);
-                self.complete(op, Err(failure), false, ready)
+                self.complete(op, Err(failure), FnState::Called, ready)
             }
         }
     }
@@ -178,7 +178,7 @@ impl Core {
         // SAFETY: called once, by the thread that ran the function.
         if let Err(failure) = unsafe { state.fail(failure) } {
             // The operation has completed already, but the failure of its function must not hide.
-            failure.keep(&self.failures);
+            failure.record(&self.failures);
             self.run_program_code(op, || drop(failure));
         }
     }
@@ -195,21 +195,21 @@ impl Core {
             None => (own, None),
         };
         // The second failure of the operation must not hide either.
-        second.iter().for_each(|failure| failure.keep(&self.failures));
+        second.iter().for_each(|failure| failure.record(&self.failures));
         let mut ready = ReadyList::default();
-        let mut rest = self.complete(op, result, false, &mut ready);
-        if let Rest::Tell(told) = &mut rest {
-            told.ended.extend(second);
+        let mut epilogue = self.complete(op, result, FnState::Called, &mut ready);
+        if let Epilogue::CleanUp(completed) = &mut epilogue {
+            completed.ended.extend(second);
         }
-        let rest = self.to_tell(rest);
-        self.dispatch_ready(&mut ready, Rests::from_iter([rest]));
+        let epilogue = self.defer_epilogue(epilogue);
+        self.dispatch_ready(&mut ready, Epilogues::from_iter([epilogue]));
     }
 
     // ----------------------------------------------------------------------------- GPUs of the naive engine ----
 
     /// Runs an operation of a GPU on this thread, for the naive engine, and waits until the GPU has completed it.
     #[cold]
-    fn run_on_device(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Rest {
+    fn run_on_device(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
         let device = self.gpus.context_of(op.task().lane);
         let Some(gpu) = self.gpus.gpu(device) else { unreachable!("routes are to devices of the engine") };
         let mut stream = gpu.take_stream(device);
@@ -226,17 +226,17 @@ impl Core {
         if self.is_forked() {
             // The stream is not dropped either: its device may be locked by a thread of the parent process.
             std::mem::forget((stream, result));
-            return Rest::Nothing;
+            return Epilogue::Nothing;
         }
         // Code that the device calls, and the logger that reports its loss, run as a part of the operation.
         let mut end = || stream.finish().map_err(|error| gpu.lose(&error));
         let ended =
-            frame::without_waits(NoWait::InDeviceFunction, || frame::enter(self, &op, Has::Variables, |_| end()));
+            frame::without_waits(NoWait::InDeviceFunction, || frame::enter(self, &op, Holds::Variables, |_| end()));
         if let Err(loss) = ended {
             let failure = op.task().failed_by(Cause::Device(loss));
             result = result.and(Err(failure));
         }
         gpu.put_back(stream);
-        self.complete(op, result, false, ready)
+        self.complete(op, result, FnState::Called, ready)
     }
 }

@@ -19,7 +19,7 @@ use std::{
 use crate::{
     engine::{
         core::{Core, phase},
-        drain, frame, wait,
+        frame, ready_loop, wait,
     },
     error::{build::ShutdownError, op::OpError},
     notify::pending::Waited,
@@ -85,7 +85,7 @@ impl Core {
             return Err(ShutdownError::Forked);
         }
         // An operation of another engine gives its worker away before it waits: this engine may depend on that worker.
-        let may_not_wait = wait::check_wait().is_err() || drain::works_for(self) || self.threads.owns_thread();
+        let may_not_wait = wait::check_wait().is_err() || ready_loop::works_for(self) || self.threads.owns_thread();
         if may_not_wait || self.make_way().is_err() {
             self.end_in_background();
             return Err(ShutdownError::InsideOperation);
@@ -152,7 +152,7 @@ impl Wake for End {
         let waker = Waker::from(self);
         loop {
             let closed = core.is_closed();
-            if !core.pending.poll_idle(&waker) {
+            if core.pending.poll_idle(&waker).is_pending() {
                 return;
             }
             if closed {

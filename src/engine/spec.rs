@@ -1,4 +1,4 @@
-//! What a push is given: which variables an operation names, and how it is to run.
+//! The arguments of a push: the variables of an operation, and how it runs.
 
 use smallvec::SmallVec;
 
@@ -8,7 +8,7 @@ use crate::{
     values::{kind::EngineKind, name::Name, property::Property},
 };
 
-/// The references to a value that an operation's function gets.
+/// Which reference to the value of a variable the function of an operation gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Refs {
     None,
@@ -16,20 +16,20 @@ pub(crate) enum Refs {
     Exclusive,
 }
 
-/// An access in the making: a variable and what is done to it.
+/// An access before its push: a variable, and how the operation uses it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub(crate) cell: std::ptr::NonNull<VarCell>,
     pub(crate) mode: Mode,
-    /// What the function gets of the variable's value.
+    /// The reference that the function gets.
     pub(crate) refs: Refs,
 }
 
-/// The variables an operation names, in the making.
+/// The accesses of an operation before its push.
 pub(crate) type Entries = SmallVec<[Entry; INLINE_ACCESSES]>;
 
-/// What an operation is made with, beside its variables, its function, and where it is pushed. Its flags say whether it has
-/// a name, and whether that owns memory.
+/// The properties of an operation, besides its accesses, its function and the location of its push. Its flags say
+/// whether it has a name, and whether the name owns memory.
 #[derive(Debug)]
 pub(crate) struct Spec {
     pub(crate) name: Name,
@@ -39,7 +39,7 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// In the first lane.
+    /// Returns the properties of an operation of the first lane.
     #[inline]
     pub(crate) fn new(name: Name) -> Self {
         let flags = if name.is_empty() { 0 } else { flag::NAMED };
@@ -47,23 +47,23 @@ impl Spec {
         Self { name, priority: 0, flags, lane: 0 }
     }
 
-    /// Of an operation of the engine's own.
+    /// Returns the properties of an operation of the engine's own.
     pub(crate) fn internal(name: &'static str, priority: i32, flags: u16) -> Self {
         let spec = Self::new(Name::from(name));
         Self { priority, flags: spec.flags | flags | flag::INTERNAL, ..spec }
     }
 }
 
-/// Where an operation with a property goes.
+/// The lane and flags that a property gives to an operation.
 pub(crate) struct Route {
     pub(crate) lane: u8,
     pub(crate) flags: u16,
-    /// Replaces the operation's own priority.
+    /// Replaces the priority of the operation.
     pub(crate) priority: Option<i32>,
 }
 
 impl Route {
-    /// Where operations with `property` go.
+    /// Returns the route of operations with `property`.
     #[inline]
     pub(crate) fn of(property: Property, kind: EngineKind) -> Self {
         let per_device = kind == EngineKind::PerDevice;

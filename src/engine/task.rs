@@ -1,4 +1,24 @@
-//! What an operation's record carries for the engine: its name, its lane and its function.
+//! The engine's part of the record of an operation: its function, name, flags and lane.
+//!
+//! # States
+//!
+//! 1. *Begun* ([`Task::begin`]): the ticket, the lane and the flags are set.
+//! 2. *Filled* ([`Task::fill`]): the name, the location and the function are set. The operation may be enqueued.
+//! 3. *Started* ([`Op::start`]), at most once: the function has run, or runs. A function that does not run is
+//!    [discarded](Op::discard) instead, in the epilogue.
+//! 4. *Reported* ([`Op::report`]): the result is set, if it has a handle or a wait.
+//! 5. Dropped with the record.
+//!
+//! # Who may touch what
+//!
+//! * `body`: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation
+//!   may end on another thread while its function runs; its end does not touch the body.
+//! * `waited`: the owner of the ready operation.
+//! * `progress`: see [`AsyncState`].
+//! * The other fields are constant once the task is filled.
+//!
+//! This module has no edges of its own: the queues of the tracker and of the scheduler hand over the task with the
+//! operation.
 
 use std::{
     any::Any,
@@ -20,77 +40,76 @@ use crate::{
 
 /// Bits of [`Task::flags`].
 pub(crate) mod flag {
-    /// Runs on the thread that finds it ready, at once.
+    /// Runs immediately, on the thread that finds it ready.
     pub(crate) const INLINE: u16 = 1;
-    /// Runs although a variable it names has failed.
+    /// Runs even if one of its variables has failed.
     pub(crate) const NO_SKIP: u16 = 2;
-    /// Belongs to the engine: shutdown neither refuses nor cancels it.
+    /// Belongs to the engine: a shutdown neither refuses nor cancels it.
     pub(crate) const INTERNAL: u16 = 4;
-    /// Leaves versions and failures of its variables alone.
+    /// Does not change the versions and failures of its variables when it completes.
     pub(crate) const SILENT: u16 = 8;
-    /// Is done when its completion is used, not when its function returns.
+    /// Completes when its completion is used, not when its function returns.
     pub(crate) const ASYNC: u16 = 16;
-    /// Starts on the pushing thread if it is ready then.
+    /// Runs on the pushing thread if it is ready when it is pushed.
     pub(crate) const EAGER: u16 = 32;
-    /// Has somebody to report to.
+    /// Reports its result: [`Job::REPORTS`](super::Job::REPORTS).
     pub(crate) const REPORTS: u16 = 64;
-    /// It has a name.
+    /// Has a name.
     pub(crate) const NAMED: u16 = 128;
-    /// Shutdown does not cancel it.
+    /// Is not cancelled by a shutdown.
     pub(crate) const KEPT: u16 = 256;
-    /// Issues work on a device's stream.
+    /// Issues work on the stream of a device.
     pub(crate) const DEVICE: u16 = 512;
-    /// Its function does not look at values in the host's memory, though it names them: it has the device copy them.
+    /// Copies values in the host's memory by the device. Its function does not read or write them.
     pub(crate) const COPY: u16 = 1024;
-    /// Closed variables let it in: it is a deletion, or the engine's wait for one.
+    /// Is accepted by closed variables: it is a deletion or a wait.
     pub(crate) const PASSES_CLOSED: u16 = 2048;
-    /// Its name owns memory.
+    /// Has a name that owns memory.
     pub(crate) const OWNS_NAME: u16 = 4096;
-    /// Has a lane of a device.
+    /// Belongs to a lane of a device.
     pub(crate) const ON_DEVICE: u16 = 8192;
 }
 
-/// In [`Task::waited`]: every lane has been asked. It is more than there are lanes.
+/// In [`Task::waited`]: the operation waits for no lane any more. There are fewer lanes than this.
 const NO_LANE_LEFT: u8 = u8::MAX;
 const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
 
-/// The engine's part of an operation's record. With one access it begins a cache line, which a small function shares. What
-/// few operations need is not made for the others.
+/// The engine's part of the record of an operation. Behind one access it begins a cache line, which it shares with a
+/// small function. Fields that only some operations need are not initialised for the others.
 #[repr(C)]
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
     pub(crate) lane: u8,
-    /// Lanes of devices that the operation has waited for: those with a lower number. Used by whoever has the operation
-    /// while it is ready.
+    /// The operation has waited for all lanes of devices with lower numbers. Used by the owner of the ready operation.
     pub(crate) waited: AtomicU8,
     pub(crate) flags: u16,
     location: &'static Location<'static>,
-    /// With [`flag::NAMED`].
+    /// Initialised with [`flag::NAMED`].
     name: MaybeUninit<Name>,
     body: UnsafeCell<MaybeUninit<InlineJob>>,
-    /// With [`flag::ASYNC`].
+    /// Initialised with [`flag::ASYNC`].
     progress: MaybeUninit<AsyncState<OpError>>,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () = assert!(
     size_of::<Task>() == 152 && (cfg!(raddle_unpooled) || crate::memory::pool::fits::<Op<Task>>()),
-    "records are made for tasks"
+    "a record of the pool must hold an operation with its task"
 );
 
-/// Writes fields of a task, each by its own pointer.
+/// Writes fields of a task, each by a pointer to the field.
 macro_rules! set {
     ($task:ident, $($field:ident: $value:expr),* $(,)?) => {
-        // SAFETY: the task may be written, by the contract of the function around this.
+        // SAFETY: (1) of the function around this: the task may be written.
         $(unsafe { (&raw mut (*$task).$field).write($value) };)*
     };
 }
 
 impl Task {
-    /// Makes a task where it will stay, but for what depends on its function.
+    /// Initialises in place the fields of a task that do not depend on the type of its function.
     ///
     /// # Safety
-    /// 1. `task` may be written, and is [filled](Self::fill) before anybody uses it.
+    /// 1. `task` may be written, and is [filled](Self::fill) before any other use.
     #[inline]
     pub(crate) unsafe fn begin(task: *mut Self, ticket: Ticket, lane: u8, flags: u16) {
         set! {
@@ -105,11 +124,11 @@ impl Task {
         }
     }
 
-    /// Makes the rest of a task. `name` is to be as its flags say: without [`flag::NAMED`] it is dropped, and without
-    /// [`flag::OWNS_NAME`] beside that what memory it owns is never freed.
+    /// Initialises the other fields of a task. `name` must agree with the flags: it is dropped without
+    /// [`flag::NAMED`], and memory that it owns is never freed without [`flag::OWNS_NAME`].
     ///
     /// # Safety
-    /// 1. `task` was [begun](Self::begin), may be written, and nobody else knows it yet.
+    /// 1. `task` was [begun](Self::begin), may be written, and is not known to another thread yet.
     #[inline]
     pub(crate) unsafe fn fill<W: Job>(task: *mut Self, name: Name, location: &'static Location<'static>, work: W) {
         set! {
@@ -117,49 +136,50 @@ impl Task {
             location: location,
             body: UnsafeCell::new(MaybeUninit::uninit()),
         }
-        // SAFETY: (1).
+        // SAFETY: (1): the flags were set by `begin`.
         if unsafe { (*task).flags } & flag::NAMED != 0 {
             set! { task, name: MaybeUninit::new(name) }
         }
-        // SAFETY: (1).
+        // SAFETY: (1): the body was written above, and no other thread uses it.
         unsafe { &(*task).body }.with_mut(|body| unsafe { InlineJob::init(body.cast(), work) });
         if W::REPORTS {
-            // SAFETY: (1).
+            // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
             unsafe { (*task).flags |= flag::REPORTS };
         }
     }
 
-    /// Notes that an operation of the CPU has nothing to wait for on devices, when it is given to its lane.
+    /// Notes that an operation of the CPU depends on no device any more, when it is given to its lane.
     pub(crate) fn end_waiting_for_devices(&self) {
-        // Relaxed: as for `waited`.
+        // Relaxed: only the owner of a ready operation uses this field.
         let before = self.waited.swap(NO_LANE_LEFT, Relaxed);
-        debug_assert!(before != NO_LANE_LEFT, "an operation came to a lane of the CPU for a second time");
+        debug_assert!(before != NO_LANE_LEFT, "an operation was given to a lane of the CPU twice");
     }
 
+    /// Whether the operation has any of these flags.
     pub(crate) fn has(&self, flags: u16) -> bool {
         self.flags & flags != 0
     }
 
-    /// The operation's name; empty if it was given none.
+    /// Returns the name of the operation, which is empty if it was not given one.
     pub(crate) fn name(&self) -> &Name {
         static NONE: Name = Name::EMPTY;
-        // SAFETY: with the flag, `fill` has made it.
+        // SAFETY: with this flag, `fill` has initialised the name.
         if self.has(flag::NAMED) { unsafe { self.name.assume_init_ref() } } else { &NONE }
     }
 
-    /// How far the operation is, if it is asynchronous.
+    /// Returns the state of an asynchronous operation.
     pub(crate) fn async_state(&self) -> Option<&AsyncState<OpError>> {
-        // SAFETY: with the flag, `begin` has made it.
+        // SAFETY: with this flag, `begin` has initialised the state.
         self.has(flag::ASYNC).then(|| unsafe { self.progress.assume_init_ref() })
     }
 
-    /// That the operation has failed by `cause`.
+    /// Returns the error of an operation that failed by `cause`.
     #[cold]
     pub(crate) fn failed_by(&self, cause: Cause) -> OpError {
         OpError::new(self.name(), self.location, cause, None)
     }
 
-    /// That the operation has failed by a panic.
+    /// Returns the error of an operation that failed by a panic.
     #[cold]
     pub(crate) fn failed_by_panic(&self, payload: panics::Payload) -> OpError {
         let (message, payload) = panics::message(payload);
@@ -169,42 +189,42 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        // SAFETY: `fill` has made it, and this is its only drop.
+        // SAFETY: `fill` has initialised the body, and this is its only drop.
         self.body.with_mut(|body| unsafe { &mut *body.cast::<InlineJob>() }.drop_work());
         if self.has(flag::OWNS_NAME | flag::ASYNC) {
             if self.has(flag::NAMED) {
-                // SAFETY: `fill` has made it, and this is its only drop.
+                // SAFETY: with this flag, `fill` has initialised the name, and this is its only drop.
                 unsafe { self.name.assume_init_drop() };
             }
             if self.has(flag::ASYNC) {
-                // SAFETY: `begin` has made it, and this is its only drop.
+                // SAFETY: with this flag, `begin` has initialised the state, and this is its only drop.
                 unsafe { self.progress.assume_init_drop() };
             }
         }
     }
 }
 
-/// The engine's view of an operation. It comes to one by a right to it or a share of its record, which keep the task, or
-/// by an access of an operation that it has.
+/// The engine's view of an operation. The engine has an `Op` only by a right to it, by a hold of its record, or by an
+/// access of such an operation. All of them keep the task.
 impl Op<Task> {
-    /// The task.
+    /// Returns the task.
     #[inline]
     pub(crate) fn task(&self) -> &Task {
-        // SAFETY: see above; what changes in a task is in cells.
+        // SAFETY: the engine has an `Op` only with its task, and the fields that change are in cells.
         unsafe { &*self.task_ptr() }
     }
 
-    /// Runs the function.
+    /// Calls the function.
     ///
     /// # Safety
-    /// 1. The operation is ready and this thread runs it.
+    /// 1. The operation is ready, and this thread owns it.
     /// 2. This is called once.
     pub(crate) unsafe fn start(&self, cx: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: (1) makes this thread the only user of the body.
         unsafe { self.with_body(|body| body.start(cx)) }
     }
 
-    /// Drops the function if it has not run.
+    /// Drops the function if it was not called.
     ///
     /// # Safety
     /// 1. This thread ends the operation.
@@ -213,11 +233,11 @@ impl Op<Task> {
         unsafe { self.with_body(InlineJob::discard) }
     }
 
-    /// Sets the result for whoever has the operation's handle; gives what is left to do then.
+    /// Sets the result for the handle of the operation, or for its wait. Returns the program code that is left to run.
     ///
     /// # Safety
     /// 1. This thread ends the operation.
-    pub(crate) unsafe fn report(&self, result: Result<(), &OpError>) -> Aftermath {
+    pub(crate) unsafe fn report(&self, result: Result<(), &OpError>) -> Cleanup {
         // SAFETY: (1) makes this thread the only user of the body.
         unsafe { self.with_body(|body| body.report(result)) }
     }
@@ -225,31 +245,31 @@ impl Op<Task> {
     /// # Safety
     /// 1. This thread is the only user of the body.
     unsafe fn with_body<R>(&self, f: impl FnOnce(&mut InlineJob) -> R) -> R {
-        // SAFETY: (1).
+        // SAFETY: (1), and `fill` has initialised the body.
         self.task().body.with_mut(|body| f(unsafe { &mut *body.cast() }))
     }
 }
 
-/// What an operation leaves to the program's own code: somebody to be woken, something to be dropped. It may wait, push,
-/// panic and take its time, so it comes when the operation's successors have been placed.
+/// Program code that must run after an operation has completed: wakers to wake, and values to drop. It may wait,
+/// push, panic and take its time, so it runs after the operations that became ready have been dispatched.
 #[derive(Default)]
-#[must_use = "somebody waits to be woken"]
-pub(crate) struct Aftermath {
+#[must_use = "its wakers must be woken"]
+pub(crate) struct Cleanup {
     wakers: Option<Wakers>,
-    /// A result that nobody can ask for any more.
+    /// A result that no handle can return any more, or a failure that was cleared.
     unwanted: Option<Box<dyn Any + Send>>,
 }
 
-impl Aftermath {
-    /// What is left when `oneshot` has been set, and `wakers` were found there.
+impl Cleanup {
+    /// Returns the clean-up of an `oneshot` that has been set, with the `wakers` that were found there.
     pub(super) fn new<R: Send + 'static>(wakers: Option<Wakers>, oneshot: Arc<Oneshot<R>>) -> Self {
         let unwanted = Arc::into_inner(oneshot).and_then(Oneshot::into_result);
-        // What needs no drop is no code of the program's.
+        // A result that needs no drop runs no program code.
         let unwanted = unwanted.filter(|result| result.is_err() || needs_drop::<R>());
         Self { wakers, unwanted: unwanted.map(|result| Box::new(result) as _) }
     }
 
-    /// What is left of a failure that was ended.
+    /// Returns the clean-up of a failure that was cleared.
     pub(crate) fn of_failure(failure: Option<OpError>) -> Self {
         Self { wakers: None, unwanted: failure.map(|failure| Box::new(failure) as _) }
     }
@@ -258,7 +278,7 @@ impl Aftermath {
         self.wakers.is_none() && self.unwanted.is_none()
     }
 
-    /// Wakes who waits, and drops what nobody wants.
+    /// Wakes the wakers, and drops the value.
     pub(crate) fn run(self) {
         if let Some(wakers) = self.wakers {
             wakers.wake();
@@ -267,25 +287,25 @@ impl Aftermath {
     }
 }
 
-// SAFETY: the body is used by one thread at a time, the one that runs or ends the operation.
+// SAFETY: the body is used by one thread at a time, which owns the ready operation or ends it.
 unsafe impl Sync for Task {}
 
-/// What an operation does, and whom it tells.
+/// What an operation does, and how it reports its result.
 pub(crate) trait Job: Send + 'static {
     /// Whether `report` does anything.
     const REPORTS: bool = false;
-    /// Runs the function, once.
+    /// Calls the function. Called once at most.
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause>;
-    /// Drops the function if it has not run. Called after the variables were passed on.
+    /// Drops the function if it was not called. Called after the variables were released.
     fn discard(&mut self);
-    /// Tells whoever asked. Called after the variables were passed on. No code of the program's runs here: it is left to the
+    /// Sets the result. Called after the variables were released. Must not run program code: that is returned to the
     /// caller.
-    fn report(&mut self, _result: Result<(), &OpError>) -> Aftermath {
-        Aftermath::default()
+    fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
+        Cleanup::default()
     }
 }
 
-/// Words of a record for what an operation does; larger ones are boxed.
+/// The words of a record for the job of an operation. Larger jobs are boxed.
 const WORDS: usize = 12;
 
 /// Whether a record holds a `W` without a separate allocation.
@@ -296,33 +316,33 @@ const fn fits<W>() -> bool {
 /// A [`Job`] of any type, inline if it fits.
 #[repr(C)]
 pub(crate) struct InlineJob {
-    calls: &'static VTable,
+    vtable: &'static VTable,
     storage: [MaybeUninit<u64>; WORDS],
 }
 
 struct VTable {
     start: unsafe fn(*mut (), &Call<'_>) -> Result<(), Cause>,
     discard: unsafe fn(*mut ()),
-    report: unsafe fn(*mut (), Result<(), &OpError>) -> Aftermath,
-    /// `None` if there is nothing to drop.
+    report: unsafe fn(*mut (), Result<(), &OpError>) -> Cleanup,
+    /// `None` if the job needs no drop.
     drop: Option<unsafe fn(*mut ())>,
 }
 
-// SAFETY: the stored value is `Send`.
+// SAFETY: the stored job is `Send`.
 unsafe impl Send for InlineJob {}
 
 impl InlineJob {
-    /// Makes a body where it will stay.
+    /// Initialises a body in place.
     ///
     /// # Safety
     /// 1. `body` may be written.
     #[inline]
     unsafe fn init<W: Job>(body: *mut Self, work: W) {
         if fits::<W>() {
-            // SAFETY: (1); just checked.
+            // SAFETY: (1), and (2) was just checked.
             unsafe { Self::init_inline(body, work) }
         } else {
-            // SAFETY: (1); a box is one word.
+            // SAFETY: (1), and (2): a box is one word.
             unsafe { Self::init_inline(body, Box::new(work)) }
         }
     }
@@ -332,12 +352,12 @@ impl InlineJob {
     /// 2. A `W` [`fits`].
     #[inline]
     unsafe fn init_inline<W: Job>(body: *mut Self, work: W) {
-        // SAFETY: (1).
-        let calls = unsafe { &raw mut (*body).calls };
-        // SAFETY: (1).
+        // SAFETY: (1): the pointer is to a field of the body.
+        let vtable = unsafe { &raw mut (*body).vtable };
+        // SAFETY: (1): the pointer is to a field of the body.
         let storage = unsafe { &raw mut (*body).storage };
-        // SAFETY: (1).
-        unsafe { calls.write(const { VTable::of::<W>() }) };
+        // SAFETY: (1): the field may be written.
+        unsafe { vtable.write(const { VTable::of::<W>() }) };
         // SAFETY: (1), and (2): `storage` is large enough for a `W` and aligned for it.
         unsafe { storage.cast::<W>().write(work) };
     }
@@ -347,15 +367,15 @@ impl VTable {
     const fn of<W: Job>() -> &'static Self {
         const {
             &Self {
-                // SAFETY: in all four, the pointer is to the `W` that was stored here.
+                // SAFETY: the pointer is to the `W` that was stored with this table.
                 start: |work, cx| unsafe { &mut *work.cast::<W>() }.start(cx),
-                // SAFETY: as above.
+                // SAFETY: the pointer is to the `W` that was stored with this table.
                 discard: |work| unsafe { &mut *work.cast::<W>() }.discard(),
-                // SAFETY: as above.
+                // SAFETY: the pointer is to the `W` that was stored with this table.
                 report: |work, result| unsafe { &mut *work.cast::<W>() }.report(result),
-                // SAFETY: as above.
+                // SAFETY: the pointer is to the `W` that was stored with this table.
                 drop: if needs_drop::<W>() {
-                    // SAFETY: as above.
+                    // SAFETY: the pointer is to the `W` that was stored with this table.
                     Some(|work| unsafe { work.cast::<W>().drop_in_place() })
                 } else {
                     None
@@ -367,25 +387,25 @@ impl VTable {
 
 impl InlineJob {
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        // SAFETY: the storage holds what `calls` is for, in this and the next functions.
-        unsafe { (self.calls.start)(self.storage.as_mut_ptr().cast(), cx) }
+        // SAFETY: the storage holds the type that `vtable` was made for.
+        unsafe { (self.vtable.start)(self.storage.as_mut_ptr().cast(), cx) }
     }
 
     fn discard(&mut self) {
-        // SAFETY: as above.
-        unsafe { (self.calls.discard)(self.storage.as_mut_ptr().cast()) }
+        // SAFETY: the storage holds the type that `vtable` was made for.
+        unsafe { (self.vtable.discard)(self.storage.as_mut_ptr().cast()) }
     }
 
-    fn report(&mut self, result: Result<(), &OpError>) -> Aftermath {
-        // SAFETY: as above.
-        unsafe { (self.calls.report)(self.storage.as_mut_ptr().cast(), result) }
+    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
+        // SAFETY: the storage holds the type that `vtable` was made for.
+        unsafe { (self.vtable.report)(self.storage.as_mut_ptr().cast(), result) }
     }
 }
 
 impl InlineJob {
     fn drop_work(&mut self) {
-        if let Some(drop) = self.calls.drop {
-            // SAFETY: as above; the body is dropped once.
+        if let Some(drop) = self.vtable.drop {
+            // SAFETY: the storage holds the type that `vtable` was made for, and the body is dropped once.
             unsafe { drop(self.storage.as_mut_ptr().cast()) }
         }
     }
@@ -400,12 +420,12 @@ impl<W: Job> Job for Box<W> {
     fn discard(&mut self) {
         W::discard(self);
     }
-    fn report(&mut self, result: Result<(), &OpError>) -> Aftermath {
+    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
         W::report(self, result)
     }
 }
 
-/// A function that nobody has a handle of.
+/// A function without a handle for its result.
 pub(crate) struct FnJob<F>(Option<F>);
 
 impl<F> FnJob<F> {
@@ -431,11 +451,11 @@ where
     }
 }
 
-/// A function whose result somebody has a handle of.
+/// A function with a handle for its result.
 pub(crate) struct ResultJob<F, R> {
     f: Option<F>,
     value: Option<R>,
-    /// Given up by `report`, so that a value nobody wants is dropped there.
+    /// Taken by `report`, so that a value without a handle is dropped in the epilogue.
     oneshot: Option<Arc<Oneshot<R>>>,
 }
 
@@ -454,7 +474,7 @@ where
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         if let Some(oneshot) = &self.oneshot {
-            cx.set_outcome(Arc::as_ptr(oneshot).cast());
+            cx.set_oneshot(Arc::as_ptr(oneshot).cast());
         }
         if let Some(f) = self.f.take() {
             self.value = Some(f(cx)?);
@@ -466,19 +486,19 @@ where
         self.f = None;
     }
 
-    fn report(&mut self, result: Result<(), &OpError>) -> Aftermath {
+    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
         let value = self.value.take();
-        let Some(oneshot) = self.oneshot.take() else { return Aftermath::default() };
+        let Some(oneshot) = self.oneshot.take() else { return Cleanup::default() };
         let (wakers, value) = match (result, value) {
             (Ok(()), Some(value)) => (oneshot.set(Ok(value)), None),
             (Ok(()), None) => (None, None),
-            // What the function has returned may be there although a device has failed since.
+            // A device may fail after the function has returned a value.
             (Err(error), value) => (oneshot.set(Err(error.clone())), value),
         };
-        let mut aftermath = Aftermath::new(wakers, oneshot);
+        let mut cleanup = Cleanup::new(wakers, oneshot);
         if needs_drop::<R>() && value.is_some() {
-            aftermath.unwanted = Some(Box::new((value, aftermath.unwanted.take())));
+            cleanup.unwanted = Some(Box::new((value, cleanup.unwanted.take())));
         }
-        aftermath
+        cleanup
     }
 }

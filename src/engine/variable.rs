@@ -1,4 +1,28 @@
 //! Variables: the cells behind the handles, and the untyped handle.
+//!
+//! # States
+//!
+//! 1. *Open*: operations are pushed. The variable has handles.
+//! 2. *Closed*: it was deleted, or its last handle is gone. The queue accepts only the engine's own operations.
+//! 3. *Empty* ([`VarCell::empty`]): the value was dropped.
+//! 4. *Freed* ([`VarCell::free`]): the last operation on it has completed. Threads that are pinned may still read the
+//!    queue; the memory is freed after them.
+//!
+//! # Who may touch what
+//!
+//! * The queue: any thread, as the tracker says.
+//! * `handles`: the owners of handles.
+//! * The value: operations that hold the variable, as their accesses say.
+//! * `version`: stored by operations that hold the variable for writing, and by lanes of GPUs; read by any thread.
+//! * `emptied`: operations that hold the variable for writing; for others a hint.
+//! * `fault` and `waits`: see [`Fault`] and [`Waits`].
+//!
+//! # Edges
+//!
+//! | edge | release side | acquire side | hands over |
+//! |---|---|---|---|
+//! | `version` | store in [`VarCell::mutated`], `fetch_add` in [`VarCell::mutated_on_device`] | load in [`VarCell::version`] | what the counted mutations did |
+//! | `handles` | `fetch_sub` in [`VarCell::remove_handle`] | [`acquire`] of the thread that removes the last handle | the uses of the variable by all handles |
 
 use std::{alloc::Layout, marker::PhantomData, mem::ManuallyDrop, ptr::NonNull, sync::Arc};
 
@@ -14,30 +38,31 @@ use crate::{
     tracker::{Access, VarQueue},
 };
 
-/// One variable. Its queue decides who may touch the rest. What pushers use lies apart from what workers write.
+/// One variable. Its queue decides which operations may use the other fields. The fields that pushes use are on other
+/// cache lines than those that workers write.
 #[repr(C)]
 pub(crate) struct VarCell {
     queue: VarQueue<Task>,
     core: ManuallyDrop<Arc<Core>>,
-    /// Handles. 64 bits on every machine, so that even forgotten handles cannot make it wrap.
+    /// The number of handles. It has 64 bits on every machine, so that even leaked handles cannot make it wrap.
     handles: AtomicU64,
     value: ValueInfo,
     waits: Waits,
     state: State,
 }
 
-// Three lines: with a fourth, programs of many variables miss the caches more often.
+// Three cache lines: with a fourth, programs with many variables have more cache misses.
 #[cfg(all(target_os = "linux", target_pointer_width = "64", not(any(raddle_loom, raddle_shuttle))))]
 const _: () = assert!(size_of::<VarCell>() == 192);
 
-/// What operations change when they end, or when they are issued on a device.
+/// The fields that operations change when they complete, or when they are issued on a device.
 #[repr(align(64))]
 struct State {
-    /// Mutations that ran to completion. Stored by whoever holds the variable for writing.
+    /// The number of successful mutations.
     version: AtomicU64,
-    /// What an operation must look at before it runs.
+    /// What an operation must check before it runs.
     fault: Fault<OpError>,
-    /// The value was dropped by a deletion. Used by whoever holds the variable for writing.
+    /// The value was dropped.
     emptied: AtomicBool,
 }
 
@@ -48,26 +73,27 @@ struct TypedCell<T> {
     value: UnsafeCell<ManuallyDrop<T>>,
 }
 
-/// What the untyped code needs to know of the value.
+/// What untyped code must know about the value.
 #[derive(Clone, Copy)]
 struct ValueInfo {
     layout: Layout,
     needs_drop: bool,
-    /// The value is in the host's memory, where only operations may look that come after what devices do with it.
+    /// The value is in the host's memory, so operations of the host may use it only after those of devices are
+    /// complete.
     on_host: bool,
     /// # Safety
     /// 1. The cell was made with this info, and the caller holds the variable for writing.
-    /// 2. Called once.
+    /// 2. This is called once.
     drop_value: unsafe fn(NonNull<VarCell>),
 }
 
-// SAFETY: the value is used only by operations that hold the variable, as the tracker orders them, and the failure as
-// `Fault` demands; the constructor demands `T: Send`, and shared reads `T: Sync`.
+// SAFETY: the value is used only by operations that hold the variable, in the order of the tracker, and the failure as
+// `Fault` demands. The constructor demands `T: Send`, and shared reads demand `T: Sync`.
 unsafe impl Send for VarCell {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for VarCell {}
 
-/// A variable that somebody has a handle of.
+/// A variable with a handle for `'h`.
 #[derive(Clone, Copy)]
 pub(crate) struct VarRef<'h> {
     cell: NonNull<VarCell>,
@@ -86,14 +112,14 @@ impl<'h> VarRef<'h> {
     }
 
     pub(crate) fn cell(self) -> &'h VarCell {
-        // SAFETY: (1) of `new`.
+        // SAFETY: (1) of `new`: the handle keeps the variable.
         unsafe { self.cell.as_ref() }
     }
 }
 
 impl VarCell {
-    /// A new variable with a value, which is in the host's memory or is the handle of something that is not. It has one
-    /// handle.
+    /// Creates a variable with one handle. `on_host` says whether the value is in the host's memory; if not, it is a
+    /// handle of memory elsewhere.
     pub(crate) fn with_value<T: Send + 'static>(core: &Arc<Core>, value: T, on_host: bool) -> NonNull<Self> {
         let info = ValueInfo {
             layout: Layout::new::<TypedCell<T>>(),
@@ -108,7 +134,7 @@ impl VarCell {
         };
         let cell = Box::new(TypedCell {
             cell: VarCell {
-                queue: VarQueue::with_owner(core.next_id(), core.mark()),
+                queue: VarQueue::with_owner(core.next_id(), core.tag()),
                 core: ManuallyDrop::new(Arc::clone(core)),
                 handles: AtomicU64::new(1),
                 value: info,
@@ -118,34 +144,34 @@ impl VarCell {
             value: UnsafeCell::new(ManuallyDrop::new(value)),
         });
         let cell = NonNull::from(Box::leak(cell)).cast::<VarCell>();
-        // SAFETY: the box never moves, and nobody knows it yet.
+        // SAFETY: the cell does not move, and no other thread knows it yet.
         unsafe { VarQueue::init(VarCell::queue_ptr(cell)) };
         cell
     }
 
-    /// Counts a handle, for somebody who has one.
+    /// Counts another handle. The caller has one.
     pub(crate) fn add_handle(&self) {
-        // Relaxed: the handle at hand keeps the count above zero.
+        // Relaxed: the caller's handle keeps the count above zero.
         self.handles.fetch_add(1, Relaxed);
     }
 
-    /// Takes a handle off; whether it was the last one.
-    #[must_use = "the variable is to be freed by whoever removes its last handle"]
+    /// Removes a handle. Returns whether it was the last one.
+    #[must_use = "the caller must free the variable if this was its last handle"]
     pub(crate) fn remove_handle(&self) -> bool {
-        // Release: this handle's uses come before the deletion.
+        // Release (edge `handles`): the uses of the variable by this handle.
         let last = self.handles.fetch_sub(1, Release) == 1;
         if last {
-            // Acquire: joins the other handles' uses.
+            // Acquire (edge `handles`): the uses of the variable by the other handles.
             acquire(&self.handles);
         }
         last
     }
 
-    /// The variable of an access.
+    /// Returns the variable of an access.
     #[inline]
     pub(crate) fn of(access: &Access<Task>) -> &Self {
-        // SAFETY: the access's pointer comes from `queue_ptr`, by which it was cast from one to a whole cell, which outlives
-        // the access.
+        // SAFETY: the pointer of the access comes from `queue_ptr`, which casts a pointer to a whole cell. The cell
+        // outlives the access.
         unsafe { access.queue_ptr().cast::<Self>().as_ref() }
     }
 
@@ -163,8 +189,9 @@ impl VarCell {
         &self.core
     }
 
+    /// Returns the number of successful mutations.
     pub(crate) fn version(&self) -> u64 {
-        // Acquire: the mutations counted are visible; pairs with `mutated`.
+        // Acquire (edge `version`): what the counted mutations did.
         self.state.version.load(Acquire)
     }
 
@@ -174,7 +201,7 @@ impl VarCell {
     /// 1. The caller holds the variable for writing.
     #[inline]
     pub(crate) unsafe fn mutated(&self) {
-        // Relaxed: (1), the last store came through the queue. Release: pairs with `version`.
+        // Relaxed: (1), the queue has handed over the last store. Release (edge `version`): what this mutation did.
         self.state.version.store(self.state.version.load(Relaxed) + 1, Release);
     }
 
@@ -183,13 +210,15 @@ impl VarCell {
         &self.state.fault
     }
 
-    /// The waits that others can join.
+    /// Returns the waits that later waits can join.
     pub(crate) fn waits(&self) -> &Waits {
         &self.waits
     }
 
+    /// Whether the value needs a drop. Exact for an operation that holds the variable for writing; for others a hint.
     pub(crate) fn needs_drop(&self) -> bool {
-        // Relaxed: exact for whoever holds the variable for writing; for others a hint where the drop may run.
+        // Relaxed: the queue hands over the last change to an operation that holds the variable for writing. Others
+        // only choose where the drop runs.
         self.value.needs_drop && !self.state.emptied.load(Relaxed)
     }
 
@@ -198,67 +227,67 @@ impl VarCell {
         self.value.on_host
     }
 
-    /// As [`mutated`](Self::mutated), by lanes of which several may have operations on the variable on their way.
+    /// Counts a mutation by an operation of a GPU. Several lanes may do so at the same time.
     pub(crate) fn mutated_on_device(&self) {
-        // Release: pairs with `version`.
+        // Release (edge `version`): what this mutation did.
         self.state.version.fetch_add(1, Release);
     }
 
-    /// Drops the value unless that was done.
+    /// Drops the value, unless it was dropped before.
     ///
     /// # Safety
     /// 1. The caller holds the variable for writing.
-    /// 2. No operation that uses the value comes after.
+    /// 2. No later operation uses the value.
     pub(crate) unsafe fn empty(&self) {
-        // Relaxed: (1).
+        // Relaxed: (1), the queue has handed over the last change.
         if !self.state.emptied.swap(true, Relaxed) {
-            // SAFETY: (1) and (2); the swap makes it once.
+            // SAFETY: (1) and (2); only one caller swaps in the first `true`.
             unsafe { (self.value.drop_value)(NonNull::from(self)) };
         }
     }
 }
 
-/// The value of a typed cell.
+/// Returns a pointer to the value of a typed cell.
 ///
 /// # Safety
 /// 1. `cell` was made by [`VarCell::with_value`] with this `T`.
 pub(crate) unsafe fn value_ptr<T>(cell: NonNull<VarCell>) -> *mut T {
     let typed = cell.cast::<TypedCell<T>>();
-    // SAFETY: (1).
+    // SAFETY: (1): the cell has this type.
     let value = unsafe { &typed.as_ref().value };
     value.with_mut(|value| value.cast())
 }
 
 impl VarCell {
-    /// Frees the variable, but for its value.
+    /// Frees the variable, except for its value.
     ///
     /// # Safety
-    /// 1. The caller is the last operation ever pushed on the variable, and its accesses are done.
-    /// 2. Nobody uses the variable afterwards but helpers that are pinned, which look at the queue.
+    /// 1. The caller is the last operation that was ever pushed on the variable, and its accesses are done.
+    /// 2. The variable is not used any more, except that threads that are pinned may read its queue.
     pub(super) unsafe fn free(cell: NonNull<Self>) {
-        // By pointers to the fields: a helper that is pinned may still look at the queue.
+        // By pointers to the fields, since a thread that is pinned may still read the queue.
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let layout = unsafe { &raw const (*cell.as_ptr()).value.layout };
-        // SAFETY: as above.
+        // SAFETY: the cell lives until then, and its layout is constant.
         let layout = unsafe { layout.read() };
-        // SAFETY: as above.
+        // SAFETY: the cell lives until `dispose` below has run `free`.
         let core = unsafe { &raw const (*cell.as_ptr()).core };
-        // SAFETY: as above; nobody uses the field after this (2).
+        // SAFETY: the field is not used after this (2).
         let core = ManuallyDrop::into_inner(unsafe { core.read() });
-        // SAFETY: as above.
+        // SAFETY: the cell lives until `dispose` below has run `free`.
         let fault = unsafe { &raw const (*cell.as_ptr()).state.fault };
-        // SAFETY: as above; what devices had to do with the variable was complete before this operation began.
+        // SAFETY: (2), and the operations of devices on the variable were complete before the caller started.
         drop(unsafe { fault.read() });
-        // SAFETY: as above.
+        // SAFETY: the cell lives until `dispose` below has run `free`.
         let waits = unsafe { &raw const (*cell.as_ptr()).waits };
-        // SAFETY: as above; every wait has begun, and no other will.
+        // SAFETY: (2), and every wait for the variable has started.
         drop(unsafe { waits.read() });
         let free = move || {
-            // SAFETY: the cell was boxed with this layout; what it owned was dropped: the value, the failure,
-            // the waits and the core.
+            // SAFETY: the cell was boxed with this layout, and the fields that own anything were dropped: the value,
+            // the fault, the waits and the core.
             unsafe { std::alloc::dealloc(cell.as_ptr().cast(), layout) };
         };
-        // SAFETY: (1).
+        // SAFETY: (1) and (2) are what `dispose` demands.
         unsafe { VarQueue::dispose(VarCell::queue_ptr(cell), free) };
         drop(core);
     }

@@ -1,4 +1,4 @@
-//! What is done to a variable as a whole: its failure cleared, its value deleted, its cell freed.
+//! Operations of the engine on whole variables: they clear a failure, delete a value, and free a cell.
 
 use std::{
     panic::{Location, resume_unwind},
@@ -11,7 +11,7 @@ use crate::{
         core::Core,
         frame::{self, Call, NoWait},
         spec::{Entry, Refs, Spec},
-        task::{Aftermath, FnJob, Job, flag},
+        task::{Cleanup, FnJob, Job, flag},
         variable::{VarCell, VarRef},
     },
     error::{
@@ -23,7 +23,7 @@ use crate::{
 };
 
 impl Core {
-    /// Clears the failure of a variable, in the order of pushes.
+    /// Clears the failure of a variable, in push order.
     pub(crate) fn clear_error(
         self: &Arc<Self>,
         var: VarRef<'_>,
@@ -34,7 +34,7 @@ impl Core {
         self.push(&mut spec, location, &mut [entry], ClearJob(None))
     }
 
-    /// Deletes a variable after everything pending on it; then runs `f`.
+    /// Deletes a variable after the pending operations on it, and then calls `f`.
     pub(crate) fn delete_variable(
         self: &Arc<Self>,
         var: VarRef<'_>,
@@ -49,25 +49,26 @@ impl Core {
         if !var.cell().queue().close() {
             return Err(PushError::DeletedVariable);
         }
-        // Before everything else: it gives memory back.
+        // At the highest priority, since it frees memory.
         let flags = flag::EAGER | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
         let spec = Spec::internal("delete_variable", i32::MAX, flags);
         let delete = move |cx: &Call<'_>| {
             let empty = || {
                 for access in cx.op().accesses() {
-                    // SAFETY: the operation holds the variable for writing, and a closed variable takes no other operation.
+                    // SAFETY: the operation holds the variable for writing, and a closed variable accepts no
+                    // operation that uses the value.
                     unsafe { VarCell::of(access).empty() };
                 }
             };
-            // What the value's drop does must not keep the clean-up from running.
+            // A panic of the value's drop must not keep `f` from being called.
             frame::without_waits(NoWait::InDeletion, || {
                 let emptied = panics::catch(empty);
                 match (emptied, panics::catch(|| f(cx))) {
                     (Ok(()), Ok(())) => {}
                     (Err(payload), Ok(())) | (Ok(()), Err(payload)) => resume_unwind(payload),
                     (Err(first), Err(second)) => {
-                        // Both are told.
-                        cx.op().task().failed_by_panic(first).keep(&cx.core().failures);
+                        // Both panics are reported.
+                        cx.op().task().failed_by_panic(first).record(&cx.core().failures);
                         resume_unwind(second);
                     }
                 }
@@ -77,7 +78,7 @@ impl Core {
         self.push_sorted(&spec, spec.priority, location, &[entry], FnJob::new(delete))
     }
 
-    /// Frees a variable whose last handle is gone, after everything pending on it.
+    /// Frees a variable whose last handle is gone, after the pending operations on it.
     pub(crate) fn free_variable(cell: NonNull<VarCell>, location: &'static Location<'static>) {
         // SAFETY: the cell lives until the operation pushed here has ended.
         let (core, queue, needs_drop) = unsafe {
@@ -88,9 +89,9 @@ impl Core {
             return;
         }
         queue.close();
-        // The value is the user's, and its drop runs on a worker; otherwise there is nothing to run.
-        let at_once = if needs_drop { 0 } else { flag::INLINE };
-        let flags = at_once | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
+        // The drop of the value is program code, which runs on a worker. Without it, no program code runs.
+        let inline = if needs_drop { 0 } else { flag::INLINE };
+        let flags = inline | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
         let spec = Spec::internal("drop", i32::MAX, flags);
         let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
         let pushed = core.push_sorted(&spec, spec.priority, location, &[entry], FreeJob::new(cell));
@@ -106,22 +107,23 @@ impl Job for ClearJob {
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         for access in cx.op().accesses() {
-            // SAFETY: the operation runs, names the variable as written, and comes after what is complete on devices.
+            // SAFETY: the operation holds the variable for writing, and the operations of devices before it are
+            // complete.
             self.0 = unsafe { VarCell::of(access).fault().set_failure(None) };
         }
-        self.0.iter().for_each(OpError::settle);
+        self.0.iter().for_each(OpError::mark_reported);
         Ok(())
     }
 
     fn discard(&mut self) {}
 
-    /// The failure is the program's, and may be dropped here.
-    fn report(&mut self, _result: Result<(), &OpError>) -> Aftermath {
-        Aftermath::of_failure(self.0.take())
+    /// Drops the failure here, since its drop may run program code.
+    fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
+        Cleanup::of_failure(self.0.take())
     }
 }
 
-/// The last operation on a variable, pushed when its last handle is gone: drops the value and then the cell.
+/// The last operation on a variable, pushed when its last handle is gone. It drops the value, and then frees the cell.
 pub(crate) struct FreeJob {
     cell: NonNull<VarCell>,
     failure: Option<OpError>,
@@ -133,7 +135,7 @@ impl FreeJob {
     }
 }
 
-// SAFETY: the operation holds the variable for writing, and nobody else will.
+// SAFETY: the operation holds the variable for writing, and is the last one on it.
 unsafe impl Send for FreeJob {}
 
 impl Job for FreeJob {
@@ -142,18 +144,18 @@ impl Job for FreeJob {
     fn start(&mut self, _cx: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: the cell is freed by `report`, after this.
         let cell = unsafe { self.cell.as_ref() };
-        // SAFETY: this operation holds the variable for writing, and comes after what is complete on devices.
+        // SAFETY: the operation holds the variable for writing, and the operations of devices before it are complete.
         self.failure = unsafe { cell.fault().set_failure(None) };
-        // SAFETY: as above, and it is the last one.
+        // SAFETY: the operation holds the variable for writing, and is the last one on it.
         frame::without_waits(NoWait::InDeletion, || unsafe { cell.empty() });
         Ok(())
     }
 
     fn discard(&mut self) {}
 
-    fn report(&mut self, _result: Result<(), &OpError>) -> Aftermath {
-        // SAFETY: this operation was the last one ever pushed on the variable and its accesses are done.
+    fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
+        // SAFETY: this operation is the last one that was ever pushed on the variable, and its accesses are done.
         unsafe { VarCell::free(self.cell) };
-        Aftermath::of_failure(self.failure.take())
+        Cleanup::of_failure(self.failure.take())
     }
 }

@@ -15,12 +15,13 @@ use std::{
 use crate::{
     engine::{
         core::Core,
-        drain,
         frame::{self, Call, NoWait},
         push::Rejected,
+        ready_loop,
         spec::{Entry, Refs, Spec},
-        task::{Aftermath, Job, flag},
+        task::{Cleanup, Job, flag},
         variable::{VarCell, VarRef},
+        waits::WaitFor,
         worker_thread,
     },
     error::{
@@ -30,21 +31,21 @@ use crate::{
     },
     notify::{
         oneshot::Oneshot,
-        pending::{Mark, Waited},
+        pending::{PendingWait, Waited},
     },
     tracker::Mode,
 };
 
 impl Core {
-    /// Waits for the pending operations on `var`, or only for its writers if `for_reading`.
+    /// Waits for the pending operations on `var` that `kind` covers.
     pub(crate) fn wait_for_var(
         self: &Arc<Self>,
         var: VarRef<'_>,
-        for_reading: bool,
+        kind: WaitFor,
         deadline: Option<Instant>,
         location: &'static Location<'static>,
     ) -> Result<(), WaitError> {
-        match self.begin_wait(var, for_reading, location)? {
+        match self.begin_wait(var, kind, location)? {
             Some(oneshot) => self.wait_by(&oneshot, |oneshot| oneshot.wait_shared(deadline)),
             None => Ok(()),
         }
@@ -55,34 +56,34 @@ impl Core {
     pub(crate) fn begin_wait(
         self: &Arc<Self>,
         var: VarRef<'_>,
-        for_reading: bool,
+        kind: WaitFor,
         location: &'static Location<'static>,
     ) -> Result<Option<Arc<Oneshot<()>>>, WaitError> {
         // Before the look at the variable: a forbidden wait is an error even if nothing is pending.
         self.check_wait()?;
         let cell = var.cell();
-        if cell.queue().owner() != self.mark() {
+        if cell.queue().owner() != self.tag() {
             return Err(PushError::ForeignVariable.into());
         }
         if frame::holds(VarCell::queue_ptr(var.ptr())) {
             return Err(WaitError::WouldDeadlock);
         }
-        if cell.queue().is_idle(for_reading) && !self.is_faulty(cell, for_reading) {
+        if cell.queue().is_idle(kind.is_for_reading()) && !self.is_faulty(cell, kind) {
             return Ok(None);
         }
-        let on_device = self.lane_before_wait(cell, for_reading).is_some();
-        if let Some(oneshot) = cell.waits().join(for_reading, on_device) {
+        let on_device = self.lane_before_wait(cell, kind).is_some();
+        if let Some(oneshot) = cell.waits().join(kind, on_device) {
             return Ok(Some(oneshot));
         }
         let oneshot = Oneshot::new();
         // A wait may be pushed behind a deletion, and then ends with it.
         let flags = flag::INLINE | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
         let spec = Spec::internal("wait", 0, flags);
-        let mode = if for_reading { Mode::Read } else { Mode::Await };
+        let mode = if kind.is_for_reading() { Mode::Read } else { Mode::Await };
         let entry = Entry { cell: var.ptr(), mode, refs: Refs::None };
         let op = self.create(&spec, 0, location, &[entry], WaitJob::new(Arc::clone(&oneshot)))?;
         // Before the push: by the time that returns, the wait may already have started and asked to be forgotten.
-        cell.waits().remember(for_reading, op.hold(), Arc::clone(&oneshot));
+        cell.waits().remember(kind, op.hold(), Arc::clone(&oneshot));
         self.enqueue(op).map_err(Rejected::into_error)?;
         Ok(Some(oneshot))
     }
@@ -96,13 +97,13 @@ impl Core {
     }
 
     /// Whether `cell` has failed, or GPUs have yet to complete operations on it.
-    fn is_faulty(&self, cell: &VarCell, for_reading: bool) -> bool {
-        cell.fault().is_unsettled(|| self.lane_before_wait(cell, for_reading).is_some())
+    fn is_faulty(&self, cell: &VarCell, kind: WaitFor) -> bool {
+        cell.fault().needs_wait(|| self.lane_before_wait(cell, kind).is_some())
     }
 
     /// A lane of a GPU that has not completed the dependencies of a wait that is pushed now.
-    fn lane_before_wait(&self, cell: &VarCell, for_reading: bool) -> Option<usize> {
-        self.lane_before(cell, for_reading, |_| true)
+    fn lane_before_wait(&self, cell: &VarCell, kind: WaitFor) -> Option<usize> {
+        self.lane_before(cell, kind.is_for_reading(), |_| true)
     }
 
     /// Waits for a result and takes it. Inside an operation, another thread runs the worker meanwhile.
@@ -141,7 +142,7 @@ impl Core {
         while let Some((core, lost)) = frame::take_lost() {
             core.resolve(lost, Err(Cause::LostCompletion));
         }
-        while let Some(core) = drain::engine_with_deferred() {
+        while let Some(core) = ready_loop::engine_with_deferred() {
             core.run_deferred();
         }
     }
@@ -150,14 +151,14 @@ impl Core {
     pub(super) fn make_way(&self) -> Result<(), WaitError> {
         Self::catch_up();
         worker_thread::yield_worker()?;
-        self.threads.rouse();
+        self.threads.wake_yielded();
         Ok(())
     }
 
     /// Waits for every operation that was pushed before this call.
     pub(crate) fn wait_for_all(&self, deadline: Option<Instant>) -> Result<(), WaitError> {
         self.check_wait()?;
-        if drain::works_for(self) {
+        if ready_loop::works_for(self) {
             return Err(WaitError::WouldDeadlock);
         }
         self.make_way()?;
@@ -169,7 +170,8 @@ impl Core {
 
     /// [`wait_for_all`](Self::wait_for_all) as a future. It covers the operations that were pushed before this call.
     pub(crate) fn wait_for_all_async(self: &Arc<Self>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
-        let refused = self.check_wait().err().or_else(|| drain::works_for(self).then_some(WaitError::WouldDeadlock));
+        let refused =
+            self.check_wait().err().or_else(|| ready_loop::works_for(self).then_some(WaitError::WouldDeadlock));
         let mark = match refused {
             Some(error) => Err(error),
             None => Ok(self.pending.begin()),
@@ -190,7 +192,7 @@ impl Core {
 struct WaitForAll {
     core: Arc<Core>,
     /// The generation to wait for, or why the wait is forbidden.
-    mark: Result<Mark, WaitError>,
+    mark: Result<PendingWait, WaitError>,
 }
 
 impl Future for WaitForAll {
@@ -206,7 +208,7 @@ impl Future for WaitForAll {
             Err(error) => return Poll::Ready(Err(error.clone())),
         };
         Core::catch_up();
-        if core.pending.poll(mark, cx.waker()) { Poll::Ready(core.first_unreported()) } else { Poll::Pending }
+        core.pending.poll(mark, cx.waker()).map(|()| core.first_unreported())
     }
 }
 
@@ -222,7 +224,7 @@ impl Drop for WaitForAll {
 pub(super) fn check_wait() -> Result<(), WaitError> {
     if worker_thread::serves_device() || frame::in_device_function() {
         Err(WaitError::OnDevice)
-    } else if frame::kept() == Some(NoWait::InDeletion) {
+    } else if frame::no_wait() == Some(NoWait::InDeletion) {
         Err(WaitError::InDeletion)
     } else {
         Ok(())
@@ -260,9 +262,9 @@ impl Job for WaitJob {
     fn discard(&mut self) {}
 
     /// Sets the result here and not in `start`: a thread that has waited may ask immediately whether the variable is idle.
-    fn report(&mut self, _result: Result<(), &OpError>) -> Aftermath {
-        let Some(oneshot) = self.oneshot.take() else { return Aftermath::default() };
+    fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
+        let Some(oneshot) = self.oneshot.take() else { return Cleanup::default() };
         let wakers = oneshot.set(self.failure.take().map_or(Ok(()), Err));
-        Aftermath::new(wakers, oneshot)
+        Cleanup::new(wakers, oneshot)
     }
 }

@@ -107,7 +107,7 @@ impl WorkerThread {
     fn share_slot(&self) {
         if let Some(worker) = self.free_worker() {
             let _in_use = self.use_deque();
-            worker.share();
+            worker.share_slot();
         }
     }
 
@@ -117,7 +117,7 @@ impl WorkerThread {
         match self.free_worker() {
             Some(worker) if op.task().lane == self.lane.get() => {
                 let _in_use = self.use_deque();
-                worker.keep(op);
+                worker.push_next(op);
             }
             _ => schedule(&self.core, op),
         }
@@ -144,8 +144,8 @@ fn push_local(op: OpRef<Task>) {
         let between = !frame::in_program();
         let _in_use = thread.use_deque();
         match thread.worker() {
-            Some(worker) if between => worker.keep(op),
-            Some(worker) => worker.put(op),
+            Some(worker) if between => worker.push_next(op),
+            Some(worker) => worker.push_local(op),
             None => {}
         }
     });

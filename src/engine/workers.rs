@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::{
     engine::{
         core::Core,
-        ending::{Rests, Unplain},
+        ending::{Epilogues, Unfinished},
         frame,
         task::Task,
         worker_thread::{Duty, WorkerThread, share_slot},
@@ -65,10 +65,10 @@ fn run_thread(
     let _entered = thread.enter();
     let mut next = Some(worker);
     while let Some(worker) = next {
-        worker.lane().sleep().carry(worker.index());
-        let (lane, index, placement) = (threads.lane_of(&worker), worker.index(), threads.place(&worker));
+        worker.lane().sleep().set_thread(worker.index());
+        let (lane, index, placement) = (threads.lane_of(&worker), worker.index(), threads.pin_to_core(&worker));
         let core = if let Placement::Pinned(core) = placement { Some(core) } else { None };
-        worker.lane().sleep().place(index, core);
+        worker.lane().sleep().set_core(index, core);
         if let Some(started) = started.take() {
             // The receiver is gone if the build of the engine has failed.
             let _ = started.send((lane, index, placement));
@@ -111,14 +111,14 @@ fn run(thread: &WorkerThread, number: usize) {
         // The program's functions have barriers of their own. This one keeps a defect of the engine, and code that other
         // crates have deferred in crossbeam's default collector, from losing the worker and the operations queued here.
         let result = panics::catch(|| {
-            thread.core.dispatch_ready(&mut ready, Rests::new());
+            thread.core.dispatch_ready(&mut ready, Epilogues::new());
             run_operations(thread, &mut ready);
         });
         let Err(payload) = result else { return };
         // Other threads must find the operations that are left here, since the drop of the payload and the logger may wait
         // for them.
         let placed = panics::catch(|| {
-            thread.core.dispatch_ready(&mut ready, Rests::new());
+            thread.core.dispatch_ready(&mut ready, Epilogues::new());
             share_slot();
         });
         frame::enter_after(&thread.core, || {
@@ -147,17 +147,17 @@ fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
                     thread.core.run_here_after(here, ticket);
                 }
             }
-            Err(unplain) => execute_otherwise(thread, unplain, ready),
+            Err(unfinished) => execute_otherwise(thread, unfinished, ready),
         }
     }
 }
 
 /// Runs, or completes, an operation that is not plain.
 #[inline(never)]
-fn execute_otherwise(thread: &WorkerThread, unplain: Unplain, ready: &mut ReadyList<Task>) {
-    let rest = thread.core.execute_otherwise(unplain, ready);
-    let rest = thread.core.to_tell(rest);
-    thread.core.dispatch_ready(ready, Rests::from_iter([rest]));
+fn execute_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut ReadyList<Task>) {
+    let epilogue = thread.core.execute_otherwise(unfinished, ready);
+    let epilogue = thread.core.defer_epilogue(epilogue);
+    thread.core.dispatch_ready(ready, Epilogues::from_iter([epilogue]));
 }
 
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]

@@ -50,7 +50,7 @@ impl DeviceError {
         error.downcast().map(|error| *error)
     }
 
-    /// The driver's number for it: a `CUresult`, whose numbers the [simulated device](simulated) uses as well. Negative
+    /// The driver's number for it: a `CUresult`, whose numbers the [simulated device](crate::simulated) uses as well. Negative
     /// where the driver was not reached or has none.
     #[must_use]
     pub fn code(&self) -> i32 {

@@ -1,4 +1,4 @@
-//! The failures of an engine that nobody knows of.
+//! The unreported failures of an engine.
 
 use std::{collections::BTreeMap, panic::Location};
 
@@ -8,31 +8,32 @@ use crate::{
     values::name::Name,
 };
 
-/// The most failures that are kept; those beyond are only counted. Picked: a program that lets so many pass does not
-/// look.
+/// The most failures that are kept; further ones are only counted. Picked: a program that ignores so many does not
+/// check for failures.
 const MAX_KEPT: usize = 4096;
 
 #[derive(Debug, Default)]
 struct State {
-    /// Those that are kept, by their sequence numbers.
+    /// The failures that are kept, by their sequence numbers.
     unknown: BTreeMap<u64, OpError>,
-    /// How many more there are, which are only counted.
+    /// The number of further failures, which are only counted.
     more: u64,
-    /// How often `more` has been taken, and counting has begun anew.
+    /// How often `more` was taken and reset.
     round: u64,
-    /// The log has told of one of them.
+    /// A warning was logged for one of them.
     warned: bool,
 }
 
 impl State {
-    /// Takes how many are only counted. Those that become known later are not taken off what is counted from now on.
+    /// Takes the number of failures that are only counted. If one of them becomes known later, the new count is not
+    /// reduced.
     fn take_more(&mut self) -> u64 {
         self.round += 1;
         std::mem::take(&mut self.more)
     }
 }
 
-/// What has become of a failure that nobody knew of when it was [added](Failures::add).
+/// Where a failure was recorded when it was [added](Failures::add).
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
     /// It is kept until it is known.
@@ -41,18 +42,18 @@ pub(crate) enum Place {
     Counted(u64),
 }
 
-/// The failures of an engine that nobody knows of: no wait and no handle has given them to the program, and the program
-/// has not cleared them on a variable.
+/// The failures of an engine that are not known to the program: no wait and no handle has returned them, and the
+/// program has not cleared them on a variable.
 ///
-/// What a failure has reached does not matter, nor whether that still exists: variables may be freed meanwhile.
+/// The variables that a failure has reached do not matter, nor whether they still exist: they may be freed meanwhile.
 ///
-/// A failure becomes known under the lock, together with its removal from what is kept or counted. So it is either
-/// reported from here or known from elsewhere, whichever thread is faster.
+/// A failure becomes known under the lock, together with its removal from the failures that are kept or counted. So it
+/// is either reported from here or known from elsewhere, whichever thread is faster.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(Mutex<State>);
 
 impl Failures {
-    /// Keeps `failure`, which nobody can know of yet, or counts it if too many are kept.
+    /// Keeps `failure`, which is not known to the program yet, or counts it if too many are kept.
     pub(crate) fn add(&self, failure: &OpError) -> Place {
         let mut state = lock(&self.0);
         if state.unknown.len() < MAX_KEPT {
@@ -64,22 +65,22 @@ impl Failures {
         }
     }
 
-    /// Notes that `failure`, which has been added, is known, and neither keeps nor counts it any more.
-    pub(crate) fn settle(&self, failure: &OpError, place: Place) {
+    /// Marks `failure`, which has been added, as known. It is neither kept nor counted any more.
+    pub(crate) fn mark_reported(&self, failure: &OpError, place: Place) {
         let mut state = lock(&self.0);
         if failure.note_known() {
             match place {
-                // The caller has another clone, so nothing of the program's is dropped under the lock.
+                // The caller has another clone, so this does not run a drop of the program's under the lock.
                 Place::Kept => drop(state.unknown.remove(&failure.sequence())),
                 Place::Counted(round) if round == state.round => state.more -= 1,
-                // It has been reported, as one of many.
+                // It was reported in a summary of several.
                 Place::Counted(_) => {}
             }
         }
     }
 
-    /// Takes the earliest, which is known from then on; after the last that is kept, one that says how many more there
-    /// are.
+    /// Takes the earliest failure, which is known from then on. After the last one that is kept, returns a summary of
+    /// those that were only counted.
     pub(crate) fn take(&self) -> Option<OpError> {
         let mut state = lock(&self.0);
         if let Some((_, failure)) = state.unknown.pop_first() {
@@ -91,15 +92,14 @@ impl Failures {
         summary(more)
     }
 
-    /// The earliest that is kept and that the program has not asked for itself, as it does by a shutdown that cancels;
-    /// once.
+    /// Returns, once, the earliest kept failure that the program has not caused itself by a shutdown that cancels.
     pub(crate) fn to_warn_of(&self) -> Option<OpError> {
         let mut state = lock(&self.0);
         let warned = std::mem::replace(&mut state.warned, true);
         state.unknown.values().find(|failure| !warned && !failure.is_cancellation()).cloned()
     }
 
-    /// Takes all of them: the earliest, as by [`take`](Self::take), and how many there are.
+    /// Takes all failures. Returns the earliest, as [`take`](Self::take) does, and their number.
     pub(crate) fn clear(&self) -> Option<(OpError, u64)> {
         let mut state = lock(&self.0);
         let unknown = std::mem::take(&mut state.unknown);
@@ -107,7 +107,7 @@ impl Failures {
             failure.note_known();
         }
         let more = state.take_more();
-        // Before the others are dropped, which are the program's.
+        // Before the others are dropped, which runs the program's code.
         drop(state);
         let count = unknown.len() as u64 + more;
         let first = unknown.into_values().next().or_else(|| summary(more))?;
@@ -115,7 +115,7 @@ impl Failures {
     }
 }
 
-/// Stands for `more` failures that were only counted.
+/// Returns an error that summarises `more` failures that were only counted.
 fn summary(more: u64) -> Option<OpError> {
     (more > 0).then(|| {
         let what = format!("{more} operations failed beyond the {MAX_KEPT} whose failures are kept");

@@ -1,4 +1,4 @@
-//! The failure of an operation, shared by all who see it.
+//! The failure of an operation, shared by all its observers.
 
 use std::{
     error::Error,
@@ -40,7 +40,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Of the function of a device operation, which may have passed an error of the device on.
+    /// Converts the cause of a device operation: its function may have returned an error of the device.
     pub(crate) fn of_device(self) -> Self {
         match self {
             Self::Error(error) => DeviceError::found_in(error).map_or_else(Self::Error, Self::Device),
@@ -68,11 +68,11 @@ struct Failure {
     location: &'static Location<'static>,
     /// Dropped by `drop` below.
     cause: ManuallyDrop<Cause>,
-    /// What a panic carried, if that is no string: the program's, and dropped with its error. In a mutex, since it need not
-    /// be `Sync`.
+    /// The payload of a panic, if it is not a string: the program's value, dropped with its error. In a mutex, since
+    /// it need not be `Sync`.
     payload: ManuallyDrop<Mutex<Option<Payload>>>,
     sequence: u64,
-    /// Somebody outside the engine has been given it, or has cleared it where it had got to. Set under the lock of the
+    /// The failure was returned to the program, or the program has cleared it on a variable. Set under the lock of the
     /// `Failures` that it was added to.
     known: AtomicBool,
     /// Where it is kept or counted until it is known.
@@ -81,14 +81,14 @@ struct Failure {
 
 impl Drop for Failure {
     fn drop(&mut self) {
-        // These are the program's, and so is what their drops do; the last clone may go anywhere in the engine.
-        // SAFETY: the field is dropped once, here.
+        // The cause and the payload are the program's, and so are their drops; the last clone may be dropped anywhere
+        // in the engine. SAFETY: the field is dropped once, here.
         let drop_cause = || unsafe { ManuallyDrop::drop(&mut self.cause) };
         if let Err(payload) = panics::catch(drop_cause) {
             panics::log!(Error, "raddle: the drop of an operation's error panicked");
             panics::discard(payload);
         }
-        // SAFETY: as above.
+        // SAFETY: the field is taken once, here.
         let payload = unsafe { ManuallyDrop::take(&mut self.payload) };
         let payload = payload.into_inner().unwrap_or_else(PoisonError::into_inner);
         payload.into_iter().for_each(panics::discard);
@@ -113,7 +113,7 @@ impl OpError {
             location,
             cause: ManuallyDrop::new(cause),
             payload: ManuallyDrop::new(Mutex::new(payload)),
-            // Relaxed: only distinct numbers are needed, rising as far as anybody can tell.
+            // Relaxed: only distinct numbers are needed, in an order that no thread can see contradicted.
             sequence: SEQUENCE.fetch_add(1, Relaxed),
             known: AtomicBool::new(false),
             added: OnceLock::new(),
@@ -149,37 +149,38 @@ impl OpError {
         matches!(self.cause(), Cause::Cancelled)
     }
 
-    /// Rises with the time of the failure.
+    /// Returns the failure's sequence number, which rises with time.
     pub(crate) fn sequence(&self) -> u64 {
         self.0.sequence
     }
 
-    /// Adds it to `failures` until it is known. Called before anybody outside the engine can be given it.
-    pub(crate) fn keep(&self, failures: &Arc<Failures>) {
-        // Once: those that are skipped because of it have the same failure. They find it on a variable, where it is put
-        // only after this; so no thread waits here for another.
+    /// Adds the failure to `failures` until it is known. Must be called before it can reach the program.
+    pub(crate) fn record(&self, failures: &Arc<Failures>) {
+        // Once: operations that are skipped because of it share the failure. They find it on a variable, where it is
+        // stored only after this; so no thread waits here for another.
         self.0.added.get_or_init(|| (Arc::downgrade(failures), failures.add(self)));
     }
 
-    /// Notes that it is known; whether it was not. Called by the `Failures` that it was added to, under the lock.
+    /// Marks the failure as known. Returns whether it was not. Called by the `Failures` that it was added to, under
+    /// the lock.
     pub(crate) fn note_known(&self) -> bool {
-        // Relaxed: all that write it hold the lock, which orders them; for the reader without it see `settle`.
+        // Relaxed: all writers hold the lock, which orders them; for the reader without it see `mark_reported`.
         !self.0.known.swap(true, Relaxed)
     }
 
-    /// Notes that somebody has been given the failure, or has cleared it: nobody else need be told of his own accord.
-    pub(crate) fn settle(&self) {
-        // Relaxed: whoever reads the `true` of `note_known` here, and takes the lock of `Failures` later, takes it
-        // after the thread that wrote it under the lock; otherwise the write would come after this read. So it finds
-        // the failure neither kept nor counted, even if that thread is not done yet.
+    /// Notes that the failure was returned to the program, or cleared by it: it need not be reported again.
+    pub(crate) fn mark_reported(&self) {
+        // Relaxed: a thread that reads the `true` of `note_known` here, and takes the lock of `Failures` later, takes
+        // it after the thread that wrote it under the lock; otherwise the write would come after this read. So it
+        // finds the failure neither kept nor counted, even if that thread is not done yet.
         if self.0.known.load(Relaxed) {
             return;
         }
-        // A failure that stands for many was never added.
+        // A summary of several failures was never added.
         if let Some((failures, place)) = self.0.added.get()
             && let Some(failures) = failures.upgrade()
         {
-            failures.settle(self, *place);
+            failures.mark_reported(self, *place);
         }
     }
 }
@@ -195,7 +196,7 @@ impl fmt::Debug for OpError {
 }
 
 impl OpError {
-    /// The loss of a device, if the operation failed because of one.
+    /// Returns the loss of a device, if the operation failed because of one.
     pub(crate) fn loss(&self) -> Option<&DeviceError> {
         match self.cause() {
             Cause::Device(error) if error.is_lost() => Some(error),

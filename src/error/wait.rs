@@ -57,7 +57,7 @@ impl Error for WaitError {
 
 impl From<OpError> for WaitError {
     fn from(error: OpError) -> Self {
-        error.settle();
+        error.mark_reported();
         Self::Failed(error)
     }
 }

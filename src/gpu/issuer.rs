@@ -29,7 +29,7 @@ use crate::{
     },
     engine::{
         core::Core,
-        ending::{Disposition, Rest, Rests},
+        ending::{Disposition, Epilogue, Epilogues},
         frame,
         task::{Task, flag},
         variable::VarCell,
@@ -116,7 +116,7 @@ pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
 }
 
 fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
-    worker.lane().sleep().carry(worker.index());
+    worker.lane().sleep().set_thread(worker.index());
     let lane = &core.gpus().lanes()[number];
     let context = Device::Gpu(lane.gpu as u32);
     let driver = &core.gpus().gpus[lane.gpu].driver;
@@ -155,7 +155,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
         });
         if let Err(payload) = run {
             // What the panic has left goes where others find it before the program's code runs.
-            let placed = panics::catch(|| issuer.place_ready(Rests::new()));
+            let placed = panics::catch(|| issuer.place_ready(Epilogues::new()));
             frame::enter_after(core, || {
                 for payload in [Some(payload), placed.err()].into_iter().flatten() {
                     panics::discard(payload);
@@ -177,7 +177,7 @@ impl Issuer<'_> {
 
     /// Serves the lane until it ends.
     fn run(&mut self) {
-        self.place_ready(Rests::new());
+        self.place_ready(Epilogues::new());
         // What a panic has kept from being told.
         self.conclude();
         while !self.core.is_forked() {
@@ -203,9 +203,9 @@ impl Issuer<'_> {
 
     fn take(&mut self, op: OpRef<Task>) {
         self.backoff.renew();
-        let rest = if !self.is_own(&op) {
+        let epilogue = if !self.is_own(&op) {
             self.receive(op);
-            Rest::Nothing
+            Epilogue::Nothing
         } else if op.task().has(flag::DEVICE) {
             self.begin(op)
         } else {
@@ -213,26 +213,26 @@ impl Issuer<'_> {
             match self.core.pending_on_device(&op, Device::Cpu) {
                 Some(number) => {
                     self.send(number, op);
-                    Rest::Nothing
+                    Epilogue::Nothing
                 }
                 None => self.core.execute(op, &mut self.ready),
             }
         };
-        self.place_ready(Rests::from_iter([rest]));
+        self.place_ready(Epilogues::from_iter([epilogue]));
     }
 
     /// Places what became ready: what is this lane's before what came in from elsewhere, so that a chain is issued as a
     /// whole, and what waits for its end on other streams does not wait for the beginnings of others.
-    fn place_ready(&mut self, rests: Rests) {
+    fn place_ready(&mut self, epilogues: Epilogues) {
         let mut others = ReadyList::default();
         while let Some(op) = self.ready.pop() {
             if self.is_own(&op) {
-                self.worker.keep(op);
+                self.worker.push_next(op);
             } else {
                 others.push(op);
             }
         }
-        self.core.dispatch_ready(&mut others, rests);
+        self.core.dispatch_ready(&mut others, epilogues);
     }
 
     /// Whether `op` is an operation of this lane, and no guest.
@@ -289,7 +289,7 @@ impl Issuer<'_> {
     // ------------------------------------------------------------------------------------------------------ issue ----
 
     /// Issues an operation of this lane, or whatever it comes to instead.
-    fn begin(&mut self, op: OpRef<Task>) -> Rest {
+    fn begin(&mut self, op: OpRef<Task>) -> Epilogue {
         match self.core.disposition_at(&op, self.context) {
             Disposition::Run => match self.order(&op) {
                 Ok(None) => self.issue(op),
@@ -303,7 +303,7 @@ impl Issuer<'_> {
             Disposition::Skip(failure) => return self.core.skip(op, failure, &mut self.ready),
             Disposition::Discard => return self.core.drop_rejected(op, &mut self.ready),
         }
-        Rest::Nothing
+        Epilogue::Nothing
     }
 
     /// Has the stream wait for what `op` comes after on other streams of the device; `Some` is a lane that must record an
@@ -492,7 +492,7 @@ impl Issuer<'_> {
         self.passed = seq;
         self.lane().timeline.complete(seq);
         self.watched.extract_if(.., |(wanted, _)| *wanted <= seq).for_each(|(_, op)| self.ready.push(op));
-        self.place_ready(Rests::new());
+        self.place_ready(Epilogues::new());
         self.conclude();
     }
 
@@ -502,7 +502,7 @@ impl Issuer<'_> {
         while let Some(InFlight { op, result, ended, .. }) = self.in_flight.pop_front_if(|flight| flight.seq <= passed)
         {
             // What is the program's is handed over, so that none of them waits for another.
-            self.core.finish(Core::conclude(op, result, ended));
+            self.core.finish(Core::epilogue_of(op, result, ended));
         }
     }
 }

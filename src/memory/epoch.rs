@@ -1,7 +1,7 @@
-//! Epoch-based reclamation: crossbeam-epoch, and under loom a choice of it or of its contract.
+//! Epoch-based reclamation: crossbeam-epoch, and in models a choice between it and a model of its contract.
 //!
-//! The contract: what is [retired](Guard::retire) while any thread is pinned is reclaimed only after every guard that
-//! existed at that moment is gone.
+//! The contract: an object that is [retired](Guard::retire) is reclaimed only after every guard that existed at that
+//! moment has been dropped.
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) use real::{Guard, Stamp, leave, make_default, pin};
@@ -17,11 +17,11 @@ pub(crate) use crossbeam_epoch::Shared;
 #[cfg(raddle_shuttle)]
 pub(crate) use model::Atomic;
 
-/// The guard for operations on atomics that dereference nothing.
+/// Returns a guard for operations on atomics that dereference nothing.
 #[inline(always)]
 pub(crate) fn unprotected() -> &'static crossbeam_epoch::Guard {
-    // SAFETY: the callers only exchange words through this guard; what they dereference is alive by the tracker's rules
-    // on who holds an access, never by this guard.
+    // SAFETY: the callers only exchange words through this guard; what they dereference is kept alive by the tracker's
+    // rules, never by this guard.
     unsafe { crossbeam_epoch::unprotected() }
 }
 
@@ -33,15 +33,15 @@ mod real {
 
     use crate::sync::fork::PerProcess;
 
-    /// A collector of its own: what other users of crossbeam-epoch retire is not run inside this crate. A forked child has
-    /// another one, in which no thread is pinned that it does not have.
+    /// The crate's own collector, so that closures retired by other users of crossbeam-epoch do not run inside this
+    /// crate. A forked child has another one, in which no thread of its parent is pinned.
     static COLLECTOR: PerProcess<Collector> = PerProcess::new();
 
-    /// The thread's handle of the collector, from its first pin on. It has no drop of its own, so that to look at it is to
-    /// look at one word.
+    /// The thread's handle of the collector, from its first pin on. It has no drop glue, so that an access to it
+    /// reads one word only.
     struct Place(UnsafeCell<Option<ManuallyDrop<LocalHandle>>>);
 
-    /// Gives the thread's handle up when the thread ends.
+    /// Drops the thread's handle when the thread ends.
     struct Owner;
 
     std::thread_local! {
@@ -59,34 +59,34 @@ mod real {
 
     impl Drop for Owner {
         fn drop(&mut self) {
-            // Out of the cell first: it may run what was retired.
+            // Moved out of the cell first: its drop may run retired closures.
             let handle = PLACE.with(|place| place.replace(None));
             drop(handle.map(ManuallyDrop::into_inner));
         }
     }
 
-    /// Keeps what is reachable now from being reclaimed.
+    /// Keeps objects that are reachable now from being reclaimed.
     #[derive(Debug)]
     pub(crate) struct Guard(crossbeam_epoch::Guard);
 
     /// Enters the current epoch.
     #[inline]
     pub(crate) fn pin() -> Guard {
-        // The place, and not the guard: little enough to be inlined.
+        // The closure returns the place and not a guard, to be small enough for inlining.
         let place = PLACE.with(|place| place.0.get());
-        // SAFETY: only this thread uses the cell, which stays as long as the thread, and nothing that `LocalHandle::pin` calls
-        // changes it.
+        // SAFETY: only this thread uses the cell, which lives as long as the thread, and nothing that
+        // `LocalHandle::pin` calls changes it.
         match unsafe { &*place } {
             Some(handle) => Guard(handle.pin()),
             None => pin_first(),
         }
     }
 
-    /// As [`pin`], by a thread without a handle.
+    /// [Pins](pin) a thread that has no handle yet.
     #[cold]
     fn pin_first() -> Guard {
         let handle = COLLECTOR.get(Collector::new).register();
-        // When the thread ends there is no owner any more, and the handle is for this guard alone.
+        // While the thread ends, its `OWNER` is gone, and the handle is for this guard only.
         if OWNER.try_with(|_| ()).is_err() {
             return Guard(handle.pin());
         }
@@ -94,30 +94,31 @@ mod real {
         pin()
     }
 
-    /// Leaves the collector of the process that has forked this one, with all that is retired there: threads that are gone
-    /// may be pinned in it. The guards that the calling thread has there stay good, and keep what they kept.
+    /// Abandons the collector of the parent process, with everything that is retired there: threads that do not exist
+    /// in this process may be pinned in it. Guards that the calling thread has there stay valid, and still protect
+    /// the same objects.
     #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
     pub(crate) fn leave() {
-        // The handle is not dropped.
+        // The handle is not dropped: `replace` returns it in a `ManuallyDrop`.
         PLACE.with(|place| place.replace(None));
     }
 
-    /// Makes crossbeam's default collector, which crossbeam-deque pins, so that a fork cannot catch another thread while it
-    /// makes it, under a lock.
+    /// Creates crossbeam's default collector, which crossbeam-deque pins, so that a fork cannot happen while another
+    /// thread creates it under a lock.
     #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
     pub(crate) fn make_default() {
         crossbeam_epoch::default_collector();
     }
 
     impl Guard {
-        /// Runs `reclaim` once no guard that exists now is left. That may be in the midst of a push: it must not wait, nor
-        /// run code of the program's.
+        /// Runs `reclaim` once all guards that exist now have been dropped. That may be inside a push: it must
+        /// neither wait nor run code of the program.
         ///
         /// # Safety
         /// 1. `reclaim` may run on any thread.
         /// 2. It refers to nothing that can end before it runs.
         pub(crate) unsafe fn retire(&self, reclaim: impl FnOnce()) {
-            // SAFETY: (1) and (2) are `defer_unchecked`'s own demands.
+            // SAFETY: (1) and (2) are the conditions of `defer_unchecked`.
             unsafe { self.0.defer_unchecked(reclaim) }
         }
     }
@@ -130,7 +131,7 @@ mod real {
         }
     }
 
-    /// Marks a record's death in models; nothing otherwise.
+    /// Marks reclaimed records in models; does nothing otherwise.
     #[derive(Debug)]
     pub(crate) struct Stamp;
 
@@ -140,11 +141,11 @@ mod real {
             Self
         }
 
-        /// Asserts in models that the record has not been reclaimed.
+        /// Asserts, in models, that the record has not been reclaimed.
         #[inline(always)]
         pub(crate) fn check(&self) {}
 
-        /// `free`, which in models also declares the record dead.
+        /// Returns `free`, which in models also marks the record reclaimed.
         #[inline(always)]
         pub(crate) fn killed_by<F: FnOnce() + 'static>(&self, free: F) -> impl FnOnce() + use<F> {
             free
@@ -164,18 +165,19 @@ mod model {
         atomic::AtomicUsize,
     };
 
-    /// Which reclamation a model runs on.
+    /// The reclamation that a model runs on.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Flavour {
         /// crossbeam-epoch itself, on loom's atomics: for models of two threads.
         #[cfg(raddle_loom)]
         Crossbeam,
-        /// The contract alone: what is retired is reclaimed the moment the last guard that existed then is gone, whoever
-        /// has pinned since; a guard that comes after a `retire` sees what was done before that, so that it does not
-        /// find what it cannot keep; whoever reclaims sees what was done before the `retire` and under those guards.
-        /// Nothing else is handed over: crossbeam-epoch has fences that would stand in for orderings of the crate's
-        /// own. This has two objects instead of dozens, so three and four threads can be explored. It is stricter than
-        /// crossbeam-epoch, which reclaims later.
+        /// The contract only. A retired object is reclaimed as soon as the last guard that existed then is dropped,
+        /// whatever has been pinned since. A guard that is created after a `retire` sees what was done before it, so
+        /// that it cannot reach an object that it does not protect. The thread that reclaims sees what was done
+        /// before the `retire` and under those guards. No other happens-before is added, whereas the fences of
+        /// crossbeam-epoch could hide a missing ordering of the crate. This flavour has two objects instead of
+        /// dozens, so three and four threads can be explored. It is stricter than crossbeam-epoch, which reclaims
+        /// later.
         Contract,
     }
 
@@ -185,14 +187,14 @@ mod model {
     }
 
     impl Flavour {
-        /// Chooses the reclamation for the models that run on this OS thread, and gives the memory of the last
-        /// interleaving's dead records back. To be called first in each interleaving.
+        /// Chooses the reclamation for the models that run on this OS thread, and frees the reclaimed records of the
+        /// last interleaving. Must be called first in each interleaving.
         pub fn begin(self) {
             FLAVOUR.set(self);
             for free in GRAVEYARD.take() {
                 free();
             }
-            // Whoever touches a lazy static first happens before all who do later. Here that is nobody's loss.
+            // The first use of a lazy static happens before all later uses, so it is made here, where it hides nothing.
             #[cfg(raddle_loom)]
             let _ = &*crate::sync::atomic::FENCES;
             match self {
@@ -208,23 +210,24 @@ mod model {
     #[derive(Default)]
     struct Registry {
         guards_so_far: u64,
-        /// The guards that exist.
+        /// The guards that exist, by number.
         pinned: Vec<u64>,
-        /// What is retired, with the guards left of those that existed then.
+        /// The retired objects, each with those guards that existed then and still exist.
         limbo: Vec<(Vec<u64>, Job)>,
     }
 
-    /// The registry, and what loom sees of it.
+    /// The registry, and the atomics by which loom sees it.
     struct Epoch {
-        /// In `std`'s mutex: it must add no happens-before that the crate does not have.
+        /// In a mutex of `std`: it must add no happens-before that the crate does not have.
         registry: Mutex<Registry>,
-        /// Released by who retires, acquired by who pins or reclaims.
+        /// Released by threads that retire, acquired by threads that pin or reclaim.
         retired: AtomicUsize,
-        /// Released by who ends a guard that something waits for, acquired by who reclaims.
+        /// Released by threads that drop a guard that an object waits for, acquired by threads that reclaim.
         unpinned: AtomicUsize,
     }
 
-    /// The last value of `word`, which a load need not find: an exchange that fails, for it must not write either.
+    /// Returns the last value of `word`, by an exchange that fails: a load may return an older value, and nothing may
+    /// be written.
     fn last(word: &AtomicUsize, order: crate::sync::Ordering) -> usize {
         word.compare_exchange(usize::MAX, usize::MAX, order, order).unwrap_or_else(|value| value)
     }
@@ -251,8 +254,8 @@ mod model {
             #[cfg(raddle_loom)]
             Flavour::Crossbeam => Guard::Crossbeam(crossbeam_epoch::pin()),
             Flavour::Contract => {
-                // Acquire: what was done before each `retire` up to here. Those that come after wait for this guard,
-                // since loom and shuttle do not switch threads between this and the entry into the registry.
+                // Acquire: what was done before each earlier `retire`. Later ones wait for this guard, since loom and
+                // shuttle do not switch threads between this and the entry into the registry.
                 last(&EPOCH.retired, Acquire);
                 let mut registry = EPOCH.registry.lock().unwrap();
                 registry.guards_so_far += 1;
@@ -273,20 +276,23 @@ mod model {
     }
 
     impl Guard {
+        /// Runs `reclaim` once all guards that exist now have been dropped.
+        ///
         /// # Safety
-        /// As in the ordinary build.
+        /// 1. `reclaim` may run on any thread.
+        /// 2. It refers to nothing that can end before it runs.
         pub(crate) unsafe fn retire(&self, reclaim: impl FnOnce()) {
             match self {
-                // SAFETY: the caller's contract is `defer_unchecked`'s.
+                // SAFETY: (1) and (2) are the conditions of `defer_unchecked`.
                 #[cfg(raddle_loom)]
                 Guard::Crossbeam(guard) => unsafe { guard.defer_unchecked(reclaim) },
                 Guard::Contract(_) => {
                     let job = SendBox(reclaim);
                     let job: Box<dyn FnOnce() + Send + '_> = Box::new(move || job.call());
-                    // SAFETY: the caller promises that what `reclaim` refers to outlives it.
+                    // SAFETY: by (2), what `reclaim` refers to outlives it.
                     let job = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Job>(job) };
-                    // Release: pairs with `pin` and with who reclaims. A read-modify-write, so that each carries on the
-                    // others.
+                    // Release: pairs with `pin` and with the drop of a guard that reclaims. A read-modify-write, so
+                    // each continues the release sequences of the others.
                     EPOCH.retired.fetch_add(0, Release);
                     let mut registry = EPOCH.registry.lock().unwrap();
                     let pinned = registry.pinned.clone();
@@ -316,7 +322,7 @@ mod model {
                 }
                 let waited_for = |registry: &Registry| registry.limbo.iter().any(|(guards, _)| guards.contains(&guard));
                 if waited_for(&EPOCH.registry.lock().unwrap()) {
-                    // Release: pairs with who reclaims.
+                    // Release: pairs with the drop of the guard that reclaims.
                     EPOCH.unpinned.fetch_add(0, Release);
                 }
                 let mut reclaim = Vec::new();
@@ -334,7 +340,7 @@ mod model {
                 if !reclaim.is_empty() {
                     // Acquire: pairs with `retire`.
                     last(&EPOCH.retired, Acquire);
-                    // Acquire: pairs with the ends of the guards that were waited for.
+                    // Acquire: pairs with the drops of the guards that were waited for.
                     last(&EPOCH.unpinned, Acquire);
                 }
                 reclaim.into_iter().for_each(|job| job());
@@ -342,9 +348,10 @@ mod model {
         }
     }
 
-    /// A record's sign of life. Dead records keep their memory until the interleaving ends, so that a use after
-    /// reclamation is a failed assertion and not a crash. loom fails a model in which a thread looks at an atomic whose
-    /// making it has not acquired: so the stamp also stands for the record's plain fields, which loom cannot see.
+    /// Shows whether a record has been reclaimed. Reclaimed records keep their memory until the interleaving ends, so
+    /// that a use after reclamation is a failed assertion and not a crash. loom fails a model in which a thread uses
+    /// an atomic whose creation it has not acquired, so the stamp also stands for the record's plain fields, which
+    /// loom cannot see.
     #[derive(Debug)]
     pub(crate) struct Stamp(AtomicUsize);
 
@@ -354,26 +361,26 @@ mod model {
         }
 
         pub(crate) fn check(&self) {
-            // Relaxed: it must order nothing. The last value: a load might find the record alive that no longer is.
+            // Relaxed: it must order nothing. The last value, since a load could return the one before the reclamation.
             assert_eq!(last(&self.0, Relaxed), 0, "use after reclamation");
         }
 
-        /// Declares the record dead and, when the interleaving is over, calls `free`.
+        /// Returns a closure that marks the record reclaimed and calls `free` when the interleaving is over.
         pub(crate) fn killed_by<F: FnOnce() + 'static>(&self, free: F) -> impl FnOnce() + use<F> {
             let stamp = std::ptr::NonNull::from(self);
-            // SAFETY: the record's memory stays until the interleaving ends.
+            // SAFETY: the record's memory is kept until the interleaving ends.
             move || unsafe { stamp.as_ref() }.kill(Box::new(free))
         }
 
-        /// Declares the record dead and keeps `free` for the end of the interleaving.
+        /// Marks the record reclaimed and keeps `free` for the end of the interleaving.
         pub(crate) fn kill(&self, free: Box<dyn FnOnce()>) {
-            // Relaxed: as in `check`.
+            // Relaxed: it must order nothing.
             assert_eq!(self.0.fetch_add(1, Relaxed), 0, "double reclamation");
             GRAVEYARD.with_borrow_mut(|graves| graves.push(free));
         }
     }
 
-    /// crossbeam-epoch's `Atomic` on an atomic of shuttle.
+    /// The `Atomic` of crossbeam-epoch on an atomic of shuttle.
     #[cfg(raddle_shuttle)]
     #[derive(Debug)]
     pub(crate) struct Atomic<T>(AtomicUsize, std::marker::PhantomData<*mut T>);
@@ -385,7 +392,7 @@ mod model {
         }
 
         fn shared<'g>(word: usize) -> super::Shared<'g, T> {
-            // SAFETY: every word comes from `into_usize`, or from that with more of a tag.
+            // SAFETY: every word comes from `into_usize`, possibly with further tag bits.
             unsafe { crossbeam_epoch::Pointer::from_usize(word) }
         }
 

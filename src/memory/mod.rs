@@ -1,4 +1,4 @@
-//! Memory of operations: epochs, the pool of records, and the stack that keeps its batches.
+//! Memory for operations: epochs, the pool of records, and the stack of its free batches.
 
 pub(crate) mod epoch;
 pub(crate) mod free_list;

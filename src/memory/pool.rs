@@ -1,22 +1,25 @@
-//! Where records come from and go to.
+//! The pool that records are allocated from and retired to.
 //!
-//! Each thread keeps some free records and a batch of retired ones. A full batch waits for the epoch as one and then goes
-//! to a stack that all threads take batches from, so that steady work allocates nothing although the thread that pushes
-//! and the thread that retires differ.
+//! Each thread keeps some free records and a batch of retired ones. A full batch waits for the epoch as a unit and
+//! then goes to a stack from which all threads take batches, so that a steady load allocates nothing even if one
+//! thread pushes and another retires.
 //!
-//! Records come back in the cache of another core. So a batch is not a list through all its records, each of which would
-//! be waited for in turn: it is made of groups, whose first record names the others, and a thread asks for the next
-//! records before it needs them.
+//! Reused records are in the cache of another core. So a batch is not a list through all its records, which would
+//! cost one cache miss after another: it consists of groups, whose first record has references to the others, and a
+//! thread prefetches the next records before it needs them.
 //!
-//! A forked child goes on with the free records that it finds: the stack is whole at every moment, and what threads had that
-//! are gone is lost, a few hundred records each, with all that was retired and not yet free.
+//! A forked child continues with the free records of its parent: the stack is consistent at every moment. The records
+//! in the caches of threads that do not exist in the child, a few hundred each, are lost, and so are those that were
+//! retired and not yet free.
 //!
-//! The stack of batches, which is all that threads share, is in `free_list.rs`, and in the models. The first record of a
-//! batch is its node. It is pushed again only after the epoch: its records have been used and retired since.
+//! The stack of batches, which is the only shared part, is in `free_list.rs`, and in the models. The first record of
+//! a batch is its node. It is pushed again only after the epoch, because its records have been used and retired in
+//! between.
 //!
-//! Under loom every record is allocated anew and declared dead when reclaimed, so that models see each use after that.
-//! Under the cfg `raddle_unpooled` every record is allocated and given back as well, so that tools that watch the heap
-//! see uses of dead records, and leaks that a dead record's bytes would still point to.
+//! Under loom and shuttle every record is allocated anew and marked when it is reclaimed, so that models find each
+//! later use. Under the cfg `raddle_unpooled` every record is allocated from and freed to the heap, so that tools
+//! that watch the heap find uses of freed records, and leaks of objects to which the bytes of a pooled record would
+//! still point.
 
 use std::ptr::NonNull;
 
@@ -24,46 +27,47 @@ use super::epoch;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 use super::epoch::Stamp;
 
-/// What the pool's memory is used for.
+/// A type whose values live in the pool.
 ///
 /// # Safety
-/// 1. Its first word is left to the pool.
-/// 2. From [`PRIVATE_FROM`](Self::PRIVATE_FROM) on, nobody but its holders reads or writes it.
+/// 1. Its first word is reserved for the pool.
+/// 2. From [`PRIVATE_FROM`](Self::PRIVATE_FROM) on, only its holders read or write it.
 pub(crate) unsafe trait Record: Sized {
-    /// Bytes at its start that pinned threads may use until the epoch has passed.
+    /// The number of bytes at its start that pinned threads may use until the epoch has passed.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     const PRIVATE_FROM: usize;
 
-    /// Whether it owns memory beside its own. May be asked of a retired record until the epoch has passed.
+    /// Returns whether it owns a further allocation. May be called on a retired record until the epoch has passed.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn owns_memory(&self) -> bool;
 
-    /// Frees the memory that it owns beside its own.
+    /// Frees its further allocation, if there is one.
     ///
     /// # Safety
-    /// 1. Nobody uses the record, and this is called once.
+    /// 1. The record is not used any more, and this is called once.
     unsafe fn free_owned(record: NonNull<Self>);
 
-    /// What tells models that it is dead.
+    /// Returns the mark by which models find uses after reclamation.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     fn stamp(&self) -> &Stamp;
 }
 
+/// Returns an uninitialised record for the caller.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline]
 pub(crate) fn allocate<R: Record>() -> NonNull<R> {
     if fits::<R>() {
         records::take().cast()
     } else {
-        // SAFETY: a record has a size.
+        // SAFETY: the size of a record is above zero.
         unsafe { raw(std::alloc::Layout::new::<R>()) }.cast()
     }
 }
 
-/// Reclaims `record` once no helper can see it.
+/// Reclaims `record` once no helper can use it.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn retire<R: Record>(record: NonNull<R>) {
-    // SAFETY: nobody but pinned threads uses the record, and they change nothing but the atomics in front of the task.
+    // SAFETY: only pinned threads still use the record, and they change only the atomics in front of the task.
     if unsafe { record.as_ref() }.owns_memory() {
         retire_to_heap(record);
     } else {
@@ -71,7 +75,7 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     }
 }
 
-/// As [`retire`], for a record that owns no other memory. Does not touch it.
+/// [Retires](retire) a record that owns no further allocation, without reading it.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline]
 pub(crate) fn retire_inline<R: Record>(record: NonNull<R>) {
@@ -86,7 +90,7 @@ pub(crate) fn retire_inline<R: Record>(record: NonNull<R>) {
 fn retire_to_heap<R: Record>(record: NonNull<R>) {
     let guard = epoch::pin();
     let reclaim = move || {
-        // SAFETY: the epoch has passed, so nobody uses the record.
+        // SAFETY: the epoch has passed, so the record is not used any more.
         unsafe { R::free_owned(record) };
         if fits::<R>() {
             records::free(record.cast());
@@ -95,13 +99,13 @@ fn retire_to_heap<R: Record>(record: NonNull<R>) {
             unsafe { std::alloc::dealloc(record.as_ptr().cast(), std::alloc::Layout::new::<R>()) };
         }
     };
-    // SAFETY: the record is this closure's alone from now on, and plain memory.
+    // SAFETY: the closure owns the record from now on, which is plain memory.
     unsafe { guard.retire(reclaim) };
 }
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn allocate<R: Record>() -> NonNull<R> {
-    // SAFETY: a record has a size.
+    // SAFETY: the size of a record is above zero.
     unsafe { raw(std::alloc::Layout::new::<R>()) }.cast()
 }
 
@@ -112,46 +116,48 @@ pub(crate) use retire as retire_inline;
 pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     use crate::testing::weaken::{Step, removed};
     /// # Safety
-    /// 1. `record` points to an `R` that nobody uses any more.
+    /// 1. `record` points to an `R` that is not used any more.
     unsafe fn free<R: Record>(record: NonNull<u8>) {
-        // SAFETY: (1).
+        // SAFETY: (1) is the same there.
         unsafe { R::free_owned(record.cast()) };
         // SAFETY: `allocate` took it from the heap with this layout.
         unsafe { std::alloc::dealloc(record.as_ptr(), std::alloc::Layout::new::<R>()) };
     }
     let reclaim = move || {
         let (free, memory) = (free::<R> as unsafe fn(_), record.cast());
-        // SAFETY: the interleaving is over when it runs.
+        // SAFETY: it runs when the interleaving is over.
         let free = Box::new(move || unsafe { free(memory) });
-        // SAFETY: the record's memory stays until the interleaving ends.
+        // SAFETY: the record's memory is kept until the interleaving ends.
         unsafe { record.as_ref() }.stamp().kill(free);
     };
     if removed(Step::ReclaimAfterEpoch) {
         reclaim();
     } else {
-        // SAFETY: as in the ordinary build.
+        // SAFETY: the closure owns the record from now on, which is plain memory.
         unsafe { epoch::pin().retire(reclaim) };
     }
 }
 
+/// Allocates memory from the heap.
+///
 /// # Safety
-/// 1. `layout` has a size above zero.
+/// 1. The size of `layout` is above zero.
 unsafe fn raw(layout: std::alloc::Layout) -> NonNull<u8> {
-    // SAFETY: (1).
+    // SAFETY: (1) is the same there.
     let memory = unsafe { std::alloc::alloc(layout) };
     NonNull::new(memory).unwrap_or_else(|| std::alloc::handle_alloc_error(layout))
 }
 
-/// The first word of a record, which belongs to the pool.
+/// The first word of a record, which is reserved for the pool.
 pub(crate) type PoolWord = std::sync::atomic::AtomicPtr<()>;
 
-/// Whether such records are reused.
+/// Returns whether records of this type are pooled.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) const fn fits<R: Record>() -> bool {
     !cfg!(raddle_unpooled)
         && size_of::<R>() <= records::SIZE
         && align_of::<R>() <= records::ALIGN
-        && R::PRIVATE_FROM <= records::NAMES.start
+        && R::PRIVATE_FROM <= records::REFERENCES.start
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -170,109 +176,112 @@ mod records {
         },
     };
 
-    /// Bytes of a record: the head, the accesses and the task. Five cache lines, of which an operation with a small
-    /// function uses two if it has one access, and four if it has four.
+    /// Size of a record in bytes: the head, the accesses and the task. Five cache lines, of which an operation with a
+    /// small function uses two if it has one access, and four if it has four.
     pub(super) const SIZE: usize = 320;
     pub(super) const ALIGN: usize = 64;
 
-    /// Records per group, as many as the words of a cache line.
+    /// Records per group: the number of words in a cache line.
     const GROUP: usize = 8;
 
     /// Records per batch. Picked.
     const BATCH: usize = 8 * GROUP;
 
-    /// Batches that a thread retires before it has crossbeam-epoch put its bag where it ages: one allocation in 1,280
-    /// operations. The bag would hold three times as many, but then records that wait in it are out of the cache when
-    /// they are used again. Measured: with 8 the same is gained as with 16, with 32 two thirds of it.
+    /// Batches that a thread retires before it flushes its bag to where crossbeam-epoch lets it age: one allocation
+    /// in 1,280 operations. The bag could hold three times as many, but then records that wait in it would be out of
+    /// the cache when they are used again. Measured: 8 gains as much as 16, and 32 two thirds of it.
     const BATCHES_PER_BAG: usize = 20;
-    const _: () = assert!(BATCHES_PER_BAG * BATCH > 1000, "at most one allocation in a thousand operations");
+    const _: () =
+        assert!(BATCHES_PER_BAG * BATCH > 1000, "there must be at most one allocation in a thousand operations");
 
-    /// Batches kept for reuse; what is above goes back to the heap. Picked: 64 Ki records, 20 MiB.
+    /// Batches kept for reuse; further ones are freed. Picked: 64 Ki records, 20 MiB.
     const KEEP: usize = 1024;
 
-    /// Lines of a record that a push with a small function may write.
+    /// Offsets of the cache lines of a record that a push with a small function may write.
     const LINES: [usize; 4] = [0, 64, 128, 192];
 
     type Record = NonNull<u8>;
 
-    /// The first record of a group that was given back.
+    /// The first record of a group of free or retired records.
     #[repr(C)]
     struct Leader {
-        /// In the first record of a batch: the next batch of the stack. The word belongs to the stack for good, operations
-        /// leave it alone: a thread that is slow to pop may still read it when the record is an operation again.
+        /// In the first record of a batch: the next batch of the stack. The word is reserved for the stack at all
+        /// times, because a slow pop may still read it when the record holds an operation again.
         next_batch: AtomicPtr<Leader>,
-        /// What pinned threads may still look at and change while the record waits for the epoch.
+        /// Pinned threads may still read and change this part while the record waits for the epoch.
         _head: [u64; 23],
-        /// The other records of the group, on a line of their own behind all accesses. What was there only holders of
-        /// the operation ever read.
-        names: [Record; GROUP - 1],
+        /// The other records of the group, on a cache line of their own behind all accesses. Only holders of the
+        /// operation have used this part.
+        references: [Record; GROUP - 1],
         /// The next group of the batch.
         next: Option<NonNull<Leader>>,
     }
 
     impl Leader {
-        /// Where the fields are that belong to whoever has the group.
+        /// Returns pointers to the fields that belong to the owner of the group.
         fn fields(leader: NonNull<Self>) -> (*mut [Record; GROUP - 1], *mut Option<NonNull<Self>>) {
             let leader = leader.as_ptr();
-            // SAFETY: a record is as large; nothing is read.
-            let names = unsafe { &raw mut (*leader).names };
-            // SAFETY: as above.
-            (names, unsafe { &raw mut (*leader).next })
+            // SAFETY: a record is at least as large as a `Leader`; only an address is computed.
+            let references = unsafe { &raw mut (*leader).references };
+            // SAFETY: a record is at least as large as a `Leader`; only an address is computed.
+            (references, unsafe { &raw mut (*leader).next })
         }
     }
 
-    /// Where a record holds the names of others.
-    pub(super) const NAMES: Range<usize> = offset_of!(Leader, names)..size_of::<Leader>();
-    const _: () = assert!(NAMES.start.is_multiple_of(64) && NAMES.end == NAMES.start + 64 && NAMES.end <= SIZE);
+    /// The bytes of a record that hold references to others.
+    pub(super) const REFERENCES: Range<usize> = offset_of!(Leader, references)..size_of::<Leader>();
+    const _: () = assert!(
+        REFERENCES.start.is_multiple_of(64) && REFERENCES.end == REFERENCES.start + 64 && REFERENCES.end <= SIZE
+    );
 
     impl Node for Leader {
         unsafe fn next<'n>(leader: NonNull<Self>) -> &'n AtomicPtr<Self> {
-            // SAFETY: the first word of a record is initialised by `new` and only ever used as this atomic.
+            // SAFETY: the first word of a record is initialised by `new` and only used as this atomic.
             let word = unsafe { &raw const (*leader.as_ptr()).next_batch };
-            // SAFETY: as above, and (1).
+            // SAFETY: the word is initialised, and by (1) it is not freed while the reference is used.
             unsafe { &*word }
         }
     }
 
-    /// Groups of free records that belong to whoever has this.
+    /// Groups of free records, owned by this value.
     #[derive(Default)]
     struct Batch(Option<NonNull<Leader>>);
 
-    // SAFETY: the records belong to it alone.
+    // SAFETY: a batch owns its records, which are plain memory.
     unsafe impl Send for Batch {}
 
     impl Batch {
-        /// Writes the names of `records` into some of them.
+        /// Makes a batch of `records`, by writing references to them into some of them.
         fn of(records: &[Record; BATCH]) -> Self {
             let mut next = None;
             for group in records.chunks_exact(GROUP).rev() {
                 let leader = group[0].cast::<Leader>();
-                let mut names = [leader.cast(); GROUP - 1];
-                names.copy_from_slice(&group[1..]);
+                let mut references = [leader.cast(); GROUP - 1];
+                references.copy_from_slice(&group[1..]);
                 let fields = Leader::fields(leader);
-                // SAFETY: this part of the record is nobody else's, by `fits`.
-                unsafe { fields.0.write(names) };
-                // SAFETY: as above.
+                // SAFETY: only holders used this part of the record, by `fits`, and there are none any more.
+                unsafe { fields.0.write(references) };
+                // SAFETY: only holders used this part of the record, by `fits`, and there are none any more.
                 unsafe { fields.1.write(next) };
                 next = Some(leader);
             }
             Self(next)
         }
 
-        /// Takes a group.
+        /// Removes and returns a group.
         fn pop(&mut self) -> Option<Group> {
             let leader = self.0?;
             let fields = Leader::fields(leader);
-            // SAFETY: `of` has written both fields, and the record is this batch's.
-            let names = unsafe { fields.0.read() };
-            // SAFETY: as above.
+            // SAFETY: `of` has written the field, and the batch owns the record.
+            let references = unsafe { fields.0.read() };
+            // SAFETY: `of` has written the field, and the batch owns the record.
             self.0 = unsafe { fields.1.read() };
             if let Some(next) = self.0 {
-                // SAFETY: the record is at least as long.
-                hint::prefetch_write(unsafe { next.byte_add(NAMES.start) }.as_ptr());
+                // SAFETY: a record is longer than this offset.
+                hint::prefetch_write(unsafe { next.byte_add(REFERENCES.start) }.as_ptr());
             }
             let mut records = [leader.cast(); GROUP];
-            records[1..].copy_from_slice(&names);
+            records[1..].copy_from_slice(&references);
             prefetch(records[GROUP - 1]);
             Some(Group { records, len: GROUP })
         }
@@ -284,7 +293,7 @@ mod records {
         }
     }
 
-    /// Some free records.
+    /// Free records that are ready for use.
     struct Group {
         records: [Record; GROUP],
         len: usize,
@@ -309,22 +318,22 @@ mod records {
         }
     }
 
-    /// Asks for a record that is going to be written soon.
+    /// Prefetches a record that will be written soon.
     #[inline]
     fn prefetch(record: Record) {
         for line in LINES {
-            // SAFETY: a record is as long.
+            // SAFETY: a record is longer than this offset.
             hint::prefetch_write(unsafe { record.byte_add(line) }.as_ptr());
         }
     }
 
-    /// What a thread keeps.
+    /// The records that a thread keeps.
     struct Cache {
         free: Group,
         more: Batch,
         retired: [Record; BATCH],
         retired_len: usize,
-        /// Batches in the thread's bag.
+        /// The number of batches in the thread's bag of crossbeam-epoch.
         bag_len: usize,
     }
 
@@ -337,7 +346,7 @@ mod records {
             self.free.pop()
         }
 
-        /// Goes on with the next group, if there is one.
+        /// Opens the next group; returns `false` if there is none.
         #[inline(never)]
         fn open_next(&mut self) -> bool {
             let group = self.more.pop();
@@ -368,31 +377,33 @@ mod records {
     }
 
     static BATCHES: Stack<Leader> = Stack { head: AtomicPtr::new(std::ptr::null_mut()) };
-    /// How many batches the stack holds, roughly.
+    /// The approximate number of batches on the stack.
     static KEPT: AtomicUsize = AtomicUsize::new(0);
 
     const LAYOUT: Layout = match Layout::from_size_align(SIZE, ALIGN) {
         Ok(layout) => layout,
-        Err(_) => panic!("the record's layout is valid"),
+        Err(_) => panic!("the layout of a record must be valid"),
     };
 
+    /// Allocates a record from the heap.
     fn new() -> Record {
         // SAFETY: the size is above zero.
         let record = unsafe { super::raw(LAYOUT) };
-        // SAFETY: nobody else knows the record.
+        // SAFETY: the record is large enough, and no other thread knows it.
         unsafe { record.cast::<AtomicPtr<Leader>>().write(AtomicPtr::new(std::ptr::null_mut())) };
         record
     }
 
+    /// Frees a record to the heap.
     pub(super) fn free(record: Record) {
         // SAFETY: every record came from `new`.
         unsafe { std::alloc::dealloc(record.as_ptr(), LAYOUT) };
     }
 
-    /// A record for the caller alone.
+    /// Returns a record for the caller.
     #[inline]
     pub(super) fn take() -> Record {
-        // The thread may be ending, with its cache gone.
+        // The cache is gone if the thread is ending.
         match CACHE.try_with(|cache| cache.borrow_mut().take()) {
             Ok(Some(record)) => record,
             _ => refill(),
@@ -401,7 +412,7 @@ mod records {
 
     #[cold]
     fn refill() -> Record {
-        // Not while the cache is borrowed: pinning may run what others have retired.
+        // Not while the cache is borrowed: pinning may run retired closures.
         let mut more = pop_batch();
         let Some(mut group) = more.pop() else {
             return new();
@@ -409,19 +420,19 @@ mod records {
         let record = group.pop().unwrap_or_else(new);
         let kept = CACHE.try_with(|cache| {
             let mut cache = cache.borrow_mut();
-            // Code that ran meanwhile may have filled it.
+            // Closures that ran in `pop_batch` may have filled it.
             if cache.free.len == 0 && cache.more.0.is_none() {
                 cache.free = std::mem::replace(&mut group, Group::EMPTY);
                 cache.more = std::mem::take(&mut more);
             }
         });
-        // By the cache's owner, or because the thread is ending.
+        // An error means that the thread is ending; then the records are freed.
         let _ = kept;
         free_later(group, more);
         record
     }
 
-    /// Frees records that came from the stack. Not at once: a thread that is slow to pop may still read a batch's word.
+    /// Frees records that came from the stack, after the epoch: a slow pop may still read a batch's word.
     fn free_later(mut group: Group, mut more: Batch) {
         if group.len > 0 || more.0.is_some() {
             let free = move || {
@@ -433,7 +444,7 @@ mod records {
         }
     }
 
-    /// Gives `record` back once no helper can see it.
+    /// Makes `record` available for reuse once no helper can use it.
     #[inline]
     pub(super) fn put_back(record: Record) {
         let full = CACHE.try_with(|cache| {
@@ -450,14 +461,14 @@ mod records {
         }
     }
 
-    /// As [`put_back`], by a thread that is ending.
+    /// [Puts back](put_back) a record on a thread that is ending.
     #[cold]
     fn retire_late(record: Record) {
         // SAFETY: the closure owns the record.
         unsafe { epoch::pin().retire(move || free(record)) };
     }
 
-    /// Retires what the thread has collected, which is a batch.
+    /// Retires the full batch that the thread has collected.
     #[cold]
     fn retire_batch() {
         let (batch, bag_len) = CACHE.with(|cache| {
@@ -474,14 +485,14 @@ mod records {
     }
 
     fn push_batch(mut batch: Batch) {
-        // Relaxed: a bound on memory, not a decision that anything else hangs on.
+        // Relaxed: only an approximate bound on memory.
         if KEPT.fetch_add(1, Relaxed) >= KEEP {
             KEPT.fetch_sub(1, Relaxed);
             batch.free_all();
             return;
         }
         if let Some(first) = batch.0.take() {
-            // SAFETY: the batch is this function's, which runs after the epoch; what is in the stack is never freed.
+            // SAFETY: the function owns the batch and runs after the epoch; records on the stack are never freed.
             unsafe { BATCHES.push(first) };
         }
     }
@@ -489,7 +500,7 @@ mod records {
     fn pop_batch() -> Batch {
         let first = BATCHES.pop();
         if first.is_some() {
-            // Relaxed: as above.
+            // Relaxed: only an approximate bound on memory.
             KEPT.fetch_sub(1, Relaxed);
         }
         Batch(first)

@@ -1,15 +1,15 @@
-//! How the function of an asynchronous operation and its completion agree on the result.
+//! The state in which the function of an asynchronous operation and its completion agree on the result.
 //!
 //! # States
 //!
 //! | state | meaning | next |
 //! |---|---|---|
-//! | `OPEN` | neither has ended the operation | `FAILED` by the function's thread, `RESOLVED` by the completion |
-//! | `FAILED` | the function failed and left its error; the completion, which is still about, will end the operation with it | `RESOLVED` |
-//! | `RESOLVED` | the completion has ended the operation | – |
+//! | `OPEN` | neither has completed the operation | `FAILED` by the function's thread, `RESOLVED` by the completion |
+//! | `FAILED` | the function failed and left its error; the completion, which still exists, will complete the operation with it | `RESOLVED` |
+//! | `RESOLVED` | the completion has completed the operation | – |
 //!
-//! A function that fails while its completion lives elsewhere does not end the operation: whoever has the completion may
-//! still be using the variables.
+//! A function that fails while its completion exists elsewhere does not complete the operation: the holder of the
+//! completion may still be using the variables.
 //!
 //! # Edges
 //!
@@ -27,14 +27,15 @@ const OPEN: u8 = 0;
 const FAILED: u8 = 1;
 const RESOLVED: u8 = 2;
 
-/// How far an asynchronous operation is, with the early error `E` of its function.
+/// The state of an asynchronous operation, with the early error `E` of its function.
 #[derive(Debug)]
 pub struct AsyncState<E> {
     state: AtomicU8,
     early: UnsafeCell<Option<E>>,
 }
 
-// SAFETY: `early` is written by the function's thread before `FAILED` is set, and taken by the one that sets `RESOLVED` after.
+// SAFETY: `early` is written by the function's thread before it sets `FAILED`, and taken by the thread that sets
+// `RESOLVED` after that.
 unsafe impl<E: Send> Sync for AsyncState<E> {}
 
 impl<E> Default for AsyncState<E> {
@@ -44,13 +45,13 @@ impl<E> Default for AsyncState<E> {
 }
 
 impl<E> AsyncState<E> {
-    /// Whether the completion has ended the operation.
+    /// Whether the completion has completed the operation.
     pub fn is_resolved(&self) -> bool {
-        // Acquire: what the completion did before it is visible; nothing more hangs on it.
+        // Acquire: makes visible what the completion did before; nothing else depends on it.
         self.state.load(Acquire) == RESOLVED
     }
 
-    /// Ends the operation, by its completion; gives the function's error if that has failed.
+    /// Resolves the operation, by its completion. Returns the function's error if the function has failed.
     pub fn resolve(&self) -> Option<E> {
         // Acquire (edge `early`); Release for `is_resolved`.
         if self.state.swap(RESOLVED, AcqRel) == FAILED {
@@ -61,17 +62,20 @@ impl<E> AsyncState<E> {
         }
     }
 
-    /// Leaves the error of the function for the completion; gives it back if the completion was first.
+    /// Leaves the error of the function for the completion.
+    ///
+    /// # Errors
+    /// Returns the error if the completion was first.
     ///
     /// # Safety
     /// 1. Called at most once, by the thread that ran the function.
     pub unsafe fn fail(&self, error: E) -> Result<(), E> {
-        // SAFETY: (1), and nobody reads before `FAILED` is set.
+        // SAFETY: (1), and no thread reads before `FAILED` is set.
         self.early.with_mut(|early| unsafe { &mut *early }.replace(error));
-        // Release (edge `early`). Acquire on failure: the completion's thread is done with this.
+        // Release (edge `early`). Acquire on failure: the completion's thread does not use the field any more.
         match self.state.compare_exchange(OPEN, FAILED, Release, Acquire) {
             Ok(_) => Ok(()),
-            // SAFETY: `RESOLVED` came without `FAILED`, so nobody else reads the field any more.
+            // SAFETY: `RESOLVED` came without `FAILED`, so no other thread reads the field any more.
             Err(_) => match self.early.with_mut(|early| unsafe { &mut *early }.take()) {
                 Some(error) => Err(error),
                 None => Ok(()),

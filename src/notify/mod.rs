@@ -1,4 +1,4 @@
-//! What threads and futures wait for.
+//! Counts, results and states that threads and futures wait for.
 
 pub(crate) mod async_state;
 pub(crate) mod oneshot;

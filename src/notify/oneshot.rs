@@ -1,4 +1,4 @@
-//! The place where an operation's result waits for whoever asks.
+//! A oneshot: holds the result of an operation until it is taken.
 
 use std::{
     sync::Arc,
@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     error::{op::OpError, wait::WaitError},
-    notify::wakers::{self, Place, Waiting, Wakers},
+    notify::wakers::{self, Waiting, WakerKey, Wakers},
     sync::{Condvar, Mutex, lock, wait_until},
 };
 
@@ -20,53 +20,53 @@ enum State<R> {
 }
 
 impl<R> State<R> {
-    /// What `get` makes of the result, or those that wait for it.
-    fn look(&mut self, get: Get<R>) -> Result<Result<R, Untold>, &mut Waiting> {
+    /// Applies `get` to the result, or returns the waiting futures if there is no result yet.
+    fn ready(&mut self, get: Get<R>) -> Result<Result<R, NoValue>, &mut Waiting> {
         match self {
             Self::Pending(waiting) => Err(waiting),
             done => Ok(get(done)),
         }
     }
 
-    fn take(&mut self) -> Result<R, Untold> {
+    fn take(&mut self) -> Result<R, NoValue> {
         match std::mem::replace(self, Self::Taken) {
-            Self::Done(result) => result.map_err(Untold::Failed),
-            Self::Taken => Err(Untold::Taken),
-            Self::Pending(_) => unreachable!("only called when the result was set"),
+            Self::Done(result) => result.map_err(NoValue::Failed),
+            Self::Taken => Err(NoValue::Taken),
+            Self::Pending(_) => unreachable!("called only when the result was set"),
         }
     }
 }
 
 impl State<()> {
-    fn share(&mut self) -> Result<(), Untold> {
+    fn share(&mut self) -> Result<(), NoValue> {
         match self {
-            Self::Done(result) => result.clone().map_err(Untold::Failed),
-            Self::Taken => Err(Untold::Taken),
-            Self::Pending(_) => unreachable!("only called when the result was set"),
+            Self::Done(result) => result.clone().map_err(NoValue::Failed),
+            Self::Taken => Err(NoValue::Taken),
+            Self::Pending(_) => unreachable!("called only when the result was set"),
         }
     }
 }
 
-/// What is made of a result that is there.
-type Get<R> = fn(&mut State<R>) -> Result<R, Untold>;
+/// How a result that was set is read.
+type Get<R> = fn(&mut State<R>) -> Result<R, NoValue>;
 
-/// Why there is no value. It is told when the lock was given up: that ends what the engine keeps of the failure, and so may
-/// drop others, which are the program's.
-enum Untold {
+/// Why there is no value. It becomes a `WaitError` only after the lock is released: reading a failure marks it as
+/// known, which may drop other failures, and their drops are the program's code.
+enum NoValue {
     Failed(OpError),
     Taken,
 }
 
-impl From<Untold> for WaitError {
-    fn from(untold: Untold) -> Self {
-        match untold {
-            Untold::Failed(failure) => failure.into(),
-            Untold::Taken => Self::ValueTaken,
+impl From<NoValue> for WaitError {
+    fn from(reason: NoValue) -> Self {
+        match reason {
+            NoValue::Failed(failure) => failure.into(),
+            NoValue::Taken => Self::ValueTaken,
         }
     }
 }
 
-/// A result that is set once. It is taken once, or [shared](Oneshot::wait_shared) by all who ask.
+/// A result that is set once. It is either taken once, or [shared](Oneshot::wait_shared) by all waiters.
 #[derive(Debug)]
 pub struct Oneshot<R> {
     state: Mutex<State<R>>,
@@ -74,14 +74,15 @@ pub struct Oneshot<R> {
 }
 
 impl<R> Oneshot<R> {
-    /// A place without a result.
+    /// Creates a oneshot without a result.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Self { state: Mutex::new(State::Pending(Waiting::default())), done: Condvar::new() })
     }
 
-    /// Sets the result and wakes the threads that wait; gives the wakers of the futures that do. Later calls change nothing.
-    #[must_use = "futures wait for it"]
+    /// Sets the result and wakes the waiting threads. Returns the wakers of the waiting futures. Later calls change
+    /// nothing.
+    #[must_use = "futures wait to be woken"]
     pub fn set(&self, result: Result<R, OpError>) -> Option<Wakers> {
         let mut state = lock(&self.state);
         let State::Pending(waiting) = &mut *state else { return None };
@@ -92,7 +93,7 @@ impl<R> Oneshot<R> {
         wakers
     }
 
-    /// The result, if it was set and nobody has taken it.
+    /// Returns the result, if it was set and not taken.
     pub fn into_result(self) -> Option<Result<R, OpError>> {
         match self.state.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
             State::Done(result) => Some(result),
@@ -100,12 +101,12 @@ impl<R> Oneshot<R> {
         }
     }
 
-    /// Whether the result is there, or was.
+    /// Whether the result was set, even if it was taken since.
     pub fn is_done(&self) -> bool {
         !matches!(*lock(&self.state), State::Pending(_))
     }
 
-    /// Takes the result, waiting for it at most until `deadline`.
+    /// Takes the result, waiting for it until `deadline` at most.
     pub fn wait(&self, deadline: Option<Instant>) -> Result<R, WaitError> {
         self.wait_for(deadline, State::take)
     }
@@ -125,43 +126,43 @@ impl<R> Oneshot<R> {
 }
 
 impl Oneshot<()> {
-    /// As [`wait`](Self::wait), but leaves the result to others who ask.
+    /// Waits like [`wait`](Self::wait), but leaves the result for other waiters.
     pub fn wait_shared(&self, deadline: Option<Instant>) -> Result<(), WaitError> {
         self.wait_for(deadline, State::share)
     }
 }
 
-/// Somebody who waits for an oneshot and may poll it. The last waker is left there, and goes with this.
+/// A future's wait for a oneshot. Dropping it removes the waker that it has left.
 #[derive(Debug)]
 pub struct Waiter<R> {
     oneshot: Arc<Oneshot<R>>,
-    place: Place,
+    key: WakerKey,
 }
 
 impl<R> Waiter<R> {
-    /// Of a result that is to be asked for.
+    /// Creates a waiter for `oneshot`.
     pub fn new(oneshot: Arc<Oneshot<R>>) -> Self {
-        Self { oneshot, place: Place::default() }
+        Self { oneshot, key: WakerKey::default() }
     }
 
-    /// The place of the result.
+    /// The oneshot.
     pub fn oneshot(&self) -> &Arc<Oneshot<R>> {
         &self.oneshot
     }
 
-    /// Takes the result, or leaves a waker for it.
+    /// Takes the result, or registers the waker.
     pub fn poll(&mut self, waker: &Waker) -> Poll<Result<R, WaitError>> {
         self.poll_for(waker, State::take)
     }
 
     fn poll_for(&mut self, waker: &Waker, get: Get<R>) -> Poll<Result<R, WaitError>> {
-        let polled = wakers::poll(&self.oneshot.state, &mut self.place, waker, |state| state.look(get));
+        let polled = wakers::poll(&self.oneshot.state, &mut self.key, waker, |state| state.ready(get));
         polled.map_err(WaitError::from)
     }
 }
 
 impl Waiter<()> {
-    /// As [`poll`](Self::poll), but leaves the result to others who ask.
+    /// Polls like [`poll`](Self::poll), but leaves the result for other waiters.
     pub fn poll_shared(&mut self, waker: &Waker) -> Poll<Result<(), WaitError>> {
         self.poll_for(waker, State::share)
     }
@@ -169,7 +170,7 @@ impl Waiter<()> {
 
 impl<R> Drop for Waiter<R> {
     fn drop(&mut self) {
-        wakers::leave(&self.oneshot.state, &mut self.place, |state| match state {
+        wakers::leave(&self.oneshot.state, &mut self.key, |state| match state {
             State::Pending(waiting) => Some(waiting),
             State::Done(_) | State::Taken => None,
         });

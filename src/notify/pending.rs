@@ -1,24 +1,25 @@
-//! How many operations are pending, counted without a hot counter, so that a wait can cover exactly what was pushed before it.
+//! The count of pending operations, without a hot counter. A wait covers exactly the operations that were pushed
+//! before it.
 //!
 //! # States
 //!
-//! Operations are counted by *generation*. Exactly one generation is *current*: pushes enter it. A wait for all opens a
-//! free generation in its place and *closes* the old one; a closed generation drains and is free again. Where none is free,
-//! one more is made: the first [`INLINE`] are part of the count, further ones lie in chunks, each as large as all before
-//! it. Each generation has two words per shard, and threads are spread over the shards:
+//! Operations are counted by *generation*. Exactly one generation is *current*: pushes enter it. A wait for all opens
+//! a free generation in its place and *closes* the old one; a closed generation drains and is free again. If none is
+//! free, a new one is made: the first [`INLINE`] are part of the count, further ones lie in chunks, each as large as
+//! all generations before it. Each generation has two words per shard, and threads are spread over the shards:
 //!
 //! | word | meaning | bit 0 |
 //! |---|---|---|
-//! | `entered` | operations that entered through this shard, times two; changed by CAS | closed: an entry is refused and tries the current generation |
-//! | `left` | operations that left through this shard, times two | armed: whoever leaves also takes one off `rest` |
+//! | `entered` | operations that entered through this shard, times two; changed by CAS | closed: an entry is refused and retries in the current generation |
+//! | `left` | operations that left through this shard, times two | armed: an operation that leaves also subtracts one from `rest` |
 //!
 //! Closing sets bit 0 of every word by one read-modify-write each, which returns the exact count at that moment. So
-//! `rest`, which starts at zero and gets the difference of the sums, reaches zero exactly once, when the last operation
-//! leaves; whoever brings it there tells the waiters.
+//! `rest`, which starts at zero and has the difference of the sums added, reaches zero exactly once, when the last
+//! operation leaves; the thread that brings it there notifies the waiters.
 //!
-//! Each closing has a number, one higher than the last. A wait goes by the number of the generation that it has closed: it
-//! is over when none drains that was closed with this number or a lower one. So it covers what had entered before it, and
-//! nothing else, however many generations drain.
+//! Each closing has a number, one higher than the last. A wait depends on the number of the generation that it has
+//! closed: it is over when no generation is draining that was closed with this number or a lower one. So it covers the
+//! operations that had entered before it, and no others, however many generations drain.
 //!
 //! # Edges
 //!
@@ -28,28 +29,33 @@
 //! | `open` | stores of `entered` and of `current` | CAS and loads in `enter` | the words of the new generation, and its chunk; what was done before it was opened |
 //! | `close` | closing `fetch_or` of `entered` | load of `entered` that finds it closed | the generation that took its place |
 //!
-//! Whoever closes a generation holds the lock, which the last one to leave it takes afterwards. So what was acquired by
-//! arming is handed on with the lock, and closing releases nothing into `left` or `rest`.
+//! The closing thread holds the lock, which the last operation to leave takes afterwards. So what was acquired by
+//! arming is handed over with the lock, and closing releases nothing into `left` or `rest`.
 //!
 //! # Progress
 //!
 //! `enter` and `leave` are lock-free; `leave` takes a lock only when it was the last of a closed generation. An entry
-//! is refused only if a wait closed its generation meanwhile, and repeated if another thread of its shard was faster. A
-//! wait closes the current generation at once, whatever else drains.
+//! is refused only if a wait closed its generation meanwhile, and repeated if another thread of its shard was faster.
+//! A wait closes the current generation immediately, whatever else drains.
 //!
-//! No waker runs in here: whoever leaves as the last gets the wakers, and wakes them when nobody waits for it any more.
+//! No waker runs in this module: the last operation to leave returns the wakers, and its thread wakes them when
+//! nothing that others may wait for depends on it any more.
 
-use std::{collections::BTreeSet, task::Waker, time::Instant};
+use std::{
+    collections::BTreeSet,
+    task::{Poll, Waker},
+    time::Instant,
+};
 
 use crossbeam_utils::CachePadded;
 
 use crate::{
-    notify::wakers::{self, Place, Waiting, Wakers},
+    notify::wakers::{self, Waiting, WakerKey, Wakers},
     sync::{
         Condvar, Mutex, OnceLock,
         Ordering::{AcqRel, Acquire, Relaxed, Release},
         atomic::{AtomicU64, AtomicUsize},
-        fork::Birth,
+        fork::ProcessMark,
         lock, thread, wait_until,
     },
     testing::{
@@ -58,21 +64,21 @@ use crate::{
     },
 };
 
-/// Generations that are part of the count. In models so few that others are needed.
+/// Generations that are part of the count. Few in models, so that they need chunks.
 const INLINE: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 64 };
 
-/// Chunks of further generations: enough for as many as a ticket tells apart. Models need two.
+/// Chunks of further generations: enough for every value of a ticket. Models need two.
 const CHUNKS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 26 };
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const _: () = assert!((INLINE as u64) << CHUNKS == 1 << u32::BITS, "each generation has a ticket of its own");
+const _: () = assert!((INLINE as u64) << CHUNKS == 1 << u32::BITS, "each generation must have a ticket");
 
 const FLAG: u64 = 1;
 const ONE: u64 = 2;
 
-/// `rest` counts from here, so that it may go below its start while it is being computed.
+/// `rest` counts from here, so that it can drop below its start while it is being computed.
 const ZERO: u64 = 1 << 63;
 
-/// What one shard has of all generations that are part of the count, or of those of a chunk.
+/// The words of one shard, for all generations that are part of the count, or for those of a chunk.
 #[derive(Debug)]
 struct Shard<W> {
     entered: CachePadded<W>,
@@ -81,7 +87,7 @@ struct Shard<W> {
 
 type Words = [AtomicU64; INLINE];
 
-/// Generations beside the first.
+/// Generations beyond those that are part of the count.
 #[derive(Debug)]
 struct Chunk {
     shards: Box<[Shard<Box<[AtomicU64]>>]>,
@@ -91,24 +97,25 @@ struct Chunk {
 impl Chunk {
     fn new(shards: usize, generations: usize) -> Self {
         let words = |word: u64| (0..generations).map(|_| AtomicU64::new(word)).collect::<Box<[_]>>();
-        // As generations that are free: closed.
+        // Free generations are closed.
         let shard = || Shard { entered: CachePadded::new(words(FLAG)), left: CachePadded::new(words(FLAG)) };
         Self { shards: (0..shards).map(|_| shard()).collect(), rest: words(ZERO) }
     }
 }
 
-/// What is changed under the lock.
+/// The state that is changed under the lock.
 #[derive(Debug)]
 struct State {
-    /// Generations that may be opened. The lowest is taken, so that those in chunks are used only while they are needed.
+    /// Generations that may be opened. The lowest is taken, so that generations in chunks are used only while they are
+    /// needed.
     free: BTreeSet<usize>,
-    /// Of each generation that there is, the number that it was closed with last.
+    /// For each generation, the number that it was closed with last.
     numbers: Vec<u64>,
     /// The numbers of closed generations that have not drained.
     draining: BTreeSet<u64>,
-    /// The last number given.
+    /// The last number used.
     last: u64,
-    /// Futures, by the numbers that they go by.
+    /// The waiting futures, by the numbers that their waits depend on.
     waiting: Waiting,
 }
 
@@ -119,18 +126,27 @@ impl State {
     }
 }
 
-/// What a wait that is polled covers, and where it has left its waker. To be given back when it ends.
+/// A wait that is polled: the number that it depends on, and the key of its waker. Must be passed to `end` when it
+/// ends.
 #[derive(Debug)]
-pub struct Mark(Place);
+pub struct PendingWait(WakerKey);
 
-/// How a wait has ended.
+/// The result of closing a generation.
+struct Closed {
+    /// The number that it was closed with.
+    number: u64,
+    /// Whether operations had entered the next generation when the closing was over.
+    entered_since: bool,
+}
+
+/// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// What entered before has left, and nothing at all was pending at some moment of the call.
+    /// The operations that entered before it have left, and at some moment of the call nothing at all was pending.
     Idle,
-    /// What entered before has left.
+    /// The operations that entered before it have left.
     Over,
-    /// The time was up.
+    /// The deadline has passed.
     TimedOut,
 }
 
@@ -143,22 +159,22 @@ pub struct PendingOps {
     chunks: [OnceLock<Box<Chunk>>; CHUNKS],
     state: Mutex<State>,
     drained: Condvar,
-    /// In a forked child the lock may be held for ever.
-    birth: Birth,
+    /// The process that made the count. In a forked child the lock may be held for ever.
+    process: ProcessMark,
 }
 
-/// The generation that an operation entered.
+/// An operation's ticket: the generation that it entered, and must leave.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket(u32);
 
-/// The chunk of a generation that is not part of the count, and its place there.
-fn place_in_chunks(generation: usize) -> (usize, usize) {
+/// Returns the chunk of a generation that is not part of the count, and its index there.
+fn chunk_index(generation: usize) -> (usize, usize) {
     let chunk = (generation / INLINE).ilog2();
     (chunk as usize, generation - (INLINE << chunk))
 }
 
 impl PendingOps {
-    /// A count spread over `shards` shards, or as many more as make a power of two.
+    /// Creates a count over `shards` shards, rounded up to a power of two.
     pub fn new(shards: usize) -> Self {
         let word = |generation: usize| {
             // All but the current generation are closed.
@@ -182,18 +198,18 @@ impl PendingOps {
                 waiting: Waiting::default(),
             }),
             drained: Condvar::new(),
-            birth: Birth::now(),
+            process: ProcessMark::current(),
         }
     }
 
-    /// The shard that the calling thread uses.
+    /// Returns the shard of the calling thread.
     #[inline]
     fn shard(&self) -> usize {
-        // The length is a power of two: no division.
+        // The length is a power of two, so no division is needed.
         thread::number() & (self.shards.len() - 1)
     }
 
-    /// `entered` of a generation, in a shard.
+    /// Returns `entered` of a generation, in a shard.
     fn entered(&self, shard: usize, generation: usize) -> &AtomicU64 {
         self.shards[shard].entered.get(generation).unwrap_or_else(|| {
             let (chunk, index) = self.chunk(generation);
@@ -201,7 +217,7 @@ impl PendingOps {
         })
     }
 
-    /// `left` of a generation, in a shard.
+    /// Returns `left` of a generation, in a shard.
     fn left(&self, shard: usize, generation: usize) -> &AtomicU64 {
         self.shards[shard].left.get(generation).unwrap_or_else(|| {
             let (chunk, index) = self.chunk(generation);
@@ -209,7 +225,7 @@ impl PendingOps {
         })
     }
 
-    /// `rest` of a generation.
+    /// Returns `rest` of a generation.
     #[inline]
     fn rest(&self, generation: usize) -> &AtomicU64 {
         match self.rest.get(generation) {
@@ -224,15 +240,16 @@ impl PendingOps {
         &chunk.rest[index]
     }
 
-    /// The chunk of a generation, and its place there.
+    /// Returns the chunk of a generation, and its index there.
     fn chunk(&self, generation: usize) -> (&Chunk, usize) {
-        let (chunk, index) = place_in_chunks(generation);
+        let (chunk, index) = chunk_index(generation);
         // It was made before the generation was opened for the first time (edge `open`).
         let Some(chunk) = self.chunks[chunk].get() else { unreachable!("the generation was never opened") };
         (chunk, index)
     }
 
-    /// Counts an operation in. What was done before the current generation was opened is visible after it.
+    /// Counts an operation in and returns its ticket. What was done before the current generation was opened is
+    /// visible after it.
     #[inline]
     pub fn enter(&self) -> Ticket {
         let shard = &self.shards[self.shard()];
@@ -246,13 +263,13 @@ impl PendingOps {
         }
     }
 
-    /// As [`enter`](Self::enter), where the current generation was found in a chunk.
+    /// Counts an operation in, as [`enter`](Self::enter) does, when the current generation was found in a chunk.
     #[cold]
     #[inline(never)]
     fn enter_chunk(&self) -> Ticket {
         let shard = self.shard();
         loop {
-            // Acquire (edge `open`), as in `enter`.
+            // Acquire (edge `open`).
             let generation = self.current.load(Acquire);
             if Self::enter_by(self.entered(shard, generation)) {
                 return Ticket(generation as u32);
@@ -260,28 +277,29 @@ impl PendingOps {
         }
     }
 
-    /// Counts an operation in by a generation's `word`, unless that is closed or another thread is faster.
+    /// Counts an operation in by a generation's `word`. Returns `false` if that is closed or another thread was
+    /// faster.
     #[inline(always)]
     fn enter_by(word: &AtomicU64) -> bool {
-        // Acquire (edge `close`): a flag seen here carries the generation that took this one's place to the next
-        // load of `current`.
+        // Acquire (edge `close`): if the flag is set, the next load of `current` sees the generation that took this
+        // one's place.
         let count = word.load(Acquire);
-        pause::at(Point::TallyBeforeEnter);
-        // By CAS and not by addition, so that an entry that is refused leaves no trace: the generation may be opened and
-        // closed again before it could take one back.
-        // Acquire (edge `open`): the word may have been closed, opened and counted up to the same again since the
-        // load. It releases nothing: what was done before is handed over by `leave`.
+        pause::at(Point::PendingBeforeEnter);
+        // A CAS and not an addition, so that a refused entry leaves no trace: the generation could be opened and
+        // closed again before the addition is taken back. Acquire (edge `open`): since the load, the word may have
+        // been closed, opened, and counted up to the same value. It releases nothing: `leave` hands over what was done
+        // before.
         if count & FLAG == 0 && word.compare_exchange(count, count + ONE, Acquire, Relaxed).is_ok() {
-            pause::at(Point::TallyEntered);
+            pause::at(Point::PendingEntered);
             return true;
         }
         false
     }
 
-    /// Counts an operation out; what it did is visible to whoever sees the count without it. Gives the wakers of those that
-    /// waited for it.
+    /// Counts an operation out. What it did is visible to every thread that sees the count without it. Returns the
+    /// wakers of the futures whose waits are over.
     #[inline]
-    #[must_use = "futures wait for it"]
+    #[must_use = "futures wait to be woken"]
     pub fn leave(&self, ticket: Ticket) -> Option<Wakers> {
         let generation = ticket.0 as usize;
         let shard = &self.shards[self.shard()];
@@ -291,7 +309,7 @@ impl PendingOps {
         if Self::leave_by(left, rest) { self.finish(generation) } else { None }
     }
 
-    /// As [`leave`](Self::leave), where the generation is in a chunk.
+    /// Counts an operation out, as [`leave`](Self::leave) does, when the generation is in a chunk.
     #[cold]
     #[inline(never)]
     fn leave_chunk(&self, generation: usize) -> Option<Wakers> {
@@ -299,13 +317,13 @@ impl PendingOps {
         if Self::leave_by(left, rest) { self.finish(generation) } else { None }
     }
 
-    /// Counts an operation out by a generation's words; whether it was the last of one that is closed.
+    /// Counts an operation out by a generation's words. Returns whether it was the last one of a closed generation.
     #[inline(always)]
     fn leave_by(left: &AtomicU64, rest: &AtomicU64) -> bool {
-        pause::at(Point::TallyBeforeLeave);
-        // Release (edge `leave`). It needs nothing from whoever armed the word.
+        pause::at(Point::PendingBeforeLeave);
+        // Release (edge `leave`). It acquires nothing from the thread that armed the word.
         let before = left.fetch_add(ONE, Release);
-        pause::at(Point::TallyLeft);
+        pause::at(Point::PendingLeft);
         // AcqRel (edge `leave`).
         before & FLAG != 0 && rest.fetch_sub(1, AcqRel) == ZERO + 1
     }
@@ -314,7 +332,7 @@ impl PendingOps {
     #[cold]
     #[inline(never)]
     fn finish(&self, generation: usize) -> Option<Wakers> {
-        if self.birth.is_foreign() {
+        if self.process.is_foreign() {
             return None;
         }
         let mut state = lock(&self.state);
@@ -329,7 +347,7 @@ impl PendingOps {
         if removed(Step::LeaveNotifies) {
             return None;
         }
-        // Nobody's wait is over while an earlier generation drains.
+        // No wait is over while an earlier generation drains.
         if over != before {
             self.drained.notify_all();
         }
@@ -339,7 +357,7 @@ impl PendingOps {
     /// Waits until every operation that entered before the call has left.
     pub fn wait(&self, deadline: Option<Instant>) -> Waited {
         let mut state = lock(&self.state);
-        let (number, entered_since) = self.close(&mut state);
+        let Closed { number, entered_since } = self.close(&mut state);
         if !entered_since && state.over() >= number {
             return Waited::Idle;
         }
@@ -352,57 +370,56 @@ impl PendingOps {
         Waited::Over
     }
 
-    /// Begins a wait that is to be polled: it covers what entered before this.
-    pub fn begin(&self) -> Mark {
-        let (number, _) = self.close(&mut lock(&self.state));
-        Mark(Place::at(number))
+    /// Begins a wait that is polled. It covers the operations that entered before this call.
+    pub fn begin(&self) -> PendingWait {
+        let Closed { number, .. } = self.close(&mut lock(&self.state));
+        PendingWait(WakerKey::new(number))
     }
 
-    /// Whether what `mark` covers has left; otherwise `waker` will be woken.
-    pub fn poll(&self, mark: &mut Mark, waker: &Waker) -> bool {
-        let number = mark.0.mark();
-        wakers::poll(&self.state, &mut mark.0, waker, |state| {
+    /// Polls whether the operations that `wait` covers have left. If not, `waker` will be woken.
+    pub fn poll(&self, wait: &mut PendingWait, waker: &Waker) -> Poll<()> {
+        let number = wait.0.target();
+        wakers::poll(&self.state, &mut wait.0, waker, |state| {
             if state.over() >= number { Ok(()) } else { Err(&mut state.waiting) }
         })
-        .is_ready()
     }
 
-    /// Ends a wait that was polled, over or not: nobody is woken for it any more.
-    pub fn end(&self, mark: &mut Mark) {
-        wakers::leave(&self.state, &mut mark.0, |state| Some(&mut state.waiting));
+    /// Ends a wait that was polled, whether it is over or not. Its waker is removed.
+    pub fn end(&self, wait: &mut PendingWait) {
+        wakers::leave(&self.state, &mut wait.0, |state| Some(&mut state.waiting));
     }
 
-    /// Whether nothing at all was pending at some moment of the call; otherwise `waker` will be woken when it is worth another.
-    pub fn poll_idle(&self, waker: &Waker) -> bool {
+    /// Polls whether nothing at all was pending at some moment of the call. If not, `waker` will be woken when it is
+    /// worth polling again.
+    pub fn poll_idle(&self, waker: &Waker) -> Poll<()> {
         loop {
             let mut state = lock(&self.state);
-            let (number, entered_since) = self.close(&mut state);
+            let Closed { number, entered_since } = self.close(&mut state);
             if !entered_since && state.over() >= number {
-                return true;
+                return Poll::Ready(());
             }
             drop(state);
-            if !self.poll(&mut Mark(Place::at(number)), waker) {
-                return false;
+            if self.poll(&mut PendingWait(WakerKey::new(number)), waker).is_pending() {
+                return Poll::Pending;
             }
-            if removed(Step::EndLooksAgain) {
-                return true;
+            if removed(Step::EndChecksAgain) {
+                return Poll::Ready(());
             }
         }
     }
 
-    /// Closes the current generation and opens another; gives the number that it was closed with, and whether the other
-    /// has been entered by the end of that.
-    fn close(&self, state: &mut State) -> (u64, bool) {
+    /// Closes the current generation and opens another.
+    fn close(&self, state: &mut State) -> Closed {
         let next = state.free.pop_first().unwrap_or_else(|| self.make(state));
         state.last += 1;
-        (state.last, self.rotate(state, next))
+        Closed { number: state.last, entered_since: self.rotate(state, next) }
     }
 
     /// Makes one more generation.
     #[cold]
     fn make(&self, state: &mut State) -> usize {
         let generation = state.numbers.len();
-        let (chunk, index) = place_in_chunks(generation);
+        let (chunk, index) = chunk_index(generation);
         if index == 0 {
             let made = self.chunks[chunk].set(Box::new(Chunk::new(self.shards.len(), INLINE << chunk)));
             debug_assert!(made.is_ok(), "each chunk is made once, under the lock");
@@ -411,45 +428,47 @@ impl PendingOps {
         generation
     }
 
-    /// Makes `next`, which is free, the current generation, and closes the one before; gives whether `next` has been entered
-    /// by the end of that.
+    /// Makes `next`, which is free, the current generation, and closes the one before. Returns whether operations had
+    /// entered `next` when the closing was over.
     fn rotate(&self, state: &mut State, next: usize) -> bool {
         let shards = 0..self.shards.len();
         // Relaxed: only changed under the lock.
         let old = self.current.load(Relaxed);
-        // Relaxed: nobody leaves a free generation; published by the stores below.
+        // Relaxed: no operation leaves a free generation; published by the stores below.
         self.rest(next).store(ZERO, Relaxed);
         for shard in shards.clone() {
-            // Relaxed: as above.
+            // Relaxed: no operation leaves a free generation; published by the stores below.
             self.left(shard, next).store(0, Relaxed);
         }
         // After all of `left`: from here on a thread that has read an old `current` may enter, and leave by any shard.
         for shard in shards.clone() {
-            // Release (edge `open`): the words above.
+            // Release (edge `open`): the words of the generation.
             self.entered(shard, next).store(0, Release);
         }
         // Release (edge `open`).
         self.current.store(next, Release);
 
-        // `left` first: everything that leaves after its shard was armed takes one off `rest`, so it does not matter how
-        // many more enter or leave meanwhile. Acquire (edge `leave`): what those who left did, their entries included,
-        // so that the sum below counts them.
+        // `left` first: every operation that leaves after its shard was armed subtracts one from `rest`, so it does
+        // not matter how many more enter or leave meanwhile. Acquire (edge `leave`): what the operations that left
+        // did, their entries included, so that the sum below counts them.
         let arm = |shard: usize| self.left(shard, old).fetch_or(FLAG, Acquire) / ONE;
         let left: u64 = shards.clone().map(arm).sum();
-        // Release (edge `close`). An entry comes before this in the word's order and is counted, or its CAS fails.
+        // Release (edge `close`). An entry that comes before this in the word's modification order is counted; the CAS
+        // of a later one fails.
         let close = |shard: usize| self.entered(shard, old).fetch_or(FLAG, Release) / ONE;
         let entered: u64 = shards.clone().map(close).sum();
         let pending = entered - left;
-        // Acquire (edge `leave`). The last one out sees `ZERO + 1` only if it comes after this addition, and then takes
-        // the lock after this thread.
+        // Acquire (edge `leave`). The last operation to leave sees `ZERO + 1` only if it comes after this addition,
+        // and then takes the lock after this thread.
         if self.rest(old).fetch_add(pending, Acquire).wrapping_add(pending) == ZERO {
             state.free.insert(old);
         } else {
             state.numbers[old] = state.last;
             state.draining.insert(state.last);
         }
-        // Relaxed: an operation that entered `next` before another left `old` is seen here if that one was not counted
-        // any more, since the read-modify-writes above have acquired its leaving (edge `leave`).
+        // Relaxed: if an operation entered `next` before another left `old`, and the other one was not counted any
+        // more, the entry is seen here, since the read-modify-writes above have acquired that the other one left (edge
+        // `leave`).
         shards.map(|shard| self.entered(shard, next)).any(|word| word.load(Relaxed) != 0)
     }
 }

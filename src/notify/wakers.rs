@@ -1,8 +1,9 @@
-//! Wakers of futures that wait for the same thing: at most one a future, and kept no longer than the future.
+//! The wakers of futures that wait for the same thing: at most one for each future, removed when the future is
+//! dropped.
 //!
-//! A waker is the program's code: its clone, its drop and its `wake` may do anything, also come back here. So none of them
-//! runs under a lock: [`poll`] clones before it takes the lock, and what a change takes out is given back, to be dropped
-//! or woken afterwards.
+//! A waker is the program's code: its clone, its drop and its `wake` may do anything, including calls of this module.
+//! So none of them runs under a lock: [`poll`] clones before it takes the lock, and every waker that is removed is
+//! returned, to be dropped or woken afterwards.
 
 use std::{
     collections::BTreeMap,
@@ -10,113 +11,113 @@ use std::{
 };
 
 use crate::{
-    sync::{Mutex, fork::Birth, lock},
+    sync::{Mutex, fork::ProcessMark, lock},
     system::panics,
 };
 
-/// A future's place among those that wait.
+/// The key under which a future registers its waker.
 #[derive(Debug, Default)]
-pub struct Place {
-    /// What the future waits for, in the order in which that ends.
-    mark: u64,
-    /// What tells it from others with this mark, once it has left a waker, and where that was.
-    number: Option<(u64, Birth)>,
+pub struct WakerKey {
+    /// The number that the future waits for; waits end in the order of these numbers.
+    target: u64,
+    /// Tells the future from others with this target, once it has registered a waker, and in which process that was.
+    number: Option<(u64, ProcessMark)>,
 }
 
-impl Place {
-    /// The place of a future that waits for `mark`.
-    pub fn at(mark: u64) -> Self {
-        Self { mark, number: None }
+impl WakerKey {
+    /// Creates the key of a future that waits for `target`.
+    pub fn new(target: u64) -> Self {
+        Self { target, number: None }
     }
 
-    /// What the future waits for.
-    pub fn mark(&self) -> u64 {
-        self.mark
+    /// The number that the future waits for.
+    pub fn target(&self) -> u64 {
+        self.target
     }
 
-    fn key(&self) -> Option<(u64, u64)> {
-        self.number.map(|(number, _)| (self.mark, number))
+    fn map_key(&self) -> Option<(u64, u64)> {
+        self.number.map(|(number, _)| (self.target, number))
     }
 }
 
-/// The wakers of the futures that wait, to be kept under a lock.
+/// The registered wakers, protected by the caller's lock.
 #[derive(Debug, Default)]
 pub struct Waiting {
-    /// By mark and number.
+    /// By target and number.
     wakers: BTreeMap<(u64, u64), Waker>,
-    /// The last number given.
+    /// The last number used.
     last: u64,
 }
 
 impl Waiting {
-    /// Whether the future at `place` has left this very waker.
-    fn has(&self, place: &Place, waker: &Waker) -> bool {
-        place.key().and_then(|key| self.wakers.get(&key)).is_some_and(|known| known.will_wake(waker))
+    /// Whether the future with `key` has registered this very waker.
+    fn has(&self, key: &WakerKey, waker: &Waker) -> bool {
+        key.map_key().and_then(|key| self.wakers.get(&key)).is_some_and(|known| known.will_wake(waker))
     }
 
-    /// Leaves `waker` for the future at `place`; gives the one before.
-    #[must_use = "it is to be dropped after the lock"]
-    fn put(&mut self, place: &mut Place, waker: Waker) -> Option<Waker> {
-        let (number, _) = *place.number.get_or_insert_with(|| {
+    /// Registers `waker` for the future with `key`. Returns the one that it replaces.
+    #[must_use = "it must be dropped after the lock is released"]
+    fn insert(&mut self, key: &mut WakerKey, waker: Waker) -> Option<Waker> {
+        let (number, _) = *key.number.get_or_insert_with(|| {
             self.last += 1;
-            (self.last, Birth::now())
+            (self.last, ProcessMark::current())
         });
-        self.wakers.insert((place.mark, number), waker)
+        self.wakers.insert((key.target, number), waker)
     }
 
-    /// Takes the wakers of those that wait for `mark`, or for less.
-    pub fn take_up_to(&mut self, mark: u64) -> Option<Wakers> {
+    /// Takes the wakers of the futures that wait for `target` or for less.
+    pub fn take_up_to(&mut self, target: u64) -> Option<Wakers> {
         let mut wakers = Vec::new();
-        while let Some(first) = self.wakers.first_entry().filter(|first| first.key().0 <= mark) {
+        while let Some(first) = self.wakers.first_entry().filter(|first| first.key().0 <= target) {
             wakers.push(first.remove());
         }
         (!wakers.is_empty()).then(|| Wakers(Box::new(wakers)))
     }
 }
 
-/// What `look` finds, or the future's waker is left with those that it gives.
+/// Returns what `check` finds. If it finds nothing, registers the future's waker with the [`Waiting`] that it returns.
 pub fn poll<S, R>(
     state: &Mutex<S>,
-    place: &mut Place,
+    key: &mut WakerKey,
     waker: &Waker,
-    look: impl Fn(&mut S) -> Result<R, &mut Waiting>,
+    check: impl Fn(&mut S) -> Result<R, &mut Waiting>,
 ) -> Poll<R> {
-    match look(&mut lock(state)) {
+    match check(&mut lock(state)) {
         Ok(found) => return Poll::Ready(found),
-        Err(waiting) if waiting.has(place, waker) => return Poll::Pending,
+        Err(waiting) if waiting.has(key, waker) => return Poll::Pending,
         Err(_) => {}
     }
     let own = waker.clone();
     let mut state = lock(state);
-    let (polled, unused) = match look(&mut state) {
+    let (polled, unused) = match check(&mut state) {
         Ok(found) => (Poll::Ready(found), Some(own)),
-        Err(waiting) => (Poll::Pending, waiting.put(place, own)),
+        Err(waiting) => (Poll::Pending, waiting.insert(key, own)),
     };
     drop(state);
     drop(unused);
     polled
 }
 
-/// Takes away what the future at `place`, which is dropped, has left with `waiting`.
-pub fn leave<S>(state: &Mutex<S>, place: &mut Place, waiting: impl FnOnce(&mut S) -> Option<&mut Waiting>) {
-    let Some(key) = place.key() else { return };
-    if place.number.take().is_some_and(|(_, birth)| birth.is_foreign()) {
+/// Removes the waker that a future, which is dropped, has registered under `key`.
+pub fn leave<S>(state: &Mutex<S>, key: &mut WakerKey, waiting: impl FnOnce(&mut S) -> Option<&mut Waiting>) {
+    let Some(map_key) = key.map_key() else { return };
+    if key.number.take().is_some_and(|(_, process)| process.is_foreign()) {
         // In a forked child the lock may be held for ever.
         return;
     }
-    let waker = waiting(&mut lock(state)).and_then(|waiting| waiting.wakers.remove(&key));
+    let waker = waiting(&mut lock(state)).and_then(|waiting| waiting.wakers.remove(&map_key));
     drop(waker);
 }
 
-/// Wakers of futures whose wait is over. They are to be woken by a thread that holds no lock, and nothing that somebody may
-/// wait for.
-#[must_use = "futures wait for it"]
+/// Wakers of futures whose wait is over. The thread that wakes them must hold no lock, and nothing that another thread
+/// may wait for.
+#[must_use = "futures wait to be woken"]
 #[derive(Debug)]
-#[expect(clippy::box_collection, reason = "one word, and null where nobody waits")]
+#[expect(clippy::box_collection, reason = "one word, and null where no future waits")]
 pub struct Wakers(Box<Vec<Waker>>);
 
 impl Wakers {
-    /// Wakes the futures. What a waker panics with goes no further.
+    /// Wakes the futures. A panic of a waker is caught and logged.
     #[cold]
     #[inline(never)]
     pub fn wake(self) {

@@ -1,56 +1,56 @@
-//! The global priority injector: where operations enter from outside, ordered by band.
+//! The global priority injector: the queue through which operations enter a lane from outside, ordered by band.
 //!
 //! # States
 //!
-//! Each band is two stacks of operations, linked through their records: `inbox`, where they are pushed, and `ready`, from
-//! where they are popped. When `ready` is empty, a popper takes the whole inbox, turns it round and puts what it does not
-//! keep there, in front of what others may have put there meanwhile. A bit per band other than the default one says that
-//! the band may hold something.
+//! Each band is two stacks of operations, linked through their records: pushes add to `inbox`, pops take from `ready`.
+//! A popper that finds `ready` empty takes the whole inbox, reverses it, keeps its share, and prepends the rest to
+//! whatever other poppers have meanwhile put into `ready`. One bit per band other than the default one says that the
+//! band may hold operations.
 //!
 //! # Order
 //!
-//! A band is first in, first out, but for what is in the hands of a popper between the two stacks. What others take
-//! meanwhile goes before it; and of poppers that hold a chain each, who installs last is in front. An operation
-//! is in somebody's hands once, and a chain is taken only by who has found `ready` empty. So once an operation is in `ready`,
-//! nothing goes before it but what was in front of it there, and one chain per popper that had found `ready` empty before.
+//! A band is first in, first out, except for operations that a popper holds between the two stacks. Operations that
+//! others take meanwhile overtake them; and if several poppers hold a chain each, the chain that is installed last is
+//! in front. An operation is held in this way once, and only a popper that has found `ready` empty takes a chain. So
+//! once an operation is in `ready`, only two kinds of operations overtake it: those that were in front of it there,
+//! and one chain for each popper that had found `ready` empty before.
 //!
 //! # Edges
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
 //! | `inject` | CAS of `inbox`, CAS that puts a chain into `ready` | swap of `inbox`, load and failed CAS of `ready` | the operation |
-//! | `mask` | `fetch_or` after a push | `fetch_and` before the second look | that the band is not empty |
+//! | `mask` | `fetch_or` after a push | `fetch_and` before the second check | that the band is not empty |
 //!
-//! All changes of a word after its first are read-modify-writes. So each carries on what the ones before it release,
-//! and the ones that release nothing of their own are relaxed.
+//! After its initial value, each word is changed by read-modify-writes only. So each change continues the release
+//! sequences of those before it, and a change that releases nothing of its own is relaxed.
 //!
 //! # Progress
 //!
-//! A push is lock-free and depends on no popper; a pop is lock-free and depends on no pusher. A popper that stands still
-//! between taking an inbox and installing it holds what it took; it is a worker, never a pusher.
+//! A push is lock-free and depends on no popper; a pop is lock-free and depends on no pusher. A popper that is stopped
+//! between taking an inbox and installing the rest withholds what it took; poppers are workers, never pushers.
 //!
 //! # Why the stacks have no ABA problem
 //!
-//! The compare-and-swap of [`Band::pop`] takes the head for what it was when it was loaded, with the same links behind it.
-//! It is right in that, because a head that was popped never comes back:
+//! The compare-and-swap of [`Band::pop`] assumes that a head that compares equal is the same head as when it was
+//! loaded, with the same links behind it. That holds because a popped head never comes back:
 //!
-//! * **An operation enters an injector with several poppers once.** Then what is popped is run, or goes on in the workers'
-//!   deques, and from there nothing comes back either (`Worker`). Nor does a popper put what it holds
-//!   into `ready` twice. The rule is a demand on whoever calls [`Lane::inject`](super::lane::Lane::inject): an operation
-//!   that a worker of such a lane was given is not given to that lane again, also not after another lane has had it. The engine sees to it before
-//!   it first gives an operation to a lane, and models assert it there.
-//! * **The record of an operation that was popped is not used for another one** while a popper that may have loaded it
-//!   as a head is pinned.
+//! * **An operation enters an injector with several poppers once.** After the pop it is run or goes to a worker's
+//!   deque, and nothing returns from there to the injector (`Worker`). Nor does a popper put an operation into `ready`
+//!   twice. The rule is an obligation of the callers of [`Lane::inject`](super::lane::Lane::inject): an operation that a
+//!   worker of such a lane was given must not be given to that lane again, not even after another lane has had it. The
+//!   engine ensures it before it first gives an operation to a lane, and models assert it there.
+//! * **The record of a popped operation is not reused** while a popper that may have loaded it as a head is pinned.
 //!
-//! A head may be covered by a chain that is put before it, and come to the top again. It has been in `ready` all the time,
-//! and what is behind it is the same.
+//! A chain that is prepended may cover a head, which later comes to the top again. Such a head was in `ready` all the
+//! time, and the operations behind it are the same.
 //!
-//! The lane of a device has one popper, its thread, so that nobody pops between its load and its exchange. That is why an
-//! operation of another lane may come to it as a guest ([`Lane::inject_first`](super::lane::Lane::inject_first)), go on to
-//! a second device and come back.
+//! The lane of a device has one popper, its thread, so no pop happens between its load and its exchange. That is why
+//! an operation of another lane may enter it as a cross-lane waiter
+//! ([`Lane::inject_first`](super::lane::Lane::inject_first)), move on to a second device and come back.
 //!
-//! From `inbox` operations are only removed all at once, by a swap, which does not care who the head is. A push onto either
-//! stack does not either: it links to whatever the head is.
+//! Operations leave `inbox` only all together, by a swap, which does not depend on which operation is the head. Nor
+//! does a push onto either stack: it links to the current head.
 
 use crossbeam_utils::CachePadded;
 
@@ -80,14 +80,14 @@ impl<T> Band<T> {
     }
 
     fn is_empty(&self) -> bool {
-        // Relaxed: whoever must not miss a push has a fence before (`Sleep`), or the edge `mask`.
+        // Relaxed: callers that must not miss a push have passed a fence before (`Sleep`), or rely on the edge `mask`.
         self.ready.load(Relaxed).is_null() && self.inbox.load(Relaxed).is_null()
     }
 
-    /// Puts an operation into the inbox.
+    /// Pushes an operation into the inbox.
     fn push(&self, op: OpRef<T>) {
         let op = op.into_ptr();
-        // SAFETY: the caller has given up the right to it, which nobody else gets before the CAS.
+        // SAFETY: the caller has given up the right to it, and no other thread gets that before the CAS.
         let link = unsafe { Op::link_of(op) };
         // Relaxed: a guess for the CAS.
         let mut head = self.inbox.load(Relaxed);
@@ -102,14 +102,14 @@ impl<T> Band<T> {
         }
     }
 
-    /// Puts a chain from `first` to `last`, which was never there, in front of what is ready.
+    /// Prepends a chain from `first` to `last`, which was never in `ready`, to `ready`.
     ///
     /// # Safety
     /// 1. The caller has the right to each operation of the chain, and gives it up.
-    unsafe fn put_in_front(&self, first: NonNull<Op<T>>, last: NonNull<Op<T>>) {
+    unsafe fn prepend(&self, first: NonNull<Op<T>>, last: NonNull<Op<T>>) {
         // SAFETY: (1).
         let link = unsafe { Op::link_of(last) };
-        // A guess: most often it is still as empty as it was found.
+        // A guess: `ready` is usually still empty, as it was found.
         let mut head = null_mut();
         loop {
             // Relaxed: published by the CAS.
@@ -117,48 +117,57 @@ impl<T> Band<T> {
             // Release (edge `inject`).
             match self.ready.compare_exchange_weak(head, first.as_ptr(), Release, Relaxed) {
                 Ok(_) => return,
-                // Another popper has put a chain there, or taken of it.
+                // Another popper has put a chain there, or has popped from it.
                 Err(now) => head = now,
             }
         }
     }
 
-    /// Takes at most `max` operations. The flag says that others were put where everybody finds them, which they did not
-    /// while this call held them.
-    fn pop(&self, max: usize) -> Option<(Chain<T>, bool)> {
+    /// Pops at most `max` operations. The rest of an inbox is published in `ready`.
+    fn pop(&self, max: usize) -> Option<(Chain<T>, Rest)> {
         let _guard = epoch::pin();
         // Acquire (edge `inject`).
         let mut head = self.ready.load(Acquire);
         while let Some(first) = NonNull::new(head) {
-            // SAFETY: what was in `ready` while this thread is pinned is not reclaimed. If some of it was popped meanwhile,
-            // links may have come to lead elsewhere, but to operations that were alive then; and the CAS fails, since the
-            // head does not come back.
+            // SAFETY: operations that were in `ready` while this thread is pinned are not reclaimed. If some were
+            // popped meanwhile, their links may lead elsewhere, but to operations that were alive then; and the CAS
+            // fails, since a popped head does not come back.
             let (len, rest) = unsafe { measure(first, max) };
-            // Relaxed: the head came to `ready` once, so whoever put it there was acquired with it. Acquire (edge `inject`)
-            // on failure: it is the next head.
+            // Relaxed: the head came to `ready` once, so this thread has acquired the CAS that put it there. Acquire
+            // (edge `inject`) on failure: the value is the next head.
             match self.ready.compare_exchange_weak(head, rest, Relaxed, Acquire) {
-                Ok(_) => return Some((Chain { next: first, len }, false)),
+                Ok(_) => return Some((Chain { next: first, len }, Rest::Unchanged)),
                 Err(now) => head = now,
             }
         }
         // Acquire (edge `inject`).
         let newest = NonNull::new(self.inbox.swap(null_mut(), Acquire))?;
         // SAFETY: the swap made this thread the owner of the whole chain.
-        let oldest = unsafe { turn_round(newest) };
-        // SAFETY: as above.
+        let oldest = unsafe { reverse(newest) };
+        // SAFETY: this thread owns the whole chain since the swap.
         let (len, rest) = unsafe { measure(oldest, max) };
         let chain = Chain { next: oldest, len };
         let Some(rest) = NonNull::new(rest) else {
-            return Some((chain, false));
+            return Some((chain, Rest::Unchanged));
         };
-        // SAFETY: as above. What was the newest is the last one now.
-        unsafe { self.put_in_front(rest, newest) };
-        Some((chain, true))
+        // SAFETY: this thread owns the whole chain since the swap. The newest operation is now the last one.
+        unsafe { self.prepend(rest, newest) };
+        Some((chain, Rest::Published))
     }
 }
 
-/// Operations that were taken together, oldest first. They are given out before anything is done with them, since that
-/// may change how they are linked.
+/// What a pop did with the operations of the band that it did not take.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// The pop made none visible.
+    Unchanged,
+    /// Operations that were hidden while the pop held them are visible again: another worker should be woken for them.
+    Published,
+}
+
+/// Operations that were popped together, oldest first. The iterator yields an operation before anything is done with
+/// it, since running it may change its link.
 #[derive(Debug)]
 pub struct Chain<T> {
     /// The chain has the rights to `len` operations from here on.
@@ -167,8 +176,8 @@ pub struct Chain<T> {
 }
 
 impl<T> Chain<T> {
-    /// Whether there is another one.
-    pub fn is_some_left(&self) -> bool {
+    /// Whether another operation is left.
+    pub fn has_more(&self) -> bool {
         self.len > 0
     }
 }
@@ -178,7 +187,7 @@ impl<T> Iterator for Chain<T> {
 
     fn next(&mut self) -> Option<OpRef<T>> {
         self.len = self.len.checked_sub(1)?;
-        // SAFETY: whoever popped the chain has its operations; this one is given out here, and so not again.
+        // SAFETY: the popper of the chain has the right to its operations, and this one is handed out only here.
         let op = unsafe { OpRef::from_ptr(self.next) };
         if self.len > 0
             // Relaxed: the chain is this thread's.
@@ -190,10 +199,10 @@ impl<T> Iterator for Chain<T> {
     }
 }
 
-/// How many operations there are from `first` on, at most `max`, and what comes after them.
+/// Returns the number of operations from `first` on, at most `max`, and the operation after them.
 ///
 /// # Safety
-/// 1. `first` and what is linked to it are not reclaimed meanwhile.
+/// 1. `first` and the operations linked to it are not reclaimed meanwhile.
 unsafe fn measure<T>(first: NonNull<Op<T>>, max: usize) -> (usize, *mut Op<T>) {
     let (mut last, mut len) = (first, 1);
     loop {
@@ -209,11 +218,11 @@ unsafe fn measure<T>(first: NonNull<Op<T>>, max: usize) -> (usize, *mut Op<T>) {
     }
 }
 
-/// Turns a chain round; gives its new first. The new last is `first`.
+/// Reverses a chain and returns its new first operation. The new last one is `first`.
 ///
 /// # Safety
 /// 1. The caller has the right to each operation of the chain.
-unsafe fn turn_round<T>(first: NonNull<Op<T>>) -> NonNull<Op<T>> {
+unsafe fn reverse<T>(first: NonNull<Op<T>>) -> NonNull<Op<T>> {
     let (mut before, mut at) = (null_mut(), first);
     loop {
         // SAFETY: (1).
@@ -232,7 +241,7 @@ unsafe fn turn_round<T>(first: NonNull<Op<T>>) -> NonNull<Op<T>> {
 /// The global priority injector of one lane.
 pub struct Injector<T> {
     bands: Box<[Band<T>; BANDS]>,
-    /// A bit per band other than the default: it may hold something.
+    /// One bit per band other than the default: the band may hold operations.
     mask: CachePadded<AtomicU64>,
 }
 
@@ -245,7 +254,7 @@ impl<T> std::fmt::Debug for Injector<T> {
 impl<T> Default for Injector<T> {
     fn default() -> Self {
         let bands: Box<[_]> = (0..BANDS).map(|_| Band::new()).collect();
-        let Ok(bands) = bands.try_into() else { unreachable!("there are so many") };
+        let Ok(bands) = bands.try_into() else { unreachable!("there are `BANDS` bands") };
         Self { bands, mask: CachePadded::new(AtomicU64::new(0)) }
     }
 }
@@ -255,14 +264,14 @@ impl<T> Injector<T> {
         &self.bands[usize::from(band) % BANDS]
     }
 
-    /// Puts a ready operation in, by its band.
+    /// Pushes a ready operation into its band.
     #[inline]
     pub fn push(&self, op: OpRef<T>) {
         let band = op.band;
         self.push_to(op, band);
     }
 
-    /// Puts a ready operation into the highest band.
+    /// Pushes a ready operation into the highest band.
     pub fn push_first(&self, op: OpRef<T>) {
         self.push_to(op, BANDS as u8 - 1);
     }
@@ -277,16 +286,17 @@ impl<T> Injector<T> {
 
     fn mark(&self, band: u8) {
         if band != DEFAULT_BAND {
-            // Release (edge `mask`): after the push. It must be a read-modify-write: a popper that clears the bit later
-            // reads this one's and so sees the push; one that cleared it earlier has its bit set again.
+            // Release (edge `mask`): after the push. It must be a read-modify-write: a popper that clears the bit
+            // later reads the value that this one wrote and so sees the push; if a popper cleared the bit earlier,
+            // this sets it again.
             self.mask.fetch_or(1 << band, Release);
         }
     }
 
-    /// The highest band other than the default that may hold something.
+    /// Returns the highest band other than the default that may hold operations.
     #[inline]
     pub fn highest(&self) -> Option<u8> {
-        // Relaxed: a hint; what is pushed at the same time may be seen at the next look.
+        // Relaxed: a hint; a concurrent push may be seen by the next call.
         self.mask.load(Relaxed).checked_ilog2().map(|band| band as u8)
     }
 
@@ -297,28 +307,27 @@ impl<T> Injector<T> {
         self.mask.load(Relaxed) >> (DEFAULT_BAND + 1) != 0
     }
 
-    /// Whether a worker has taken what was pushed into the default band, at a glance.
+    /// Whether the inbox of the default band looks empty. A concurrent push may be missed.
     #[inline]
     pub fn is_inbox_empty(&self) -> bool {
-        // Relaxed: at a glance.
+        // Relaxed: a hint.
         self.band(DEFAULT_BAND).inbox.load(Relaxed).is_null()
     }
 
-    /// Whether nothing was found in the default band at a glance.
+    /// Whether the default band looks empty. A concurrent push may be missed.
     pub fn is_default_empty(&self) -> bool {
         self.band(DEFAULT_BAND).is_empty()
     }
 
-    /// Takes operations of `band`, at most `max` and one at least; the flag says that more have become visible by it, so that
-    /// somebody should be woken.
-    pub fn pop(&self, band: u8, max: usize) -> Option<(Chain<T>, bool)> {
+    /// Pops between one and `max` operations of `band`, or returns `None` if none was found.
+    pub fn pop(&self, band: u8, max: usize) -> Option<(Chain<T>, Rest)> {
         let queue = self.band(band);
         let popped = queue.pop(max);
         match popped {
-            // The rest was out of sight while others may have cleared the bit.
-            Some((_, true)) => self.mark(band),
+            // The rest was hidden, and another popper may have cleared the bit meanwhile.
+            Some((_, Rest::Published)) => self.mark(band),
             None if band != DEFAULT_BAND => {
-                // Acquire (edge `mask`): a push whose bit this clears is seen by the second look.
+                // Acquire (edge `mask`): if this clears the bit of a push, the second check sees that push.
                 self.mask.fetch_and(!(1 << band), Acquire);
                 if !queue.is_empty() {
                     self.mark(band);
@@ -329,7 +338,7 @@ impl<T> Injector<T> {
         popped
     }
 
-    /// Whether nothing was found at a glance.
+    /// Whether the injector looks empty. A concurrent push may be missed.
     pub fn is_empty(&self) -> bool {
         self.highest().is_none() && self.is_default_empty()
     }
@@ -337,7 +346,7 @@ impl<T> Injector<T> {
 
 impl<T> Drop for Injector<T> {
     fn drop(&mut self) {
-        // Not by the mask: a bit may stay behind when its operation was popped before it was set.
+        // The mask does not tell: a bit stays set if its operation was popped before the bit was set.
         debug_assert!(self.bands.iter().all(Band::is_empty), "operations are left in an injector");
     }
 }

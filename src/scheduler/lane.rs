@@ -19,12 +19,12 @@ use crate::{
     tracker::OpRef,
 };
 
-/// How a lane is made.
+/// The options of a lane.
 #[derive(Clone, Debug)]
 pub struct LaneOptions {
-    /// The lane's name, for its threads.
+    /// The lane's name, used for its threads.
     pub name: &'static str,
-    /// Workers, at least one.
+    /// The number of workers, at least one.
     pub workers: usize,
     /// What a worker without work does.
     pub idle: IdlePolicy,
@@ -41,10 +41,10 @@ pub struct Lane<T> {
 }
 
 impl<T> Lane<T> {
-    /// A lane and its workers, which threads still have to carry.
+    /// Creates a lane and its workers. Each worker still needs a thread to run it.
     pub fn new(options: LaneOptions) -> (Arc<Self>, Vec<Worker<T>>) {
         let deques: Vec<_> = (0..options.workers).map(|_| deque::Worker::new_fifo()).collect();
-        let sleep = Sleep::new(options.workers, options.idle == IdlePolicy::Spin);
+        let sleep = Sleep::new(options.workers, options.idle);
         let lane = Arc::new(Self {
             injector: Injector::default(),
             stealers: deques.iter().map(deque::Worker::stealer).collect(),
@@ -81,13 +81,13 @@ impl<T> Lane<T> {
         &self.stealers
     }
 
-    /// Who sleeps.
+    /// The lane's event count.
     pub fn sleep(&self) -> &Sleep {
         &self.sleep
     }
 
-    /// Puts a ready operation in from outside and sees to it that a worker takes it. An operation enters a lane of several
-    /// workers once, or their poppers would take it for what it was (`Injector`).
+    /// Injects a ready operation from outside and notifies the workers. An operation must enter a lane of several
+    /// workers at most once: their poppers could otherwise mistake it for its earlier entry (`Injector`).
     #[inline]
     pub fn inject(&self, op: OpRef<T>) {
         #[cfg(any(raddle_loom, raddle_shuttle))]
@@ -99,7 +99,7 @@ impl<T> Lane<T> {
         self.sleep.notify();
     }
 
-    /// As [`inject`](Self::inject), before all that is there. For lanes of one worker, to which an operation may come again.
+    /// Injects a ready operation before all others. For lanes of one worker, which an operation may enter again.
     pub fn inject_first(&self, op: OpRef<T>) {
         debug_assert_eq!(self.options.workers, 1);
         self.injector.push_first(op);
@@ -107,36 +107,36 @@ impl<T> Lane<T> {
         self.sleep.notify();
     }
 
-    /// As [`inject`](Self::inject), by a thread that carries none of the lane's workers.
+    /// Injects a ready operation from a thread that runs none of the lane's workers.
     #[inline(never)]
     pub fn inject_from_outside(&self, op: OpRef<T>) {
-        // Only now and then, and always if the workers are quick.
+        // Seldom while operations queue up, and always if the workers keep up.
         if self.injector.is_inbox_empty() {
-            self.sleep.crowd_here();
+            self.sleep.report_contention();
         }
         self.inject(op);
     }
 
-    /// The caller, which makes work, is about to sleep: who has made way for it is to look for work.
-    pub fn rouse(&self) {
+    /// Wakes the workers that yielded their cores to the calling thread, which makes work and is about to sleep.
+    pub fn wake_yielded(&self) {
         if self.has_work() {
-            self.sleep.rouse();
+            self.sleep.wake_yielded();
         }
     }
 
-    /// Whether there seems to be something to take.
+    /// Whether an operation seems to be available.
     pub(super) fn has_work(&self) -> bool {
         !self.injector.is_empty() || self.stealers.iter().any(|stealer| !stealer.is_empty())
     }
 
-    /// Lets every worker end. To be called when no operation is left.
+    /// Ends every worker. Must be called only when no operation is left.
     pub fn end(&self) {
-        // Release: what was done before is over for the workers; pairs with `has_ended`.
+        // Release: the workers see what was done before; pairs with `has_ended`.
         self.ended.store(true, Release);
         self.sleep.wake_all();
     }
 
-    /// Lets the worker end that has forked, in the child, where there is no other.
+    /// Ends the worker that has forked, in the child process, which has no other thread.
     pub fn end_in_child(&self) {
         // Relaxed: there is no other thread.
         self.ended.store(true, Relaxed);

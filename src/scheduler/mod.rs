@@ -1,9 +1,10 @@
-//! Who runs a ready operation, where and when; knows operations only as things with a band.
+//! The scheduler: decides on which worker a ready operation runs, and when. Of an operation it knows only the band.
 //!
-//! A [`Lane`] is a set of workers with one [`Injector`](injector::Injector). Operations pushed from outside enter
-//! through the injector, as do those with a priority unless the completing worker can run them next; those that become ready by a completion go to the completing worker: the first to its slot, the
-//! others to its deque, where the other workers steal them. See `README.md` beside this file for who sleeps, who wakes
-//! whom, and whose turn it is.
+//! A [`Lane`] is a set of workers that share one [`Injector`](injector::Injector). Operations that are pushed from
+//! outside enter through the injector, as do operations with a priority, unless the completing worker can run them
+//! next. Operations that become ready by a completion go to the completing worker: the first into its slot, the others
+//! into its deque, where other workers steal them. `README.md` beside this file describes sleeping, waking and
+//! fairness.
 
 mod injector;
 mod lane;
@@ -19,5 +20,5 @@ pub use lane::{Lane, LaneOptions};
 pub use priority::{DEFAULT_BAND, band_of};
 pub use sleep::IdlePolicy;
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub use sleep::Sleep;
+pub use sleep::{ParkKind, SearchState, Sleep};
 pub use worker::Worker;

@@ -1,4 +1,4 @@
-//! Bands: what the scheduler makes of priorities.
+//! Bands: groups of priorities that the scheduler treats as equal.
 
 /// The band of priority 0.
 pub const DEFAULT_BAND: u8 = 32;

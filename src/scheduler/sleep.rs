@@ -1,12 +1,13 @@
-//! Who sleeps, and who wakes whom: an event count. The protocol is in `README.md` beside this file.
+//! The event count of a lane: which workers sleep, and which one a notifier wakes. `README.md` beside this file
+//! describes the protocol.
 //!
 //! # Edges
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `carry` | store of `carry` | load of `carrier` | the handle of the thread that carries a worker |
+//! | `thread` | store of `set_thread` | load of `thread_of` | the handle of the thread that runs a worker |
 //!
-//! What the fences do is in `README.md`.
+//! `README.md` also says what the fences do.
 
 use std::{
     ptr::{NonNull, null_mut},
@@ -31,52 +32,75 @@ use crate::{
 /// What a worker without work does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdlePolicy {
-    /// It keeps looking: lowest latency, a whole core.
+    /// It keeps searching: lowest latency, and a whole core.
     Spin,
-    /// It keeps looking for this long and then sleeps. An engine that has been idle longer uses no CPU.
+    /// It keeps searching for this long and then sleeps. An engine that has been idle for longer uses no CPU time.
     SpinThenPark(Duration),
-    /// It sleeps at once.
+    /// It sleeps immediately.
     Park,
 }
 
 impl Default for IdlePolicy {
-    /// [`SpinThenPark`](Self::SpinThenPark) for 50 µs, about what a sleep and a wake-up of a thread cost together.
+    /// [`SpinThenPark`](Self::SpinThenPark) for 50 µs, which is about the cost of putting a thread to sleep and waking
+    /// it.
     fn default() -> Self {
         Self::SpinThenPark(Duration::from_micros(50))
     }
 }
 
-/// In place of a worker's number.
-const NOBODY: usize = usize::MAX;
+/// Stands for no worker.
+const NO_WORKER: usize = usize::MAX;
 
-/// In place of a core's number.
-const NOWHERE: usize = usize::MAX;
+/// Stands for no core.
+const NO_CORE: usize = usize::MAX;
 
-/// How long a worker naps, at first and at most. Measured on two cores: an end of a nap costs whoever shares the core some
-/// 15 µs. What is made while all others are in long operations may have to wait for it.
-const NAP: [Duration; 2] = [Duration::from_micros(100), Duration::from_micros(400)];
+/// Time limits of a timed park: the first one, and the longest. Measured on two cores: each wake-up costs the thread
+/// that shares the core some 15 µs. An operation that is pushed while all other workers run long ones may have to wait
+/// for this time.
+const TIMED_PARK: [Duration; 2] = [Duration::from_micros(100), Duration::from_micros(400)];
 
-/// Looks of the other workers during a nap from which on their operations are short, and they do without one more. Picked.
-const BUSY: usize = 32;
+/// Calls of `find` by all workers during a timed park from which on their operations count as short, so that the
+/// worker parks once more. Picked.
+const MIN_FINDS: usize = 32;
 
-/// Naps in a row without a word of a thread on the same core. Picked: who pushes behind what is pending seldom pushes what
-/// is ready, and so seldom speaks.
-const UNFOUNDED: u32 = 3;
+/// Consecutive timed parks without a report of contention, at most. Picked: a thread whose operations are mostly not
+/// ready when it pushes them seldom injects, and so seldom reports.
+const MAX_UNREPORTED: u32 = 3;
 
-/// What is known of 64 workers, a bit for each.
-#[derive(Debug, Default)]
-struct Word {
-    /// It sleeps or is about to.
-    sleepers: AtomicU64,
-    /// If it sleeps, it naps: it looks again by itself before long.
-    nappers: AtomicU64,
-    /// A thread that makes work runs on its core.
-    crowded: AtomicU64,
+/// How notifiers see a worker that searches for work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SearchState {
+    /// It is not counted.
+    Inactive,
+    /// It is counted in `searchers`.
+    Searching,
+    /// Its bit in `sleepers` is set.
+    Announced,
 }
 
-/// The thread that carries a worker.
+/// How an announced worker is going to sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParkKind {
+    /// Until it is woken.
+    Untimed,
+    /// Until it is woken or a short time has passed.
+    Timed,
+}
+
+/// The state of 64 workers, one bit each.
+#[derive(Debug, Default)]
+struct Word {
+    /// The worker sleeps or is about to.
+    sleepers: AtomicU64,
+    /// If the worker sleeps, it does so with a time limit, and searches again without a wake-up.
+    timed_parkers: AtomicU64,
+    /// A thread that pushes work shares the worker's core.
+    contended: AtomicU64,
+}
+
+/// The thread that runs a worker.
 #[derive(Debug)]
-struct Carrier {
+struct ThreadHandle {
     thread: Thread,
     stamp: Stamp,
 }
@@ -84,118 +108,121 @@ struct Carrier {
 /// The event count of one lane.
 #[derive(Debug)]
 pub struct Sleep {
-    /// Workers that look for work and have not found any.
+    /// The number of workers that search for work and have not found any.
     searchers: CachePadded<AtomicUsize>,
     words: Box<[CachePadded<Word>]>,
-    /// Who carries each worker; null if nobody has yet. What is replaced stays until the epoch has passed.
-    carriers: Box<[AtomicPtr<Carrier>]>,
-    /// The core that each worker stays on; `NOWHERE` if on none.
+    /// The thread that runs each worker; null before the first one. A replaced handle stays until the epoch has
+    /// passed.
+    threads: Box<[AtomicPtr<ThreadHandle>]>,
+    /// The core that each worker is pinned to; `NO_CORE` if none.
     cores: Box<[AtomicUsize]>,
-    /// The worker that was placed last on a core, by the core's number modulo the length, a power of two; `NOBODY` if none
-    /// was.
-    placed: Box<[AtomicUsize]>,
-    /// How often each worker has looked for an operation.
-    looks: Box<[CachePadded<AtomicUsize>]>,
+    /// The worker that was pinned last to a core, by the core's number modulo the length, a power of two; `NO_WORKER`
+    /// if none was.
+    last_on_core: Box<[AtomicUsize]>,
+    /// How often each worker has called `find`.
+    finds: Box<[CachePadded<AtomicUsize>]>,
     max_searchers: usize,
 }
 
 impl Sleep {
-    /// For `workers` workers, at most half of which search at once, one at least, unless `unbounded`.
-    pub fn new(workers: usize, unbounded: bool) -> Self {
+    /// Creates an event count for `workers` workers. At most half of them search at a time, but at least one may, and
+    /// under [`IdlePolicy::Spin`] all may.
+    pub fn new(workers: usize, idle: IdlePolicy) -> Self {
         Self {
             searchers: CachePadded::new(AtomicUsize::new(0)),
             words: (0..workers.div_ceil(64)).map(|_| CachePadded::default()).collect(),
-            carriers: (0..workers).map(|_| AtomicPtr::new(null_mut())).collect(),
-            cores: (0..workers).map(|_| AtomicUsize::new(NOWHERE)).collect(),
-            looks: (0..workers).map(|_| CachePadded::new(AtomicUsize::new(0))).collect(),
-            placed: (0..workers.max(64).next_power_of_two()).map(|_| AtomicUsize::new(NOBODY)).collect(),
-            max_searchers: if unbounded { workers } else { (workers / 2).max(1) },
+            threads: (0..workers).map(|_| AtomicPtr::new(null_mut())).collect(),
+            cores: (0..workers).map(|_| AtomicUsize::new(NO_CORE)).collect(),
+            finds: (0..workers).map(|_| CachePadded::new(AtomicUsize::new(0))).collect(),
+            last_on_core: (0..workers.max(64).next_power_of_two()).map(|_| AtomicUsize::new(NO_WORKER)).collect(),
+            max_searchers: if idle == IdlePolicy::Spin { workers } else { (workers / 2).max(1) },
         }
     }
 
-    /// The calling thread carries `worker` from now on, which nobody else does any more.
-    pub fn carry(&self, worker: usize) {
-        let carrier = Box::new(Carrier { thread: thread::current(), stamp: Stamp::new() });
-        // Relaxed: whoever stored it carried the worker before, and has handed that over.
-        let before = self.carriers[worker].load(Relaxed);
-        // Release (edge `carry`): the thread's handle.
-        self.carriers[worker].store(Box::into_raw(carrier), Release);
+    /// Notes that the calling thread runs `worker` from now on. No other thread may run it any more.
+    pub fn set_thread(&self, worker: usize) {
+        let handle = Box::new(ThreadHandle { thread: thread::current(), stamp: Stamp::new() });
+        // Relaxed: the thread that stored it ran the worker before, and has handed the worker over.
+        let before = self.threads[worker].load(Relaxed);
+        // Release (edge `thread`): the thread's handle.
+        self.threads[worker].store(Box::into_raw(handle), Release);
         if let Some(before) = NonNull::new(before) {
             retire(before);
         }
     }
 
-    /// `worker` stays on `core` from now on.
-    pub fn place(&self, worker: usize, core: Option<usize>) {
+    /// Notes that `worker` is pinned to `core` from now on, or to no core.
+    pub fn set_core(&self, worker: usize, core: Option<usize>) {
         // Relaxed: a hint.
-        self.cores[worker].store(core.unwrap_or(NOWHERE), Relaxed);
+        self.cores[worker].store(core.unwrap_or(NO_CORE), Relaxed);
         if let Some(core) = core {
-            // Relaxed: as above.
-            self.placed[core & (self.placed.len() - 1)].store(worker, Relaxed);
+            // Relaxed: a hint.
+            self.last_on_core[core & (self.last_on_core.len() - 1)].store(worker, Relaxed);
         }
     }
 
-    /// Counts a look of `worker` for an operation, by its thread.
+    /// Counts a call of `find` by `worker`, on the thread that runs it.
     #[inline]
-    pub fn count_look(&self, worker: usize) {
+    pub fn count_find(&self, worker: usize) {
         if cfg!(any(raddle_loom, raddle_shuttle)) {
-            // In models a nap ends at once.
+            // In models a timed park ends immediately.
             return;
         }
-        let looks = &self.looks[worker];
-        // Relaxed: only this thread stores it, and others want to know whether it moves.
-        let count = looks.load(Relaxed).wrapping_add(1);
-        looks.store(count, Relaxed);
+        let finds = &self.finds[worker];
+        // Relaxed: only this thread stores it, and other threads only compare values.
+        let count = finds.load(Relaxed).wrapping_add(1);
+        finds.store(count, Relaxed);
     }
 
-    /// How often all workers have looked for an operation.
-    pub fn looks(&self) -> usize {
-        // Relaxed: as above.
-        self.looks.iter().fold(0, |sum, looks| sum.wrapping_add(looks.load(Relaxed)))
+    /// Returns how often all workers have called `find`.
+    pub fn finds(&self) -> usize {
+        // Relaxed: only compared with an earlier value.
+        self.finds.iter().fold(0, |sum, finds| sum.wrapping_add(finds.load(Relaxed)))
     }
 
-    /// Notes that the calling thread, which carries none of the workers, makes work: the worker that stays on its core had
-    /// better not run now.
+    /// Reports core contention: the calling thread, which runs none of the workers, pushes work, so the worker that is
+    /// pinned to its core should leave the core to it.
     #[inline]
-    pub fn crowd_here(&self) {
+    pub fn report_contention(&self) {
         let Some(core) = thread::core() else { return };
         // Relaxed: a hint.
-        let worker = self.placed[core & (self.placed.len() - 1)].load(Relaxed);
-        // Relaxed: as above.
+        let worker = self.last_on_core[core & (self.last_on_core.len() - 1)].load(Relaxed);
+        // Relaxed: a hint.
         if self.cores.get(worker).is_some_and(|at| at.load(Relaxed) == core) {
-            self.crowd(worker);
+            self.set_contended(worker);
         }
     }
 
-    /// The word and the bit of a worker.
+    /// Returns the word and the bit of a worker.
     fn bit(&self, worker: usize) -> (&Word, u64) {
         (&self.words[worker / 64], 1 << (worker % 64))
     }
 
-    /// Notes that a thread that makes work runs on the core of `worker`, which had better not run now.
-    pub fn crowd(&self, worker: usize) {
+    /// Notes that a thread that pushes work shares the core of `worker`, which should leave the core to it.
+    pub fn set_contended(&self, worker: usize) {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
-        if word.crowded.load(Relaxed) & bit == 0 {
-            word.crowded.fetch_or(bit, Relaxed);
+        if word.contended.load(Relaxed) & bit == 0 {
+            word.contended.fetch_or(bit, Relaxed);
         }
     }
 
-    /// The worker sleeps: whoever goes on making work on its core says so again.
-    fn make_room(&self, worker: usize) {
+    /// Clears the note of contention before the worker sleeps: a thread that goes on pushing on its core reports
+    /// again.
+    fn clear_contended(&self, worker: usize) {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
-        word.crowded.fetch_and(!bit, Relaxed);
+        word.contended.fetch_and(!bit, Relaxed);
     }
 
-    /// Whether a thread that makes work has run on the core of `worker` since the worker last lay down for a nap.
-    pub fn is_crowded(&self, worker: usize) -> bool {
+    /// Whether core contention was reported for `worker` since it last began a timed park.
+    pub fn is_contended(&self, worker: usize) -> bool {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
-        word.crowded.load(Relaxed) & bit != 0
+        word.contended.load(Relaxed) & bit != 0
     }
 
-    /// Becomes a searcher if not too many are.
+    /// Makes the caller a searcher unless too many workers search.
     pub fn try_start_search(&self) -> bool {
         // Relaxed: a bound, not a handshake.
         let may = self.searchers.load(Relaxed) < self.max_searchers;
@@ -205,89 +232,93 @@ impl Sleep {
         may
     }
 
-    /// Becomes a searcher.
+    /// Makes the caller a searcher.
     pub fn start_search(&self) {
-        // Relaxed: a notifier that sees it leaves its operation to this worker, which looks after the fence in
+        // Relaxed: a notifier that sees it leaves its operation to this worker, which searches after the fence in
         // `stop_search` or `announce` at the latest.
         self.searchers.fetch_add(1, Relaxed);
     }
 
-    /// Is no searcher any more; `true` if it was the last one, so that the caller must look once more whether there is
-    /// work to wake another for.
+    /// Ends the caller's search. Returns `true` if it was the last searcher: it must then check once more whether
+    /// there is work to wake another worker for.
     #[must_use]
     pub fn stop_search(&self) -> bool {
-        // Release: pairs with the decrement of whoever stops last, by the fence after it. A notifier that comes after
-        // that fence sees that this worker is not announced.
+        // Release: pairs with the decrement of the searcher that stops last, by the fence after it. A notifier that
+        // comes after that fence sees that this worker is not announced.
         let last = self.searchers.fetch_sub(1, Release) == 1;
         // SearchFence: pairs with NotifyFence.
         fence(SeqCst);
         last
     }
 
-    /// Says that `worker` is about to sleep, or to nap. It must look for work once more before it does.
-    pub fn announce(&self, worker: usize, searching: bool, nap: bool) {
+    /// Announces that `worker`, which was in the state `before`, is about to sleep. It must search once more before it
+    /// does.
+    pub fn announce(&self, worker: usize, before: SearchState, park: ParkKind) {
         let (word, bit) = self.bit(worker);
-        if nap {
-            self.make_room(worker);
-            // Relaxed: ordered by the fence, as the next one.
-            word.nappers.fetch_or(bit, Relaxed);
+        if park == ParkKind::Timed {
+            self.clear_contended(worker);
+            // Relaxed: ordered by the SleepFence.
+            word.timed_parkers.fetch_or(bit, Relaxed);
         }
-        // Relaxed: ordered by the fence.
+        // Relaxed: ordered by the SleepFence.
         word.sleepers.fetch_or(bit, Relaxed);
-        if searching {
-            // Relaxed: a notifier that counts without this worker and takes it for announced all the same comes before
-            // the fence, and so before the last look.
+        if before == SearchState::Searching {
+            // Relaxed: if a notifier sees this decrement and yet not the bit, its fence comes before the SleepFence, and
+            // so before the last search.
             self.searchers.fetch_sub(1, Relaxed);
         }
         // SleepFence: pairs with NotifyFence.
         fence(SeqCst);
     }
 
-    /// Ends the announcement of `worker`, which becomes a searcher and so leaves by a fence, whatever it finds.
+    /// Retracts the announcement of `worker`, which becomes a searcher. So it passes a fence when it leaves that
+    /// state, whatever it finds.
     pub fn retract(&self, worker: usize) {
-        // First, so that few notifiers wake another worker meanwhile. Nothing hangs on it.
+        // First, so that few notifiers wake another worker meanwhile. Correctness does not depend on it.
         self.start_search();
         let (word, bit) = self.bit(worker);
         // Relaxed: only the worker itself changes its bit.
-        if word.nappers.load(Relaxed) & bit != 0 && !removed(Step::RetractNap) {
-            // Relaxed: as for the next one. A notifier that still sees the bit relies on a look after that fence.
-            word.nappers.fetch_and(!bit, Relaxed);
+        if word.timed_parkers.load(Relaxed) & bit != 0 && !removed(Step::RetractTimedPark) {
+            // Relaxed: released by the decrement that ends the search. A notifier that still sees the bit relies on a
+            // search after the fence that follows it.
+            word.timed_parkers.fetch_and(!bit, Relaxed);
         }
-        // Relaxed: released by the decrement that ends the search. A notifier that still sees the bit wakes this worker
-        // in vain, but comes before the fence after that decrement; README.md, where a worker was woken.
+        // Relaxed: released by the decrement that ends the search. A notifier that still sees the bit wakes this
+        // worker in vain, but comes before the fence after that decrement (`README.md`, "What the notifier read").
         word.sleepers.fetch_and(!bit, Relaxed);
     }
 
-    /// Sleeps until woken, or for no reason. The worker becomes a searcher and is not announced any more.
+    /// Parks until woken; may wake spuriously. The worker is a searcher afterwards, and not announced any more.
     pub fn park(&self, worker: usize) {
         thread::park();
         pause::at(Point::SleepWoken);
         self.retract(worker);
     }
 
-    /// Sleeps for a short time, or until woken; for another one if the others have looked for operations often meanwhile
-    /// and a thread on the worker's core goes on making them. The worker becomes a searcher and is not announced any more.
-    pub fn nap(&self, worker: usize) {
-        let (mut time, mut unfounded) = (NAP[0], 0);
+    /// Parks for a short time, or until woken. Parks again if the other workers have called `find` often meanwhile and
+    /// contention is still reported for the worker's core. The worker is a searcher afterwards, and not announced any
+    /// more.
+    pub fn park_timed(&self, worker: usize) {
+        let (mut time, mut unreported) = (TIMED_PARK[0], 0);
         loop {
-            let before = self.looks();
-            if removed(Step::NapEnds) {
+            let before = self.finds();
+            if removed(Step::TimedParkEnds) {
                 thread::park();
             } else {
                 thread::park_timeout(time);
             }
-            unfounded = if self.is_crowded(worker) { 0 } else { unfounded + 1 };
-            if self.looks().wrapping_sub(before) < BUSY || unfounded > UNFOUNDED {
+            unreported = if self.is_contended(worker) { 0 } else { unreported + 1 };
+            if self.finds().wrapping_sub(before) < MIN_FINDS || unreported > MAX_UNREPORTED {
                 break;
             }
-            time = (2 * time).min(NAP[1]);
-            self.make_room(worker);
+            time = (2 * time).min(TIMED_PARK[1]);
+            self.clear_contended(worker);
         }
         pause::at(Point::SleepWoken);
         self.retract(worker);
     }
 
-    /// Sees to it that a worker looks for the work that the caller has just made visible.
+    /// Ensures that a worker searches for the work that the caller has just made visible.
     #[inline]
     pub fn notify(&self) {
         pause::at(Point::WakeBeforeFence);
@@ -296,22 +327,22 @@ impl Sleep {
             fence(SeqCst);
         }
         pause::at(Point::WakeFenced);
-        // Relaxed: ordered by the fence.
+        // Relaxed: ordered by the NotifyFence.
         if self.searchers.load(Relaxed) > 0 {
             return;
         }
-        // Relaxed: ordered by the fence.
+        // Relaxed: ordered by the NotifyFence.
         if self.words.iter().any(|word| word.sleepers.load(Relaxed) != 0) {
             self.wake_one();
         }
     }
 
-    /// Wakes the sleeper with the lowest number that stays on another core than the caller's, or else the one that does
-    /// not; one that naps only if no worker is awake. Its bit stays until it is awake, so a caller that stops before the
-    /// wake-up hides nobody from the next one.
+    /// Wakes the parked worker with the lowest number that is pinned to another core than the caller's, or else one on
+    /// the caller's core. A timed parker is woken only if no worker is awake. The woken worker clears its bit itself.
+    /// So a caller that is stopped before the wake-up does not hide the worker from the next notifier.
     #[inline(never)]
     fn wake_one(&self) {
-        let (mut here, mut beside, mut napper, mut asleep) = (None, None, None, 0);
+        let (mut here, mut beside, mut timed_parker, mut asleep) = (None, None, None, 0);
         for (index, word) in self.words.iter().enumerate() {
             // Relaxed: ordered by the caller's fence.
             let sleepers = word.sleepers.load(Relaxed);
@@ -319,9 +350,9 @@ impl Sleep {
                 continue;
             }
             asleep += sleepers.count_ones() as usize;
-            // Relaxed: as above.
-            let nappers = word.nappers.load(Relaxed) & sleepers;
-            let mut parked = sleepers & !nappers;
+            // Relaxed: ordered by the caller's fence.
+            let timed_parkers = word.timed_parkers.load(Relaxed) & sleepers;
+            let mut parked = sleepers & !timed_parkers;
             while parked != 0 {
                 let worker = index * 64 + parked.trailing_zeros() as usize;
                 // Relaxed: a hint.
@@ -332,77 +363,80 @@ impl Sleep {
                 beside = Some(worker);
                 parked &= parked - 1;
             }
-            if nappers != 0 {
-                napper = Some(index * 64 + nappers.trailing_zeros() as usize);
+            if timed_parkers != 0 {
+                timed_parker = Some(index * 64 + timed_parkers.trailing_zeros() as usize);
             }
         }
-        if let Some(worker) = beside.or(napper.filter(|_| asleep >= self.carriers.len())) {
+        if let Some(worker) = beside.or(timed_parker.filter(|_| asleep >= self.threads.len())) {
             self.wake(worker);
         }
     }
 
-    /// Wakes the workers that nap: the caller, which may be what they make way for, is about to sleep.
-    pub fn rouse(&self) {
+    /// Wakes the workers in a timed park: the calling thread, to which they may have yielded their cores, is about to
+    /// sleep.
+    pub fn wake_yielded(&self) {
         for (index, word) in self.words.iter().enumerate() {
-            // Relaxed: a hint; a nap ends by itself.
-            let mut nappers = word.nappers.load(Relaxed);
-            if nappers != 0 {
-                // Relaxed: as above.
-                word.crowded.fetch_and(!nappers, Relaxed);
+            // Relaxed: a hint; a timed park ends without a wake-up.
+            let mut timed_parkers = word.timed_parkers.load(Relaxed);
+            if timed_parkers != 0 {
+                // Relaxed: a hint.
+                word.contended.fetch_and(!timed_parkers, Relaxed);
             }
-            while nappers != 0 {
-                self.wake(index * 64 + nappers.trailing_zeros() as usize);
-                nappers &= nappers - 1;
+            while timed_parkers != 0 {
+                self.wake(index * 64 + timed_parkers.trailing_zeros() as usize);
+                timed_parkers &= timed_parkers - 1;
             }
         }
     }
 
-    /// Wakes every worker, asleep or not.
+    /// Wakes every worker, whether it sleeps or not.
     pub fn wake_all(&self) {
-        // NotifyFence: a worker that gets its first thread meanwhile looks for the end after its SleepFence.
+        // NotifyFence: a worker that is given its first thread meanwhile checks for the end after its SleepFence.
         fence(SeqCst);
-        (0..self.carriers.len()).for_each(|worker| self.wake(worker));
+        (0..self.threads.len()).for_each(|worker| self.wake(worker));
     }
 
     fn wake(&self, worker: usize) {
-        let Some(thread) = self.carrier(worker) else { return };
+        let Some(thread) = self.thread_of(worker) else { return };
         pause::at(Point::WakeBeforeUnpark);
-        // Not pinned any more: a notifier that stands still here keeps nothing from being reclaimed. The thread may have
-        // ended; then its worker has another one, which has looked for work since it was given it.
+        // This thread is not pinned any more, so a notifier that is stopped here does not delay reclamation. The
+        // thread may have ended; then another one runs its worker, and has searched for work since it took the worker
+        // over.
         thread.unpark();
     }
 
-    /// The thread that carries `worker`.
-    fn carrier(&self, worker: usize) -> Option<Thread> {
+    /// Returns the thread that runs `worker`.
+    fn thread_of(&self, worker: usize) -> Option<Thread> {
         let _guard = epoch::pin();
-        // Acquire (edge `carry`).
-        let carrier = NonNull::new(self.carriers[worker].load(Acquire))?;
-        // SAFETY: `carry` made it, and what it replaces while this thread is pinned is not reclaimed.
-        let carrier = unsafe { carrier.as_ref() };
-        carrier.stamp.check();
-        Some(carrier.thread.clone())
+        // Acquire (edge `thread`).
+        let handle = NonNull::new(self.threads[worker].load(Acquire))?;
+        // SAFETY: `set_thread` allocated it, and a handle that is replaced while this thread is pinned is not
+        // reclaimed.
+        let handle = unsafe { handle.as_ref() };
+        handle.stamp.check();
+        Some(handle.thread.clone())
     }
 }
 
-/// Gives a carrier back that nobody can find any more, when those have gone who may have found it.
+/// Frees a handle that was replaced, after the epochs of the threads that may have loaded it.
 #[cold]
-fn retire(carrier: NonNull<Carrier>) {
-    // SAFETY: it is not reclaimed before this.
-    let stamp = unsafe { &carrier.as_ref().stamp };
-    // SAFETY: `carry` made it of a box, and this is the only one that gives it back.
-    let free = stamp.killed_by(move || drop(unsafe { Box::from_raw(carrier.as_ptr()) }));
+fn retire(handle: NonNull<ThreadHandle>) {
+    // SAFETY: it is not reclaimed before the closure below runs.
+    let stamp = unsafe { &handle.as_ref().stamp };
+    // SAFETY: `set_thread` made it of a box, and only this closure frees it.
+    let free = stamp.killed_by(move || drop(unsafe { Box::from_raw(handle.as_ptr()) }));
     // SAFETY: a thread's handle may be dropped on any thread; the closure owns all that it refers to.
     unsafe { epoch::pin().retire(free) };
 }
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        for carrier in &self.carriers {
-            // Relaxed: nobody else is there.
-            let carrier = carrier.load(Relaxed);
-            if !carrier.is_null() {
-                // SAFETY: `carry` made it of a box, and nobody finds it any more.
-                drop(unsafe { Box::from_raw(carrier) });
+        for handle in &self.threads {
+            // Relaxed: no other thread has access.
+            let handle = handle.load(Relaxed);
+            if !handle.is_null() {
+                // SAFETY: `set_thread` made it of a box, and no other thread has access.
+                drop(unsafe { Box::from_raw(handle) });
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What the unit tests of the scheduler share.
+//! Helpers of the scheduler's unit tests.
 
 use std::{
     ops::Deref,
@@ -9,7 +9,7 @@ use std::{
 
 use crate::tracker::{Op, OpRef, ReadyList, end};
 
-/// An operation by its address. The test has the right to it as well, but while the scheduler has that.
+/// An operation by its address. The test has the right to it except while the scheduler has it.
 #[derive(Clone, Copy)]
 pub(super) struct Known(NonNull<Op<usize>>);
 
@@ -18,22 +18,23 @@ impl Known {
         self.0.as_ptr()
     }
 
-    /// The right to the operation, which is not in the scheduler's hands: it never was, or the test has taken it out.
+    /// Returns the right to the operation, which the scheduler does not have: it never had it, or the test has taken
+    /// it back.
     pub(super) fn right(self) -> OpRef<usize> {
-        // SAFETY: the test has the right, as it says by this.
+        // SAFETY: the caller asserts that the test has the right.
         unsafe { OpRef::from_ptr(self.0) }
     }
 }
 
-/// Operations that are ready, numbered, and end with this.
+/// Numbered operations that are ready. They end when this is dropped.
 pub(super) struct Ready(Vec<Known>);
 
 impl Ready {
     pub(super) fn new(count: usize, band: u8) -> Self {
         let op = |number| {
-            // SAFETY: the place is for a task.
+            // SAFETY: the pointer is to room for a task.
             let init = move |place: *mut usize| unsafe { place.write(number) };
-            // SAFETY: there are no variables, as the iterator says; `init` makes a task.
+            // SAFETY: the iterator yields no variables; `init` makes a task.
             Known(unsafe { OpRef::new_with(init, band, false, std::iter::empty()) }.into_ptr())
         };
         Self((0..count).map(op).collect())
@@ -56,18 +57,18 @@ impl Drop for Ready {
     }
 }
 
-/// Asserts that somebody has woken the calling thread since the last call.
+/// Asserts that the calling thread was unparked since the last call.
 #[track_caller]
 pub(super) fn assert_woken() {
     const PATIENCE: Duration = Duration::from_secs(20);
-    assert!(parked_for(PATIENCE) < PATIENCE, "nobody has woken this thread");
+    assert!(parked_for(PATIENCE) < PATIENCE, "this thread was not woken");
 }
 
-/// Asserts that nobody has woken the calling thread since the last call.
+/// Asserts that the calling thread was not unparked since the last call.
 #[track_caller]
 pub(super) fn assert_not_woken() {
     const MOMENT: Duration = Duration::from_millis(50);
-    assert!(parked_for(MOMENT) >= MOMENT, "somebody has woken this thread");
+    assert!(parked_for(MOMENT) >= MOMENT, "this thread was woken");
 }
 
 fn parked_for(limit: Duration) -> Duration {

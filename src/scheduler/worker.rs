@@ -1,4 +1,4 @@
-//! One worker: its deque, its slot, and how it finds the next operation.
+//! A worker: its deque, its slot, and its search for the next operation.
 
 use std::{
     cell::Cell,
@@ -7,9 +7,10 @@ use std::{
 };
 
 use super::{
+    injector::Rest,
     lane::Lane,
     priority::DEFAULT_BAND,
-    sleep::{IdlePolicy, Sleep},
+    sleep::{IdlePolicy, ParkKind, SearchState, Sleep},
 };
 use crate::{
     sync::{
@@ -26,71 +27,73 @@ use crate::{
 /// Operations of its own that a worker runs before others get their turn (`README.md`, Fairness). Picked; not tuned.
 const MAX_RUN: u32 = 32;
 
-/// Rounds of turns between two visits of a worker to another one's deque. Picked: a visit costs both of them a cache line,
-/// and only what lies in the deque of a worker that does not come to it needs one.
+/// Rounds between two visits of a worker to another worker's deque. Picked: a visit costs both of them a cache line,
+/// and only operations in the deque of a worker that does not come back to it need one.
 const ROUNDS_PER_VISIT: u32 = 8;
 
-/// Operations that a worker takes from the injector at once. Picked: what one look costs is small against their cost, and
-/// others can still steal them.
-const MAX_TAKEN: usize = if cfg!(raddle_loom) { 2 } else { 32 };
+/// Operations that a worker takes from the injector in one pop. Picked: the cost of a pop is small against the cost of
+/// so many operations, and others can still steal them.
+const MAX_BATCH: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 
-/// Operations in a deque at most: as many as crossbeam-deque has room for from the beginning. To grow, and to shrink
-/// again, it would pin crossbeam's default collector in the midst of a push or a pop, and that runs what other crates have
-/// left there: a panic of theirs would lose the operation that is on its way.
-const ROOM: usize = 64;
+/// Operations in a deque at most: the initial capacity of crossbeam-deque. Growing and shrinking would pin crossbeam's
+/// default collector in the middle of a push or a pop, and that runs destructors that other crates have deferred there:
+/// if one panicked, the operation in transit would be lost.
+const DEQUE_CAPACITY: usize = 64;
 
-/// Rounds of looking between two looks at the clock.
+/// Search rounds between two readings of the clock.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const ROUNDS_PER_CLOCK: u32 = 8;
 
-/// A worker that has not looked for so long, although it does nothing else, shares its core with another thread. It does not
-/// go on: that thread may be the one that makes the work, and notifiers count on this one.
+/// A gap between two readings of the clock from which on a searching worker is taken to share its core with another
+/// thread. It stops searching: that thread may be the one that pushes work, and notifiers count on the worker.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const CONTENDED: Duration = Duration::from_micros(20);
 
-/// Time per look, of all workers of the lane, up to which one of them naps. Picked.
-const QUICK: Duration = Duration::from_micros(25);
+/// Average time between two calls of `find`, over all workers of the lane, up to which a worker parks with a time
+/// limit. Picked.
+const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
 
-/// Pauses between two rounds of looking, before the first look at the clock and after it. Picked: some 100 ns at first, so
-/// that a searcher does not keep taking the lines away that a pusher and a busy worker write. Who has found nothing by then
-/// is beside pushers that have time in between, and finds what they push sooner.
+/// Pauses between two search rounds, before the first reading of the clock and after it. Picked: some 100 ns at first,
+/// so that a searcher does not keep taking the cache lines away that a pusher and a busy worker write. If it has found
+/// nothing by then, the pushers pause between their pushes, and shorter pauses find their operations sooner.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSES_PER_ROUND: [u32; 2] = [8, 2];
 
-/// Who gets an operation run next when a worker has run `MAX_RUN` of its own.
+/// Where the next operation is taken from when a worker has run `MAX_RUN` operations of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     /// The default band of the injector.
     Injector,
     /// Another worker's deque, in some rounds.
     Visit,
-    /// The worker's own deque, and so the next round.
+    /// The worker's own deque, which begins the next round.
     Own,
 }
 
-/// One worker of a lane. Exactly one thread at a time carries it; it may move to another while none of its methods runs.
+/// A worker of a lane. Exactly one thread at a time runs it; it may move to another thread while none of its methods
+/// runs.
 pub struct Worker<T> {
     lane: Arc<Lane<T>>,
     index: usize,
     deque: deque::Worker<OpRef<T>>,
     /// The first successor of the operation that ran last.
     slot: Cell<Option<OpRef<T>>>,
-    /// Something was put into the deque since others were last notified.
+    /// Operations were pushed to the deque since the last notification.
     unnotified: Cell<bool>,
     /// Operations of its own, from slot and deque, that the worker may still run before it is the others' turn.
-    left: Cell<u32>,
-    /// What more it may run in a row of those in its slot that are urgent, when it is others' turn who are not.
-    urgent_left: Cell<u32>,
-    /// What was left when the deque was served last in this round; `MAX_RUN` if it was not.
+    budget: Cell<u32>,
+    /// Urgent operations from the slot that the worker may still run in a row although less urgent ones are due.
+    urgent_budget: Cell<u32>,
+    /// The budget when the deque was served last in this round; `MAX_RUN` if it was not.
     served_at: Cell<u32>,
-    /// Whose turn it is when `left` is zero.
+    /// Whose turn it is when `budget` is zero.
     turn: Cell<Turn>,
-    /// Rounds of turns so far.
+    /// Rounds begun so far.
     rounds: Cell<u32>,
-    /// Where the next sweep of stealing begins.
+    /// The worker at which the next sweep of stealing begins.
     victim: Cell<usize>,
-    /// The looks of the lane's workers, and when they were so many.
-    seen: Cell<(Instant, usize)>,
+    /// The last sample of the lane's count of `find` calls, and its time.
+    sample: Cell<(Instant, usize)>,
 }
 
 impl<T> std::fmt::Debug for Worker<T> {
@@ -100,7 +103,7 @@ impl<T> std::fmt::Debug for Worker<T> {
 }
 
 impl<T> Worker<T> {
-    /// Worker number `index` of `lane`, which must have been made with `deque`'s stealer in that place.
+    /// Creates worker number `index` of `lane`, whose stealer at that index must be `deque`'s.
     pub(super) fn new(lane: Arc<Lane<T>>, index: usize, deque: deque::Worker<OpRef<T>>) -> Self {
         Self {
             lane,
@@ -108,13 +111,13 @@ impl<T> Worker<T> {
             deque,
             slot: Cell::new(None),
             unnotified: Cell::new(false),
-            left: Cell::new(MAX_RUN),
-            urgent_left: Cell::new(0),
+            budget: Cell::new(MAX_RUN),
+            urgent_budget: Cell::new(0),
             served_at: Cell::new(MAX_RUN),
             turn: Cell::new(Turn::Injector),
             rounds: Cell::new(0),
             victim: Cell::new(index + 1),
-            seen: Cell::new((Instant::now(), 0)),
+            sample: Cell::new((Instant::now(), 0)),
         }
     }
 
@@ -128,41 +131,43 @@ impl<T> Worker<T> {
         self.index
     }
 
-    /// Takes an operation that became ready between two operations of this worker. The first one is run next. Others
-    /// are told of further ones when this worker looks for the next operation, or [shares](Self::share) what it has.
+    /// Pushes an operation that became ready between two operations of this worker. The first one goes into the slot
+    /// and runs next. The worker notifies others of further ones when it searches for its next operation, or
+    /// [shares](Self::share_slot) its slot.
     #[inline]
-    pub fn keep(&self, op: OpRef<T>) {
+    pub fn push_next(&self, op: OpRef<T>) {
         if self.lane.injector().highest().is_some_and(|highest| highest > op.band) {
-            return self.queue(op);
+            return self.enqueue(op);
         }
         match self.slot.take() {
             None => self.slot.set(Some(op)),
             first => {
                 self.slot.set(first);
-                self.queue(op);
+                self.enqueue(op);
             }
         }
     }
 
-    /// Takes an operation that became ready while another runs on this worker. It goes where others can take it, since
-    /// nobody knows how long that will take.
-    pub fn put(&self, op: OpRef<T>) {
-        self.queue(op);
+    /// Pushes an operation that became ready while another one runs on this worker. It goes where other workers can
+    /// take it, since the running operation may take any time.
+    pub fn push_local(&self, op: OpRef<T>) {
+        self.enqueue(op);
         self.notify();
     }
 
-    /// Puts what only this worker could take where others can.
-    pub fn share(&self) {
+    /// Makes the operation in the slot stealable.
+    pub fn share_slot(&self) {
         if let Some(op) = self.slot.take() {
-            self.queue(op);
+            self.enqueue(op);
         }
         self.notify();
     }
 
-    /// Queues an operation. Of what is put into the deque others are still to be [notified](Self::notify).
+    /// Pushes an operation into the deque, or into the injector if the deque is full or the band is not the default
+    /// one. For operations in the deque the caller must [notify](Self::notify) others.
     #[inline(never)]
-    fn queue(&self, op: OpRef<T>) {
-        if op.band == DEFAULT_BAND && self.deque.len() < ROOM {
+    fn enqueue(&self, op: OpRef<T>) {
+        if op.band == DEFAULT_BAND && self.deque.len() < DEQUE_CAPACITY {
             self.deque.push(op);
             self.unnotified.set(true);
         } else {
@@ -170,7 +175,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Sees to it that another worker looks for what was queued, once for all of it.
+    /// Notifies other workers once of all operations that were pushed to the deque.
     #[inline]
     fn notify(&self) {
         if self.unnotified.get() {
@@ -184,12 +189,12 @@ impl<T> Worker<T> {
         self.lane.sleep().notify();
     }
 
-    /// The next operation to run, if there is one now.
+    /// Returns the next operation, if there is one now.
     pub fn try_next(&self) -> Option<OpRef<T>> {
         self.find()
     }
 
-    /// The next operation to run; waits for one. `None`: the lane has ended.
+    /// Waits for the next operation and returns it, or `None` if the lane has ended.
     #[inline]
     pub fn next(&self) -> Option<OpRef<T>> {
         match self.find() {
@@ -198,28 +203,28 @@ impl<T> Worker<T> {
         }
     }
 
-    /// The next operation, from the highest band on; among equals by turns.
+    /// Returns the next operation of the highest band; equals take turns.
     #[inline]
     fn find(&self) -> Option<OpRef<T>> {
         self.notify();
-        self.lane.sleep().count_look(self.index);
+        self.lane.sleep().count_find(self.index);
         let slot = self.slot.take();
         let is_next = |op: &OpRef<T>| {
-            self.left.get() > 0 && self.lane.injector().highest().is_none_or(|highest| highest <= op.band)
+            self.budget.get() > 0 && self.lane.injector().highest().is_none_or(|highest| highest <= op.band)
         };
         if slot.as_ref().is_some_and(is_next) {
-            self.left.set(self.left.get() - 1);
+            self.budget.set(self.budget.get() - 1);
             return slot;
         }
         self.find_queued(slot)
     }
 
-    /// As [`find`](Self::find), when what was in the slot is not simply next. Short, since what is in the deque most often
-    /// is.
+    /// Continues [`find`](Self::find) if the slot is empty or not next. Short, since the next operation is usually in
+    /// the deque.
     #[inline(never)]
     fn find_queued(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
         if slot.is_none()
-            && self.left.get() > 0
+            && self.budget.get() > 0
             && !self.lane.injector().is_urgent()
             && let Some(op) = self.deque.pop()
         {
@@ -229,26 +234,26 @@ impl<T> Worker<T> {
         self.find_by_turns(slot)
     }
 
-    /// As [`find_queued`](Self::find_queued), for all other cases.
+    /// Continues [`find_queued`](Self::find_queued) in all other cases.
     #[inline(never)]
     fn find_by_turns(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
         let highest = self.lane.injector().highest();
         if let Some(op) = slot {
-            if highest <= Some(op.band) && self.may_go_on(op.band, highest) {
+            if highest <= Some(op.band) && self.may_run_slot(op.band, highest) {
                 return Some(op);
             }
-            self.put(op);
+            self.push_local(op);
         }
         if highest > Some(DEFAULT_BAND)
             && let Some(op) = self.pop_bands(|band| band > DEFAULT_BAND)
         {
-            if self.left.get() == 0 {
+            if self.budget.get() == 0 {
                 self.skip_turns();
             }
-            self.urgent_left.set(MAX_RUN - self.left.get());
+            self.urgent_budget.set(MAX_RUN - self.budget.get());
             return Some(op);
         }
-        if self.left.get() == 0
+        if self.budget.get() == 0
             && let Some(op) = self.take_turns()
         {
             return Some(op);
@@ -256,7 +261,7 @@ impl<T> Worker<T> {
         let op = self
             .deque
             .pop()
-            .or_else(|| self.pop_injector(DEFAULT_BAND, MAX_TAKEN))
+            .or_else(|| self.pop_injector(DEFAULT_BAND, MAX_BATCH))
             .or_else(|| self.steal())
             .or_else(|| self.pop_bands(|_| true))?;
         self.count_served();
@@ -266,42 +271,43 @@ impl<T> Worker<T> {
     /// Counts an operation that is not from the slot.
     #[inline]
     fn count_served(&self) {
-        let left = self.left.get() - 1;
-        self.left.set(left);
-        self.served_at.set(left);
+        let budget = self.budget.get() - 1;
+        self.budget.set(budget);
+        self.served_at.set(budget);
     }
 
-    /// Whether what was in the slot, of `band`, is next although it is the others' turn: nothing in the injector is more
-    /// urgent, and nobody who is as urgent has to wait for longer than a run.
+    /// Whether an operation of `band` from the slot is next although it is the others' turn: nothing in the injector
+    /// is more urgent, and no equally urgent operation has to wait for longer than a run.
     #[inline(never)]
-    fn may_go_on(&self, band: u8, highest: Option<u8>) -> bool {
+    fn may_run_slot(&self, band: u8, highest: Option<u8>) -> bool {
         let equals_wait = highest == Some(band);
         if !equals_wait && self.skip_turns() {
-            self.left.set(self.left.get() - 1);
+            self.budget.set(self.budget.get() - 1);
             return true;
         }
-        if band <= DEFAULT_BAND || equals_wait && self.urgent_left.get() == 0 {
+        if band <= DEFAULT_BAND || equals_wait && self.urgent_budget.get() == 0 {
             return false;
         }
         if equals_wait {
-            self.urgent_left.set(self.urgent_left.get() - 1);
+            self.urgent_budget.set(self.urgent_budget.get() - 1);
         }
         true
     }
 
-    /// Goes through the turns of the others, up to an operation. Without one, the worker's own deque is next.
+    /// Takes an operation by the turns of the others. If they have none, the next round begins, with the worker's own
+    /// deque.
     #[inline(never)]
     fn take_turns(&self) -> Option<OpRef<T>> {
         if self.turn.get() == Turn::Injector {
             self.turn.set(Turn::Visit);
-            let max = if self.deque.is_empty() { MAX_TAKEN } else { 1 };
+            let max = if self.deque.is_empty() { MAX_BATCH } else { 1 };
             if let Some(op) = self.pop_injector(DEFAULT_BAND, max) {
                 return Some(op);
             }
         }
         if self.turn.get() == Turn::Visit {
             self.turn.set(Turn::Own);
-            if let Some(Steal::Success(op)) = self.visited().map(Stealer::steal) {
+            if let Some(Steal::Success(op)) = self.visit_target().map(Stealer::steal) {
                 return Some(op);
             }
         }
@@ -309,17 +315,17 @@ impl<T> Worker<T> {
         None
     }
 
-    /// Begins the next round at once if nobody waits for a turn in this one, the deque having been served; says whether it
-    /// does. The next round ends when the deque must be served again.
+    /// Begins the next round and returns `true` if no operation waits for a turn in this round and the deque was
+    /// served. The next round ends when the deque must be served again.
     fn skip_turns(&self) -> bool {
         let unserved = if self.deque.is_empty() { 0 } else { self.served_at.get() };
         let skips = unserved < MAX_RUN
             && self.turn.get() == Turn::Injector
             && self.lane.injector().is_default_empty()
-            && self.visited().is_none_or(Stealer::is_empty);
+            && self.visit_target().is_none_or(Stealer::is_empty);
         if skips {
             self.begin_round();
-            self.left.set(MAX_RUN - unserved);
+            self.budget.set(MAX_RUN - unserved);
         }
         skips
     }
@@ -327,13 +333,14 @@ impl<T> Worker<T> {
     fn begin_round(&self) {
         self.turn.set(Turn::Injector);
         self.rounds.set(self.rounds.get().wrapping_add(1));
-        self.left.set(MAX_RUN);
-        self.urgent_left.set(0);
+        self.budget.set(MAX_RUN);
+        self.urgent_budget.set(0);
         self.served_at.set(MAX_RUN);
     }
 
-    /// Whose deque the worker visits in this round: now and then another's, each in its turn.
-    fn visited(&self) -> Option<&Stealer<OpRef<T>>> {
+    /// Returns the deque that the worker visits in this round, if any: in some rounds another worker's, each in its
+    /// turn.
+    fn visit_target(&self) -> Option<&Stealer<OpRef<T>>> {
         let (round, stealers) = (self.rounds.get(), self.lane.stealers());
         if stealers.len() < 2 || !round.is_multiple_of(ROUNDS_PER_VISIT) {
             return None;
@@ -342,7 +349,7 @@ impl<T> Worker<T> {
         Some(&stealers[(self.index + 1 + step) % stealers.len()])
     }
 
-    /// Takes from the highest band that `wanted` allows.
+    /// Pops from the highest non-empty band that `wanted` allows.
     fn pop_bands(&self, wanted: impl Fn(u8) -> bool) -> Option<OpRef<T>> {
         while let Some(band) = self.lane.injector().highest().filter(|&band| wanted(band)) {
             if let Some(op) = self.pop_injector(band, 1) {
@@ -352,12 +359,13 @@ impl<T> Worker<T> {
         None
     }
 
-    /// Takes at most `max` operations from a band of the injector. All but the first go into the deque, which must have room.
+    /// Pops at most `max` operations from a band of the injector. All but the first go into the deque, which must have
+    /// room.
     #[inline(never)]
     fn pop_injector(&self, band: u8, max: usize) -> Option<OpRef<T>> {
-        let (mut chain, more) = self.lane.injector().pop(band, max)?;
+        let (mut chain, rest) = self.lane.injector().pop(band, max)?;
         let op = chain.next();
-        let shared = more || chain.is_some_left();
+        let shared = rest == Rest::Published || chain.has_more();
         chain.for_each(|op| self.deque.push(op));
         if shared {
             self.lane.sleep().notify();
@@ -365,7 +373,7 @@ impl<T> Worker<T> {
         op
     }
 
-    /// Takes from another worker's deque, round the lane once per attempt.
+    /// Steals from other workers' deques, sweeping the lane once per attempt.
     fn steal(&self) -> Option<OpRef<T>> {
         let stealers = self.lane.stealers();
         let count = stealers.len();
@@ -402,37 +410,40 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Looks for work until there is some or the lane ends, asleep if the idle policy says so.
+    /// Searches until it finds work or the lane ends, and sleeps in between if the idle policy says so.
     #[cold]
     fn search(&self) -> Option<OpRef<T>> {
         let sleep = self.lane.sleep();
-        let mut searching = sleep.try_start_search();
-        let look = Look { sleep, worker: self.index, stands: Cell::new(Stands::Nowhere) };
-        let mut napped = false;
+        let mut state = if sleep.try_start_search() { SearchState::Searching } else { SearchState::Inactive };
+        let guard = SearchGuard { sleep, worker: self.index, state: Cell::new(SearchState::Inactive) };
+        let mut was_timed = false;
         loop {
-            look.stands.set(if searching { Stands::Searching } else { Stands::Nowhere });
+            guard.state.set(state);
             pause::at(Point::SleepSearching);
-            // A worker beside whoever makes the work would only keep that from making more.
-            let crowded = self.lane.idle() != IdlePolicy::Spin && sleep.is_crowded(self.index);
-            if searching && let Some(op) = if crowded || napped { self.find() } else { self.spin() } {
-                return self.found(op);
+            // On a contended core, searching would only keep the pushing thread from making work.
+            let contended = self.lane.idle() != IdlePolicy::Spin && sleep.is_contended(self.index);
+            if state == SearchState::Searching
+                && let Some(op) = if contended || was_timed { self.find() } else { self.spin() }
+            {
+                return self.finish_search(op);
             }
             if self.lane.has_ended() {
-                if searching {
+                if state == SearchState::Searching {
                     let _ = sleep.stop_search();
                 }
                 return None;
             }
-            let nap = crowded && self.are_others_quick();
-            sleep.announce(self.index, searching, nap);
-            look.stands.set(Stands::Announced);
+            let park = if contended && self.is_lane_busy() { ParkKind::Timed } else { ParkKind::Untimed };
+            sleep.announce(self.index, state, park);
+            guard.state.set(SearchState::Announced);
             pause::at(Point::SleepAnnounced);
-            if !removed(Step::LookAgainBeforePark) {
-                // After the announcement: what was pushed by a notifier that saw no sleeper is seen here.
+            if !removed(Step::SearchAgainBeforePark) {
+                // After the announcement: a notifier that saw no sleeper made its work visible before, and this search
+                // sees it.
                 if let Some(op) = self.find() {
                     // A notifier may have counted on this worker while it was announced.
                     sleep.retract(self.index);
-                    return self.found(op);
+                    return self.finish_search(op);
                 }
                 if self.lane.has_ended() {
                     sleep.retract(self.index);
@@ -441,28 +452,27 @@ impl<T> Worker<T> {
                 }
             }
             pause::at(Point::SleepBeforePark);
-            if nap {
-                sleep.nap(self.index);
-            } else {
-                sleep.park(self.index);
+            match park {
+                ParkKind::Timed => sleep.park_timed(self.index),
+                ParkKind::Untimed => sleep.park(self.index),
             }
-            (searching, napped) = (true, nap);
+            (state, was_timed) = (SearchState::Searching, park == ParkKind::Timed);
         }
     }
 
-    /// Whether the workers of the lane have looked for operations often of late, so that what is made next need not wait
-    /// for long.
-    fn are_others_quick(&self) -> bool {
-        let (now, looks) = (Instant::now(), self.lane.sleep().looks());
-        let (then, before) = self.seen.replace((now, looks));
-        let count = u32::try_from(looks.wrapping_sub(before)).unwrap_or(u32::MAX);
+    /// Whether the workers of the lane have called `find` often recently, so that work that is pushed next need not
+    /// wait long.
+    fn is_lane_busy(&self) -> bool {
+        let (now, finds) = (Instant::now(), self.lane.sleep().finds());
+        let (then, before) = self.sample.replace((now, finds));
+        let count = u32::try_from(finds.wrapping_sub(before)).unwrap_or(u32::MAX);
         // Models have no clock.
-        cfg!(any(raddle_loom, raddle_shuttle)) || now - then <= QUICK.saturating_mul(count)
+        cfg!(any(raddle_loom, raddle_shuttle)) || now - then <= MAX_FIND_INTERVAL.saturating_mul(count)
     }
 
-    /// Ends a search that has found `op`. The last searcher to find something wakes another if there is more, because
+    /// Ends a search that has found `op`. The last searcher wakes another worker if there is more work, because
     /// notifiers relied on it.
-    fn found(&self, op: OpRef<T>) -> Option<OpRef<T>> {
+    fn finish_search(&self, op: OpRef<T>) -> Option<OpRef<T>> {
         if self.lane.sleep().stop_search() && self.lane.has_work() {
             self.lane.sleep().notify();
         }
@@ -471,9 +481,9 @@ impl<T> Worker<T> {
 
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn spin(&self) -> Option<OpRef<T>> {
-        let patience = match self.lane.idle() {
+        let limit = match self.lane.idle() {
             IdlePolicy::Park => return self.find(),
-            IdlePolicy::SpinThenPark(patience) => Some(patience),
+            IdlePolicy::SpinThenPark(limit) => Some(limit),
             IdlePolicy::Spin => None,
         };
         let start = Instant::now();
@@ -490,15 +500,15 @@ impl<T> Worker<T> {
             }
             pauses = later;
             let now = Instant::now();
-            let is_over = |patience| now - start >= patience || now - last >= CONTENDED;
-            if self.lane.has_ended() || patience.is_some_and(is_over) {
+            let is_over = |limit| now - start >= limit || now - last >= CONTENDED;
+            if self.lane.has_ended() || limit.is_some_and(is_over) {
                 return self.find();
             }
             last = now;
         }
     }
 
-    /// Models do not spin: a look before the announcement is one more step without a new oneshot.
+    /// Models do not spin: a search before the announcement adds a step without adding an interleaving that matters.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     fn spin(&self) -> Option<OpRef<T>> {
         let _ = (self.lane.idle(), hint::spin_loop as fn(), IdlePolicy::Spin);
@@ -506,33 +516,25 @@ impl<T> Worker<T> {
     }
 }
 
-/// How others count a worker that looks for work.
-#[derive(Clone, Copy)]
-enum Stands {
-    Nowhere,
-    Searching,
-    Announced,
-}
-
-/// A search for work. If it is broken off by a panic, of code that another crate has left where crossbeam-deque comes by,
-/// nobody may go on counting on it.
-struct Look<'s> {
+/// Ends a search that unwinds, so that notifiers do not count on it. A destructor that another crate has deferred may
+/// panic inside crossbeam-deque.
+struct SearchGuard<'s> {
     sleep: &'s Sleep,
     worker: usize,
-    stands: Cell<Stands>,
+    state: Cell<SearchState>,
 }
 
-impl Drop for Look<'_> {
+impl Drop for SearchGuard<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
         }
-        match self.stands.get() {
-            Stands::Nowhere => return,
-            Stands::Searching => {}
-            Stands::Announced => self.sleep.retract(self.worker),
+        match self.state.get() {
+            SearchState::Inactive => return,
+            SearchState::Searching => {}
+            SearchState::Announced => self.sleep.retract(self.worker),
         }
-        // If it was the last one, its worker looks again all the same: it goes on.
+        // If it was the last searcher, its worker still searches again: it goes on after the panic.
         let _ = self.sleep.stop_search();
     }
 }

@@ -1,4 +1,4 @@
-//! Work-stealing deques: crossbeam-deque, or under loom a model of its contract.
+//! Work-stealing deques: crossbeam-deque, or in models a model of its contract.
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) use crossbeam_deque::{Steal, Stealer, Worker};
@@ -6,9 +6,9 @@ pub(crate) use crossbeam_deque::{Steal, Stealer, Worker};
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) use model::{Steal, Stealer, Worker};
 
-/// The contract of crossbeam-deque that the scheduler relies on: an element pushed is taken once, by the owner or by one
-/// stealer, and whoever takes it sees what was done before the push. A look may find a deque empty that no longer is, and
-/// `steal` may fail (`Retry`) because somebody else was faster.
+/// The contract of crossbeam-deque that the scheduler relies on: a pushed element is taken once, by the owner or by
+/// one stealer, and the taker sees what was done before the push. A check may find a deque empty that no longer is,
+/// and `steal` may fail (`Retry`) because another thread was faster.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 mod model {
     use std::{
@@ -23,8 +23,9 @@ mod model {
 
     pub(crate) use crossbeam_deque::Steal;
 
-    /// Each step is one of `len`, and what follows from it in the queue. `std`'s lock is never held across a step of loom,
-    /// whose own would be a point at which a thread parks, and take the token of a wake-up that is meant for the worker.
+    /// Each step is one step of `len`, followed by the corresponding step in the queue. `std`'s lock is never held
+    /// across a step of loom. loom's own lock would be a point at which a thread parks, and could consume the token of
+    /// a wake-up that is meant for the worker.
     #[derive(Debug)]
     struct Inner<T> {
         len: AtomicUsize,
@@ -37,15 +38,15 @@ mod model {
             self.len.load(Acquire) == 0
         }
 
-        /// Takes one, and of what is behind it as much as `batch` says of how many there are.
+        /// Takes one element, and as many of the elements behind it as `batch` returns for their number.
         fn take(&self, batch: impl Fn(usize) -> usize) -> Steal<(T, Vec<T>)> {
-            // Acquire: as in `is_empty`.
+            // Acquire: pairs with `push`.
             let len = self.len.load(Acquire);
             if len == 0 {
                 return Steal::Empty;
             }
             let more = batch(len - 1);
-            // AcqRel: as in `is_empty`, and continues the sequence of pushes for the next one.
+            // AcqRel: pairs with `push`, and continues the release sequence of the pushes for the next taker.
             if self.len.compare_exchange(len, len - 1 - more, AcqRel, Acquire).is_err() {
                 return Steal::Retry;
             }
@@ -90,7 +91,7 @@ mod model {
         }
 
         pub(crate) fn len(&self) -> usize {
-            // Acquire: as in `is_empty`.
+            // Acquire: pairs with `push`.
             self.0.len.load(Acquire)
         }
     }
@@ -109,8 +110,8 @@ mod model {
             }
         }
 
-        /// Takes one element for the caller, and moves half of the others to `destination`, as the real one does. In
-        /// between nobody else can see them.
+        /// Takes one element for the caller, and moves half of the others to `destination`, as crossbeam-deque does.
+        /// In between no other thread can see them.
         pub(crate) fn steal_batch_and_pop(&self, destination: &Worker<T>) -> Steal<T> {
             match self.0.take(|others| others / 2) {
                 Steal::Success((element, others)) => {

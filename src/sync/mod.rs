@@ -1,5 +1,5 @@
-//! The only place that names loom and shuttle, and the atomics, cells, locks and parking of `std` that take part in a
-//! protocol. (Counters that number things use `std` where they are.)
+//! The only module that names loom and shuttle, and the atomics, cells, locks and parking of `std` that take part in a
+//! protocol. (Counters that only hand out numbers use `std` directly.)
 //!
 //! Every other module imports from here, so one cfg, `raddle_loom`, puts the whole crate under the model checker. The
 //! cfg has a name of its own because plain `loom` also changes crates that have nothing to do with the models.
@@ -15,29 +15,28 @@
 //! | [`deque`] | crossbeam-deque | a counted `VecDeque`: crossbeam-deque names `core`'s atomics, which loom cannot see | the same |
 //! | [`weaken`](crate::testing::weaken) | nothing, always off | switches that remove one protocol step, for the twins that must fail | the same |
 //!
-//! [`pause`](crate::testing::pause) is for tests on real threads, and nothing in either of these builds.
+//! [`pause`](crate::testing::pause) is for tests on real threads, and does nothing in either of the model builds.
 //!
 //! # Limits
 //!
-//! loom explores at most five threads, does not explore load buffering, and takes `SeqCst` loads and stores as
+//! loom explores at most five threads, does not explore load buffering, and treats `SeqCst` loads and stores as
 //! acquire and release; where two sides must not miss each other, the crate therefore uses `fence(SeqCst)`, which loom
 //! models. The model deque checks the users of the deque, not crossbeam-deque itself.
 //!
-//! shuttle takes every access as `SeqCst`, and tries schedules at random instead of all of them: it is for models that are
-//! too large for loom, up to whole engines, and says nothing about orderings.
+//! shuttle treats every access as `SeqCst`, and tries random schedules instead of all of them: it is for models that
+//! are too large for loom, up to whole engines, and says nothing about orderings.
 //!
 //! # Under `ThreadSanitizer`
 //!
-//! `ThreadSanitizer` follows what the orderings of accesses hand over, and nothing that a fence does: the fence takes
-//! place, but is not taken for an edge. The cfg `raddle_tsan`, which `.ci/run sanitizers` sets, therefore replaces the
-//! one fence that is an edge, in [`acquire`]. The `SeqCst` fences hand over nothing but words that are atomics
-//! themselves, and stay as they are; no other module may use a fence to hand over data. crossbeam's crates have switches of their
-//! own.
+//! `ThreadSanitizer` follows the edges that ordered accesses make, but not those that a fence makes. The cfg
+//! `raddle_tsan`, which `.ci/run sanitizers` sets, therefore replaces the one fence that hands over data, in
+//! [`acquire`]. The `SeqCst` fences order only words that are atomics themselves, and stay as they are; no other
+//! module may use a fence to hand over data. crossbeam's crates have switches of their own.
 
 pub(crate) mod deque;
 pub(crate) mod fork;
 
-/// A thread-local of `std`, or of loom, where each thread of a model has its own.
+/// Declares a thread-local of `std`, or of loom or shuttle, where each thread of a model has its own.
 macro_rules! thread_static {
     ($vis:vis static $name:ident: $ty:ty = $init:expr) => {
         #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -59,17 +58,18 @@ mod imp {
     pub(crate) mod thread {
         pub(crate) use std::thread::{Builder, JoinHandle, Thread, current, park, park_timeout, yield_now};
 
-        /// The core that the calling thread runs on, if that can be had; it may be another one as soon as this returns.
+        /// Returns the core that the calling thread runs on, if the platform tells. It may move as soon as this
+        /// returns.
         #[inline]
         pub(crate) fn core() -> Option<usize> {
             #[cfg(all(target_os = "linux", not(miri)))]
-            // SAFETY: the call has no conditions.
+            // SAFETY: the call has no preconditions.
             return usize::try_from(unsafe { libc::sched_getcpu() }).ok();
             #[cfg(not(all(target_os = "linux", not(miri))))]
             None
         }
 
-        /// Has the calling thread's sleeps end when their time is up. Linux may put that off for 50 µs otherwise.
+        /// Makes timed sleeps of the calling thread end on time. By default, Linux may delay them by 50 µs.
         pub(crate) fn sleep_sharply() {
             #[cfg(all(target_os = "linux", not(miri)))]
             // SAFETY: the call changes nothing but the timers of the calling thread and of those that it starts.
@@ -78,7 +78,7 @@ mod imp {
             }
         }
 
-        /// A number for the calling thread.
+        /// Returns a number that identifies the calling thread.
         #[inline]
         pub(crate) fn number() -> usize {
             use std::{
@@ -99,11 +99,11 @@ mod imp {
     pub(crate) mod hint {
         pub(crate) use std::hint::spin_loop;
 
-        /// Asks for the cache line of `at`, which is going to be written soon, where the processor can be asked.
+        /// Prefetches the cache line of `at` for a write that follows soon, where the processor supports that.
         #[inline(always)]
         pub(crate) fn prefetch_write<T>(at: *const T) {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: a prefetch changes nothing, whatever the address.
+            // SAFETY: a prefetch has no effect on memory, whatever the address.
             unsafe {
                 use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
                 _mm_prefetch::<_MM_HINT_ET0>(at.cast());
@@ -115,7 +115,7 @@ mod imp {
     pub(crate) use super::plain_cell as cell;
 }
 
-/// Cells that no model looks at.
+/// Cells that no model checks.
 #[cfg(not(raddle_loom))]
 pub(crate) mod plain_cell {
     /// `std::cell::UnsafeCell` with loom's interface.
@@ -127,13 +127,13 @@ pub(crate) mod plain_cell {
             Self(std::cell::UnsafeCell::new(value))
         }
 
-        /// Hands a pointer for shared access to `f`.
+        /// Calls `f` with a pointer for shared access.
         #[inline(always)]
         pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
             f(self.0.get())
         }
 
-        /// Hands a pointer for exclusive access to `f`.
+        /// Calls `f` with a pointer for exclusive access.
         #[inline(always)]
         pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
             f(self.0.get())
@@ -144,15 +144,15 @@ pub(crate) mod plain_cell {
 #[cfg(raddle_loom)]
 mod imp {
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
-    // No model under loom starts the threads of an engine.
+    // No loom model starts the threads of an engine.
     pub(crate) use std::sync::mpsc;
 
-    /// A cell that is set once. What `std`'s promises to whoever looks while it is set is not looked for here: a look
-    /// must come after, by an edge of the crate's own, or not at all.
+    /// A cell that is set once. Unlike `std`'s, it does not promise anything to a `get` that runs concurrently with
+    /// `set`: a `get` must be ordered after it by an edge of the crate's own, or must not happen.
     #[derive(Debug)]
     pub(crate) struct OnceLock<T>(cell::UnsafeCell<Option<T>>);
 
-    // SAFETY: as for `std`'s; a look that races is reported by loom.
+    // SAFETY: as for `std`'s type; loom reports a `get` that races.
     unsafe impl<T: Send + Sync> Sync for OnceLock<T> {}
 
     impl<T> OnceLock<T> {
@@ -161,7 +161,7 @@ mod imp {
         }
 
         pub(crate) fn get(&self) -> Option<&T> {
-            // SAFETY: what is set stays, and loom reports a `set` that does not come before.
+            // SAFETY: a value that was set stays, and loom reports a `set` that is not ordered before.
             self.0.with(|value| unsafe { &*value }.as_ref())
         }
 
@@ -169,7 +169,7 @@ mod imp {
             if self.get().is_some() {
                 return Err(value);
             }
-            // SAFETY: loom reports whoever else uses the cell meanwhile.
+            // SAFETY: loom reports every other use of the cell meanwhile.
             self.0.with_mut(|slot| unsafe { *slot = Some(value) });
             Ok(())
         }
@@ -180,12 +180,12 @@ mod imp {
         pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
         loom::lazy_static! {
-            // Nobody ever waits for it.
+            // No thread ever waits for it.
             pub(crate) static ref FENCES: loom::sync::Condvar = loom::sync::Condvar::new();
         }
 
-        /// A fence before which loom may switch threads. It would not do so by itself, and so would never see what
-        /// another thread does between a store and a fence right after it.
+        /// A fence before which loom may switch threads. loom alone does not, and so would never see what another
+        /// thread does between a store and a fence right after it.
         pub(crate) fn fence(order: Ordering) {
             if order == Ordering::SeqCst {
                 FENCES.notify_one();
@@ -197,7 +197,8 @@ mod imp {
         pub(crate) use loom::thread::{Thread, current, park, yield_now};
         pub(crate) use std::thread::{Builder, JoinHandle};
 
-        /// Models have no clock: the time is up at once. Not loom's `yield_now`, after which others run first.
+        /// Models have no clock: the time limit passes immediately. Not loom's `yield_now`, after which others run
+        /// first.
         pub(crate) fn park_timeout(_: std::time::Duration) {}
 
         /// Models have no cores.
@@ -205,9 +206,9 @@ mod imp {
             None
         }
 
-        /// A number for the calling thread.
+        /// Returns a number that identifies the calling thread.
         pub(crate) fn number() -> usize {
-            // `ThreadId(0)`, and so on: the same in each interleaving, which a count of the threads that asked would not be.
+            // The number in `ThreadId(0)`: the same in each interleaving, which the order of the calls would not be.
             let id = format!("{:?}", current().id());
             id.bytes().filter(u8::is_ascii_digit).fold(0, |number, digit| number * 10 + usize::from(digit - b'0'))
         }
@@ -235,7 +236,7 @@ mod imp {
     pub(crate) mod thread {
         pub(crate) use shuttle::thread::{Builder, JoinHandle, Thread, current, park, yield_now};
 
-        /// Models have no clock: the time is up as soon as others have had a turn.
+        /// Models have no clock: the time limit passes as soon as others have had a turn.
         pub(crate) fn park_timeout(_: std::time::Duration) {
             yield_now();
         }
@@ -245,7 +246,7 @@ mod imp {
             None
         }
 
-        /// A number for the calling thread.
+        /// Returns a number that identifies the calling thread.
         pub(crate) fn number() -> usize {
             current().id().into()
         }
@@ -261,8 +262,8 @@ mod imp {
 pub(crate) use imp::{Condvar, Mutex, MutexGuard, OnceLock, atomic, cell, hint, mpsc, thread};
 pub(crate) use std::sync::atomic::Ordering;
 
-/// Makes the caller see what was done before each release in `counter`'s last changes, one of which it has just made or
-/// seen. A fence, so that only the one who needs it pays for it.
+/// Makes visible what was done before each release in the last changes of `counter`, one of which the caller has just
+/// made or seen. A fence, so that only the caller that needs it pays for it.
 #[inline(always)]
 pub(crate) fn acquire(counter: &atomic::AtomicU64) {
     #[cfg(not(raddle_tsan))]
@@ -271,18 +272,18 @@ pub(crate) fn acquire(counter: &atomic::AtomicU64) {
         // Acquire: pairs with the releases.
         atomic::fence(Ordering::Acquire);
     }
-    // Acquire: the same releases, since every change of the counter is a read-modify-write and carries them on.
+    // Acquire: pairs with the same releases, since every change of the counter is a read-modify-write and continues
+    // them.
     #[cfg(raddle_tsan)]
     counter.load(Ordering::Acquire);
 }
 
-/// Locks `mutex`. A panic of another holder does not matter: every critical section of this crate leaves its data whole
-/// at each step.
+/// Locks `mutex`, and ignores poisoning: every critical section of this crate leaves its data valid at each step.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Waits on `condvar`, at most until `deadline`; `Err` gives the lock up because the time is up.
+/// Waits on `condvar`, until `deadline` at most. On `Err` the deadline has passed, and the lock is released.
 #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(unused_variables, clippy::unnecessary_wraps))]
 pub(crate) fn wait_until<'m, T>(
     condvar: &Condvar,
@@ -290,7 +291,7 @@ pub(crate) fn wait_until<'m, T>(
     deadline: Option<std::time::Instant>,
 ) -> Result<MutexGuard<'m, T>, TimeIsUp> {
     use std::sync::PoisonError;
-    // Models have no clock: there a wait with a deadline waits.
+    // Models have no clock: a wait with a deadline waits there.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     if let Some(deadline) = deadline {
         let left = deadline.saturating_duration_since(std::time::Instant::now());

@@ -1,4 +1,4 @@
-//! What the process and the operating system give: stacks, cores, panics.
+//! Services of the process and the operating system: stacks, cores, panics.
 
 pub(crate) mod panics;
 pub(crate) mod stack;

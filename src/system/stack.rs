@@ -1,38 +1,39 @@
-//! How much is left of the calling thread's stack, and another one to go on with where that is too little.
+//! Measures how much of the calling thread's stack is left, and runs a function on another stack if that is too
+//! little.
 
 use std::{io, panic::resume_unwind, thread};
 
-/// What has to be left for a function of the program's, in bytes, if the stack is large enough for that. Picked: more than
-/// functions need that are written with stacks of two mebibytes in mind and keep their buffers elsewhere.
+/// The stack that must be left for a function of the program's, in bytes, if the stack is large enough for that.
+/// Picked: more than is needed by functions that expect stacks of two mebibytes and keep their buffers elsewhere.
 const RESERVE: usize = 256 << 10;
 
-/// What has to be left however small the stack is, in bytes. Measured: to reclaim what other operations have retired takes
-/// the engine itself 34 KiB.
+/// The stack that must be left however small the stack is, in bytes. Measured: reclaiming what other operations have
+/// retired takes the engine itself 34 KiB.
 const LEAST: usize = 96 << 10;
 
-/// The size of another stack. It is only mapped; what is not used takes no memory.
+/// The size of another stack. It is only mapped; unused pages take no memory.
 const ANOTHER: usize = 64 << 20;
 
-/// Whether the calling thread had better not call a function of the program's in the midst of what it does now; `None` where
-/// that cannot be found out.
+/// Whether so little of the stack is left that the calling thread should not call a function of the program's on top
+/// of its current frames. `None` if that is unknown.
 pub(crate) fn is_short() -> Option<bool> {
     let (lowest, size) = imp::bounds()?;
     let here = 0_u8;
-    // On a stack that the program has made itself, nothing is known.
+    // On a stack that the program has made itself, the bounds are unknown.
     let left = (&raw const here).addr().checked_sub(lowest).filter(|&left| left <= size)?;
     Some(left < (size / 4).clamp(LEAST, RESERVE))
 }
 
-/// Runs `f` on another stack, which is that of a thread made for it, and waits for its end.
+/// Runs `f` on another stack, that of a new thread, and waits for its end.
 ///
 /// # Errors
-/// There is no thread to be had; `f` has not run.
+/// The operating system refused a thread; `f` has not run.
 ///
 /// # Safety
-/// 1. What `f` captures and calls may be used by another thread while the calling one stands still.
+/// 1. What `f` captures and calls may be used by another thread while the calling one is blocked.
 pub(crate) unsafe fn on_another<R>(f: impl FnOnce() -> R) -> io::Result<R> {
     struct Lent<T>(T);
-    // SAFETY: (1): the thread that lends it stands still until it has it back.
+    // SAFETY: (1): the thread that lends the value is blocked until it has it back.
     unsafe impl<T> Send for Lent<T> {}
     impl<T> Lent<T> {
         fn get(self) -> T {
@@ -57,27 +58,27 @@ mod imp {
         static BOUNDS: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
     }
 
-    /// The lowest address of the calling thread's stack, and its size.
+    /// Returns the lowest address of the calling thread's stack, and its size.
     pub(super) fn bounds() -> Option<(usize, usize)> {
         BOUNDS.get().or_else(|| {
-            let bounds = look();
+            let bounds = query();
             BOUNDS.set(bounds);
             bounds
         })
     }
 
-    fn look() -> Option<(usize, usize)> {
+    fn query() -> Option<(usize, usize)> {
         let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
-        // SAFETY: the call has no conditions.
+        // SAFETY: the call has no preconditions.
         let this = unsafe { libc::pthread_self() };
-        // SAFETY: the thread lives, and the place may be written.
+        // SAFETY: the thread is alive, and the attributes may be written.
         if unsafe { libc::pthread_getattr_np(this, attributes.as_mut_ptr()) } != 0 {
             return None;
         }
         let (mut lowest, mut size) = (ptr::null_mut(), 0);
-        // SAFETY: the attributes were made by the call before, and both places may be written.
+        // SAFETY: the call before has initialised the attributes, and both variables may be written.
         let found = unsafe { libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut lowest, &raw mut size) };
-        // SAFETY: as above; they are not used after this.
+        // SAFETY: the attributes are initialised, and not used after this.
         unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
         (found == 0).then(|| (lowest.addr(), size))
     }
@@ -96,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_stack_is_short_when_little_is_left_of_it() {
-        /// Goes down, `PAGE` bytes at a time, until it is short.
+        /// Recurses, `PAGE` bytes at a time, until the stack is short.
         fn descend(depth: usize) -> usize {
             const PAGE: usize = 4096;
             let page = std::hint::black_box([0_u8; PAGE]);
@@ -111,9 +112,9 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_on_another_stack_has_more_of_it_and_gives_its_value_back() {
+    fn a_function_on_another_stack_has_more_of_it_and_returns_its_value() {
         let mut local = 1;
-        // SAFETY: all of it may be used by any thread.
+        // SAFETY: any thread may use all that the closure captures.
         let value = unsafe {
             on_another(|| {
                 local += 1;
@@ -126,9 +127,9 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "over there")]
-    fn a_panic_on_another_stack_goes_on_here() {
-        // SAFETY: as above.
-        let _ = unsafe { on_another::<()>(|| panic!("over there")) };
+    #[should_panic(expected = "on another stack")]
+    fn a_panic_on_another_stack_is_resumed_in_the_caller() {
+        // SAFETY: the closure captures nothing.
+        let _ = unsafe { on_another::<()>(|| panic!("on another stack")) };
     }
 }

@@ -1,6 +1,6 @@
-//! Cores: which a thread may use, which are near a device, which have pinned workers, and how a thread is kept to some.
+//! Cores: which ones a thread may use, which are near a device, which have pinned workers, and how a thread is pinned.
 //!
-//! The count of pinned workers is the process's, and no part of a protocol: it is `std`'s in the models as well.
+//! The count of pinned workers is the process's, and no part of a protocol, so it uses `std` in the models as well.
 
 use std::{
     fs,
@@ -14,16 +14,16 @@ use std::{
 
 use core_affinity::CoreId;
 
-use crate::sync::fork::{Birth, PerProcess};
+use crate::sync::fork::{PerProcess, ProcessMark};
 
-/// The cores near the device with this address on the PCI bus, as Linux tells; none where it does not.
+/// Returns the cores near the device with this address on the PCI bus, as Linux reports them; none on other systems.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) fn cores_near(pci_address: &str) -> Vec<usize> {
     let list = fs::read_to_string(format!("/sys/bus/pci/devices/{pci_address}/local_cpulist"));
     list.ok().and_then(|list| parse(&list)).unwrap_or_default()
 }
 
-/// Reads a list as the kernel writes it: `0-3,8,10-11`.
+/// Parses a list in the kernel's format: `0-3,8,10-11`.
 fn parse(list: &str) -> Option<Vec<usize>> {
     let range = |part: &str| -> Option<RangeInclusive<usize>> {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -37,13 +37,13 @@ fn parse(list: &str) -> Option<Vec<usize>> {
     Some(ranges?.into_iter().flatten().collect())
 }
 
-/// Cores that a mask of the operating system has room for.
+/// The number of cores in a mask of the operating system.
 const MAX_CORES: usize = 1024;
 
-/// Whether a thread that was kept to one core can be let go again.
+/// Whether a thread that was pinned to one core can be unpinned.
 pub(crate) const CAN_WIDEN: bool = cfg!(all(target_os = "linux", not(any(miri, raddle_loom, raddle_shuttle))));
 
-/// The cores that the calling thread may use, rising; none where that cannot be told.
+/// Returns the cores that the calling thread may use, in rising order; none where that is unknown.
 pub(crate) fn allowed() -> Box<[usize]> {
     if cfg!(any(miri, raddle_loom, raddle_shuttle)) {
         return Box::default();
@@ -53,15 +53,15 @@ pub(crate) fn allowed() -> Box<[usize]> {
     cores.into()
 }
 
-/// Keeps the calling thread to `core`; `false` if the operating system refuses.
+/// Pins the calling thread to `core`. Returns `false` if the operating system refuses.
 pub(crate) fn keep_to_one(core: usize) -> bool {
     core_affinity::set_for_current(CoreId { id: core })
 }
 
-/// Keeps the calling thread to `cores`; `false` where that are none, or it cannot be done.
+/// Restricts the calling thread to `cores`. Returns `false` if there are none, or if that fails.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn keep_to(cores: &[usize]) -> bool {
-    // SAFETY: a mask is a number of bits, all of which may be zero.
+    // SAFETY: a mask is an array of bits, for which zero is valid.
     let mut mask: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     for &core in cores.iter().filter(|&&core| core < MAX_CORES) {
         // SAFETY: the mask has a bit for it.
@@ -76,20 +76,20 @@ pub(crate) fn keep_to(_cores: &[usize]) -> bool {
     false
 }
 
-/// What is in both lists.
+/// Returns the elements that are in both lists.
 pub(crate) fn common(some: &[usize], others: &[usize]) -> Vec<usize> {
     some.iter().copied().filter(|core| others.contains(core)).collect()
 }
 
-/// How many threads compute at once on `cores`, counting the quota of the process's control group.
+/// Returns how many threads can compute simultaneously on `cores`, within the quota of the process's control group.
 pub(crate) fn parallelism(cores: &[usize]) -> usize {
-    // The library looks at the calling thread's own cores, which may be one of an engine's.
+    // The library considers the calling thread's own cores, which may be only those of an engine's worker.
     let before = allowed();
     let _restored = (*before != *cores && keep_to(cores)).then(|| Restore(before));
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Puts the calling thread back to these cores when dropped.
+/// Restricts the calling thread to these cores again when dropped.
 pub(crate) struct Restore(pub(crate) Box<[usize]>);
 
 impl Drop for Restore {
@@ -98,23 +98,23 @@ impl Drop for Restore {
     }
 }
 
-/// How many pinned workers, of all engines of the process, each core has. A forked child has none of them.
+/// The number of pinned workers on each core, of all engines of the process. A forked child has none of them.
 static PINNED: PerProcess<Mutex<Vec<usize>>> = PerProcess::new();
 
 fn pinned() -> MutexGuard<'static, Vec<usize>> {
     PINNED.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A core that a worker is pinned to, until it is given back or dropped.
+/// A claim of a core for a pinned worker, until it is given back or dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) core: usize,
     given_back: AtomicBool,
-    birth: Birth,
+    process: ProcessMark,
 }
 
-/// Claims `count` of `cores`, or all if these are fewer: those with the fewest pinned workers, the lower number first
-/// among equals. The claims rise.
+/// Claims `count` of `cores`, or all of them if there are fewer: those with the fewest pinned workers, and among
+/// equals the lower number first. The claims are in rising order.
 pub(crate) fn claim(cores: &[usize], count: usize) -> Vec<Claim> {
     let mut pinned = pinned();
     let most = cores.iter().max().map_or(0, |core| core + 1);
@@ -126,15 +126,15 @@ pub(crate) fn claim(cores: &[usize], count: usize) -> Vec<Claim> {
     chosen.truncate(count);
     chosen.sort_unstable();
     chosen.iter().for_each(|&core| pinned[core] += 1);
-    let birth = Birth::now();
-    chosen.into_iter().map(|core| Claim { core, given_back: AtomicBool::new(false), birth }).collect()
+    let process = ProcessMark::current();
+    chosen.into_iter().map(|core| Claim { core, given_back: AtomicBool::new(false), process }).collect()
 }
 
 impl Claim {
     /// Gives the core back, once.
     pub(crate) fn give_back(&self) {
-        // Relaxed: only decides who takes it off the count, which has a lock.
-        if !self.given_back.swap(true, Relaxed) && !self.birth.is_foreign() {
+        // Relaxed: only decides which call changes the count, which is under a lock.
+        if !self.given_back.swap(true, Relaxed) && !self.process.is_foreign() {
             pinned()[self.core] -= 1;
         }
     }
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_cores_are_read_as_the_kernel_writes_them() {
+    fn lists_of_cores_are_parsed_in_the_kernels_format() {
         assert_eq!(parse("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
         assert_eq!(parse("7"), Some(vec![7]));
         assert_eq!(parse("\n"), Some(vec![]));
@@ -161,18 +161,18 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_not_there_has_no_cores_near() {
+    fn an_absent_device_has_no_near_cores() {
         assert!(cores_near("ffff:ff:1f.7").is_empty());
     }
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_thread_is_kept_to_the_cores_that_it_is_told() {
+    fn a_thread_is_restricted_to_the_given_cores() {
         let kept = std::thread::spawn(|| {
             let before = allowed();
-            assert!(!before.is_empty(), "Linux tells");
-            assert!(!keep_to(&[]), "that would be no core at all");
-            assert!(!keep_to(&[MAX_CORES + 1]), "nor is this one");
+            assert!(!before.is_empty(), "Linux reports the cores");
+            assert!(!keep_to(&[]), "an empty set must be refused");
+            assert!(!keep_to(&[MAX_CORES + 1]), "this core does not exist");
             assert!(keep_to(&[before[0], MAX_CORES + 1]));
             assert_eq!(*allowed(), before[..1]);
             assert_eq!(
@@ -182,16 +182,16 @@ mod tests {
                     std::thread::available_parallelism().map_or(1, NonZero::get)
                 })
                 .join()
-                .expect("it may use all")
+                .expect("the thread does not panic")
             );
-            assert_eq!(allowed().len(), 1, "the look at the others has not moved the thread");
+            assert_eq!(allowed().len(), 1, "asking for other cores must not move the thread");
         });
-        kept.join().expect("it is kept there");
+        kept.join().expect("the thread does not panic");
     }
 
     #[test]
     fn the_least_used_cores_are_claimed_first_and_given_back_once() {
-        // Cores that no engine of a test has.
+        // Cores that no engine of a test uses.
         let cores = [2000, 2001, 2002];
         let numbers = |claims: &[Claim]| claims.iter().map(|claim| claim.core).collect::<Vec<_>>();
         let one = claim(&cores, 1);

@@ -1,4 +1,4 @@
-//! Switches and pauses that tests put into protocols; nothing in ordinary builds.
+//! Switches and pauses that tests use inside protocols; they compile to nothing in ordinary builds.
 
 pub(crate) mod pause;
 pub(crate) mod weaken;

@@ -1,8 +1,8 @@
-//! Switches that take one step out of a protocol, so that a model can show that the step is needed.
+//! Switches that remove one step of a protocol, so that a model can show that the step is needed.
 //!
-//! A twin runs a model of `loom-tests` with one [`Step`] removed and must fail. The switch is
-//! per OS thread, and loom runs all threads of a model on one, so tests do not see each other's. Outside the models
-//! [`removed`] is `false` at compile time.
+//! A twin runs a model of `loom-tests` with one [`Step`] removed and must fail. The switch is per OS thread, and loom
+//! runs all threads of a model on one, so tests do not affect each other. Outside the models [`removed`] is `false` at
+//! compile time.
 
 /// A protocol step that a twin may remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,49 +16,50 @@ pub enum Step {
     TailPastRetired,
     /// A completion carries the operation's writes to its successors (release).
     CompletionReleases,
-    /// A completion hands a reader's own right to read on to the next reader.
+    /// A completion passes a reader's own right to read on to the next reader.
     ReadersPassOn,
-    /// A retired record is reclaimed after the epoch, not at once.
+    /// A retired record is reclaimed after the epoch, not immediately.
     ReclaimAfterEpoch,
-    /// `Worker::search` looks for work once more after it has announced itself.
-    LookAgainBeforePark,
-    /// `Sleep::notify` orders the push before the look at the sleepers by a fence.
+    /// `Worker::search` searches once more after it has announced itself.
+    SearchAgainBeforePark,
+    /// `Sleep::notify` orders the push before the loads of the words by a fence.
     NotifyFence,
-    /// A lane of a device releases what it knows of its complete operations with their number.
+    /// A lane of a device releases what it knows about its complete operations together with their number.
     CompletionOfMarks,
-    /// Lanes of devices take turns at the failures of their variables.
+    /// The lanes of a device take turns at the failures of their variables.
     LanesTakeTurns,
-    /// What is issued on an included stream comes after what was issued on the lane's.
+    /// Work issued on an included stream comes after work issued before on the lane's stream.
     IncludedComesAfter,
-    /// What is issued on the lane's stream comes after what was issued on an included one.
+    /// Work issued on the lane's stream comes after work issued before on an included one.
     IncludedComesBefore,
     /// An operation enters a lane of several workers once (asserted in `Lane::inject`).
     EntersOnce,
-    /// A nap ends by itself.
-    NapEnds,
-    /// `Sleep::retract` says that the worker does not nap any more.
-    RetractNap,
+    /// A timed park ends without a wake-up.
+    TimedParkEnds,
+    /// `Sleep::retract` clears the bit that says that the worker parks with a time limit.
+    RetractTimedPark,
     /// A dropped `Completion` completes its operation.
     DropCompletes,
-    /// It does so at once, also inside the operation's own function (`frame::leave_lost`).
+    /// It does so immediately, also inside the operation's own function (`frame::leave_lost`).
     DropEndsAtOnce,
-    /// An operation of the CPU waits for devices no more once it has come to its lane (`Core::schedule_beside_devices`).
+    /// A CPU operation does not wait for devices any more once it has entered its lane
+    /// (`Core::schedule_beside_devices`).
     EndWaitingForDevices,
-    /// What became ready is placed before the program is told (`Core::to_tell`, `threads::run`).
+    /// Operations that became ready are scheduled before the program is notified (`Core::defer_epilogue`, `workers::execute_otherwise`).
     PlaceBeforeTelling,
     /// The thread of a device's lane wakes futures itself once the engine is closed (`Core::wake`).
     WakeHereOnceClosed,
     /// A shutdown closes the engine when nothing is pending, and waits again (`Core::drain`).
     CloseAndWaitAgain,
-    /// A spare thread whose time is up looks whether it has been offered a worker meanwhile.
-    SparesLookAgain,
-    /// Whoever ends an engine in the background looks again when what was pending is over.
-    EndLooksAgain,
-    /// `PendingOps::leave` tells those who wait for the count.
+    /// A spare thread whose time limit has passed checks whether it was offered a worker meanwhile.
+    SparesCheckAgain,
+    /// The background end of an engine checks again when the operations that were pending have completed.
+    EndChecksAgain,
+    /// `PendingOps::leave` notifies the threads that wait for the count.
     LeaveNotifies,
-    /// `Access::stands_for_the_next` looks whether something stands behind the wait that is to be joined.
+    /// `Access::stands_for_the_next` checks whether an access is behind the wait that is to be joined.
     JoinOnlyTheLast,
-    /// `Access::stands_for_the_next` looks whether that wait is in its queue.
+    /// `Access::stands_for_the_next` checks whether that wait is in its queue.
     JoinWhatIsIn,
 }
 
@@ -79,7 +80,7 @@ mod switch {
         REMOVED.get() == Some(step)
     }
 
-    /// Removes `step` from every model that runs on this OS thread from now on; `None` restores all.
+    /// Removes `step` from every model that runs on this OS thread from now on; `None` restores all steps.
     pub fn remove(step: Option<Step>) {
         REMOVED.set(step);
     }

@@ -1,6 +1,6 @@
-//! The threads of an engine, the workers that they may have, and where they run.
+//! The threads of an engine, the workers that they run, and the cores that they run on.
 //!
-//! A thread that has no worker is a *spare*, which waits for one for a while.
+//! A thread that has no worker is a *spare*: it waits for one until a time limit.
 
 use std::{
     cell::Cell,
@@ -20,48 +20,48 @@ use crate::{
     values::kind::Placement,
 };
 
-/// Threads beyond the workers, each for an operation that waits inside its function. Picked; it bounds what a program that
-/// waits in thousands of operations at once can take from the machine.
+/// Threads beyond the workers, each for an operation that waits inside its function. Picked; it bounds how many
+/// threads a program that waits in thousands of operations simultaneously takes from the machine.
 const MAX_SPARES: usize = 1024;
 
-/// A thread without a worker ends after this time. Picked: long against the waits of a program that goes on waiting. Short
-/// in this crate's own tests, so that they see many ends.
-const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(10) };
+/// A spare thread ends after this time. Picked: long against the waits of a program that keeps waiting. Short in this
+/// crate's own tests, so that they see many threads end.
+const IDLE_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(10) };
 
 /// A worker, which moves between threads.
 pub(crate) type BoxedWorker<T> = Box<Worker<T>>;
 
-/// Why a thread has ended.
+/// Why a thread ended.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// Nobody has needed it for long.
+    /// It was spare for too long.
     Idle,
     /// Its engine has ended.
     Over,
 }
 
-/// One lane to make.
+/// The description of a lane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaneSpec {
     pub(crate) name: &'static str,
     pub(crate) workers: usize,
     pub(crate) idle: IdlePolicy,
-    /// Whether each worker has a core of its own, as far as there are cores.
+    /// Whether each worker has a core of its own, as long as there are enough cores.
     pub(crate) pinned: bool,
 }
 
 /// Numbers of threads.
 #[derive(Default)]
 struct Numbers {
-    /// How many were given out.
+    /// How many numbers were used so far.
     given: usize,
-    /// Those of threads that have ended, or could not be started.
+    /// Numbers of threads that have ended, or could not be started.
     unused: Vec<usize>,
 }
 
 /// The lanes of an engine and its threads.
 pub(crate) struct ThreadPool<T> {
-    /// No other engine of the process has it, now or later.
+    /// Unique among the engines of the process, for ever.
     engine: u64,
     lanes: Box<[Arc<Lane<T>>]>,
     /// The cores that the engine's threads may use.
@@ -74,20 +74,20 @@ pub(crate) struct ThreadPool<T> {
     list: Arc<ThreadList>,
 }
 
-/// A number for an engine, from 1.
+/// Returns a number for an engine, from 1.
 fn next_engine() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     // Relaxed: only distinct numbers are needed.
     NEXT.fetch_add(1, Relaxed)
 }
 
-// The number of the engine that the thread was started for, from 1. It stays when the thread ends, for what its
-// thread-locals do then. An address would not do: another engine may have it by then.
+// The number of the engine that the thread was started for, from 1. It stays set while the thread ends, for the
+// destructors of its thread-locals. An address would not do: another engine may have it by then.
 thread_static!(static STARTED_FOR: Cell<u64> = Cell::new(0));
 
 impl<T: Send + 'static> ThreadPool<T> {
-    /// The lanes of an engine that may use the cores `mask`, and their workers, whose threads are still to be
-    /// [started](Self::start).
+    /// Creates the lanes of an engine that may use the cores `mask`, and their workers. [`spawn`](Self::spawn) starts
+    /// their threads.
     pub(crate) fn new(specs: &[LaneSpec], mask: Box<[usize]>) -> (Self, Vec<BoxedWorker<T>>) {
         let max_threads = specs.iter().map(|spec| spec.workers).sum::<usize>() + MAX_SPARES;
         let mut workers = Vec::new();
@@ -116,7 +116,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         (pool, workers)
     }
 
-    /// A number for a thread that is to be started.
+    /// Returns a number for a new thread, or `None` if there are too many threads.
     pub(crate) fn next_number(&self) -> Option<usize> {
         let mut numbers = lock(&self.numbers);
         if let Some(number) = numbers.unused.pop() {
@@ -129,7 +129,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         Some(numbers.given - 1)
     }
 
-    /// Starts thread `number`, which does `main` with `worker`; gives the worker back if that fails.
+    /// Starts thread `number`, which runs `main` with `worker`. Returns the worker if that fails.
     pub(crate) fn spawn(
         &self,
         number: usize,
@@ -145,8 +145,8 @@ impl<T: Send + 'static> ThreadPool<T> {
         })
     }
 
-    /// Starts a thread, to be joined with the others, that does `main` with a worker and its number among these; gives the
-    /// worker back if that fails.
+    /// Starts a thread that is joined with the others and runs `main` with a worker and the thread's number in the
+    /// list. Returns the worker if that fails.
     pub(crate) fn spawn_with(
         &self,
         name: String,
@@ -165,8 +165,8 @@ impl<T: Send + 'static> ThreadPool<T> {
         spawned.map_err(|error| (error, lock(&slot).take()))
     }
 
-    /// Starts a thread, to be joined with the others, for something that may take as long as it likes. A shutdown
-    /// there, also one in a destructor of a thread-local, does not wait for it.
+    /// Starts a thread that is joined with the others and may take any time. A shutdown on that thread, also in a
+    /// destructor of a thread-local, does not wait for it.
     pub(crate) fn spawn_aside(&self, name: String, main: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let engine = self.engine;
         self.list.spawn(name, move |_| {
@@ -175,13 +175,14 @@ impl<T: Send + 'static> ThreadPool<T> {
         })
     }
 
-    /// Whether the threads have been ended.
+    /// Whether the threads were told to end.
     pub(crate) fn has_ended(&self) -> bool {
         self.spares.have_ended()
     }
 
-    /// Finds a thread for `worker`, whose thread is about to sleep: a spare one, or a new one that does `main` with its number
-    /// and the worker. Gives the worker back if there is none, with the reason if that is the operating system's.
+    /// Finds a thread for `worker`, whose own thread is about to sleep: a spare one, or a new one that runs `main`
+    /// with its number and the worker. Returns the worker if there is none, with the error if the operating system
+    /// refused a thread.
     pub(crate) fn give_away(
         &self,
         worker: BoxedWorker<T>,
@@ -199,24 +200,24 @@ impl<T: Send + 'static> ThreadPool<T> {
         })
     }
 
-    /// Takes back the number of a thread that has ended or could not be started.
+    /// Releases the number of a thread that has ended or could not be started.
     pub(crate) fn return_number(&self, number: usize) {
         lock(&self.numbers).unused.push(number);
     }
 
-    /// Waits, as a spare, for a worker to carry; `None` if the engine has ended, or none has come for long.
+    /// Waits, as a spare, for a worker to run. Returns `None` if the engine has ended, or the time limit has passed.
     pub(crate) fn await_offer(&self) -> Option<BoxedWorker<T>> {
-        // Models have no clock: there the time would be up at once.
-        let until = if cfg!(any(raddle_loom, raddle_shuttle)) { None } else { Some(Instant::now() + PATIENCE) };
+        // Models have no clock: there the time limit would pass immediately.
+        let until = if cfg!(any(raddle_loom, raddle_shuttle)) { None } else { Some(Instant::now() + IDLE_TIMEOUT) };
         self.spares.wait(until)
     }
 
-    /// The calling thread is about to wait: the workers that have made way for it take over.
-    pub(crate) fn rouse(&self) {
-        self.lanes.iter().for_each(|lane| lane.rouse());
+    /// Wakes the workers that yielded their cores to the calling thread, which is about to wait.
+    pub(crate) fn wake_yielded(&self) {
+        self.lanes.iter().for_each(|lane| lane.wake_yielded());
     }
 
-    /// Lets all threads end. To be called when nothing is pending.
+    /// Ends all threads. Must be called only when nothing is pending.
     pub(crate) fn end(&self) {
         for lane in &self.lanes {
             lane.end();
@@ -224,8 +225,8 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.spares.end();
     }
 
-    /// Waits until all threads have ended, which they must have been [told](Self::end); not to be called by one of them.
-    /// Gives the names of those that have not been joined by the deadline.
+    /// Waits until all threads have ended, which [`end`](Self::end) must have asked of them. Must not be called by one
+    /// of them. Returns the names of those that have not been joined by the deadline.
     pub(crate) fn join(&self, deadline: Option<Instant>) -> Result<(), Vec<String>> {
         match deadline {
             Some(deadline) => self.list.join_until(deadline),
@@ -236,12 +237,12 @@ impl<T: Send + 'static> ThreadPool<T> {
         }
     }
 
-    /// Whether somebody was told of threads that have not ended yet.
+    /// Whether a deadline has passed with threads that have not ended yet.
     pub(crate) fn has_left_behind(&self) -> bool {
         self.list.has_left_behind()
     }
 
-    /// Lets a worker's thread end that has forked, in the child.
+    /// Ends the thread of a worker that has forked, in the child process.
     pub(crate) fn end_in_child(&self) {
         self.lanes.iter().for_each(|lane| lane.end_in_child());
     }
@@ -255,8 +256,8 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.cores[self.lane_of(worker)][worker.index()].as_ref()
     }
 
-    /// Puts the calling thread on the core of `worker`, or on all of the engine's.
-    pub(crate) fn place(&self, worker: &Worker<T>) -> Placement {
+    /// Pins the calling thread to the core of `worker`, or else allows it all cores of the engine.
+    pub(crate) fn pin_to_core(&self, worker: &Worker<T>) -> Placement {
         match self.core_of(worker) {
             Some(claim) if topology::keep_to_one(claim.core) => Placement::Pinned(claim.core),
             claim => {
@@ -299,12 +300,12 @@ pub(crate) use super::thread_list::MANY as MANY_ENDED;
 
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
 impl<T> ThreadPool<T> {
-    /// How many threads have been started, and how many are in the list.
+    /// Returns how many threads were started, and how many are in the list.
     pub(crate) fn count(&self) -> (u64, usize) {
         self.list.count()
     }
 
-    /// How many numbers there are for threads.
+    /// How many numbers of threads were used.
     pub(crate) fn numbers_given(&self) -> usize {
         lock(&self.numbers).given
     }

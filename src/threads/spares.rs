@@ -1,25 +1,25 @@
-//! Threads without a worker, each of which waits for one for a while.
+//! Spare threads: threads without a worker, each of which waits for one until a time limit.
 //!
-//! # States of a seat
+//! # States of a slot
 //!
-//! | state | who changes it | what becomes of its thread |
+//! | state | changed by | effect on its thread |
 //! |---|---|---|
-//! | in the list | the thread that sits there put it in | it waits |
-//! | taken by `offer` | whoever has a worker to give | it gets that worker, also if its time is up meanwhile |
-//! | taken by `end` | whoever ends the engine | it ends |
-//! | taken by its thread, whose time is up | that thread | it ends |
+//! | in the list | its thread, which put it in | it waits |
+//! | taken by `offer` | the thread that has a worker to give away | it gets that worker, even if its time limit passes meanwhile |
+//! | taken by `end` | the thread that ends the engine | it ends |
+//! | taken by its own thread | its thread, whose time limit has passed | it ends |
 //!
-//! A seat is taken out of the list under the lock, by one of these three. So a worker is offered to a thread that will have
-//! it or to nobody, and a thread that gives up has been offered none. The seat that was last put in is taken first: where
-//! few threads are enough, the others grow old.
+//! A slot is removed from the list under the lock, by exactly one of these three. So a worker is offered to a thread
+//! that will take it or to none, and a thread that gives up was offered none. The slot that was put in last is taken
+//! first: if few threads are enough, the others reach their time limits.
 //!
 //! # Edges
 //!
-//! The worker, and all that its thread did with it, is handed over by the lock of the seat.
+//! The lock of the slot hands over the worker, and all that its thread did with it.
 //!
 //! # Progress
 //!
-//! Locks that are held for a few steps each, and around nothing foreign.
+//! The locks are held for a few steps each, and no foreign code runs under them.
 
 use std::{mem, sync::Arc, time::Instant};
 
@@ -28,100 +28,100 @@ use crate::{
     testing::weaken::{Step, removed},
 };
 
-/// What a thread that waits has been given.
-enum Given<W> {
-    Nothing,
+/// What a waiting thread was offered.
+enum Offer<W> {
+    None,
     Worker(W),
     /// There will be no more workers.
     End,
 }
 
-struct Seat<W> {
-    given: Mutex<Given<W>>,
+struct Slot<W> {
+    offer: Mutex<Offer<W>>,
     changed: Condvar,
 }
 
 struct State<W> {
-    seats: Vec<Arc<Seat<W>>>,
+    slots: Vec<Arc<Slot<W>>>,
     ended: bool,
 }
 
-/// Threads without a worker `W`.
+/// Threads that wait for a worker `W`.
 pub struct SpareThreads<W>(Mutex<State<W>>);
 
 impl<W> std::fmt::Debug for SpareThreads<W> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SpareThreads").field("seats", &lock(&self.0).seats.len()).finish_non_exhaustive()
+        f.debug_struct("SpareThreads").field("slots", &lock(&self.0).slots.len()).finish_non_exhaustive()
     }
 }
 
 impl<W> Default for SpareThreads<W> {
     fn default() -> Self {
-        Self(Mutex::new(State { seats: Vec::new(), ended: false }))
+        Self(Mutex::new(State { slots: Vec::new(), ended: false }))
     }
 }
 
 impl<W> SpareThreads<W> {
-    /// Gives `worker` to a thread that waits for one, or back if none does.
+    /// Gives `worker` to a waiting thread.
     ///
     /// # Errors
-    /// No thread waits.
+    /// Returns the worker if no thread waits.
     pub fn offer(&self, worker: W) -> Result<(), W> {
-        let seat = lock(&self.0).seats.pop();
-        match seat {
-            Some(seat) => {
-                seat.give(Given::Worker(worker));
+        let slot = lock(&self.0).slots.pop();
+        match slot {
+            Some(slot) => {
+                slot.set(Offer::Worker(worker));
                 Ok(())
             }
             None => Err(worker),
         }
     }
 
-    /// Waits for a worker. `None`: the engine has ended, or the time was up. In models the time, if there is one, is up at
-    /// once.
+    /// Waits for a worker. Returns `None` if the engine has ended or the deadline has passed. In models a deadline
+    /// passes immediately.
     pub fn wait(&self, until: Option<Instant>) -> Option<W> {
-        let seat = Arc::new(Seat { given: Mutex::new(Given::Nothing), changed: Condvar::new() });
+        let slot = Arc::new(Slot { offer: Mutex::new(Offer::None), changed: Condvar::new() });
         {
             let mut state = lock(&self.0);
             if state.ended {
                 return None;
             }
-            state.seats.push(Arc::clone(&seat));
+            state.slots.push(Arc::clone(&slot));
         }
-        match seat.wait(until) {
-            Given::Worker(worker) => return Some(worker),
-            Given::End => return None,
-            Given::Nothing => {}
+        match slot.wait(until) {
+            Offer::Worker(worker) => return Some(worker),
+            Offer::End => return None,
+            Offer::None => {}
         }
-        if self.leave(&seat) {
+        if self.leave(&slot) {
             return None;
         }
-        // Somebody has taken the seat, and is about to give something.
-        match seat.wait(None) {
-            Given::Worker(worker) => Some(worker),
-            Given::Nothing | Given::End => None,
+        // Another thread has taken the slot, and is about to make its offer.
+        match slot.wait(None) {
+            Offer::Worker(worker) => Some(worker),
+            Offer::None | Offer::End => None,
         }
     }
 
-    /// Takes `seat`, of the calling thread, out of the list; `false` if somebody else has.
-    fn leave(&self, seat: &Arc<Seat<W>>) -> bool {
+    /// Removes `slot`, of the calling thread, from the list. Returns `false` if another thread has taken it.
+    fn leave(&self, slot: &Arc<Slot<W>>) -> bool {
         let mut state = lock(&self.0);
-        let place = state.seats.iter().position(|other| Arc::ptr_eq(other, seat));
-        if let Some(place) = place {
-            state.seats.remove(place);
+        let index = state.slots.iter().position(|other| Arc::ptr_eq(other, slot));
+        if let Some(index) = index {
+            state.slots.remove(index);
         }
-        place.is_some() || removed(Step::SparesLookAgain)
+        index.is_some() || removed(Step::SparesCheckAgain)
     }
 
-    /// Tells all that wait, and whoever comes later, that there will be no more workers.
+    /// Ends all waits, and every later one: there will be no more workers.
     pub fn end(&self) {
-        let seats = {
+        let slots = {
             let mut state = lock(&self.0);
             state.ended = true;
-            mem::take(&mut state.seats)
+            mem::take(&mut state.slots)
         };
-        for seat in seats {
-            seat.give(Given::End);
+        for slot in slots {
+            slot.set(Offer::End);
         }
     }
 
@@ -131,26 +131,26 @@ impl<W> SpareThreads<W> {
     }
 }
 
-impl<W> Seat<W> {
-    fn give(&self, what: Given<W>) {
-        *lock(&self.given) = what;
+impl<W> Slot<W> {
+    fn set(&self, offer: Offer<W>) {
+        *lock(&self.offer) = offer;
         self.changed.notify_one();
     }
 
-    /// Takes what is given; nothing only if the time is up.
-    fn wait(&self, until: Option<Instant>) -> Given<W> {
-        let mut given = lock(&self.given);
+    /// Takes the offer; `None` only if the deadline has passed.
+    fn wait(&self, until: Option<Instant>) -> Offer<W> {
+        let mut offer = lock(&self.offer);
         loop {
-            match mem::replace(&mut *given, Given::Nothing) {
-                Given::Nothing => {}
-                something => return something,
+            match mem::replace(&mut *offer, Offer::None) {
+                Offer::None => {}
+                offer => return offer,
             }
             if cfg!(any(raddle_loom, raddle_shuttle)) && until.is_some() {
-                return Given::Nothing;
+                return Offer::None;
             }
-            match wait_until(&self.changed, given, until) {
-                Ok(again) => given = again,
-                Err(_) => return Given::Nothing,
+            match wait_until(&self.changed, offer, until) {
+                Ok(again) => offer = again,
+                Err(_) => return Offer::None,
             }
         }
     }
@@ -163,12 +163,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_workers_offered_at_once_are_both_taken() {
+    fn two_workers_offered_concurrently_are_both_taken() {
         for _ in 0..1000 {
             let (spares, start) = (SpareThreads::default(), Barrier::new(3));
             let taken: usize = thread::scope(|scope| {
                 let waits = [(); 2].map(|()| scope.spawn(|| spares.wait(None).expect("a worker")));
-                while lock(&spares.0).seats.len() < 2 {
+                while lock(&spares.0).slots.len() < 2 {
                     thread::yield_now();
                 }
                 for worker in [1, 2] {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_offered_to_who_gives_up_is_taken_or_given_back() {
+    fn a_worker_offered_to_a_thread_that_gives_up_is_taken_or_returned() {
         let mut taken = 0;
         for round in 0..2000 {
             let (spares, start) = (SpareThreads::default(), Barrier::new(2));
@@ -200,20 +200,20 @@ mod tests {
                 assert_eq!(wait.join().expect("it ends").is_some(), offered);
                 taken += u32::from(offered);
             });
-            assert!(lock(&spares.0).seats.is_empty());
+            assert!(lock(&spares.0).slots.is_empty());
         }
         println!("{taken} of 2000 were taken");
     }
 
-    /// So that those whom nobody needs grow old.
+    /// So that threads that are not needed reach their time limits.
     #[test]
-    fn who_sat_down_last_is_offered_a_worker_first() {
+    fn the_last_waiter_is_offered_a_worker_first() {
         let spares = SpareThreads::default();
         thread::scope(|scope| {
             let waits: Vec<_> = (1..=3)
                 .map(|count| {
                     let wait = scope.spawn(|| spares.wait(None));
-                    while lock(&spares.0).seats.len() < count {
+                    while lock(&spares.0).slots.len() < count {
                         thread::yield_now();
                     }
                     wait
@@ -228,11 +228,11 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_told_to_those_who_wait_and_to_those_who_come() {
+    fn the_end_reaches_current_and_later_waiters() {
         let spares = SpareThreads::<()>::default();
         thread::scope(|scope| {
             let wait = scope.spawn(|| spares.wait(None));
-            while lock(&spares.0).seats.is_empty() {
+            while lock(&spares.0).slots.is_empty() {
                 thread::yield_now();
             }
             spares.end();

@@ -1,15 +1,16 @@
 //! The threads of an engine that have not been joined.
 //!
-//! A thread is entered before it is started, and struck out when it has been joined. So whoever finds the roll empty
-//! knows that no thread that was entered before runs any more, nor a destructor of its thread-locals.
+//! A thread is added to the list before it is started, and removed when it has been joined. So when the list is empty,
+//! no thread that was added before runs any more, nor a destructor of its thread-locals.
 //!
-//! A thread says itself that its main function has returned, and can be joined from then on. That takes as long as
-//! destructors of the program take: nobody joins with a lock held, and who has a deadline has helpers join, threads
-//! that do nothing else and are not entered. While a helper waits for a destructor, another one joins the other
-//! threads. If many threads that end by themselves have not been joined, helpers join those as well.
+//! A thread marks its own entry when its main function has returned, and can be joined from then on. The join takes as
+//! long as the program's destructors take: so no thread joins with a lock held, and a caller with a deadline has
+//! helpers join. Helpers are threads that do nothing else and are not in the list. While one helper waits for a
+//! destructor, another one joins the other threads. If many threads that end on their own have not been joined,
+//! helpers join those as well.
 //!
-//! Where no helper can be started, who has a deadline joins those that have ended for certain. Only Linux tells which;
-//! elsewhere it is enough that the main function has returned, and the thread is detached.
+//! If no helper can be started, a caller with a deadline joins the threads that have certainly ended. Only Linux tells
+//! which have; elsewhere a thread whose main function has returned is detached.
 
 use std::{
     io,
@@ -20,7 +21,7 @@ use std::{
 use crate::{
     sync::{
         Condvar, Mutex, MutexGuard,
-        fork::Birth,
+        fork::ProcessMark,
         lock,
         thread::{self, JoinHandle},
         wait_until,
@@ -28,33 +29,32 @@ use crate::{
     system::panics,
 };
 
-/// How long threads that can be joined wait for that, where there is a deadline, before another helper is started.
-/// Picked.
-const LOOK: Duration = Duration::from_millis(1);
+/// How long joinable threads wait to be joined, if there is a deadline, before another helper is started. Picked.
+const HELPER_DELAY: Duration = Duration::from_millis(1);
 
-/// Threads that have ended by themselves and wait to be joined, about at most. Picked.
+/// Threads that have ended on their own and wait to be joined, about at most. Picked.
 pub(crate) const MANY: usize = 16;
 
 struct Entry {
     number: u64,
     name: String,
-    /// Of a thread that was started, and that nobody joins yet.
+    /// Set when the thread was started, until a thread joins it.
     handle: Option<JoinHandle<()>>,
-    /// It ends by itself.
+    /// It ends on its own.
     leaves: bool,
     /// Its main function has returned.
-    over: bool,
+    returned: bool,
 }
 
 #[derive(Default)]
 struct List {
     entries: Vec<Entry>,
     next: u64,
-    /// How many helpers there are.
+    /// The number of helpers.
     helpers: usize,
     /// A deadline has passed with threads that had not ended.
     left_behind: bool,
-    /// How many helpers were ever asked for.
+    /// How many helpers were ever requested.
     #[cfg(test)]
     asked: usize,
 }
@@ -67,14 +67,14 @@ pub(crate) struct ThreadList {
 }
 
 impl Entry {
-    /// Whether it can be joined, which takes no longer than destructors.
+    /// Whether the thread can be joined, which takes no longer than destructors.
     fn is_joinable(&self) -> bool {
-        self.over && self.handle.is_some()
+        self.returned && self.handle.is_some()
     }
 
-    /// Whether somebody joins it, or for a moment whoever starts it has yet to note its handle.
+    /// Whether a thread is joining it, or the thread that starts it has yet to store its handle.
     fn is_being_joined(&self) -> bool {
-        self.over && self.handle.is_none()
+        self.returned && self.handle.is_none()
     }
 }
 
@@ -87,27 +87,27 @@ impl List {
         self.entries.iter().filter(|entry| entry.is_joinable()).count()
     }
 
-    /// Whether there is something to join, and no helper is about to.
+    /// Whether there are joinable threads, and no helper is about to join them.
     fn wants_help(&self) -> bool {
         self.joinable() > 0 && self.helpers <= self.entries.iter().filter(|entry| entry.is_being_joined()).count()
     }
 
-    /// Takes the handle of a thread that can be joined.
+    /// Takes the handle of a joinable thread.
     fn take(&mut self) -> Option<(u64, JoinHandle<()>)> {
         let entry = self.entries.iter_mut().find(|entry| entry.is_joinable())?;
         Some((entry.number, entry.handle.take()?))
     }
 
-    fn strike_out(&mut self, number: u64) {
-        if let Some(place) = self.position(number) {
-            self.entries.swap_remove(place);
+    fn remove(&mut self, number: u64) {
+        if let Some(index) = self.position(number) {
+            self.entries.swap_remove(index);
         }
     }
 
-    /// Joins those that have ended for certain, and strikes them out.
+    /// Joins and removes the threads that have certainly ended.
     fn join_ended(&mut self) {
         self.entries.retain_mut(|entry| {
-            if !entry.over {
+            if !entry.returned {
                 return true;
             }
             match entry.handle.take().map(try_join) {
@@ -122,13 +122,14 @@ impl List {
     }
 }
 
-/// Joins a thread whose main function has returned, if that takes no time. Detaches it where nothing tells.
+/// Joins a thread whose main function has returned, if that takes no time. Detaches it where the operating system does
+/// not tell.
 fn try_join(handle: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
     #[cfg(all(target_os = "linux", any(target_env = "gnu", target_env = "musl"), not(raddle_shuttle)))]
     {
         use std::os::unix::thread::JoinHandleExt;
 
-        // SAFETY: nobody has joined the thread or detached it, which only its handle allows. Nothing is written.
+        // SAFETY: the thread was neither joined nor detached, since only its handle allows that. Nothing is written.
         if unsafe { libc::pthread_tryjoin_np(handle.as_pthread_t(), std::ptr::null_mut()) } != 0 {
             return Err(handle);
         }
@@ -140,66 +141,66 @@ fn try_join(handle: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
     Ok(())
 }
 
-/// Notes at its drop that the main function of a thread has returned.
-struct Main {
-    roll: Arc<ThreadList>,
+/// Marks, when dropped, that the main function of a thread has returned.
+struct MainGuard {
+    threads: Arc<ThreadList>,
     number: u64,
-    birth: Birth,
+    process: ProcessMark,
 }
 
-impl Drop for Main {
+impl Drop for MainGuard {
     fn drop(&mut self) {
-        if self.birth.is_foreign() {
+        if self.process.is_foreign() {
             // In a forked child the lock may be held for ever.
             return;
         }
-        let mut list = lock(&self.roll.list);
-        let Some(place) = list.position(self.number) else { return };
-        list.entries[place].over = true;
-        let many = list.entries[place].leaves && list.joinable() >= MANY * (list.helpers + 1);
+        let mut list = lock(&self.threads.list);
+        let Some(index) = list.position(self.number) else { return };
+        list.entries[index].returned = true;
+        let many = list.entries[index].leaves && list.joinable() >= MANY * (list.helpers + 1);
         drop(list);
-        self.roll.changed.notify_all();
+        self.threads.changed.notify_all();
         if many {
-            // If it cannot be started, the next thread that leaves tries again.
-            let _ = self.roll.find_help();
+            // If no helper can be started, the next thread that leaves tries again.
+            let _ = self.threads.start_helper();
         }
     }
 }
 
 impl ThreadList {
-    /// Starts a thread that does `main`, which is given the thread's number here.
+    /// Starts a thread that runs `main` with the thread's number in the list.
     pub(crate) fn spawn(self: &Arc<Self>, name: String, main: impl FnOnce(u64) + Send + 'static) -> io::Result<()> {
         let number = {
             let mut list = lock(&self.list);
             list.next += 1;
             let number = list.next;
-            list.entries.push(Entry { number, name: name.clone(), handle: None, leaves: false, over: false });
+            list.entries.push(Entry { number, name: name.clone(), handle: None, leaves: false, returned: false });
             number
         };
-        let roll = Arc::clone(self);
-        let whole = move || {
-            let _main = Main { roll, number, birth: Birth::now() };
+        let threads = Arc::clone(self);
+        let run = move || {
+            let _main = MainGuard { threads, number, process: ProcessMark::current() };
             main(number);
         };
-        let spawned = thread::Builder::new().name(name).spawn(whole);
+        let spawned = thread::Builder::new().name(name).spawn(run);
         let mut list = lock(&self.list);
-        let place = list.position(number).expect("only a thread that was started is struck out");
-        let result = spawned.map(|handle| list.entries[place].handle = Some(handle));
+        let index = list.position(number).expect("only threads that were started are removed");
+        let result = spawned.map(|handle| list.entries[index].handle = Some(handle));
         if result.is_err() {
-            list.entries.swap_remove(place);
+            list.entries.swap_remove(index);
         }
         drop(list);
         self.changed.notify_all();
         result
     }
 
-    /// The calling thread, `number`, ends by itself: nobody may come to join it for long.
+    /// Marks that the calling thread, `number`, ends on its own, so that no thread may come to join it for long.
     ///
-    /// It joins none of the others itself, since their destructors may wait for its own.
+    /// It does not join others itself, since their destructors may wait for its own.
     pub(crate) fn leave(&self, number: u64) {
         let mut list = lock(&self.list);
-        if let Some(place) = list.position(number) {
-            list.entries[place].leaves = true;
+        if let Some(index) = list.position(number) {
+            list.entries[index].leaves = true;
         }
     }
 
@@ -209,7 +210,7 @@ impl ThreadList {
             drop(list);
             let panicked = handle.join().is_err();
             list = lock(&self.list);
-            list.strike_out(number);
+            list.remove(number);
             self.changed.notify_all();
             if panicked {
                 drop(list);
@@ -229,7 +230,7 @@ impl ThreadList {
         }
     }
 
-    /// As [`join_all`](Self::join_all), at most until `deadline`; gives the names of those that have not been joined.
+    /// Joins all threads until `deadline` at most. Returns the names of those that have not been joined.
     pub(crate) fn join_until(self: &Arc<Self>, deadline: Instant) -> Result<(), Vec<String>> {
         if cfg!(any(raddle_loom, raddle_shuttle)) {
             // Models have no clock.
@@ -237,19 +238,19 @@ impl ThreadList {
             return Ok(());
         }
         let mut list = lock(&self.list);
-        // Nobody seems to join those that can be joined. Whoever does says so.
+        // Whether no thread seems to join the joinable ones. Each join notifies.
         let mut stalled = true;
         while !list.entries.is_empty() {
             if stalled && list.wants_help() {
                 drop(list);
-                let helped = self.find_help();
+                let helped = self.start_helper();
                 list = lock(&self.list);
                 if !helped {
                     list.join_ended();
                     self.changed.notify_all();
                 }
                 if list.entries.is_empty() {
-                    // While the lock was given up.
+                    // The lock was released meanwhile.
                     break;
                 }
             }
@@ -258,15 +259,15 @@ impl ThreadList {
                 list.left_behind = true;
                 return Err(list.entries.iter().map(|entry| entry.name.clone()).collect());
             }
-            let look = if list.joinable() > 0 { deadline.min(now + LOOK) } else { deadline };
-            list = wait_until(&self.changed, list, Some(look)).unwrap_or_else(|_| lock(&self.list));
-            stalled = list.helpers == 0 || Instant::now() >= look;
+            let wake_at = if list.joinable() > 0 { deadline.min(now + HELPER_DELAY) } else { deadline };
+            list = wait_until(&self.changed, list, Some(wake_at)).unwrap_or_else(|_| lock(&self.list));
+            stalled = list.helpers == 0 || Instant::now() >= wake_at;
         }
         Ok(())
     }
 
-    /// Has another thread join those that can be joined; `false` if there is none to be had.
-    fn find_help(self: &Arc<Self>) -> bool {
+    /// Starts a helper that joins the joinable threads. Returns `false` if no thread can be started.
+    fn start_helper(self: &Arc<Self>) -> bool {
         {
             let mut list = lock(&self.list);
             list.helpers += 1;
@@ -275,9 +276,9 @@ impl ThreadList {
                 list.asked += 1;
             }
         }
-        let roll = Arc::clone(self);
-        // Under one lock it finds nothing to join, and is no helper any more.
-        let help = move || roll.join_some(lock(&roll.list)).helpers -= 1;
+        let threads = Arc::clone(self);
+        // Finding nothing to join and ceasing to be a helper are one step under the lock.
+        let help = move || threads.join_some(lock(&threads.list)).helpers -= 1;
         let started = thread::Builder::new().name("raddle-join".to_owned()).spawn(help).is_ok();
         if !started {
             lock(&self.list).helpers -= 1;
@@ -291,7 +292,7 @@ impl ThreadList {
         list.left_behind && !list.entries.is_empty()
     }
 
-    /// How many threads were ever entered, and how many are.
+    /// Returns how many threads were ever added, and how many are in the list.
     #[cfg(test)]
     pub(crate) fn count(&self) -> (u64, usize) {
         let list = lock(&self.list);
@@ -305,7 +306,7 @@ mod tests {
 
     use super::*;
 
-    /// How long something may take that is to happen.
+    /// Time limit for events that must happen.
     const AWHILE: Duration = Duration::from_secs(20);
 
     /// How long a test waits to see that something does not happen.
@@ -315,12 +316,12 @@ mod tests {
     fn eventually(what: &str, condition: impl Fn() -> bool) {
         let start = Instant::now();
         while !condition() {
-            assert!(start.elapsed() < AWHILE, "still not: {what}");
+            assert!(start.elapsed() < AWHILE, "not within the time limit: {what}");
             thread::yield_now();
         }
     }
 
-    /// Says when it is dropped, and waits until there is no sender any more.
+    /// Sends when it is dropped, and blocks until the sender of its channel is dropped.
     struct Blocks(mpsc::Sender<()>, mpsc::Receiver<()>);
 
     impl Drop for Blocks {
@@ -330,122 +331,122 @@ mod tests {
         }
     }
 
-    /// Starts a thread that ends by itself, and stays in the destructor of a thread-local until what this gives is
-    /// dropped. When this returns the thread is there.
-    fn spawn_blocked(roll: &Arc<ThreadList>, name: &str) -> mpsc::Sender<()> {
+    /// Starts a thread that ends on its own, and blocks in the destructor of a thread-local until the returned sender
+    /// is dropped. The thread is blocked when this returns.
+    fn spawn_blocked(threads: &Arc<ThreadList>, name: &str) -> mpsc::Sender<()> {
         thread_local!(static LOCAL: RefCell<Option<Blocks>> = const { RefCell::new(None) });
         let ((sender, inside), (release, held)) = (mpsc::channel(), mpsc::channel());
-        let inner = Arc::clone(roll);
+        let inner = Arc::clone(threads);
         let main = move |number| {
             LOCAL.set(Some(Blocks(sender, held)));
             inner.leave(number);
         };
-        roll.spawn(name.to_owned(), main).expect("a thread starts");
+        threads.spawn(name.to_owned(), main).expect("a thread starts");
         inside.recv_timeout(AWHILE).expect("the destructor runs");
         release
     }
 
-    /// Starts a thread that ends by itself.
-    fn spawn_short(roll: &Arc<ThreadList>) {
-        let inner = Arc::clone(roll);
-        roll.spawn("short".to_owned(), move |number| inner.leave(number)).expect("a thread starts");
+    /// Starts a thread that ends on its own.
+    fn spawn_short(threads: &Arc<ThreadList>) {
+        let inner = Arc::clone(threads);
+        threads.spawn("short".to_owned(), move |number| inner.leave(number)).expect("a thread starts");
     }
 
     #[test]
-    fn who_joins_all_joins_those_as_well_that_have_ended_by_themselves() {
-        let roll = Arc::new(ThreadList::default());
-        (0..100).for_each(|_| spawn_short(&roll));
-        roll.join_all();
-        assert_eq!(roll.count(), (100, 0));
-        assert!(roll.join_until(Instant::now()).is_ok());
+    fn join_all_joins_threads_that_ended_on_their_own() {
+        let threads = Arc::new(ThreadList::default());
+        (0..100).for_each(|_| spawn_short(&threads));
+        threads.join_all();
+        assert_eq!(threads.count(), (100, 0));
+        assert!(threads.join_until(Instant::now()).is_ok());
     }
 
     #[test]
-    fn a_thread_that_has_ended_by_itself_is_waited_for_until_its_destructors_have_run() {
-        let roll = Arc::new(ThreadList::default());
-        let release = spawn_blocked(&roll, "blocked");
+    fn join_all_waits_for_the_destructors_of_a_thread_that_ended_on_its_own() {
+        let threads = Arc::new(ThreadList::default());
+        let release = spawn_blocked(&threads, "blocked");
         for _ in 0..8 * MANY {
-            spawn_short(&roll);
-            // That one cannot be joined yet keeps no other from it.
-            eventually("few are left", || roll.count().1 <= 1 + 2 * MANY);
+            spawn_short(&threads);
+            // The blocked thread keeps no other from being joined.
+            eventually("few threads are left", || threads.count().1 <= 1 + 2 * MANY);
         }
         let (sender, joined) = mpsc::channel();
-        let inner = Arc::clone(&roll);
+        let inner = Arc::clone(&threads);
         let other = thread::spawn(move || {
             inner.join_all();
-            sender.send(()).expect("somebody listens");
+            sender.send(()).expect("the receiver exists");
         });
         assert!(joined.recv_timeout(MOMENT).is_err(), "a destructor was not waited for");
         drop(release);
-        joined.recv_timeout(AWHILE).expect("all have ended");
+        joined.recv_timeout(AWHILE).expect("join_all returns");
         other.join().expect("it does not panic");
-        assert_eq!(roll.count().1, 0);
+        assert_eq!(threads.count().1, 0);
     }
 
     #[test]
-    fn who_has_a_deadline_is_told_of_those_that_have_not_ended() {
-        let roll = Arc::new(ThreadList::default());
+    fn a_join_with_a_deadline_names_the_threads_that_have_not_ended() {
+        let threads = Arc::new(ThreadList::default());
         let (release, held) = mpsc::channel::<()>();
         let hold = move |_| _ = held.recv();
-        roll.spawn("held".to_owned(), hold).expect("a thread starts");
-        roll.spawn("short".to_owned(), |_| ()).expect("a thread starts");
-        let look = || roll.join_until(Instant::now() + Duration::from_millis(20));
+        threads.spawn("held".to_owned(), hold).expect("a thread starts");
+        threads.spawn("short".to_owned(), |_| ()).expect("a thread starts");
+        let join = || threads.join_until(Instant::now() + Duration::from_millis(20));
         let start = Instant::now();
-        while look() != Err(vec!["held".to_owned()]) {
+        while join() != Err(vec!["held".to_owned()]) {
             assert!(start.elapsed() < AWHILE, "the short thread does not end");
         }
-        assert!(roll.has_left_behind());
+        assert!(threads.has_left_behind());
         drop(release);
-        roll.join_all();
-        assert!(!roll.has_left_behind());
-        assert_eq!(look(), Ok(()));
+        threads.join_all();
+        assert!(!threads.has_left_behind());
+        assert_eq!(join(), Ok(()));
     }
 
     #[test]
-    fn who_has_a_deadline_is_told_of_those_that_are_inside_destructors() {
-        let roll = Arc::new(ThreadList::default());
+    fn a_join_with_a_deadline_names_the_threads_inside_destructors() {
+        let threads = Arc::new(ThreadList::default());
         let names = ["first", "second", "third"];
-        let releases = names.map(|name| spawn_blocked(&roll, name));
-        spawn_short(&roll);
-        let look = |time| {
-            let left = roll.join_until(Instant::now() + time);
+        let releases = names.map(|name| spawn_blocked(&threads, name));
+        spawn_short(&threads);
+        let join = |time| {
+            let left = threads.join_until(Instant::now() + time);
             left.map_err(|mut left| {
                 left.sort();
                 left
             })
         };
         for time in [Duration::ZERO, MOMENT] {
-            let left = look(time).expect_err("three threads have not ended");
+            let left = join(time).expect_err("three threads have not ended");
             assert!(names.iter().all(|name| left.iter().any(|left| left == name)), "{left:?}");
         }
-        // Those that block keep no other from being joined.
+        // The blocked threads keep no other from being joined.
         let start = Instant::now();
-        while look(MOMENT) != Err(names.map(str::to_owned).to_vec()) {
+        while join(MOMENT) != Err(names.map(str::to_owned).to_vec()) {
             assert!(start.elapsed() < AWHILE, "the short thread does not end");
         }
         drop(releases);
-        assert_eq!(look(AWHILE), Ok(()));
+        assert_eq!(join(AWHILE), Ok(()));
     }
 
     #[test]
-    fn who_waits_for_a_thread_that_another_one_joins_starts_none() {
-        let roll = Arc::new(ThreadList::default());
-        let release = spawn_blocked(&roll, "blocked");
-        let inner = Arc::clone(&roll);
+    fn a_join_starts_no_helper_for_a_thread_that_is_being_joined() {
+        let threads = Arc::new(ThreadList::default());
+        let release = spawn_blocked(&threads, "blocked");
+        let inner = Arc::clone(&threads);
         let other = thread::spawn(move || inner.join_all());
-        eventually("it is being joined", || lock(&roll.list).entries.iter().all(Entry::is_being_joined));
-        let left = roll.join_until(Instant::now() + MOMENT);
+        eventually("the other thread joins it", || lock(&threads.list).entries.iter().all(Entry::is_being_joined));
+        let left = threads.join_until(Instant::now() + MOMENT);
         assert_eq!(left, Err(vec!["blocked".to_owned()]));
-        assert_eq!(lock(&roll.list).asked, 0);
+        assert_eq!(lock(&threads.list).asked, 0);
         drop(release);
         other.join().expect("it does not panic");
     }
 
     #[test]
-    fn a_thread_that_panics_is_joined_as_well() {
-        let roll = Arc::new(ThreadList::default());
-        roll.spawn(String::new(), |_| std::panic::resume_unwind(Box::new(()))).expect("a thread starts");
-        roll.join_all();
-        assert_eq!(roll.count(), (1, 0));
+    fn a_thread_that_panics_is_joined() {
+        let threads = Arc::new(ThreadList::default());
+        threads.spawn(String::new(), |_| std::panic::resume_unwind(Box::new(()))).expect("a thread starts");
+        threads.join_all();
+        assert_eq!(threads.count(), (1, 0));
     }
 }

@@ -22,68 +22,67 @@ pub(super) const READ_OK: usize = 1;
 pub(super) const WRITE_OK: usize = 2;
 /// The operation of the access is done.
 pub(super) const DONE: usize = 4;
-/// The next access was entitled to `READ_OK` when it was linked.
+/// `READ_OK` was grantable to the next access when it was linked.
 const LINKED_READ_OK: usize = 8;
-/// The next access was entitled to `WRITE_OK` when it was linked.
+/// `WRITE_OK` was grantable to the next access when it was linked.
 const LINKED_WRITE_OK: usize = 16;
-const _: () = assert!(LINKED_WRITE_OK < align_of::<Access<()>>(), "a pointer to an access has room for the flags");
+const _: () =
+    assert!(LINKED_WRITE_OK < align_of::<Access<()>>(), "a pointer to an access must have room for the flags");
 
-/// The tag that a word gets by the link of an access entitled to `flags`.
+/// The tag that records that `flags` were grantable to the next access when it was linked.
 #[inline]
 pub(super) fn linked(flags: usize) -> usize {
     const { assert!(LINKED_READ_OK == READ_OK << 3 && LINKED_WRITE_OK == WRITE_OK << 3) };
     (flags & (READ_OK | WRITE_OK)) << 3
 }
 
-/// What the next access was entitled to when it was linked, by the word it was linked in.
+/// The flags that were grantable to the next access when it was linked, from the tag of the word that links it.
 #[inline]
-pub(super) fn entitled_at_link(tag: usize) -> usize {
+pub(super) fn grantable_at_link(tag: usize) -> usize {
     (tag & (LINKED_READ_OK | LINKED_WRITE_OK)) >> 3
 }
 
-/// What an operation does to a variable. The numbers hold the flag that [satisfies](Mode::satisfied_by) the access, and
-/// [`WRITES`].
+/// What an operation does to a variable. The discriminant contains the flag that [satisfies](Mode::satisfied_by) the
+/// access, and [`WRITES`] for the modes that mutate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Mode {
-    /// Reads it; consecutive readers run side by side.
+    /// Reads the variable; consecutive readers run side by side.
     Read = READ_OK as u8,
-    /// Waits for all earlier accesses, like a mutation, and keeps later ones waiting like a reader: readers on both sides of
-    /// it still run side by side.
+    /// Waits for all earlier accesses, as a mutation does, and makes only later writers wait, as a reader does: readers
+    /// before and after it still run side by side.
     Await = WRITE_OK as u8,
-    /// Mutates it, alone.
+    /// Mutates the variable exclusively.
     Write = WRITES | WRITE_OK as u8,
-    /// Mutates it, alone, whatever it held before: the old value, or its failure, does not matter.
+    /// Mutates the variable exclusively and replaces its old value, whose error, if any, does not matter.
     Overwrite = 8 | WRITES | WRITE_OK as u8,
 }
 
-/// In the numbers of the modes that mutate.
+/// Set in the discriminants of the modes that mutate.
 const WRITES: u8 = 4;
 
 impl Mode {
-    /// Whether the mode excludes every other access.
+    /// Returns whether the mode excludes every other access.
     #[inline]
     pub fn is_write(self) -> bool {
         self as u8 & WRITES != 0
     }
-}
 
-impl Mode {
-    /// The flag that lets the operation go as far as this variable is concerned.
+    /// The flag that an access of this mode waits for.
     #[inline]
     fn satisfied_by(self) -> usize {
         self as usize & (READ_OK | WRITE_OK)
     }
 
-    /// Whether `flags` let the operation go as far as this variable is concerned.
+    /// Returns whether an access of this mode with `flags` is satisfied.
     #[inline]
     pub(super) fn is_satisfied_by(self, flags: usize) -> bool {
         flags & self.satisfied_by() != 0
     }
 
-    /// The flags that the next access may have when this one has `flags`.
+    /// Returns the flags that are grantable to the next access when this one has `flags`.
     #[inline]
-    pub(super) fn entitlement(self, flags: usize) -> usize {
+    pub(super) fn grantable(self, flags: usize) -> usize {
         const SPENT: usize = WRITE_OK | DONE;
         if flags & SPENT == SPENT {
             READ_OK | WRITE_OK
@@ -95,37 +94,45 @@ impl Mode {
     }
 }
 
-/// What the next access may have now that one which does not exclude it, and had `flags`, has just got `new`, which is
-/// never `DONE`: all of that, but `WRITE_OK` only if the access is done. That is the difference that `new` makes to its
-/// [entitlement](Mode::entitlement), since `WRITE_OK` comes with `READ_OK`, or after it.
+/// Returns the flags that become grantable to the next access when one that does not write, and had `flags`, receives
+/// `new`, which never contains `DONE`: all of `new`, but `WRITE_OK` only if the access is done. This is the
+/// difference that `new` makes to [`Mode::grantable`], since `WRITE_OK` comes with `READ_OK` or after it.
 #[inline]
-pub(super) fn passed_on(new: usize, flags: usize) -> usize {
+pub(super) fn newly_grantable(new: usize, flags: usize) -> usize {
     new & if flags & DONE == 0 { READ_OK } else { READ_OK | WRITE_OK }
+}
+
+/// How many accesses an operation has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Arity {
+    /// One access: the operation is in all its queues once that is in.
+    One,
+    /// Any other number.
+    Several,
 }
 
 /// One operation's place in one variable's queue. Aligned so that its address leaves five tag bits.
 #[repr(C, align(32))]
 pub struct Access<T> {
-    /// The next access of the variable, tagged with this one's flags and, in `LINKED_…`, with what the next one got by being
-    /// linked.
+    /// The next access of the variable, tagged with this one's flags and, in `LINKED_…`, with the flags that were
+    /// grantable to the next one when it was linked.
     pub(super) word: Atomic<Access<T>>,
-    /// Null for the access that a variable starts with.
+    /// The operation, or null for the access that a variable starts with.
     op: *mut Op<T>,
     queue: NonNull<VarQueue<T>>,
     /// The position among the operation's accesses.
     pub(super) index: u32,
     mode: Mode,
-    /// The operation has no other access, and so is in all its queues once this one is in.
-    pub(super) sole: bool,
-    /// Nobody else has a share of the record, so that it is given back when this access is spent. Set before `DONE`.
+    arity: Arity,
+    /// Set if the record has no other share, so that it is retired when this access is spent. Set before `DONE`.
     last_share: AtomicBool,
-    /// Flags the access was entitled to when it was linked, left by whoever moved the tail to it.
-    hints: AtomicU8,
+    /// Flags that were grantable to the access when it was linked, left by the thread that moved the tail to it.
+    deferred: AtomicU8,
 }
 
 impl<T> std::fmt::Debug for Access<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Relaxed: a snapshot to look at.
+        // Relaxed: a snapshot for display.
         let word = self.word.load(Relaxed, unprotected());
         f.debug_struct("Access")
             .field("mode", &self.mode)
@@ -138,35 +145,41 @@ impl<T> std::fmt::Debug for Access<T> {
 }
 
 impl<T> Access<T> {
-    pub(super) fn new(op: *mut Op<T>, queue: NonNull<VarQueue<T>>, index: u32, mode: Mode, sole: bool) -> Self {
-        let (hints, last_share) = (AtomicU8::new(0), AtomicBool::new(false));
-        Self { word: Atomic::null(), op, queue, index, mode, sole, last_share, hints }
+    pub(super) fn new(op: *mut Op<T>, queue: NonNull<VarQueue<T>>, index: u32, mode: Mode, arity: Arity) -> Self {
+        let (deferred, last_share) = (AtomicU8::new(0), AtomicBool::new(false));
+        Self { word: Atomic::null(), op, queue, index, mode, arity, last_share, deferred }
     }
 
-    /// The access that a new variable has: done, with nothing before it.
+    /// Creates the access that a variable starts with: done, with nothing before it.
     pub(super) fn built_in(queue: NonNull<VarQueue<T>>) -> Self {
-        let access = Self::new(std::ptr::null_mut(), queue, 0, Mode::Read, true);
+        let access = Self::new(std::ptr::null_mut(), queue, 0, Mode::Read, Arity::One);
         // Relaxed: the variable is published by the caller.
         access.word.fetch_or(READ_OK | WRITE_OK | DONE, Relaxed, unprotected());
         access
     }
 
-    /// What the operation does to the variable.
+    /// Returns what the operation does to the variable.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// The variable's queue. It outlives the access: a variable is freed after its last access, and after the epoch.
+    /// Returns the variable's queue.
     pub fn queue(&self) -> &VarQueue<T> {
-        // SAFETY: see above; the queue never moves.
+        // SAFETY: the queue never moves, and is freed after its last access and after the epoch.
         let queue = unsafe { self.queue.as_ref() };
         queue.stamp.check();
         queue
     }
 
-    /// The variable's queue, by the pointer that the operation was made with.
+    /// Returns the pointer to the variable's queue that the operation was made with.
     pub fn queue_ptr(&self) -> NonNull<VarQueue<T>> {
         self.queue
+    }
+
+    /// Whether the operation has no other access.
+    #[inline]
+    pub(super) fn is_sole(&self) -> bool {
+        self.arity == Arity::One
     }
 
     pub(super) fn op(&self) -> Option<&Op<T>> {
@@ -174,20 +187,20 @@ impl<T> Access<T> {
         unsafe { self.op.as_ref() }
     }
 
-    /// The operation, by the pointer that its record was made with.
+    /// The pointer to the operation that its record was made with.
     #[inline]
     pub(super) fn op_ptr(&self) -> Option<NonNull<Op<T>>> {
         NonNull::new(self.op)
     }
 
-    /// Asks for the next access, which is going to be written when this one's operation is completed.
+    /// Prefetches the next access, which is written when this one's operation completes.
     #[inline]
     pub fn prefetch_next(&self) {
-        // Relaxed: the address is all that is wanted.
+        // Relaxed: only the address is used.
         hint::prefetch_write(self.word.load(Relaxed, unprotected()).as_raw());
     }
 
-    /// Asserts in models that the record was not reclaimed.
+    /// Asserts, in models, that the record has not been reclaimed.
     #[inline(always)]
     pub(super) fn check(&self) {
         match self.op() {
@@ -202,117 +215,129 @@ impl<T> Access<T> {
         self.mode.is_satisfied_by(flags)
     }
 
-    /// The flags that the next access may have when this one has `flags`, hints included.
+    /// Returns the flags that are grantable to the next access when this one has `flags`, its deferred flags included.
     #[inline]
-    pub(super) fn entitlement(&self, flags: usize) -> usize {
-        // Relaxed: the caller has acquired the tail, and with it the hints that were left before the tail came here,
-        // which do not change any more, and the writes behind them (see `leave_hints`).
-        self.mode.entitlement(flags | usize::from(self.hints.load(Relaxed)))
+    pub(super) fn grantable(&self, flags: usize) -> usize {
+        // Relaxed: the caller has acquired the tail, and with it the flags that were deferred before the tail came
+        // here, which do not change any more, and the writes behind them (see `defer_flags`).
+        self.mode.grantable(flags | usize::from(self.deferred.load(Relaxed)))
     }
 
-    /// Leaves `flags` for the operation's pusher.
+    /// Leaves `flags` for the operation's pusher to [adopt](Self::adopt_deferred).
     #[inline]
-    pub(super) fn leave_hints(&self, flags: usize) {
+    pub(super) fn defer_flags(&self, flags: usize) {
         if flags != 0 {
-            // Relaxed: who leaves hints has acquired the writes behind them with the predecessor's word, and hands both
-            // on with the tail (edge `swing`). Who moves the tail in its stead has left the same, or is the pusher, who
-            // has set the flags before. Whoever needs hints has acquired the tail, or what was counted after it (edge
-            // `register`).
-            self.hints.fetch_or(flags as u8, Relaxed);
+            // Relaxed: the caller has acquired the writes behind the flags with the predecessor's word, and releases
+            // both with the tail (edge `swing`). A thread that moves the tail instead has deferred the same flags, or
+            // is the pusher, which has set them before. A thread that reads deferred flags has acquired the tail, or
+            // the count that was released after it (edge `register`).
+            self.deferred.fetch_or(flags as u8, Relaxed);
         }
     }
 
-    /// Sets `flags`, by the operation's pusher; 1 if that satisfied the access. Nothing is handed on: whoever stands
-    /// behind this access has been left the same as hints.
+    /// Sets `flags` on behalf of the operation's pusher; returns 1 if that satisfied the access, otherwise 0.
+    /// Propagates nothing: the accesses behind this one already took account of the same flags, as deferred ones.
     #[inline]
     pub(super) fn grant(&self, flags: usize) -> u32 {
         if flags == 0 {
             return 0;
         }
-        // Relaxed: the pusher has acquired the writes behind the flags, with the predecessor's word or as `adopt_hints`
-        // says, and so has everybody who has come to this access by the link or the tail; it releases them with `wait`
-        // to whoever runs the operation. Being a read-modify-write, it carries on what was released with other flags.
+        // Relaxed: the pusher has acquired the writes behind the flags, with the predecessor's word or as
+        // `adopt_deferred` says, and so has every thread that reached this access by the link or the tail; the pusher
+        // releases them with `wait` to the thread that runs the operation. A read-modify-write, so it continues the
+        // release sequences of other flags.
         let was = self.word.fetch_or(flags, Relaxed, unprotected()).tag();
         u32::from(!self.is_satisfied_by(was) && self.is_satisfied_by(was | flags))
     }
 
-    /// Turns the hints into flags, by the operation's pusher; 1 if that satisfied the access.
-    #[inline]
-    pub(super) fn adopt_hints(&self) -> u32 {
-        // Relaxed: the pusher has acquired the hints, and the writes behind them, when it found the access in: with the
-        // tail or with `registered`. Where it has linked the access itself, it has no need of hints.
-        self.grant(usize::from(self.hints.load(Relaxed)))
+    /// Returns the deferred flags.
+    #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+    pub(super) fn deferred(&self) -> usize {
+        // Relaxed: for tests of one thread.
+        usize::from(self.deferred.load(Relaxed))
     }
 
-    /// Says that the record is to be given back with this access, which is not `DONE` yet.
+    /// Turns the deferred flags into flags, on behalf of the operation's pusher; returns 1 if that satisfied the
+    /// access, otherwise 0.
+    #[inline]
+    pub(super) fn adopt_deferred(&self) -> u32 {
+        // Relaxed: the pusher acquired the deferred flags, and the writes behind them, when it found the access linked:
+        // with the tail or with `registered`. It does not need those of an access that it linked itself.
+        self.grant(usize::from(self.deferred.load(Relaxed)))
+    }
+
+    /// Makes this access, which is not `DONE` yet, the only share of its record.
     #[inline]
     pub(super) fn take_last_share(&self) {
-        // Relaxed: the step that sets `DONE` releases it (edge `complete`).
+        // Relaxed: released by the step that sets `DONE` (edge `complete`).
         self.last_share.store(true, Relaxed);
     }
 
-    /// The access's share of the record, to be given up when it is spent and the tail is past it. By value, since the access
-    /// may end with it.
+    /// Returns the access's share of the record, which must be retired when the access is spent and the tail is past
+    /// it. Returned by value, since the access may be reclaimed with it.
     #[inline]
     pub(super) fn share(&self) -> Share<T> {
-        // Relaxed: who finds the access spent has acquired `DONE` (edge `complete`).
+        // Relaxed: a thread that finds the access spent has acquired `DONE` (edge `complete`).
         Share { op: self.op_ptr(), last: self.last_share.load(Relaxed) }
     }
 
-    /// Whether an access of the same mode that is pushed now would wait for the same as this one, for whoever keeps both
-    /// records: this one is in its queue, and nothing is known to stand behind it but possibly `other`. Neither mutates. Not
-    /// if this access waits for nothing any more, unless that is to count as well.
+    /// Returns whether an access of the same mode that is pushed now would wait for the same operations as this one:
+    /// this one is in its queue, and nothing but possibly `other` is known to be linked behind it. Neither access
+    /// mutates, and the caller keeps both records alive. If this access is satisfied, returns `satisfied_as_well` in
+    /// place of `true`.
     pub fn stands_for_the_next(&self, other: Option<&Self>, satisfied_as_well: bool) -> bool {
-        // Relaxed, like the next load: what the caller has seen pushed behind this access was linked after the next one
-        // was, which the caller therefore sees (edges `link`, `swing`). Nothing is read by the pointer.
+        // Relaxed, like the next load: any access that the caller knows to be pushed behind this one was linked after
+        // the next one, which the caller therefore sees (edges `link`, `swing`). The pointer is not dereferenced.
         let word = self.word.load(Relaxed, unprotected());
         let is_last = word.is_null()
             || other.is_some_and(|other| {
-                // Relaxed: as above.
+                // Relaxed: an access that the caller knows to be behind `other` was linked before, so it is seen here.
                 std::ptr::eq(word.as_raw(), other) && other.word.load(Relaxed, unprotected()).is_null()
             });
-        // Registered: what the caller pushes from now on comes behind this access.
+        // If the operation is registered, an operation that the caller pushes from now on comes behind this access.
         (is_last || removed(Step::JoinOnlyTheLast))
             && (satisfied_as_well || !self.is_satisfied_by(word.tag()))
             && (removed(Step::JoinWhatIsIn) || self.op().is_some_and(Op::is_registered))
     }
 
-    /// Whether the access, seen as the last of its variable, has nothing pending before the next one: for a reader's
-    /// view only writers count.
+    /// Returns whether the access is the last of its variable and would leave nothing pending for the next one: no
+    /// writer if `for_reading`, no operation at all otherwise.
     pub(super) fn leaves_idle(&self, for_reading: bool) -> bool {
-        // Acquire (edge `complete`): the caller goes on as if it had been handed the variable.
+        // Acquire (edge `complete`): the caller may use the variable's data as if it had pushed an operation on it.
         let word = self.word.load(Acquire, unprotected());
         let wanted = if for_reading { READ_OK } else { WRITE_OK };
-        word.is_null() && self.mode.entitlement(word.tag()) & wanted != 0
+        word.is_null() && self.mode.grantable(word.tag()) & wanted != 0
     }
 }
 
-/// What an access has of its operation's record.
+/// An access's share of its operation's record.
 pub(super) struct Share<T> {
     op: Option<NonNull<Op<T>>>,
-    /// Nobody else has a share.
+    /// Set if the record has no other share.
     last: bool,
 }
 
 impl<T> Share<T> {
-    /// Gives it up, and the record back if it is the last.
+    /// Ends the share, and retires the record if it was the last one.
     ///
     /// # Safety
     /// 1. The access is spent, the tail is past it, and this is called once.
     #[inline]
     pub(super) unsafe fn retire(self) {
         if let Some(op) = self.op {
-            // SAFETY: (1).
+            // SAFETY: (1) is the same there.
             unsafe { Self::retire_of(op, self.last) };
         }
     }
 
+    /// Ends a share of `op`.
+    ///
     /// # Safety
-    /// 1. As for [`retire`](Self::retire).
+    /// 1. The access is spent, the tail is past it, and this is called once.
     #[inline(never)]
     unsafe fn retire_of(op: NonNull<Op<T>>, last: bool) {
         if last {
-            op::give_back(op);
+            op::retire_record(op);
         } else {
             // SAFETY: (1): an access has one share.
             unsafe { op::end_shares(op, 1) };
@@ -320,8 +345,9 @@ impl<T> Share<T> {
     }
 }
 
-// SAFETY: the pointers refer to records shared between threads by the tracker's rules; `T` itself is moved to and dropped
-// on other threads, hence `T: Send`.
+// SAFETY: the pointers refer to records shared between threads by the tracker's rules; `T` itself is moved to and
+// dropped on other threads, hence `T: Send`.
 unsafe impl<T: Send> Send for Access<T> {}
-// SAFETY: as above; every shared field is atomic or never changes.
+// SAFETY: the pointers refer to records shared between threads by the tracker's rules, and every shared field is
+// atomic or never changes.
 unsafe impl<T: Send> Sync for Access<T> {}

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    access::{Access, Mode},
+    access::{Access, Arity, Mode},
     queue::VarQueue,
 };
 use crate::{
@@ -22,75 +22,77 @@ use crate::{
     },
 };
 
-/// Accesses that a record holds without a separate allocation.
+/// How many accesses a record holds without a separate allocation.
 pub const INLINE_ACCESSES: usize = 4;
 
-/// Set in `registered` when a variable turned out to be deleted.
+/// Set in `registered` if a variable turned out to be deleted.
 const REJECTED: u32 = 1 << 31;
 
-/// One operation's record. It lives from [`OpRef::new_with`] until its last holder and all its accesses have given it up and
-/// the epoch has passed.
+/// One operation's record. It lives from [`OpRef::new_with`] until all shares of it, those of its holders and of its
+/// accesses, have ended and the epoch has passed.
 ///
-/// The accesses stand behind the head, as many as there are, and the task behind them: an operation has no more cache
-/// lines than it needs. Most have one access, which shares a line with the head where the pool has aligned the record.
+/// Behind the head lie the accesses, as many as there are, and then the task, so that an operation uses no more cache
+/// lines than it needs. Most have one access, which shares a line with the head if the pool has aligned the record.
 #[repr(C)]
 pub struct Op<T> {
-    /// The pool's own word of the record; not the operation's.
+    /// Reserved for the pool.
     _pool: MaybeUninit<PoolWord>,
-    /// Accesses not satisfied yet, plus one while a push of several goes on.
+    /// The number of accesses that are not satisfied yet, plus one while a push of several is in progress.
     pub(super) wait: AtomicU32,
-    /// The accesses known to be in their queues, and `REJECTED`.
+    /// The number of accesses known to be in their queues, and `REJECTED`.
     registered: AtomicU32,
-    /// Accesses not retired yet, plus one per [holder](OpRef::hold).
+    /// The shares of the record: one for each access that is not retired yet, and one for each [holder](OpRef::hold).
     live: AtomicU32,
     /// The number of accesses if they are in the record, or [`BOXED`].
     inline: u8,
-    /// Where the task begins, in [steps](STEP) from the record's start. It follows from `inline`; to find it anew each time
-    /// takes some 25 instructions more in a run.
+    /// Where the task begins, in [steps](STEP) from the record's start. It follows from `inline`, but computing it
+    /// each time costs some 25 instructions more per run.
     task_at: u8,
-    /// The scheduler's: how urgent the operation is.
+    /// How urgent the operation is. Used by the scheduler only.
     pub band: u8,
-    /// Closed variables let the operation in: it is a deletion, or the engine's wait for one.
+    /// Closed variables accept the operation: it is a deletion, or the engine's wait for one.
     pub(super) passes_closed: bool,
-    /// The next operation of the list that this one is in: a [`ReadyList`], or a queue of the scheduler.
+    /// The next operation in the list that contains this one: a [`ReadyList`], or a queue of the scheduler.
     pub link: AtomicPtr<Op<T>>,
     pub(super) stamp: Stamp,
-    /// Whether it has entered a lane of several workers. No model looks at the flag: it must order nothing.
+    /// Whether the operation has entered a lane of several workers. Of `std`, because it must order nothing in the
+    /// models.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     entered: std::sync::atomic::AtomicBool,
     room: std::cell::UnsafeCell<MaybeUninit<Room<T>>>,
 }
 
-/// In [`Op::inline`]: there is a [`Boxed`].
+/// The value of [`Op::inline`] if there is a [`Boxed`].
 const BOXED: u8 = u8::MAX;
 
-/// The unit of [`Op::task_at`], in bytes. In models records are too large for a smaller one.
+/// The unit of [`Op::task_at`], in bytes. In models records are too large for a smaller unit.
 const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 1 };
 
-/// What a record has room for behind its head. The places of the accesses are where this says, the task begins where the
-/// last of them ends.
+/// The space of a record behind its head. The accesses lie as declared here; the task begins where the last access
+/// ends.
 #[repr(C)]
 struct Room<T> {
     accesses: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
-    /// Nothing of this, but everything before it, is what pinned threads may look at and change until the epoch has passed.
+    /// Used by holders only. Everything before it may be read and changed by pinned threads until the epoch has passed.
     task: Place<T>,
 }
 
-/// Where a task is.
+/// The place of a task.
 type Place<T> = UnsafeCell<MaybeUninit<T>>;
 
-/// In the place of the first access, where there are more than the record has room for.
+/// Stands in the place of the first access if there are more accesses than the record has room for.
 struct Boxed<T> {
     accesses: NonNull<Access<T>>,
     count: u32,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const _: () = assert!(offset_of!(Op<()>, room) + size_of::<Access<()>>() == 64, "the head and an access fill a line");
+const _: () =
+    assert!(offset_of!(Op<()>, room) + size_of::<Access<()>>() == 64, "the head and one access must fill a cache line");
 
 impl<T> std::fmt::Debug for Op<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Relaxed: a snapshot to look at.
+        // Relaxed: a snapshot for display.
         f.debug_struct("Op")
             .field("wait", &self.wait.load(Relaxed))
             .field("registered", &(self.registered.load(Relaxed) & !REJECTED))
@@ -100,19 +102,30 @@ impl<T> std::fmt::Debug for Op<T> {
     }
 }
 
+/// The result of [`Op::reject`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) enum Rejection {
+    /// The operation is marked rejected, now or before.
+    Rejected,
+    /// The access is already in its queue, where it was accepted or rejected before.
+    AlreadyLinked,
+}
+
 impl<T> Op<T> {
-    /// Where the accesses begin, or the `Boxed` is.
+    /// The place of the first access, or of the `Boxed`.
     #[inline]
     fn first_place(this: *const Self) -> *mut Access<T> {
-        // SAFETY: the callers have a record; nothing is read.
+        // SAFETY: the callers pass a record; only an address is computed.
         unsafe { &raw const (*this).room }.cast_mut().cast()
     }
 
-    /// Where the task begins behind so many places for accesses, in bytes from the record's start.
+    /// Where the task begins behind `places` accesses, in bytes from the record's start.
     #[inline]
     fn task_behind(places: usize) -> usize {
         const {
-            // Outside of the cell a reference to the record would forbid the pool to use what is behind the accesses.
+            // If it were not inside the cell, a reference to the record would forbid the pool to use the bytes behind
+            // the accesses.
             assert!(offset_of!(Self, room) + size_of::<Room<T>>() == size_of::<Self>());
             assert!(align_of::<Place<T>>() <= align_of::<Access<T>>());
             assert!(
@@ -124,17 +137,19 @@ impl<T> Op<T> {
         offset_of!(Self, room) + places * size_of::<Access<T>>()
     }
 
-    /// The link of an operation that the caller knows by its address only. Models see it if the record is reclaimed.
+    /// Returns the link of an operation that the caller knows by its address only. In models, asserts that the record
+    /// is not reclaimed.
     ///
     /// # Safety
-    /// 1. The record is not reclaimed as long as the result is used.
+    /// 1. The record is not reclaimed while the result is used.
     #[inline(always)]
     pub unsafe fn link_of<'a>(op: NonNull<Self>) -> &'a AtomicPtr<Self> {
-        // SAFETY: (1).
+        // SAFETY: (1) is the same there.
         &unsafe { alive(op) }.link
     }
 
-    /// The task. It is dropped after the last holder is gone; who may use it how is its owner's to say.
+    /// Returns a pointer to the task, which is dropped when the last share has ended. The caller decides which
+    /// threads may use it.
     #[inline]
     pub fn task_ptr(&self) -> *mut T {
         self.place().with_mut(|task| task.cast())
@@ -143,35 +158,36 @@ impl<T> Op<T> {
     #[inline]
     fn place(&self) -> &Place<T> {
         let place = std::ptr::from_ref(self).wrapping_byte_add(usize::from(self.task_at) * STEP);
-        // SAFETY: `new_with` has made it there.
+        // SAFETY: `new_with` has initialised it there.
         unsafe { &*place.cast() }
     }
 
     #[inline]
     fn boxed(&self) -> Option<&Boxed<T>> {
-        // SAFETY: then `new_with` has made it there.
+        // SAFETY: `new_with` has initialised a `Boxed` there if `inline` says so.
         (self.inline == BOXED).then(|| unsafe { &*Self::first_place(self).cast() })
     }
 
-    /// The accesses, sorted by their variables' ids.
+    /// Returns the accesses, sorted by their variables' ids.
     #[inline]
     pub fn accesses(&self) -> &[Access<T>] {
         let (first, count) = match self.boxed() {
             None => (Self::first_place(self), u32::from(self.inline)),
             Some(boxed) => (boxed.accesses.as_ptr(), boxed.count),
         };
-        // SAFETY: `new_with` has initialised `count` accesses there, and nothing ever takes them away.
+        // SAFETY: `new_with` has initialised `count` accesses there, which stay as long as the record.
         unsafe { std::slice::from_raw_parts(first, count as usize) }
     }
 
-    /// The access of an operation that has only one.
+    /// Returns the access of an operation that has only one.
     #[inline]
     pub(super) fn sole_access(&self) -> Option<&Access<T>> {
-        // SAFETY: then `new_with` has made it there.
+        // SAFETY: `new_with` has initialised an access there if `inline` says so.
         (self.inline == 1).then(|| unsafe { &*Self::first_place(self) })
     }
 
-    /// Shows each access to `look`. As a loop over [`accesses`](Self::accesses), which most operations need not go through.
+    /// Calls `look` with each access. Equivalent to a loop over [`accesses`](Self::accesses), but without a loop for
+    /// the most frequent case, an operation with one access.
     #[inline(always)]
     pub fn each_access(&self, mut look: impl FnMut(&Access<T>)) {
         match self.sole_access() {
@@ -180,14 +196,15 @@ impl<T> Op<T> {
         }
     }
 
-    /// The access with the lowest index that is not known to be in its queue.
+    /// Returns the access with the lowest index that is not known to be in its queue.
     #[inline]
     pub(super) fn next_unregistered(&self) -> Option<&Access<T>> {
-        // Relaxed: only where to begin. `insert` looks again, and acquires, before it does anything.
+        // Relaxed: only a starting point. `insert` checks again, with acquire loads, before it does anything.
         let index = self.registered.load(Relaxed) & !REJECTED;
         self.accesses().get(index as usize)
     }
 
+    /// Whether all accesses are known to be in their queues.
     #[inline]
     pub(super) fn is_registered(&self) -> bool {
         self.has_registered(self.accesses().len() as u32)
@@ -202,17 +219,18 @@ impl<T> Op<T> {
     /// Whether the first `count` accesses are known to be in their queues.
     #[inline]
     fn has_registered(&self, count: u32) -> bool {
-        // Acquire (edge `register`).
+        // Acquire (edge `register`): the accesses are in, and the tails are past their predecessors.
         self.registered.load(Acquire) & !REJECTED >= count
     }
 
-    /// Notes that the access at `index` is in its queue and that the tail has come to it.
+    /// Records that the access at `index` is in its queue and that the tail has reached it.
     #[inline]
-    pub(super) fn advance(&self, index: u32) {
-        // Relaxed: only a guess for the CAS.
+    pub(super) fn register(&self, index: u32) {
+        // Relaxed: only the expected value of the CAS.
         let mut seen = self.registered.load(Relaxed);
         while seen & !REJECTED == index {
-            // Release (edge `register`). What other helpers released goes on with it, since it is a read-modify-write.
+            // Release (edge `register`): the tail is past the predecessor. A read-modify-write, so it continues the
+            // release sequences of other helpers.
             match self.registered.compare_exchange_weak(seen, seen + 1, Release, Relaxed) {
                 Ok(_) => return,
                 Err(now) => seen = now,
@@ -220,59 +238,62 @@ impl<T> Op<T> {
         }
     }
 
-    /// Marks the operation rejected while its access at `index` is not in; `false` if it is.
+    /// Marks the operation rejected, unless its access at `index` is known to be in its queue.
     #[cold]
-    pub(super) fn reject(&self, index: u32) -> bool {
-        // Relaxed: only a guess for the CAS.
+    pub(super) fn reject(&self, index: u32) -> Rejection {
+        // Relaxed: only the expected value of the CAS.
         let mut seen = self.registered.load(Relaxed);
         loop {
-            // The pusher itself may be further than `registered`.
             if seen & !REJECTED > index {
-                return false;
+                return Rejection::AlreadyLinked;
             }
             if seen & REJECTED != 0 {
-                return true;
+                return Rejection::Rejected;
             }
-            // Relaxed: it hands nothing over but itself, which whoever finds the access in has acquired with the link,
-            // the tail or the count (edges `link`, `swing`, `register`). A read-modify-write, so that what helpers
-            // released with the count goes on.
+            // Relaxed: it hands over only itself, which a thread that finds the access linked has acquired with the
+            // link, the tail or the count (edges `link`, `swing`, `register`). A read-modify-write, so it continues
+            // the release sequences of helpers that counted.
             match self.registered.compare_exchange_weak(seen, seen | REJECTED, Relaxed, Relaxed) {
-                Ok(_) => return true,
+                Ok(_) => return Rejection::Rejected,
                 Err(now) => seen = now,
             }
         }
     }
 
-    /// Notes that all `count` accesses are in, by the pusher; whether the operation was rejected on the way.
+    /// Records, on behalf of the pusher, that all `count` accesses are in their queues. Returns whether the operation
+    /// was rejected in the meantime.
     #[inline]
     pub(super) fn end_registration(&self, count: u32) -> bool {
-        // Relaxed: what was released with it is either this thread's doing, or was acquired when an access turned out to be
-        // in. Who sets `REJECTED` from now on has linked nothing by it: the access was in before.
+        // Relaxed: what was released with it was done by this thread, or was acquired when an access turned out to be
+        // linked. A thread that sets `REJECTED` from now on links nothing: the access was in before.
         let rejected = self.registered.load(Relaxed) & REJECTED;
         if count == 1 {
-            // Release (edge `register`). A store will do: nobody else counts the only access.
+            // Release (edge `register`): the tail is past the predecessor. A store suffices: no other thread counts
+            // the only access.
             self.registered.store(1 | rejected, Release);
         } else {
-            // Release (edge `register`). A read-modify-write, so that what helpers released up to here goes on.
+            // Release (edge `register`): the tails are past the predecessors. A read-modify-write, so it continues the
+            // release sequences of helpers.
             self.registered.swap(count | rejected, Release);
         }
         rejected != 0
     }
 
-    /// Whether a variable of the operation was already deleted when it was pushed. Final once the push is over.
+    /// Returns whether a variable of the operation was already deleted when it was pushed. Final once the push is over.
     #[inline]
     pub fn is_rejected(&self) -> bool {
-        // Relaxed: it was settled before the pusher linked the only access, or before its last decrement (edges `link`,
-        // `ready`), and so before the caller's turn.
+        // Relaxed: it was decided before the pusher linked the only access, or before its last decrement, which the
+        // caller has acquired (edges `link`, `ready`).
         self.registered.load(Relaxed) & REJECTED != 0
     }
 }
 
-/// The right to an operation: its pusher's until the push is over, then that of whoever was told that it is ready.
+/// Ownership of an operation: its pusher's until the push is over, then that of the thread that finds it ready.
 ///
-/// There is one at most for each operation, and what ends it takes it: a [push](super::push) that finds the operation not
-/// ready, and [`complete`](super::complete) or [`end`](super::end). The rest of a record's life is counted in [`Hold`]s.
-#[must_use = "nobody else runs the operation"]
+/// There is at most one for each operation. It is consumed by a [push](super::push()) that finds the operation not
+/// ready, and by [`complete`](super::complete()) or [`end`](super::end). The rest of a record's life is counted in
+/// [`Hold`]s.
+#[must_use = "no other thread runs the operation"]
 pub struct OpRef<T>(NonNull<Op<T>>);
 
 impl<T> std::fmt::Debug for OpRef<T> {
@@ -286,17 +307,17 @@ impl<T> Deref for OpRef<T> {
 
     #[inline(always)]
     fn deref(&self) -> &Op<T> {
-        // SAFETY: the right keeps the record alive.
+        // SAFETY: the owner has a share of the record, which keeps it alive.
         unsafe { alive(self.0) }
     }
 }
 
-// SAFETY: an `OpRef` is a right to a record that moves between threads; its task is `Send`.
+// SAFETY: records are made to move between threads, and the task is `Send`.
 unsafe impl<T: Send> Send for OpRef<T> {}
-// SAFETY: a shared `OpRef` gives nothing but a shared record, whose task only its owner's unsafe code reaches.
+// SAFETY: a shared `OpRef` gives access to a shared record only, whose task is reached by unsafe code only.
 unsafe impl<T: Send> Sync for OpRef<T> {}
 
-/// Shares of an operation's record, which keep it and its task. Each was counted when it was made, and is given up once.
+/// Shares of an operation's record, which keep it and its task alive. Each was counted when it was made, and ends once.
 pub struct Hold<T> {
     op: NonNull<Op<T>>,
     shares: u32,
@@ -318,28 +339,28 @@ impl<T> Deref for Hold<T> {
     }
 }
 
-// SAFETY: as for `OpRef`.
+// SAFETY: records are made to move between threads, and the task is `Send`.
 unsafe impl<T: Send> Send for Hold<T> {}
-// SAFETY: as for `OpRef`.
+// SAFETY: a shared `Hold` gives access to a shared record only, whose task is reached by unsafe code only.
 unsafe impl<T: Send> Sync for Hold<T> {}
 
 impl<T> Drop for Hold<T> {
-    /// Gives the shares up. The last of a record drops the task and gives the record back after the epoch.
+    /// Ends the shares. The last share of a record drops the task and retires the record.
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the shares are this one's, which ends here.
+        // SAFETY: the shares belong to this `Hold`, which ends here.
         unsafe { end_shares(self.op, self.shares) };
     }
 }
 
-/// A record that is in use.
+/// Returns a reference to a record that is in use. In models, asserts that it has not been reclaimed.
 ///
 /// # Safety
-/// 1. The record is not reclaimed as long as the result is used: the caller has the right to the operation or a share of its
-///    record, or is pinned since it could be found.
+/// 1. The record is not reclaimed while the result is used: the caller owns the operation or has a share of its
+///    record, or has been pinned since the record could be found.
 #[inline(always)]
 unsafe fn alive<'a, T>(op: NonNull<Op<T>>) -> &'a Op<T> {
-    // SAFETY: (1).
+    // SAFETY: by (1) it is not reclaimed.
     let op = unsafe { op.as_ref() };
     op.stamp.check();
     op
@@ -348,43 +369,46 @@ unsafe fn alive<'a, T>(op: NonNull<Op<T>>) -> &'a Op<T> {
 /// Ends `shares` of a record.
 ///
 /// # Safety
-/// 1. The shares are the caller's to end, and it does not use the record afterwards.
+/// 1. The shares are the caller's, which does not use the record afterwards.
 #[inline]
 pub(super) unsafe fn end_shares<T>(record: NonNull<Op<T>>, shares: u32) {
-    // SAFETY: (1): the shares keep the record up to here.
+    // SAFETY: by (1), the shares keep the record alive up to here.
     let op = unsafe { alive(record) };
-    // Acquire (edge `retire`): joins what those did who ended their shares. No share can come up beside the last ones.
+    // Acquire (edge `retire`): joins the threads that have ended their shares. No share can be added beside the last
+    // ones.
     let last = op.live.load(Acquire) == shares || {
-        // Release (edge `retire`): what this thread did with the record comes before its end.
+        // Release (edge `retire`): this thread's uses of the record come before its end.
         op.live.fetch_sub(shares, Release) == shares && {
-            // Acquire (edge `retire`), as above.
+            // Acquire (edge `retire`): joins the threads that have ended their shares.
             let _ = op.live.load(Acquire);
             true
         }
     };
     if last {
-        // SAFETY: nobody holds the task any more, and the count reaches zero once.
+        // SAFETY: no share of the record is left, and the count reaches zero once.
         unsafe { drop_task(op) };
         pool::retire(record);
     }
 }
 
+/// Drops the task.
+///
 /// # Safety
-/// 1. Nobody uses the task any more, and this is called once.
+/// 1. The task is not used any more, and this is called once.
 unsafe fn drop_task<T>(op: &Op<T>) {
     op.place().with_mut(|task| {
-        // SAFETY: (1); helpers never touch it.
+        // SAFETY: by (1) this is the only reference; helpers never touch the task.
         let task = unsafe { &mut *task };
-        // SAFETY: the task was made with the record (2 of `new_with`), and by (1) this is its only drop.
+        // SAFETY: the task was initialised with the record (2 of `new_with`), and by (1) this is its only drop.
         unsafe { task.assume_init_drop() };
     });
 }
 
 impl<T> OpRef<T> {
-    /// As [`new_with`](Self::new_with), with a task that exists already.
+    /// Creates an operation from a task that exists already; see [`new_with`](Self::new_with).
     ///
     /// # Safety
-    /// 1. The variables stay valid until [`push`](super::push) has returned.
+    /// 1. The variables stay valid until [`push`](super::push()) has returned.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub unsafe fn new(
         task: T,
@@ -392,20 +416,21 @@ impl<T> OpRef<T> {
         passes_closed: bool,
         accesses: impl ExactSizeIterator<Item = (NonNull<VarQueue<T>>, Mode)>,
     ) -> Self {
-        // SAFETY: the place is for a task.
+        // SAFETY: the place has room for a task.
         let init = |place: *mut T| unsafe { place.write(task) };
-        // SAFETY: (1), and `init` makes the task.
+        // SAFETY: (1) is the same there; (2) `init` initialises the task; (3) is the iterator's own contract, which
+        // the models keep.
         unsafe { Self::new_with(init, band, passes_closed, accesses) }
     }
 
-    /// Makes the record of an operation that names `accesses`, which must be sorted by id, without duplicates, and the task
-    /// in it. It has one holder.
+    /// Creates the record of an operation with `accesses`, which must be sorted by id, without duplicates, and the
+    /// task in it. It has one holder.
     ///
     /// # Safety
-    /// 1. The variables stay valid until [`push`](super::push) has returned.
-    /// 2. `init`, or the caller before anybody else knows the operation, makes a task at the place that `init` is given.
-    ///    Neither panics.
-    /// 3. `accesses` gives as many as it says.
+    /// 1. The variables stay valid until [`push`](super::push()) has returned.
+    /// 2. `init`, or the caller before any other thread knows the operation, initialises the task at the place that
+    ///    `init` is called with. Neither panics.
+    /// 3. `accesses` yields as many items as its length says.
     #[inline(always)]
     pub unsafe fn new_with(
         init: impl FnOnce(*mut T),
@@ -416,23 +441,23 @@ impl<T> OpRef<T> {
         let count = u32::try_from(accesses.len())
             .ok()
             .filter(|&count| count < REJECTED - 1)
-            .expect("an operation has fewer than 2^31 accesses");
+            .expect("an operation must have fewer than 2^31 accesses");
         let record: NonNull<Op<T>> = pool::allocate();
         let op = record.as_ptr();
         macro_rules! set {
             ($($field:ident: $value:expr),* $(,)?) => {
-                // SAFETY: the record is allocated, aligned and unused; each field is written once, before anybody reads it.
+                // SAFETY: the record is allocated, aligned and unused; each field is written once, before it is read.
                 $(unsafe { (&raw mut (*op).$field).write($value) };)*
             };
         }
         let first = Op::first_place(op);
         let places;
-        // Most operations have one access: all that depends on the number is a constant for them.
+        // Most operations have one access: for them, everything that depends on the number is a constant.
         if count == 1
             && let Some((queue, mode)) = accesses.next()
         {
-            // SAFETY: as above.
-            unsafe { first.write(Access::new(op, queue, 0, mode, true)) };
+            // SAFETY: the record is allocated, aligned and unused, and has room for an access there.
+            unsafe { first.write(Access::new(op, queue, 0, mode, Arity::One)) };
             places = 1;
             set! {
                 wait: AtomicU32::new(1),
@@ -451,8 +476,8 @@ impl<T> OpRef<T> {
             for (index, (queue, mode)) in (0..count).zip(accesses) {
                 // SAFETY: there is room for `count` accesses.
                 let slot = unsafe { first.add(index as usize) };
-                // SAFETY: as above, and nobody else knows it.
-                unsafe { slot.write(Access::new(op, queue, index, mode, false)) };
+                // SAFETY: the slot is allocated, aligned and unused.
+                unsafe { slot.write(Access::new(op, queue, index, mode, Arity::Several)) };
             }
             set! {
                 wait: AtomicU32::new(count + 1),
@@ -474,97 +499,101 @@ impl<T> OpRef<T> {
         let task = op.wrapping_byte_add(task_at).cast::<Place<T>>();
         // SAFETY: the place is in the record, behind the accesses.
         unsafe { task.write(UnsafeCell::new(MaybeUninit::uninit())) };
-        // SAFETY: as above.
+        // SAFETY: the cell was written just now, and no other thread knows the record.
         unsafe { &*task }.with_mut(|task| init(task.cast()));
         Self(record)
     }
 
-    /// Notes that the operation enters a lane of several workers, and asserts that it has not done so before.
+    /// Records that the operation enters a lane of several workers, and asserts that it has not done so before.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub fn enter_once(&self) {
-        // Relaxed: models run on one thread of the system.
+        // Relaxed: all threads of a model run on one OS thread.
         let before = self.entered.swap(true, Relaxed);
         assert!(!before, "an operation enters a lane of several workers a second time");
     }
 
-    /// The record's address, as the identity of the operation while it lives.
+    /// Returns the record's address, which identifies the operation while it lives.
     pub fn as_ptr(&self) -> *mut Op<T> {
         self.0.as_ptr()
     }
 
-    /// The right as a pointer, for [`from_ptr`](Self::from_ptr).
+    /// Converts the ownership into a pointer, for [`from_ptr`](Self::from_ptr).
     #[inline(always)]
     pub(crate) fn into_ptr(self) -> NonNull<Op<T>> {
         self.0
     }
 
+    /// Takes ownership of the operation at `op`.
+    ///
     /// # Safety
-    /// 1. `op` came from [`into_ptr`](Self::into_ptr), and the caller has taken over the right that went with it; or the
-    ///    operation has given the caller that right by the tracker's rules.
+    /// 1. `op` came from [`into_ptr`](Self::into_ptr), and the caller has taken over the ownership that went with it;
+    ///    or the caller has become the owner by the tracker's rules.
     pub unsafe fn from_ptr(op: NonNull<Op<T>>) -> Self {
         Self(op)
     }
 
-    /// One more share of the record, which keeps it and its task beyond the operation's end.
+    /// Returns one more share of the record, which keeps it and its task alive beyond the operation's end.
     #[inline]
     pub fn hold(&self) -> Hold<T> {
-        // Relaxed: the right's own share keeps the count above zero.
+        // Relaxed: the owner's own share keeps the count above zero.
         self.live.fetch_add(1, Relaxed);
         Hold { op: self.0, shares: 1 }
     }
 
-    /// What is left of the right when the operation is complete and `spent` of its accesses are the caller's to end.
+    /// Returns the owner's share of the record when the operation is complete, and those of the `spent` accesses that
+    /// the caller must retire.
     #[inline]
     pub(super) fn completed(self, spent: u32) -> Hold<T> {
         Hold { op: self.0, shares: 1 + spent }
     }
 
-    /// Takes a satisfied access off what the operation waits for.
+    /// Takes a satisfied access off `wait`, and adds the operation to `ready` if it was the last one.
     ///
     /// # Safety
-    /// 1. The access is the caller's to count, once.
+    /// 1. The caller has satisfied the access, and counts it once.
     #[inline]
     pub(super) unsafe fn satisfy(op: NonNull<Op<T>>, ready: &mut ReadyList<T>) {
-        // SAFETY: the operation is not ready before this, so it is not over.
+        // SAFETY: by (1) the operation is not ready before this call counts the access, so its record is in use.
         let wait = &unsafe { alive(op) }.wait;
-        // Acquire (edge `ready`): of what is left to take off, everything is this thread's.
-        // AcqRel (edge `ready`): each decrement continues the release sequence, the last one acquires all.
+        // Acquire (edge `ready`): if 1 is left, it is this thread's, and all other decrements are acquired.
+        // AcqRel (edge `ready`): each decrement continues the release sequence, and the last one acquires all of them.
         if wait.load(Acquire) == 1 || wait.fetch_sub(1, AcqRel) == 1 {
             ready.push(Self(op));
         }
     }
 
     /// Drops the task and leaves the record to its only access, unless there are more accesses, or holders beside the
-    /// caller. Gives the access, which is to be [finished](super::finish) next, and the record to be
-    /// [given back](give_back) if it is spent by that.
+    /// caller. Returns the access, which the caller must [complete](super::complete::complete_access) next, and the
+    /// record, which it must [retire](retire_record) if the access is spent by that.
     #[inline]
     pub(super) fn leave_to_access<'a>(self) -> Result<(&'a Access<T>, NonNull<Op<T>>), Self> {
-        // SAFETY: the record stays until the access is spent, which it is not before it is finished.
+        // SAFETY: the record is in use until the access is spent, and it cannot be spent before it is done.
         let op = unsafe { alive(self.0) };
-        // Acquire (edge `retire`): joins what other holders did who are gone. No share can come up beside the last ones.
+        // Acquire (edge `retire`): joins the holders that have ended their shares. No share can be added beside the
+        // last ones.
         let Some(access) = op.sole_access().filter(|_| op.live.load(Acquire) == 2) else {
             return Err(self);
         };
-        // SAFETY: the caller was the last holder, and ends that here.
+        // SAFETY: the caller is the last holder, and ends its share here.
         unsafe { drop_task(op) };
         access.take_last_share();
         Ok((access, self.0))
     }
 }
 
-/// Gives back a record that was left to its only access, which is spent.
+/// Retires a record that was left to its only access, which is spent.
 #[inline]
-pub(super) fn give_back<T>(record: NonNull<Op<T>>) {
+pub(super) fn retire_record<T>(record: NonNull<Op<T>>) {
     pool::retire_inline(record);
 }
 
-/// Room for accesses that a record does not hold itself, which is noted in the record's `first` place.
+/// Allocates room for accesses that do not fit into the record, and notes it in the record's `first` place.
 #[cold]
 fn boxed_place<T>(first: *mut Access<T>, count: u32) -> *mut Access<T> {
     let mut boxed = Vec::<Access<T>>::with_capacity(count as usize);
-    let place = NonNull::new(boxed.as_mut_ptr()).expect("a Vec's pointer is not null");
+    let place = NonNull::new(boxed.as_mut_ptr()).expect("the pointer of a `Vec` is never null");
     std::mem::forget(boxed);
-    // SAFETY: the place is an unused record's, and large enough, as `task_behind` asserts.
+    // SAFETY: the place belongs to an unused record, and is large enough, as `task_behind` asserts.
     unsafe { first.cast::<Boxed<T>>().write(Boxed { accesses: place, count }) };
     place.as_ptr()
 }
@@ -580,7 +609,7 @@ unsafe impl<T> Record for Op<T> {
     }
 
     unsafe fn free_owned(record: NonNull<Self>) {
-        // SAFETY: (1); the fields were initialised by `new_with`.
+        // SAFETY: by (1) the record is this function's; `new_with` initialised the fields.
         let op = unsafe { record.as_ref() };
         if let Some(boxed) = op.boxed() {
             // SAFETY: `boxed_place` forgot a `Vec` of exactly this pointer and capacity; accesses need no drop.
@@ -594,11 +623,11 @@ unsafe impl<T> Record for Op<T> {
     }
 }
 
-/// Operations that became ready, in the order they did; linked through the records themselves.
+/// A list of operations that became ready, in that order, linked through the records themselves.
 #[derive(Debug)]
 pub struct ReadyList<T> {
     head: Option<OpRef<T>>,
-    /// The last one of the list, to which the next is linked.
+    /// The last operation of the list, behind which the next one is linked.
     tail: Option<NonNull<Op<T>>>,
 }
 
@@ -609,7 +638,7 @@ impl<T> Default for ReadyList<T> {
 }
 
 impl<T> ReadyList<T> {
-    /// Whether no operation is in it.
+    /// Returns whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.head.is_none()
     }
@@ -617,25 +646,25 @@ impl<T> ReadyList<T> {
     /// Adds a ready operation at the end.
     #[inline]
     pub fn push(&mut self, op: OpRef<T>) {
-        // Relaxed: a ready operation has one owner, and the list is on its stack.
+        // Relaxed: a ready operation has one owner, which also owns the list.
         op.link.store(std::ptr::null_mut(), Relaxed);
         let last = self.tail.replace(op.0);
         match last {
             Some(last) => {
-                // SAFETY: the list has the right to it.
+                // SAFETY: the list owns the operation.
                 let last = unsafe { alive(last) };
-                // Relaxed: as above.
+                // Relaxed: the list owns the operation.
                 last.link.store(op.into_ptr().as_ptr(), Relaxed);
             }
             None => self.head = Some(op),
         }
     }
 
-    /// Takes the operation that became ready first.
+    /// Removes and returns the operation that became ready first.
     #[inline]
     pub fn pop(&mut self) -> Option<OpRef<T>> {
         let op = self.head.take()?;
-        // Relaxed: as in `push`.
+        // Relaxed: the list owns the operation.
         let next = op.link.load(Relaxed);
         self.head = NonNull::new(next).map(OpRef);
         if self.head.is_none() {

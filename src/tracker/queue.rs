@@ -13,19 +13,19 @@ use crate::{
     },
 };
 
-/// One variable's queue of accesses, in push order. It must not move once [`init`](Self::init) was called.
+/// One variable's queue of accesses, in push order. It must not move once [`init`](Self::init) has been called.
 #[repr(C)]
 pub struct VarQueue<T> {
-    /// The last access, or one before it while somebody appends. Never null.
+    /// The last access, or an earlier one while a thread appends. Never null.
     pub(super) tail: Atomic<Access<T>>,
     /// Set before the deletion is pushed.
     pub(super) closed: AtomicBool,
-    /// Orders the accesses of an operation.
+    /// The variable's id, which orders the accesses of an operation.
     id: u64,
-    /// Whoever made the variable.
+    /// Identifies the variable's creator.
     owner: usize,
     pub(super) stamp: Stamp,
-    /// The access the variable starts with.
+    /// The access that the variable starts with.
     first: UnsafeCell<MaybeUninit<Access<T>>>,
 }
 
@@ -33,74 +33,75 @@ impl<T> std::fmt::Debug for VarQueue<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("VarQueue")
             .field("id", &self.id)
-            // Relaxed: a snapshot to look at.
+            // Relaxed: a snapshot for display.
             .field("closed", &self.closed.load(Relaxed))
             .finish_non_exhaustive()
     }
 }
 
 impl<T> VarQueue<T> {
-    /// A queue without an owner, for models.
+    /// Creates a queue without an owner, for models.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub fn new(id: u64) -> Self {
         Self::with_owner(id, 0)
     }
 
-    /// A queue that still has to be [initialised](Self::init) where it will stay. Ids must be distinct among the variables that
-    /// operations name together. `owner` marks whoever makes the variable; it lies with what a push needs anyway.
+    /// Creates a queue that must be [initialised](Self::init) at its final place. Ids must be distinct among the
+    /// variables that operations use together. `owner` identifies the variable's creator; it is kept here because a
+    /// push reads this cache line anyway.
     pub fn with_owner(id: u64, owner: usize) -> Self {
         let first = UnsafeCell::new(MaybeUninit::uninit());
         Self { tail: Atomic::null(), closed: AtomicBool::new(false), id, owner, stamp: Stamp::new(), first }
     }
 
-    /// Puts the first access in.
+    /// Inserts the access that the variable starts with.
     ///
     /// # Safety
-    /// 1. `this` is valid, and stays where it is until it is dropped.
-    /// 2. Nobody else uses it yet.
+    /// 1. `this` is valid, and does not move until it is dropped.
+    /// 2. No other thread uses it yet.
     pub unsafe fn init(this: NonNull<Self>) {
-        // SAFETY: (1) and (2).
+        // SAFETY: by (1) it is valid, and by (2) it is not written meanwhile.
         let queue = unsafe { this.as_ref() };
         queue.first.with_mut(|first| {
-            // SAFETY: (2) makes this thread the only user of the cell.
+            // SAFETY: by (2) this thread is the only user of the cell.
             let first = unsafe { &mut *first };
             let first = first.write(Access::built_in(this));
-            // Relaxed: (2); the variable is published by the caller.
+            // Relaxed: by (2) no other thread uses it; the caller publishes the variable.
             queue.tail.store(Shared::from(std::ptr::from_ref(&*first)), Relaxed);
         });
     }
 
-    /// The variable's id.
+    /// Returns the variable's id.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Whoever made the variable.
+    /// Returns the `owner` that the queue was created with.
     pub fn owner(&self) -> usize {
         self.owner
     }
 
-    /// Closes the variable for operations other than deletions. `false` if it was closed already.
+    /// Closes the variable to operations other than deletions. Returns `false` if it was closed already.
     pub fn close(&self) -> bool {
-        // Relaxed: the deletion pushed after it carries it (edge `link`).
+        // Relaxed: the deletion, which is pushed afterwards, hands it over (edge `link`).
         !self.closed.swap(true, Relaxed)
     }
 
-    /// Whether the variable is closed.
+    /// Returns whether the variable is closed.
     pub fn is_closed(&self) -> bool {
-        // Relaxed: early refusal only; `insert` decides.
+        // Relaxed: only for an early refusal; `insert` decides.
         self.closed.load(Relaxed)
     }
 
-    /// Asks for what a push is going to write, as far as it is known already.
+    /// Prefetches the access at the tail, which a push is going to write.
     #[inline]
     pub fn prefetch(&self) {
-        // Relaxed: the address is all that is wanted.
+        // Relaxed: only the address is used.
         hint::prefetch_write(self.tail.load(Relaxed, epoch::unprotected()).as_raw());
     }
 
-    /// Whether nothing is pending on the variable: no mutation if `for_reading`, no operation at all otherwise. What was
-    /// done before is visible to the caller then.
+    /// Returns whether nothing is pending on the variable: no mutation if `for_reading`, no operation at all
+    /// otherwise. If so, what those that have ended did to the variable is visible to the caller.
     pub fn is_idle(&self, for_reading: bool) -> bool {
         let guard = epoch::pin();
         self.stamp.check();
@@ -112,33 +113,34 @@ impl<T> VarQueue<T> {
         tail.leaves_idle(for_reading)
     }
 
-    /// Gives up the last access and then runs `free`, once nobody can hold a pointer to the queue any more.
+    /// Retires the last access, and runs `free` once no thread can have a pointer to the queue any more.
     ///
     /// # Safety
-    /// 1. The last operation pushed on the variable is done, which the caller knows from having ended it or from
-    ///    [`is_idle`](Self::is_idle), and no other will ever be pushed.
+    /// 1. The last operation pushed on the variable is done, which the caller knows because it has ended it or from
+    ///    [`is_idle`](Self::is_idle), and no other will be pushed.
     /// 2. This is called once, and `this` is valid until `free` runs.
     /// 3. `free` may run on any thread, later, or before this returns.
     pub unsafe fn dispose(this: NonNull<Self>, free: impl FnOnce() + 'static) {
         let guard = epoch::pin();
-        // Not kept as a reference: it would have to stay valid to the end of this call.
-        // SAFETY: (2), and this thread is pinned.
+        // Not a reference parameter, which would have to stay valid until the call returns.
+        // SAFETY: by (2) it is valid until `free` runs, which cannot happen while this thread is pinned.
         let queue = unsafe { this.as_ref() };
-        // Relaxed: by (1) the tail was moved to the last access before this, and the access is nothing new to the
-        // caller.
+        // Relaxed: by (1) the tail was moved to the last access before this call, and the caller has already acquired
+        // that access.
         let tail = queue.tail.load(Relaxed, &guard);
-        // SAFETY: by (1) and (2) it has not been retired.
+        // SAFETY: by (1) and (2) the access has not been retired.
         let last = unsafe { tail.deref() };
         last.check();
-        // SAFETY: by (1) nothing will be linked behind it, and by (2) this happens once.
+        // SAFETY: by (1) no access will be linked behind it, and by (2) this happens once.
         unsafe { last.share().retire() };
         let free = queue.stamp.killed_by(free);
-        // SAFETY: (3); by (1) only threads that are pinned now can still know the queue.
+        // SAFETY: (3) allows any thread; by (1) only threads that are pinned now can still have a pointer to the queue.
         unsafe { guard.retire(free) };
     }
 }
 
-// SAFETY: see `Access`; the cell is written once, before the queue is shared.
+// SAFETY: the queue refers to records that are shared between threads by the tracker's rules, and whose tasks are
+// `Send`.
 unsafe impl<T: Send> Send for VarQueue<T> {}
-// SAFETY: as above.
+// SAFETY: the shared fields are atomic, and the cell is written once, before the queue is shared.
 unsafe impl<T: Send> Sync for VarQueue<T> {}

@@ -1,4 +1,5 @@
-//! The tracker by hand, on one thread: what one thread leaves half done, and what the others make of it.
+//! The tracker on one thread, step by step: each test leaves a push or a completion half done and checks what the next
+//! call does with it.
 
 use std::{
     ops::Deref,
@@ -8,43 +9,53 @@ use std::{
 };
 
 use super::{
-    Mode::{Await, Overwrite, Read, Write},
-    *,
+    Access,
+    Mode::{self, Await, Overwrite, Read, Write},
+    Op, OpRef, ReadyList, VarQueue,
+    access::{DONE, READ_OK, WRITE_OK, grantable_at_link, linked, newly_grantable},
+    complete::{Spent, complete, complete_access},
+    followers::{MAX_FOLLOWERS, followers},
+    op::{INLINE_ACCESSES, Rejection},
+    push::{Inserter, Insertion, Pushed, help, insert},
+};
+use crate::{
+    memory::epoch::{self, Guard, Shared},
+    sync::Ordering::Relaxed,
 };
 
-/// Counts itself, to show when an operation's record is given up.
+/// A task whose reference count shows when it is dropped.
 type Task = Arc<()>;
 
-/// A variable that is given back at the end. Then all that was pushed on it must be done.
+/// A variable that is freed at the end, when all operations on it must be complete.
 struct Var(NonNull<VarQueue<Task>>);
 
 impl Var {
     fn new(id: u64) -> Self {
         let queue = NonNull::from(Box::leak(Box::new(VarQueue::with_owner(id, 7))));
-        // SAFETY: nobody else knows the queue, and it stays where it is.
+        // SAFETY: no other thread knows the queue, and it does not move.
         unsafe { VarQueue::init(queue) };
         Self(queue)
     }
 
     fn queue(&self) -> &VarQueue<Task> {
-        // SAFETY: it is freed after `self`.
+        // SAFETY: it is freed when `self` is dropped, or later.
         unsafe { self.0.as_ref() }
     }
 
     fn tail(&self) -> *const Access<Task> {
-        // Relaxed: there is one thread.
+        // Relaxed: there is only one thread.
         self.queue().tail.load(Relaxed, epoch::unprotected()).as_raw()
     }
 
-    /// Links `access` as the variable's next one and stops there, as a thread may: the tail stays behind, and the hints are
-    /// not left.
+    /// Links `access` as the variable's next one and stops there, as a thread may: the tail stays behind, and no
+    /// flags are deferred.
     fn link(&self, access: &Access<Task>) {
         let guard = epoch::pin();
-        // SAFETY: the tail is never null, and not reclaimed: nothing is done beside this.
+        // SAFETY: the tail is never null, and no other thread can retire it.
         let tail = unsafe { self.queue().tail.load(Relaxed, &guard).deref() };
         let word = tail.word.load(Relaxed, &guard);
-        assert!(word.is_null(), "something stands behind the tail");
-        let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag() | linked(tail.entitlement(word.tag())));
+        assert!(word.is_null(), "an access is linked behind the tail");
+        let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag() | linked(tail.grantable(word.tag())));
         tail.word.store(link, Relaxed);
     }
 }
@@ -55,13 +66,13 @@ impl Drop for Var {
             let queue = self.0;
             // SAFETY: `new` has leaked the box.
             let free = move || drop(unsafe { Box::from_raw(queue.as_ptr()) });
-            // SAFETY: each test ends what it has pushed, and this comes once.
+            // SAFETY: each test completes what it has pushed, and this is called once.
             unsafe { VarQueue::dispose(queue, free) };
         }
     }
 }
 
-/// An operation by its address. The test has the right to it as well, but while the tracker has that.
+/// An operation by its address. The test also owns it, except while the tracker does.
 #[derive(Clone, Copy)]
 struct Known(NonNull<Op<Task>>);
 
@@ -70,9 +81,9 @@ impl Known {
         self.0.as_ptr()
     }
 
-    /// The right, where it is the test's: the operation was not pushed yet, or has turned out to be ready.
-    fn right(self) -> OpRef<Task> {
-        // SAFETY: the test has the right, as it says by this.
+    /// Takes ownership, which the test must have: the operation is not pushed yet, or is ready.
+    fn owned(self) -> OpRef<Task> {
+        // SAFETY: the test owns the operation, as it states by this call.
         unsafe { OpRef::from_ptr(self.0) }
     }
 }
@@ -81,32 +92,32 @@ impl Deref for Known {
     type Target = Op<Task>;
 
     fn deref(&self) -> &Op<Task> {
-        // SAFETY: the tests look at no record that was given up.
+        // SAFETY: the tests use no record that can be reclaimed.
         unsafe { self.0.as_ref() }
     }
 }
 
-fn operation_that(passes_closed: bool, accesses: &[(&Var, Mode)]) -> (Known, Weak<()>) {
+fn operation_with_task(passes_closed: bool, accesses: &[(&Var, Mode)]) -> (Known, Weak<()>) {
     let task = Arc::new(());
     let alive = Arc::downgrade(&task);
-    // SAFETY: the place is for a task.
+    // SAFETY: the place has room for a task.
     let init = move |place: *mut Task| unsafe { place.write(task) };
     let accesses: Vec<_> = accesses.iter().map(|(var, mode)| (var.0, *mode)).collect();
-    // SAFETY: the tests keep their variables; `init` makes a task; a `Vec` knows its length.
+    // SAFETY: the tests keep their variables; `init` initialises the task; a `Vec` knows its length.
     (Known(unsafe { OpRef::new_with(init, 0, passes_closed, accesses.into_iter()) }.into_ptr()), alive)
 }
 
 fn operation(accesses: &[(&Var, Mode)]) -> Known {
-    operation_that(false, accesses).0
+    operation_with_task(false, accesses).0
 }
 
-/// Pushes `op`; whether it is ready and whether it is rejected.
+/// Pushes `op`; returns whether it is ready and whether it is rejected.
 fn push(op: Known) -> [bool; 2] {
-    oneshot(op, super::push(op.right()))
+    outcome(op, super::push(op.owned()))
 }
 
-/// What a push of `op` has found out, which gives the right back to the test if the operation is ready.
-fn oneshot(op: Known, pushed: Pushed<Task>) -> [bool; 2] {
+/// Takes the result of a push of `op` apart. The test becomes the owner if the operation is ready.
+fn outcome(op: Known, pushed: Pushed<Task>) -> [bool; 2] {
     let Pushed { ready, rejected } = pushed;
     let is_ready = ready.is_some();
     ready.into_iter().for_each(|ready| assert_eq!(ready.into_ptr(), op.0));
@@ -116,7 +127,7 @@ fn oneshot(op: Known, pushed: Pushed<Task>) -> [bool; 2] {
 const READY: [bool; 2] = [true, false];
 const REJECTED: [bool; 2] = [false, true];
 
-/// Makes and pushes an operation, and says whether it is ready.
+/// Creates and pushes an operation; returns it and whether it is ready.
 fn pushed(accesses: &[(&Var, Mode)]) -> (Known, bool) {
     let op = operation(accesses);
     let [is_ready, rejected] = push(op);
@@ -124,23 +135,23 @@ fn pushed(accesses: &[(&Var, Mode)]) -> (Known, bool) {
     (op, is_ready)
 }
 
-/// Inserts the first access of `op`, as its pusher, which stands still then. Gives what it has counted.
+/// Inserts the first access of `op` as its pusher, and stops. Returns the number of satisfied accesses.
 fn begun(op: Known, guard: &Guard) -> u32 {
     let mut satisfied = 0;
     assert!(matches!(insert(&op, &op.accesses()[0], Inserter::Pusher, &mut satisfied, guard), Insertion::Linked));
     satisfied
 }
 
-/// Goes on with a push that was [begun].
+/// Continues a push that was [begun].
 fn finish_push(op: Known, satisfied: u32, guard: &Guard) -> [bool; 2] {
-    oneshot(op, super::finish_push(op.right(), 1, satisfied, guard))
+    outcome(op, super::push::finish_push(op.owned(), 1, satisfied, guard))
 }
 
-/// Ends `op` and gives what became ready by it, in that order.
+/// Completes `op` and returns the operations that became ready, in that order.
 fn end(op: Known) -> Vec<*mut Op<Task>> {
     let mut list = ReadyList::default();
     assert!(list.is_empty());
-    drop(complete(op.right(), &mut list));
+    drop(complete(op.owned(), &mut list));
     let is_empty = list.is_empty();
     let mut ready = Vec::new();
     while let Some(op) = list.pop() {
@@ -152,20 +163,20 @@ fn end(op: Known) -> Vec<*mut Op<Task>> {
 }
 
 #[test]
-fn what_is_passed_on_is_the_difference_that_a_flag_makes_to_the_entitlement() {
+fn newly_grantable_flags_are_the_difference_that_a_flag_makes() {
     let comes_in_order = |flags: &usize| flags & WRITE_OK == 0 || flags & READ_OK != 0;
     for mode in [Read, Await] {
         for was in (0..8).filter(comes_in_order) {
             for now in (0..8).filter(comes_in_order).filter(|now| now & was == was && now & DONE == was & DONE) {
-                let difference = mode.entitlement(now) & !mode.entitlement(was);
-                assert_eq!(passed_on(now & !was, was), difference, "{mode:?} from {was} to {now}");
+                let difference = mode.grantable(now) & !mode.grantable(was);
+                assert_eq!(newly_grantable(now & !was, was), difference, "{mode:?} from {was} to {now}");
             }
         }
     }
 }
 
 #[test]
-fn a_mode_is_satisfied_by_its_flag_and_hands_on_what_it_does_not_exclude() {
+fn a_mode_is_satisfied_by_its_flag_and_grants_what_it_does_not_exclude() {
     for flags in 0..8 {
         let (read_ok, write_ok) = (flags & READ_OK != 0, flags & WRITE_OK != 0);
         let spent = write_ok && flags & DONE != 0;
@@ -173,32 +184,33 @@ fn a_mode_is_satisfied_by_its_flag_and_hands_on_what_it_does_not_exclude() {
             let writes = mode == Write || mode == Overwrite;
             assert_eq!(mode.is_write(), writes);
             assert_eq!(mode.is_satisfied_by(flags), if mode == Read { read_ok } else { write_ok }, "{mode:?} {flags}");
-            let handed_on = match () {
+            let grantable = match () {
                 () if spent => READ_OK | WRITE_OK,
                 () if read_ok && !writes => READ_OK,
                 () => 0,
             };
-            assert_eq!(mode.entitlement(flags), handed_on, "{mode:?} {flags}");
+            assert_eq!(mode.grantable(flags), grantable, "{mode:?} {flags}");
         }
     }
 }
 
 #[test]
-fn a_link_says_what_the_next_access_was_entitled_to() {
+fn a_link_records_the_flags_that_were_grantable() {
     for flags in 0..8 {
-        let entitled = flags & (READ_OK | WRITE_OK);
-        assert_eq!(linked(flags) & (READ_OK | WRITE_OK | DONE), 0, "it lies beside the flags");
+        let grantable = flags & (READ_OK | WRITE_OK);
+        assert_eq!(linked(flags) & (READ_OK | WRITE_OK | DONE), 0, "the record of the link overlaps the flags");
         for others in 0..8 {
-            assert_eq!(entitled_at_link(linked(flags) | others), entitled, "{flags} {others}");
+            assert_eq!(grantable_at_link(linked(flags) | others), grantable, "{flags} {others}");
         }
     }
 }
 
 #[test]
-fn readers_run_side_by_side_and_writers_alone_and_each_record_is_given_up() {
+fn readers_run_side_by_side_and_writers_alone_and_each_record_is_retired() {
     let var = Var::new(1);
     let modes = [Write, Read, Read, Overwrite, Await, Read];
-    let (ops, tasks): (Vec<_>, Vec<_>) = modes.map(|mode| operation_that(false, &[(&var, mode)])).into_iter().unzip();
+    let (ops, tasks): (Vec<_>, Vec<_>) =
+        modes.map(|mode| operation_with_task(false, &[(&var, mode)])).into_iter().unzip();
     let ready: Vec<_> = ops.iter().map(|&op| push(op)[0]).collect();
     assert_eq!(ready, [true, false, false, false, false, false]);
     let [_, first, second, overwrite, wait, last] = std::array::from_fn(|index| ops[index].as_ptr());
@@ -209,7 +221,7 @@ fn readers_run_side_by_side_and_writers_alone_and_each_record_is_given_up() {
     assert_eq!(end(ops[5]), []);
     assert_eq!(end(ops[4]), []);
     let kept: Vec<_> = tasks.iter().map(|task| task.strong_count()).collect();
-    assert_eq!(kept, [0, 0, 0, 0, 0, 1], "all but the last access of the variable are given up");
+    assert_eq!(kept, [0, 0, 0, 0, 0, 1], "only the last access of the variable keeps its record");
     drop(var);
     assert_eq!(tasks[5].strong_count(), 0);
 }
@@ -230,7 +242,7 @@ fn a_variable_is_idle_for_a_reader_beside_readers_and_for_a_writer_alone() {
 }
 
 #[test]
-fn who_comes_behind_a_half_done_push_helps_it_to_the_end() {
+fn a_push_behind_a_half_done_push_helps_it_to_the_end() {
     let (a, b) = (Var::new(1), Var::new(2));
     let guard = epoch::pin();
     let half = operation(&[(&a, Write), (&b, Write)]);
@@ -238,7 +250,7 @@ fn who_comes_behind_a_half_done_push_helps_it_to_the_end() {
     assert!(!half.is_registered());
     let (behind, ready) = pushed(&[(&a, Write)]);
     assert!(!ready);
-    assert!(half.is_registered(), "its pusher need not come back");
+    assert!(half.is_registered(), "the half-done push was not helped to the end");
     let (reader, ready) = pushed(&[(&b, Read)]);
     assert!(!ready);
     assert_eq!(finish_push(half, satisfied, &guard), READY);
@@ -262,7 +274,7 @@ fn a_helped_writer_waits_for_the_readers_before_it() {
 }
 
 #[test]
-fn a_writer_of_several_waits_for_the_readers_before_it() {
+fn a_writer_of_several_variables_waits_for_the_readers_before_it() {
     let (a, b) = (Var::new(1), Var::new(2));
     let (reader, _) = pushed(&[(&b, Read)]);
     let (writer, ready) = pushed(&[(&a, Write), (&b, Write)]);
@@ -272,14 +284,14 @@ fn a_writer_of_several_waits_for_the_readers_before_it() {
 }
 
 #[test]
-fn a_helped_reader_lets_readers_behind_it_go() {
+fn a_helped_reader_does_not_delay_the_readers_behind_it() {
     let (a, b) = (Var::new(1), Var::new(2));
     let guard = epoch::pin();
     let half = operation(&[(&a, Write), (&b, Read)]);
     let satisfied = begun(half, &guard);
     let (behind, _) = pushed(&[(&a, Write)]);
     let (before, ready) = pushed(&[(&b, Read)]);
-    assert!(ready, "by the hint of its predecessor");
+    assert!(ready, "the deferred flag of its predecessor was ignored");
     assert_eq!(finish_push(half, satisfied, &guard), READY);
     let (after, ready) = pushed(&[(&b, Read)]);
     assert!(ready);
@@ -290,7 +302,7 @@ fn a_helped_reader_lets_readers_behind_it_go() {
 }
 
 #[test]
-fn a_reader_behind_a_helped_reader_goes_by_its_flags_and_hints() {
+fn a_reader_behind_a_helped_reader_is_granted_its_flags_and_deferred_flags() {
     let (a, b) = (Var::new(1), Var::new(2));
     let guard = epoch::pin();
     let half = operation(&[(&a, Write), (&b, Read)]);
@@ -305,14 +317,14 @@ fn a_reader_behind_a_helped_reader_goes_by_its_flags_and_hints() {
 }
 
 #[test]
-fn who_finds_a_link_without_its_tail_moves_that_and_leaves_the_hints() {
+fn a_push_that_finds_the_tail_behind_moves_it_and_defers_flags() {
     let (a, b) = (Var::new(1), Var::new(2));
     let guard = epoch::pin();
     let half = operation(&[(&a, Write), (&b, Read)]);
     let satisfied = begun(half, &guard);
     b.link(&half.accesses()[1]);
     let (behind, ready) = pushed(&[(&b, Read)]);
-    assert!(ready, "by the hint of its predecessor");
+    assert!(ready, "the deferred flag of its predecessor was ignored");
     assert!(half.is_registered());
     assert_eq!(b.tail(), std::ptr::from_ref(&behind.accesses()[0]));
     assert_eq!(finish_push(half, satisfied, &guard), READY);
@@ -321,77 +333,77 @@ fn who_finds_a_link_without_its_tail_moves_that_and_leaves_the_hints() {
 }
 
 #[test]
-fn an_access_that_is_in_is_not_inserted_again() {
+fn a_linked_access_is_not_inserted_again() {
     let (a, b) = (Var::new(1), Var::new(2));
     let guard = epoch::pin();
     let (first, _) = pushed(&[(&a, Write), (&b, Write)]);
     let (second, _) = pushed(&[(&b, Write)]);
-    assert!(matches!(insert(&first, &first.accesses()[1], Inserter::Helper, &mut 0, &guard), Insertion::WasIn));
+    assert!(matches!(insert(&first, &first.accesses()[1], Inserter::Helper, &mut 0, &guard), Insertion::AlreadyLinked));
     let last = &second.accesses()[0];
     assert_eq!(b.tail(), std::ptr::from_ref(last));
-    // Relaxed: there is one thread.
+    // Relaxed: there is only one thread.
     assert!(last.word.load(Relaxed, &guard).is_null());
     assert_eq!(end(first), [second.as_ptr()]);
     assert_eq!(end(second), []);
 }
 
 #[test]
-fn what_a_helper_has_inserted_is_counted_by_the_next_look() {
+fn an_access_that_a_helper_inserts_is_counted_by_the_next_insertion() {
     let (a, b) = (Var::new(1), Var::new(2));
     let guard = epoch::pin();
     let half = operation(&[(&a, Write), (&b, Write)]);
     let satisfied = begun(half, &guard);
-    assert!(matches!(insert(&half, &half.accesses()[0], Inserter::Helper, &mut 0, &guard), Insertion::WasIn));
+    assert!(matches!(insert(&half, &half.accesses()[0], Inserter::Helper, &mut 0, &guard), Insertion::AlreadyLinked));
     assert_eq!(half.next_unregistered().map(|access| access.index), Some(1));
     let last = &half.accesses()[1];
     assert!(matches!(insert(&half, last, Inserter::Helper, &mut 0, &guard), Insertion::Linked));
     assert_eq!(half.next_unregistered().map(|access| access.index), Some(1));
-    assert!(matches!(insert(&half, last, Inserter::Helper, &mut 0, &guard), Insertion::WasIn));
+    assert!(matches!(insert(&half, last, Inserter::Helper, &mut 0, &guard), Insertion::AlreadyLinked));
     assert!(half.next_unregistered().is_none());
     assert_eq!(finish_push(half, satisfied, &guard), READY);
     assert_eq!(end(half), []);
 }
 
 #[test]
-fn a_completion_takes_the_tail_past_what_it_ends() {
+fn a_completion_advances_the_tail_past_what_it_spends() {
     let (a, b) = (Var::new(1), Var::new(2));
     let guard = epoch::pin();
-    let (first, task) = operation_that(false, &[(&a, Write)]);
+    let (first, task) = operation_with_task(false, &[(&a, Write)]);
     assert_eq!(push(first), READY);
     let half = operation(&[(&a, Read), (&b, Read)]);
     a.link(&half.accesses()[0]);
     assert_eq!(end(first), []);
     assert_eq!(a.tail(), std::ptr::from_ref(&half.accesses()[0]));
     assert_eq!(task.strong_count(), 0);
-    // Another reader goes by the hints, which say what was so at the link: nothing. The completion has it in the word.
+    // At the link no flag was grantable, so none was deferred; the completion has set `READ_OK` in the word.
     let (reader, ready) = pushed(&[(&a, Read)]);
     assert!(ready);
-    assert_eq!(finish_push(half, 0, &guard), READY, "its first access was satisfied by the completion");
+    assert_eq!(finish_push(half, 0, &guard), READY, "the completion has satisfied its first access");
     assert_eq!(end(half), []);
     assert_eq!(end(reader), []);
 }
 
 #[test]
-fn an_operation_whose_predecessor_ends_during_its_push_is_its_pushers() {
+fn an_operation_whose_predecessor_completes_during_its_push_is_ready_for_its_pusher() {
     let (a, b) = (Var::new(1), Var::new(2));
     let guard = epoch::pin();
     let (first, _) = pushed(&[(&a, Write)]);
     let second = operation(&[(&a, Write), (&b, Write)]);
     let satisfied = begun(second, &guard);
     assert_eq!(satisfied, 0);
-    assert_eq!(end(first), [], "the push goes on");
+    assert_eq!(end(first), [], "the push is not over");
     assert_eq!(finish_push(second, satisfied, &guard), READY);
     assert_eq!(end(second), []);
 }
 
 #[test]
-fn who_comes_behind_a_deletion_is_rejected_and_lets_the_others_go() {
+fn an_operation_behind_a_deletion_is_rejected_and_does_not_delay_others() {
     let (a, b) = (Var::new(1), Var::new(2));
     assert!(!a.queue().is_closed());
     assert!(a.queue().close());
     assert!(!a.queue().close());
     assert!(a.queue().is_closed());
-    let (deletion, _) = operation_that(true, &[(&a, Write)]);
+    let (deletion, _) = operation_with_task(true, &[(&a, Write)]);
     assert_eq!(push(deletion), READY);
     assert!(!deletion.is_rejected());
     let late = operation(&[(&a, Write), (&b, Write)]);
@@ -405,11 +417,11 @@ fn who_comes_behind_a_deletion_is_rejected_and_lets_the_others_go() {
 }
 
 #[test]
-fn an_operation_that_a_helper_rejects_takes_its_other_places() {
+fn an_operation_that_a_helper_rejects_takes_its_place_in_the_other_queues() {
     let [a, b, c, d] = [1, 2, 3, 4].map(Var::new);
     let guard = epoch::pin();
     b.queue().close();
-    let (deletion, _) = operation_that(true, &[(&b, Write)]);
+    let (deletion, _) = operation_with_task(true, &[(&b, Write)]);
     assert_eq!(push(deletion), READY);
     let half = operation(&[(&a, Write), (&b, Write), (&c, Write), (&d, Write)]);
     let satisfied = begun(half, &guard);
@@ -431,27 +443,27 @@ fn registrations_are_counted_one_by_one_and_a_rejection_only_before_its_access()
     let record = &*op;
     let next = || record.next_unregistered().map(|access| access.index);
     let past = || [0, 1].map(|index| record.is_past(index));
-    record.advance(1);
+    record.register(1);
     assert_eq!((next(), past(), record.is_registered()), (Some(0), [false, false], false));
-    record.advance(0);
+    record.register(0);
     assert_eq!((next(), past(), record.is_registered()), (Some(1), [true, false], false));
-    record.advance(0);
+    record.register(0);
     assert_eq!(next(), Some(1));
-    assert!(!record.reject(0));
+    assert_eq!(record.reject(0), Rejection::AlreadyLinked);
     assert!(!record.is_rejected());
-    assert!(record.reject(1));
+    assert_eq!(record.reject(1), Rejection::Rejected);
     assert!(record.is_rejected());
-    assert!(record.reject(1), "again");
-    assert!(!record.reject(0), "it is in all the same");
+    assert_eq!(record.reject(1), Rejection::Rejected);
+    assert_eq!(record.reject(0), Rejection::AlreadyLinked);
     assert_eq!((next(), past(), record.is_registered()), (Some(1), [true, false], false));
-    record.advance(1);
+    record.register(1);
     assert_eq!((next(), past(), record.is_registered()), (None, [true, true], true));
     assert!(record.is_rejected());
-    assert!(!record.reject(1));
+    assert_eq!(record.reject(1), Rejection::AlreadyLinked);
     assert!(record.end_registration(2));
     assert_eq!((next(), record.is_registered(), record.is_rejected()), (None, true, true));
-    // It was never in a queue: its shares are this test's.
-    drop(op.right().completed(2));
+    // It was never in a queue, so all its shares belong to this test.
+    drop(op.owned().completed(2));
 }
 
 #[test]
@@ -463,10 +475,10 @@ fn an_operation_without_variables_is_registered_and_ready() {
 }
 
 #[test]
-fn a_record_ends_with_its_last_holder() {
-    let (op, task) = operation_that(false, &[]);
+fn a_task_is_dropped_with_the_last_holder_of_its_record() {
+    let (op, task) = operation_with_task(false, &[]);
     assert_eq!(push(op), READY);
-    let hold = op.right().hold();
+    let hold = op.owned().hold();
     assert_eq!(end(op), []);
     assert_eq!(task.strong_count(), 1);
     drop(hold);
@@ -474,11 +486,11 @@ fn a_record_ends_with_its_last_holder() {
 }
 
 #[test]
-fn as_many_accesses_as_there_are_keep_their_order_and_their_variables_and_the_task() {
+fn a_record_keeps_any_number_of_accesses_in_order_and_its_task() {
     for count in (1..=INLINE_ACCESSES + 1).chain([40]) {
         let vars: Vec<_> = (0..count).map(|id| Var::new(id as u64)).collect();
         let accesses: Vec<_> = vars.iter().map(|var| (var, Write)).collect();
-        let (first, task) = operation_that(false, &accesses);
+        let (first, task) = operation_with_task(false, &accesses);
         assert_eq!(push(first), READY);
         let (second, ready) = pushed(&accesses);
         assert!(!ready);
@@ -487,7 +499,7 @@ fn as_many_accesses_as_there_are_keep_their_order_and_their_variables_and_the_ta
             assert_eq!((access.queue_ptr(), access.queue().owner()), (var.0, 7));
         }
         assert_eq!(first.accesses().len(), count);
-        // SAFETY: the operation is this test's.
+        // SAFETY: the test owns the operation.
         assert_eq!(unsafe { Arc::as_ptr(&*first.task_ptr()) }, task.as_ptr());
         assert_eq!(end(first), [second.as_ptr()]);
         assert_eq!(task.strong_count(), 0);
@@ -496,7 +508,7 @@ fn as_many_accesses_as_there_are_keep_their_order_and_their_variables_and_the_ta
 }
 
 #[test]
-fn debug_output_names_the_flags_and_the_counts() {
+fn debug_output_shows_the_flags_and_the_counts() {
     let (a, b) = (Var::new(1), Var::new(2));
     let access = |op: Known| format!("{:?}", op.accesses()[0]);
     let (reader, _) = pushed(&[(&a, Read)]);
@@ -523,7 +535,7 @@ fn debug_output_names_the_flags_and_the_counts() {
     let text = format!("{:?}", *writer);
     assert!(text.starts_with("Op { wait: 1, registered: 2, live: 3, accesses: [Access {"), "{text}");
     assert_eq!(format!("{:?}", a.queue()), "VarQueue { id: 1, closed: false, .. }");
-    assert_eq!(format!("{:?}", reader.right()), format!("OpRef({:?})", reader.as_ptr()));
+    assert_eq!(format!("{:?}", reader.owned()), format!("OpRef({:?})", reader.as_ptr()));
     assert_eq!(end(second), []);
     assert_eq!(access(second), "Access { mode: Read, read_ok: true, write_ok: false, done: true, has_next: true, .. }");
     assert_eq!(end(reader), [writer.as_ptr()]);
@@ -533,7 +545,7 @@ fn debug_output_names_the_flags_and_the_counts() {
 }
 
 #[test]
-fn followers_are_what_conflicts_up_to_the_next_writer_of_each_variable() {
+fn followers_are_the_conflicting_accesses_up_to_the_next_writer_of_each_variable() {
     let (a, b) = (Var::new(1), Var::new(2));
     let seen = |op: Known| {
         let mut seen = Vec::new();
@@ -541,7 +553,7 @@ fn followers_are_what_conflicts_up_to_the_next_writer_of_each_variable() {
         seen
     };
     let (first, _) = pushed(&[(&a, Write), (&b, Read)]);
-    assert!(seen(first).is_empty(), "nothing stands behind it yet");
+    assert!(seen(first).is_empty(), "nothing has been pushed behind it");
     let (reader, _) = pushed(&[(&a, Read), (&b, Read)]);
     let (wait, _) = pushed(&[(&a, Await)]);
     let (writer, _) = pushed(&[(&a, Write), (&b, Overwrite)]);
@@ -552,7 +564,7 @@ fn followers_are_what_conflicts_up_to_the_next_writer_of_each_variable() {
             (reader.as_ptr(), 1, Read),
             (wait.as_ptr(), 1, Await),
             (writer.as_ptr(), 1, Write),
-            // Of the other variable both are readers, so that only the writer counts.
+            // The other variable is read by both, so only the writer waits for it.
             (writer.as_ptr(), 2, Overwrite),
         ],
     );
@@ -563,10 +575,10 @@ fn followers_are_what_conflicts_up_to_the_next_writer_of_each_variable() {
 }
 
 #[test]
-fn followers_end_after_a_few_and_may_have_ended_themselves() {
+fn followers_are_limited_and_pass_over_completed_readers() {
     let var = Var::new(1);
     let (first, _) = pushed(&[(&var, Read)]);
-    // A reader beside the first one may be done before it.
+    // A reader beside the first one may complete before it.
     let (beside, ready) = pushed(&[(&var, Read)]);
     assert!(ready);
     end(beside);
@@ -589,10 +601,140 @@ fn followers_end_after_a_few_and_may_have_ended_themselves() {
 
 #[test]
 #[cfg_attr(raddle_unpooled, ignore = "every record comes from the heap")]
-fn records_of_the_pool_hold_tasks_that_fit_behind_the_accesses() {
+fn tasks_that_fit_behind_the_accesses_are_in_pooled_records() {
     use crate::memory::pool::fits;
     assert!(fits::<Op<u64>>());
     assert!(fits::<Op<[u64; 8]>>());
     assert!(fits::<Op<[u64; 20]>>());
-    assert!(!fits::<Op<[u64; 21]>>(), "the record is too long");
+    assert!(!fits::<Op<[u64; 21]>>(), "the record must not fit");
+}
+
+/// The variables and operations of the worked example in the head of `tracker`.
+struct Example {
+    ops: [(&'static str, Known); 3],
+    tasks: [Weak<()>; 3],
+    // Dropped last, in this order: the spent accesses that are drawn stay readable while the guard exists.
+    guard: Guard,
+    vars: [Var; 2],
+}
+
+impl Example {
+    fn new() -> Self {
+        let (guard, x, y) = (epoch::pin(), Var::new(1), Var::new(2));
+        let (a, task_a) = operation_with_task(false, &[(&x, Read)]);
+        let (b, task_b) = operation_with_task(false, &[(&x, Read), (&y, Write)]);
+        let (c, task_c) = operation_with_task(false, &[(&x, Write), (&y, Read)]);
+        let ops = [("A", a), ("B", b), ("C", c)];
+        Self { ops, tasks: [task_a, task_b, task_c], guard, vars: [x, y] }
+    }
+
+    /// Draws the queue that begins with the access `first` of a variable.
+    fn queue(&self, name: &'static str, first: *const Access<Task>) -> String {
+        let (mut text, mut name, mut at) = (String::new(), name, first);
+        loop {
+            // SAFETY: no access is reclaimed while the guard exists, and the first one is its variable's.
+            let access = unsafe { &*at };
+            // Relaxed: there is only one thread.
+            let (word, deferred) = (access.word.load(Relaxed, &self.guard), access.deferred());
+            let letters = |flags: usize, letters: [(usize, char); 3]| -> String {
+                letters.iter().filter(|(flag, _)| flags & flag != 0).map(|(_, letter)| letter).collect()
+            };
+            const FLAGS: [(usize, char); 3] = [(READ_OK, 'R'), (WRITE_OK, 'W'), (DONE, 'D')];
+            let mut flags = letters(word.tag(), FLAGS);
+            if deferred != 0 {
+                flags = format!("{flags}~{}", letters(deferred, FLAGS));
+            }
+            let drawn = format!("{name} {flags}").trim_end().to_owned();
+            let is_spent = word.tag() & (WRITE_OK | DONE) == WRITE_OK | DONE && !word.is_null();
+            text += &if is_spent { format!("[{drawn}]") } else { drawn };
+            if word.is_null() {
+                return text;
+            }
+            let link = letters(grantable_at_link(word.tag()), [(READ_OK, 'r'), (WRITE_OK, 'w'), (0, ' ')]);
+            text += &format!(" -{link}> ");
+            at = word.as_raw();
+            // SAFETY: no access is reclaimed while the guard exists.
+            let op = unsafe { &*at }.op_ptr();
+            name = self.ops.iter().find(|(_, known)| Some(known.0) == op).expect("an operation of the example").0;
+        }
+    }
+
+    /// Asserts that the head of the tracker has the line that shows how things stand after `step`.
+    fn is_as_drawn(&self, step: &str, firsts: [*const Access<Task>; 2], ready: &[*mut Op<Task>]) {
+        let [x, y] = [self.queue("x0", firsts[0]), self.queue("y0", firsts[1])];
+        // Relaxed: there is only one thread.
+        let wait = self.ops.map(|(_, op)| op.wait.load(Relaxed).to_string()).join(" ");
+        let ready: String =
+            self.ops.iter().filter(|(_, op)| ready.contains(&op.as_ptr())).map(|(name, _)| *name).collect();
+        let line = format!("//! {step:<17} {x:<44} {y:<32} {wait}  {ready}");
+        let line = line.trim_end();
+        let is_drawn = include_str!("mod.rs").lines().any(|drawn| drawn == line);
+        assert!(is_drawn, "the head of the tracker does not show this step:\n{line}");
+    }
+}
+
+/// Completes the access of `op` at `index`; returns whether it is spent and what became ready.
+fn completed_access(op: Known, index: usize) -> (Spent, Vec<*mut Op<Task>>) {
+    let mut list = ReadyList::default();
+    let spent = complete_access(NonNull::from(&op.accesses()[index]), &mut list);
+    (spent, std::iter::from_fn(|| list.pop()).map(|op| op.into_ptr().as_ptr()).collect())
+}
+
+#[test]
+fn the_worked_example_happens_as_drawn() {
+    for b_completes_first in [true, false] {
+        let example = Example::new();
+        let firsts = [0, 1].map(|index| example.vars[index].tail());
+        let [a, b, c] = example.ops.map(|(_, op)| op);
+        let drawn = |step, ready: &[_]| example.is_as_drawn(step, firsts, ready);
+        drawn("new", &[]);
+        assert_eq!(push(a), READY);
+        drawn("A: push", &[a.as_ptr()]);
+        let satisfied = begun(b, &example.guard);
+        drawn("B: insert in x", &[]);
+        assert_eq!(finish_push(b, satisfied, &example.guard), READY);
+        drawn("B: insert in y", &[b.as_ptr()]);
+        let satisfied = begun(c, &example.guard);
+        drawn("C: insert in x", &[]);
+        assert_eq!(finish_push(c, satisfied, &example.guard), [false, false]);
+        drawn("C: insert in y", &[]);
+
+        if b_completes_first {
+            assert_eq!(completed_access(b, 0), (Spent::NotYet, vec![]));
+            drawn("B: complete in x", &[]);
+            assert_eq!(end(a), []);
+            drawn("A: complete in x", &[]);
+        } else {
+            assert_eq!(end(a), []);
+            drawn("A: complete in x", &[]);
+            assert_eq!(completed_access(b, 0), (Spent::Yes, vec![]));
+            drawn("B: complete in x", &[]);
+        }
+        assert_eq!(completed_access(b, 1), (Spent::Yes, vec![c.as_ptr()]));
+        drawn("B: complete in y", &[c.as_ptr()]);
+        drop(b.owned().completed(if b_completes_first { 1 } else { 2 }));
+        assert_eq!(end(c), []);
+        let kept = example.tasks.each_ref().map(Weak::strong_count);
+        assert_eq!(kept, [0, 0, 1], "only the last operation's record is kept, by its variables");
+    }
+}
+
+#[test]
+fn the_worked_example_with_a_helper_happens_as_drawn() {
+    let example = Example::new();
+    let firsts = [0, 1].map(|index| example.vars[index].tail());
+    let [a, b, c] = example.ops.map(|(_, op)| op);
+    let drawn = |step, ready: &[_]| example.is_as_drawn(step, firsts, ready);
+    assert_eq!(push(a), READY);
+    let satisfied = begun(b, &example.guard);
+    drawn("B: insert in x", &[]);
+    help(&b, &example.guard);
+    drawn("C: help B", &[]);
+    assert_eq!(push(c), [false, false]);
+    drawn("C: push", &[]);
+    assert_eq!(finish_push(b, satisfied, &example.guard), READY);
+    drawn("B: adopt", &[b.as_ptr()]);
+    assert_eq!(end(a), []);
+    assert_eq!(end(b), [c.as_ptr()]);
+    assert_eq!(end(c), []);
 }

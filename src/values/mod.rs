@@ -1,4 +1,4 @@
-//! Plain values that every layer may name.
+//! Plain values that every layer may use.
 
 pub(crate) mod device;
 pub(crate) mod kind;

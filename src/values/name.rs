@@ -8,7 +8,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Name(Repr);
 
-/// Two words, because every operation has room for one.
+/// Two words, because every operation's record has room for a name.
 #[derive(Clone)]
 enum Repr {
     Static(&'static str),
@@ -18,7 +18,7 @@ enum Repr {
 const _: () = assert!(size_of::<Name>() == 16);
 
 impl Name {
-    /// The name itself.
+    /// Returns the name as a string.
     #[must_use]
     pub fn as_str(&self) -> &str {
         match &self.0 {
@@ -29,10 +29,10 @@ impl Name {
 }
 
 impl Name {
-    /// No name.
+    /// The empty name.
     pub(crate) const EMPTY: Self = Self(Repr::Static(""));
 
-    /// Whether it is no name.
+    /// Whether this is the empty name.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         matches!(self.0, Repr::Static(""))
@@ -44,7 +44,7 @@ impl Name {
         matches!(self.0, Repr::Shared(_))
     }
 
-    /// The name, of which what owns memory is not left here.
+    /// Takes the name. An owned string is moved out; a static one is copied.
     #[inline]
     pub(crate) fn take(&mut self) -> Self {
         match self.0 {

@@ -1,15 +1,15 @@
-//! The injector on one thread, also as one that stands still has left it.
+//! The injector on one thread, also in states that a stopped thread leaves behind.
 
 use super::{super::testing::Ready, *};
 
 const URGENT: u8 = DEFAULT_BAND + 8;
 
-fn pop(injector: &Injector<usize>, band: u8, max: usize) -> Option<(Vec<*mut Op<usize>>, bool)> {
-    injector.pop(band, max).map(|(chain, more)| (chain.map(|op| op.as_ptr()).collect(), more))
+fn pop(injector: &Injector<usize>, band: u8, max: usize) -> Option<(Vec<*mut Op<usize>>, Rest)> {
+    injector.pop(band, max).map(|(chain, rest)| (chain.map(|op| op.as_ptr()).collect(), rest))
 }
 
 #[test]
-fn a_band_is_first_in_first_out_and_says_when_more_has_come_into_sight() {
+fn a_band_is_first_in_first_out_and_a_pop_reports_published_operations() {
     for band in [DEFAULT_BAND, URGENT] {
         let (injector, ops) = (Injector::default(), Ready::new(5, band));
         let order: Vec<_> = ops.iter().map(|op| op.as_ptr()).collect();
@@ -17,58 +17,58 @@ fn a_band_is_first_in_first_out_and_says_when_more_has_come_into_sight() {
         ops.iter().for_each(|op| injector.push(op.right()));
         assert!(!injector.is_empty());
         assert_eq!(injector.highest(), (band == URGENT).then_some(URGENT));
-        assert_eq!(pop(&injector, band, 2), Some((order[..2].to_vec(), true)));
+        assert_eq!(pop(&injector, band, 2), Some((order[..2].to_vec(), Rest::Published)));
         assert!(!injector.is_empty());
-        assert_eq!(pop(&injector, band, 1), Some((order[2..3].to_vec(), false)));
-        assert_eq!(pop(&injector, band, 9), Some((order[3..].to_vec(), false)));
+        assert_eq!(pop(&injector, band, 1), Some((order[2..3].to_vec(), Rest::Unchanged)));
+        assert_eq!(pop(&injector, band, 9), Some((order[3..].to_vec(), Rest::Unchanged)));
         assert_eq!(pop(&injector, band, 9), None);
         assert!(injector.is_empty());
     }
 }
 
 #[test]
-fn a_chain_says_whether_another_one_is_left() {
+fn a_chain_knows_whether_it_has_more() {
     let (injector, ops) = (Injector::default(), Ready::new(2, DEFAULT_BAND));
     ops.iter().for_each(|op| injector.push(op.right()));
-    let (mut chain, _) = injector.pop(DEFAULT_BAND, 2).expect("two are in it");
+    let (mut chain, _) = injector.pop(DEFAULT_BAND, 2).expect("it has two operations");
     for left in [true, false] {
         assert!(chain.next().is_some());
-        assert_eq!(chain.is_some_left(), left);
+        assert_eq!(chain.has_more(), left);
     }
 }
 
 #[test]
-fn what_a_popper_leaves_of_a_band_is_marked_although_its_pusher_has_not_come_to_it() {
+fn a_popper_marks_the_band_of_the_rest_before_its_pusher_does() {
     let (injector, ops) = (Injector::default(), Ready::new(2, URGENT));
     ops.iter().for_each(|op| injector.band(URGENT).push(op.right()));
     assert_eq!(injector.highest(), None);
-    assert!(matches!(pop(&injector, URGENT, 1), Some((_, true))));
+    assert!(matches!(pop(&injector, URGENT, 1), Some((_, Rest::Published))));
     assert_eq!(injector.highest(), Some(URGENT));
-    assert!(matches!(pop(&injector, URGENT, 1), Some((_, false))));
+    assert!(matches!(pop(&injector, URGENT, 1), Some((_, Rest::Unchanged))));
 }
 
-/// Otherwise what it holds would wait behind whatever was pushed meanwhile, each time that it is late.
+/// Otherwise each operation that a slow popper holds would go behind the operations that were pushed meanwhile.
 #[test]
-fn what_a_late_popper_leaves_goes_in_front() {
+fn the_rest_of_a_slow_popper_goes_in_front() {
     let (injector, ops) = (Injector::default(), Ready::new(5, DEFAULT_BAND));
     let order: Vec<_> = ops.iter().map(|op| op.as_ptr()).collect();
     let band = injector.band(DEFAULT_BAND);
     ops[2..].iter().for_each(|op| injector.push(op.right()));
-    assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((order[2..3].to_vec(), true)));
-    // It has taken the first two, and turned them round, before the others were pushed.
-    // Relaxed: there is one thread.
+    assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((order[2..3].to_vec(), Rest::Published)));
+    // A popper has taken the first two, and reversed them, before the others were pushed. Relaxed: there is one
+    // thread.
     ops[0].right().link.store(order[1], Relaxed);
     let [first, last] = [ops[0], ops[1]].map(|op| op.right().into_ptr());
-    // SAFETY: the chain is this test's, and in nobody's hands.
-    unsafe { band.put_in_front(first, last) };
+    // SAFETY: the chain is this test's, and no other thread has it.
+    unsafe { band.prepend(first, last) };
     for op in [0, 1, 3, 4] {
-        assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((vec![order[op]], false)));
+        assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((vec![order[op]], Rest::Unchanged)));
     }
     assert!(injector.is_empty());
 }
 
 #[test]
-fn a_mark_without_an_operation_goes_with_the_next_look() {
+fn a_pop_clears_the_mark_of_an_empty_band() {
     let injector = Injector::<usize>::default();
     injector.mark(URGENT);
     injector.mark(DEFAULT_BAND);
@@ -93,12 +93,12 @@ fn an_injector_is_not_dropped_with_operations_in_it() {
 }
 
 #[test]
-fn an_inbox_is_empty_again_when_somebody_has_taken_it() {
+fn an_inbox_is_empty_after_a_pop() {
     let (injector, ops) = (Injector::default(), Ready::new(2, DEFAULT_BAND));
     assert!(injector.is_inbox_empty());
     ops.iter().for_each(|op| injector.push(op.right()));
     assert!(!injector.is_inbox_empty());
     assert!(injector.pop(DEFAULT_BAND, 1).is_some());
-    assert!(injector.is_inbox_empty(), "what is left is elsewhere");
+    assert!(injector.is_inbox_empty(), "the rest is in `ready`");
     assert!(injector.pop(DEFAULT_BAND, 1).is_some());
 }

@@ -1,4 +1,4 @@
-//! The event count on one thread, which carries every worker.
+//! The event count on one thread, which runs every worker.
 
 use std::thread;
 
@@ -10,9 +10,9 @@ use super::{
 /// More workers than a word of `sleepers` has bits.
 const WORKERS: usize = 130;
 
-fn carried() -> Sleep {
-    let sleep = Sleep::new(WORKERS, false);
-    (0..WORKERS).for_each(|worker| sleep.carry(worker));
+fn with_threads() -> Sleep {
+    let sleep = Sleep::new(WORKERS, IdlePolicy::Park);
+    (0..WORKERS).for_each(|worker| sleep.set_thread(worker));
     sleep
 }
 
@@ -27,38 +27,45 @@ fn sleepers(sleep: &Sleep) -> Vec<usize> {
 }
 
 #[test]
-fn half_of_the_workers_search_at_once_and_one_in_any_case() {
-    for (workers, unbounded, most) in [(1, false, 1), (2, false, 1), (3, false, 1), (6, false, 3), (3, true, 3)] {
-        let sleep = Sleep::new(workers, unbounded);
-        assert!((0..most).all(|_| sleep.try_start_search()), "{most} of {workers} may");
-        assert!(!sleep.try_start_search(), "only {most} of {workers} may");
+fn half_of_the_workers_may_search_and_at_least_one() {
+    let cases = [
+        (1, IdlePolicy::Park, 1),
+        (2, IdlePolicy::Park, 1),
+        (3, IdlePolicy::Park, 1),
+        (6, IdlePolicy::Park, 3),
+        (3, IdlePolicy::Spin, 3),
+    ];
+    for (workers, idle, most) in cases {
+        let sleep = Sleep::new(workers, idle);
+        assert!((0..most).all(|_| sleep.try_start_search()), "{most} of {workers} workers may search");
+        assert!(!sleep.try_start_search(), "only {most} of {workers} workers may search");
         assert_eq!(sleep.stop_search(), most == 1);
-        assert!(sleep.try_start_search(), "another one in its place");
+        assert!(sleep.try_start_search(), "another worker may search then");
     }
 }
 
 #[test]
 fn each_worker_has_a_bit_of_its_own() {
-    let sleep = carried();
+    let sleep = with_threads();
     for worker in [0, 1, 63, 64, 70, 127, 128, 129] {
-        sleep.announce(worker, false, false);
+        sleep.announce(worker, SearchState::Inactive, ParkKind::Untimed);
         assert_eq!(sleepers(&sleep), [worker]);
         sleep.notify();
         assert_woken();
-        assert_eq!(sleepers(&sleep), [worker], "the bit is the sleeper's to clear");
+        assert_eq!(sleepers(&sleep), [worker], "only the sleeper clears its bit");
         sleep.retract(worker);
         assert_eq!(sleepers(&sleep), []);
-        assert!(sleep.stop_search(), "it had become a searcher");
+        assert!(sleep.stop_search(), "it must have become a searcher");
     }
 }
 
 #[test]
 fn the_worker_with_the_lowest_number_is_woken() {
-    let sleep = Sleep::new(WORKERS, false);
-    // Nobody carries the others.
-    sleep.carry(129);
-    sleep.announce(129, false, false);
-    sleep.announce(100, false, false);
+    let sleep = Sleep::new(WORKERS, IdlePolicy::Park);
+    // No thread runs the others.
+    sleep.set_thread(129);
+    sleep.announce(129, SearchState::Inactive, ParkKind::Untimed);
+    sleep.announce(100, SearchState::Inactive, ParkKind::Untimed);
     sleep.notify();
     assert_not_woken();
     sleep.retract(100);
@@ -67,16 +74,16 @@ fn the_worker_with_the_lowest_number_is_woken() {
     assert_woken();
 }
 
-/// Threads that have ended are among them, each of which may have had the number of the next one.
+/// Some of these threads have ended, and each may have had the number of the next one.
 #[test]
-fn a_worker_is_woken_through_the_thread_that_carries_it_now_whoever_did_before() {
-    let sleep = Sleep::new(1, false);
+fn a_worker_is_woken_through_the_thread_that_runs_it_now() {
+    let sleep = Sleep::new(1, IdlePolicy::Park);
     for _ in 0..3 {
         thread::scope(|scope| {
-            scope.spawn(|| sleep.carry(0));
+            scope.spawn(|| sleep.set_thread(0));
         });
-        sleep.carry(0);
-        sleep.announce(0, false, false);
+        sleep.set_thread(0);
+        sleep.announce(0, SearchState::Inactive, ParkKind::Untimed);
         sleep.notify();
         assert_woken();
         sleep.retract(0);
@@ -85,30 +92,30 @@ fn a_worker_is_woken_through_the_thread_that_carries_it_now_whoever_did_before()
 }
 
 #[test]
-fn nobody_is_woken_while_somebody_searches() {
-    let sleep = carried();
-    sleep.announce(1, false, false);
+fn no_worker_is_woken_while_another_searches() {
+    let sleep = with_threads();
+    sleep.announce(1, SearchState::Inactive, ParkKind::Untimed);
     assert!(sleep.try_start_search());
     sleep.notify();
     assert_not_woken();
-    sleep.announce(0, true, false);
+    sleep.announce(0, SearchState::Searching, ParkKind::Untimed);
     sleep.notify();
     assert_woken(); // An announcement ends the search.
 }
 
 #[test]
-fn all_are_woken_whatever_they_do() {
-    let sleep = Sleep::new(3, false);
-    sleep.carry(2);
+fn wake_all_wakes_workers_in_every_state() {
+    let sleep = Sleep::new(3, IdlePolicy::Park);
+    sleep.set_thread(2);
     assert!(sleep.try_start_search());
     sleep.wake_all();
     assert_woken();
 }
 
 #[test]
-fn who_wakes_is_a_searcher_and_is_not_announced_any_more() {
-    let sleep = carried();
-    sleep.announce(70, false, false);
+fn a_woken_worker_is_a_searcher_and_not_announced() {
+    let sleep = with_threads();
+    sleep.announce(70, SearchState::Inactive, ParkKind::Untimed);
     sleep.notify();
     sleep.park(70);
     assert_eq!(sleepers(&sleep), []);
@@ -117,70 +124,72 @@ fn who_wakes_is_a_searcher_and_is_not_announced_any_more() {
 }
 
 #[test]
-fn who_naps_is_left_alone_while_somebody_is_awake() {
-    let sleep = carried();
-    (1..WORKERS).for_each(|worker| sleep.announce(worker, false, true));
+fn a_timed_parker_is_not_woken_while_a_worker_is_awake() {
+    let sleep = with_threads();
+    (1..WORKERS).for_each(|worker| sleep.announce(worker, SearchState::Inactive, ParkKind::Timed));
     sleep.notify();
     assert_not_woken();
-    sleep.announce(0, false, true);
+    sleep.announce(0, SearchState::Inactive, ParkKind::Timed);
     sleep.notify();
-    assert_woken(); // There is nobody else.
+    assert_woken(); // No other worker can be woken.
 }
 
 #[test]
-fn who_sleeps_is_woken_before_who_naps() {
-    let sleep = Sleep::new(WORKERS, false);
-    // Nobody carries the others.
-    sleep.carry(129);
-    (0..WORKERS).for_each(|worker| sleep.announce(worker, false, worker != 129));
+fn a_parked_worker_is_woken_before_a_timed_parker() {
+    let sleep = Sleep::new(WORKERS, IdlePolicy::Park);
+    // No thread runs the others.
+    sleep.set_thread(129);
+    (0..WORKERS).for_each(|worker| {
+        sleep.announce(worker, SearchState::Inactive, if worker == 129 { ParkKind::Untimed } else { ParkKind::Timed });
+    });
     sleep.notify();
     assert_woken();
 }
 
 #[test]
-fn who_has_napped_does_not_nap_any_more() {
-    let sleep = carried();
-    sleep.announce(70, false, true);
-    sleep.nap(70);
+fn a_worker_can_park_untimed_after_a_timed_park() {
+    let sleep = with_threads();
+    sleep.announce(70, SearchState::Inactive, ParkKind::Timed);
+    sleep.park_timed(70);
     assert_eq!(sleepers(&sleep), []);
-    assert!(sleep.stop_search(), "it had become a searcher");
-    sleep.announce(70, false, false);
+    assert!(sleep.stop_search(), "it must have become a searcher");
+    sleep.announce(70, SearchState::Inactive, ParkKind::Untimed);
     sleep.notify();
     assert_woken();
 }
 
 #[test]
-fn a_nap_is_for_a_reason_that_somebody_gives_anew() {
-    let sleep = carried();
-    sleep.crowd(70);
-    assert!((0..WORKERS).all(|worker| sleep.is_crowded(worker) == (worker == 70)));
-    sleep.announce(70, false, false);
-    assert!(sleep.is_crowded(70), "it does not nap");
-    sleep.announce(70, false, true);
-    assert!(!sleep.is_crowded(70));
+fn announcing_a_timed_park_clears_the_report_of_contention() {
+    let sleep = with_threads();
+    sleep.set_contended(70);
+    assert!((0..WORKERS).all(|worker| sleep.is_contended(worker) == (worker == 70)));
+    sleep.announce(70, SearchState::Inactive, ParkKind::Untimed);
+    assert!(sleep.is_contended(70), "an untimed park does not clear the report");
+    sleep.announce(70, SearchState::Inactive, ParkKind::Timed);
+    assert!(!sleep.is_contended(70));
 }
 
 #[test]
-fn who_naps_is_roused_and_nobody_else() {
-    let sleep = carried();
-    sleep.announce(1, false, false);
-    sleep.rouse();
+fn wake_yielded_wakes_timed_parkers_only() {
+    let sleep = with_threads();
+    sleep.announce(1, SearchState::Inactive, ParkKind::Untimed);
+    sleep.wake_yielded();
     assert_not_woken();
-    sleep.announce(70, false, true);
-    sleep.crowd(70);
-    sleep.rouse();
+    sleep.announce(70, SearchState::Inactive, ParkKind::Timed);
+    sleep.set_contended(70);
+    sleep.wake_yielded();
     assert_woken();
-    assert!(!sleep.is_crowded(70), "it would nap on");
+    assert!(!sleep.is_contended(70), "it would park again");
 }
 
 #[test]
-fn looks_are_counted_over_all_workers() {
-    let sleep = carried();
-    (0..WORKERS).for_each(|worker| (0..worker).for_each(|_| sleep.count_look(worker)));
-    assert_eq!(sleep.looks(), WORKERS * (WORKERS - 1) / 2);
+fn finds_are_counted_over_all_workers() {
+    let sleep = with_threads();
+    (0..WORKERS).for_each(|worker| (0..worker).for_each(|_| sleep.count_find(worker)));
+    assert_eq!(sleep.finds(), WORKERS * (WORKERS - 1) / 2);
 }
 
-/// Keeps the calling thread on a core, where that is possible.
+/// Pins the calling thread to a core, where that is possible.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn stay() -> Option<usize> {
     let core = core_affinity::get_core_ids()?.pop()?;
@@ -189,26 +198,26 @@ fn stay() -> Option<usize> {
 
 #[test]
 #[cfg(all(target_os = "linux", not(miri)))]
-fn the_worker_on_the_core_of_who_makes_the_work_is_woken_last_and_told_of_it() {
+fn the_worker_on_the_pushers_core_is_woken_last_and_marked_contended() {
     let Some(core) = stay() else { return };
-    let sleep = Sleep::new(WORKERS, false);
-    // Nobody carries the others.
-    sleep.carry(129);
-    sleep.place(0, Some(core));
-    sleep.place(129, Some(core + 1));
-    sleep.announce(0, false, false);
-    sleep.announce(129, false, false);
+    let sleep = Sleep::new(WORKERS, IdlePolicy::Park);
+    // No thread runs the others.
+    sleep.set_thread(129);
+    sleep.set_core(0, Some(core));
+    sleep.set_core(129, Some(core + 1));
+    sleep.announce(0, SearchState::Inactive, ParkKind::Untimed);
+    sleep.announce(129, SearchState::Inactive, ParkKind::Untimed);
     sleep.notify();
     assert_woken();
-    sleep.carry(0);
+    sleep.set_thread(0);
     sleep.retract(129);
     let _ = sleep.stop_search();
     sleep.notify();
-    assert_woken(); // There is nobody else.
-    sleep.crowd_here();
-    assert!((0..WORKERS).all(|worker| sleep.is_crowded(worker) == (worker == 0)));
-    sleep.place(0, None);
-    sleep.announce(0, false, true);
-    sleep.crowd_here();
-    assert!(!sleep.is_crowded(0), "it is on no core any more");
+    assert_woken(); // No other worker can be woken.
+    sleep.report_contention();
+    assert!((0..WORKERS).all(|worker| sleep.is_contended(worker) == (worker == 0)));
+    sleep.set_core(0, None);
+    sleep.announce(0, SearchState::Inactive, ParkKind::Timed);
+    sleep.report_contention();
+    assert!(!sleep.is_contended(0), "it is not pinned any more");
 }

@@ -1,4 +1,4 @@
-//! Workers without threads: what each looks at, in which order, and whom it wakes.
+//! Workers without threads: where each searches, in which order, and which workers it wakes.
 
 mod turns;
 
@@ -20,13 +20,13 @@ fn lane(workers: usize, idle: IdlePolicy) -> (Arc<Lane<usize>>, Vec<Worker<usize
     Lane::new(LaneOptions { name: "test", workers, idle })
 }
 
-/// A worker that sleeps, as the others see it; the calling thread carries it.
+/// Announces `worker` as a sleeper that the calling thread runs.
 fn asleep(worker: &Worker<usize>) {
-    worker.lane.sleep().carry(worker.index);
-    worker.lane.sleep().announce(worker.index, false, false);
+    worker.lane.sleep().set_thread(worker.index);
+    worker.lane.sleep().announce(worker.index, SearchState::Inactive, ParkKind::Untimed);
 }
 
-fn found(worker: &Worker<usize>) -> Option<*mut crate::tracker::Op<usize>> {
+fn find_ptr(worker: &Worker<usize>) -> Option<*mut crate::tracker::Op<usize>> {
     worker.find().map(|op| op.as_ptr())
 }
 
@@ -38,7 +38,7 @@ fn in_slot(worker: &Worker<usize>) -> Option<*mut crate::tracker::Op<usize>> {
 }
 
 #[test]
-fn a_lane_has_work_while_something_can_be_taken() {
+fn a_lane_has_work_while_an_operation_can_be_taken() {
     let ((lane, workers), ops) = (lane(2, IdlePolicy::Park), Ready::new(3, DEFAULT_BAND));
     assert_eq!((lane.idle(), lane.name()), (IdlePolicy::Park, "test"));
     assert!(!lane.has_work());
@@ -46,66 +46,71 @@ fn a_lane_has_work_while_something_can_be_taken() {
     assert!(lane.has_work());
     assert!(workers[0].find().is_some());
     assert!(!lane.has_work());
-    workers[1].keep(ops[1].right());
-    assert!(!lane.has_work(), "what is in the slot is that worker's");
-    workers[1].share();
+    workers[1].push_next(ops[1].right());
+    assert!(!lane.has_work(), "the slot belongs to its worker");
+    workers[1].share_slot();
     assert!(lane.has_work());
-    assert_eq!(found(&workers[0]), Some(ops[1].as_ptr()));
+    assert_eq!(find_ptr(&workers[0]), Some(ops[1].as_ptr()));
     assert!(!lane.has_work());
 }
 
 #[test]
-fn a_successor_is_kept_unless_the_injector_has_something_more_urgent() {
+fn a_successor_goes_into_the_slot_unless_the_injector_has_a_more_urgent_operation() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let worker = &workers[0];
     let ops = [LOW, DEFAULT_BAND, HIGH, HIGH, HIGHER].map(|band| Ready::new(1, band));
     let [low, normal, waits, high, higher] = ops.each_ref().map(|ops| ops[0]);
     lane.injector().push(waits.right());
     for kept in [high, higher] {
-        worker.keep(kept.right());
+        worker.push_next(kept.right());
         assert_eq!(worker.slot.take().map(|op| op.as_ptr()), Some(kept.as_ptr()));
     }
     for passed_over in [low, normal] {
-        worker.keep(passed_over.right());
+        worker.push_next(passed_over.right());
         assert_eq!(in_slot(worker), None);
     }
     let order = [waits, normal, low].map(|op| Some(op.as_ptr()));
-    assert_eq!([(); 3].map(|()| found(worker)), order);
+    assert_eq!([(); 3].map(|()| find_ptr(worker)), order);
 }
 
 #[test]
-fn between_operations_one_successor_is_kept_and_within_one_none() {
+fn the_slot_takes_one_successor_and_no_operation_pushed_inside_another() {
     let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(3, DEFAULT_BAND));
     let worker = &workers[0];
-    worker.put(ops[0].right());
+    worker.push_local(ops[0].right());
     assert_eq!(in_slot(worker), None);
-    worker.keep(ops[1].right());
-    worker.keep(ops[2].right());
+    worker.push_next(ops[1].right());
+    worker.push_next(ops[2].right());
     assert_eq!(in_slot(worker), Some(ops[1].as_ptr()));
-    assert_eq!([(); 3].map(|()| found(worker)), [1, 0, 2].map(|number| Some(ops[number].as_ptr())));
+    assert_eq!([(); 3].map(|()| find_ptr(worker)), [1, 0, 2].map(|number| Some(ops[number].as_ptr())));
 }
 
 #[test]
-fn what_is_more_urgent_than_a_successor_goes_before_it() {
+fn a_more_urgent_operation_runs_before_the_slot() {
     let ((lane, workers), ops, urgent) = (lane(1, IdlePolicy::Park), Ready::new(1, HIGH), Ready::new(2, HIGHER));
     let worker = &workers[0];
-    worker.keep(ops[0].right());
+    worker.push_next(ops[0].right());
     urgent.iter().for_each(|op| lane.injector().push(op.right()));
     let order = [urgent[0], urgent[1], ops[0]].map(|op| Some(op.as_ptr()));
-    assert_eq!([(); 3].map(|()| found(worker)), order);
+    assert_eq!([(); 3].map(|()| find_ptr(worker)), order);
 }
 
 #[test]
 fn every_deque_of_the_lane_is_stolen_from_wherever_the_sweep_begins() {
     const WORKERS: usize = 5;
     let ((_, workers), ops) = (lane(WORKERS, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
-    for (thief, victim, start) in (0..WORKERS.pow(3)).map(|n| (n % WORKERS, n / WORKERS % WORKERS, n / WORKERS.pow(2)))
+    for (stealer, victim, start) in
+        (0..WORKERS.pow(3)).map(|n| (n % WORKERS, n / WORKERS % WORKERS, n / WORKERS.pow(2)))
     {
-        if thief != victim {
+        if stealer != victim {
             workers[victim].deque.push(ops[0].right());
-            workers[thief].victim.set(start);
-            assert_eq!(workers[thief].steal().map(|op| op.as_ptr()), Some(ops[0].as_ptr()), "{thief} {victim} {start}");
-            assert_eq!(workers[thief].victim.get(), victim, "the next sweep begins where there was something");
+            workers[stealer].victim.set(start);
+            assert_eq!(
+                workers[stealer].steal().map(|op| op.as_ptr()),
+                Some(ops[0].as_ptr()),
+                "{stealer} {victim} {start}"
+            );
+            assert_eq!(workers[stealer].victim.get(), victim, "the next sweep begins at the last victim");
         }
     }
     for start in 0..WORKERS {
@@ -116,24 +121,25 @@ fn every_deque_of_the_lane_is_stolen_from_wherever_the_sweep_begins() {
 }
 
 #[test]
-fn whoever_takes_more_than_one_wakes_another_worker_for_the_rest() {
-    let ((lane, workers), ops) = (lane(3, IdlePolicy::Park), Ready::new(3 * MAX_TAKEN, DEFAULT_BAND));
+fn a_worker_that_takes_a_batch_wakes_another_for_the_rest() {
+    let ((lane, workers), ops) = (lane(3, IdlePolicy::Park), Ready::new(3 * MAX_BATCH, DEFAULT_BAND));
     asleep(&workers[2]);
     let [first, second] = [&workers[0], &workers[1]];
-    ops[..MAX_TAKEN + 2].iter().for_each(|op| lane.injector().push(op.right()));
-    // Others have come into sight by the first, and are in its deque as well; the second has two, the third none.
-    assert!(first.pop_injector(DEFAULT_BAND, MAX_TAKEN).is_some());
+    ops[..MAX_BATCH + 2].iter().for_each(|op| lane.injector().push(op.right()));
+    // The first pop publishes the rest of the inbox and fills a deque; the second leaves one more; the third finds
+    // nothing.
+    assert!(first.pop_injector(DEFAULT_BAND, MAX_BATCH).is_some());
     assert_woken();
-    assert!(second.pop_injector(DEFAULT_BAND, MAX_TAKEN).is_some());
+    assert!(second.pop_injector(DEFAULT_BAND, MAX_BATCH).is_some());
     assert_woken();
     assert!(second.deque.pop().is_some());
-    assert!(first.pop_injector(DEFAULT_BAND, MAX_TAKEN).is_none());
+    assert!(first.pop_injector(DEFAULT_BAND, MAX_BATCH).is_none());
     assert_not_woken();
     lane.injector().push(ops[0].right());
-    assert!(first.pop_injector(DEFAULT_BAND, MAX_TAKEN).is_some());
+    assert!(first.pop_injector(DEFAULT_BAND, MAX_BATCH).is_some());
     assert_not_woken(); // There is no rest.
 
-    // The same for what is stolen.
+    // The same for stealing.
     while first.deque.pop().is_some() {}
     ops[..4].iter().for_each(|op| first.deque.push(op.right()));
     assert!(second.steal().is_some());
@@ -146,28 +152,28 @@ fn whoever_takes_more_than_one_wakes_another_worker_for_the_rest() {
 }
 
 #[test]
-fn the_last_searcher_wakes_another_worker_if_there_is_more() {
+fn the_last_searcher_wakes_another_worker_if_there_is_more_work() {
     let ((lane, workers), ops) = (lane(4, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
     asleep(&workers[3]);
     let (worker, sleep) = (&workers[0], lane.sleep());
-    // There is no more.
+    // There is no more work.
     sleep.start_search();
-    assert!(worker.found(ops[0].right()).is_some());
+    assert!(worker.finish_search(ops[0].right()).is_some());
     assert_not_woken();
     lane.injector().push(ops[0].right());
-    // There is, but another one searches.
+    // There is more work, but another worker searches.
     sleep.start_search();
     sleep.start_search();
-    assert!(worker.found(ops[0].right()).is_some());
+    assert!(worker.finish_search(ops[0].right()).is_some());
     assert_not_woken();
-    // That was the last one.
-    assert!(worker.found(ops[0].right()).is_some());
+    // This was the last searcher.
+    assert!(worker.finish_search(ops[0].right()).is_some());
     assert_woken();
     assert!(worker.find().is_some());
 }
 
 #[test]
-fn a_search_finds_what_there_is_under_every_policy() {
+fn a_search_finds_available_work_under_every_policy() {
     for idle in [IdlePolicy::Spin, IdlePolicy::SpinThenPark(Duration::ZERO), IdlePolicy::Park] {
         let ((lane, workers), ops) = (lane(1, idle), Ready::new(1, DEFAULT_BAND));
         lane.injector().push(ops[0].right());
@@ -175,9 +181,9 @@ fn a_search_finds_what_there_is_under_every_policy() {
     }
 }
 
-/// What else runs on its core may end a search early, but not before that has taken `CONTENDED`.
+/// A thread on the same core may end a search early, but only after it has taken `CONTENDED`.
 #[test]
-fn a_search_is_as_long_as_the_policy_says_unless_something_else_takes_its_core() {
+fn a_search_lasts_as_long_as_the_policy_says_unless_its_core_is_contended() {
     let searches = |patience: Duration| {
         let (_, workers) = lane(1, IdlePolicy::SpinThenPark(patience));
         std::iter::from_fn(move || {
@@ -190,7 +196,7 @@ fn a_search_is_as_long_as_the_policy_says_unless_something_else_takes_its_core()
     let start = Instant::now();
     let is_short = |search: Duration| search < CONTENDED || start.elapsed() > Duration::from_secs(20);
     let shortest = searches(Duration::ZERO).find(|&search| is_short(search));
-    assert!(shortest.is_some_and(|search| search < CONTENDED), "without patience, it is one look");
+    assert!(shortest.is_some_and(|search| search < CONTENDED), "without a time limit, one search suffices");
 }
 
 #[test]
@@ -204,7 +210,7 @@ fn debug_output_names_the_lane_and_the_worker() {
 #[should_panic(expected = "operations are left in worker 0 of lane test")]
 fn a_worker_is_not_dropped_with_an_operation_in_its_slot() {
     let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
-    workers[0].keep(ops[0].right());
+    workers[0].push_next(ops[0].right());
     drop(workers);
 }
 
@@ -213,6 +219,6 @@ fn a_worker_is_not_dropped_with_an_operation_in_its_slot() {
 #[should_panic(expected = "operations are left in worker 0 of lane test")]
 fn a_worker_is_not_dropped_with_an_operation_in_its_deque() {
     let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
-    workers[0].put(ops[0].right());
+    workers[0].push_local(ops[0].right());
     drop(workers);
 }

@@ -1,16 +1,16 @@
-//! Turns: how many operations of its own a worker runs before others get theirs.
+//! Turns: how many operations of its own a worker runs before others get their turn.
 
 use super::*;
 use crate::tracker::Op;
 
 const RUN: usize = MAX_RUN as usize;
 
-/// How an operation that goes on for ever makes the next one.
+/// How an endless chain of operations makes the next one.
 #[derive(Clone, Copy, Debug)]
 enum Chain {
     /// As its successor, which is next in the slot.
     Slot,
-    /// By a push from inside, into the deque or the injector.
+    /// By a push from inside an operation, into the deque or the injector.
     Inside,
     /// As the second of two successors, of which the first ends.
     Second,
@@ -18,18 +18,18 @@ enum Chain {
 
 const CHAINS: [Chain; 3] = [Chain::Slot, Chain::Inside, Chain::Second];
 
-/// A worker, and what goes on for ever on it.
+/// A worker, and an endless chain on it.
 struct Endless<'w> {
     worker: &'w Worker<usize>,
     chain: Chain,
-    /// What ends, in `Chain::Second`.
+    /// The successor that ends, in `Chain::Second`.
     leaf: Known,
-    /// What does not go on.
+    /// Operations that have no successor.
     ends: Vec<*mut Op<usize>>,
 }
 
 impl Endless<'_> {
-    /// Runs `count` operations; gives them in their order.
+    /// Runs `count` operations and returns them in their order.
     fn run(&self, count: usize) -> Vec<*mut Op<usize>> {
         (0..count).map(|_| self.step()).collect()
     }
@@ -39,23 +39,23 @@ impl Endless<'_> {
         let found = op.as_ptr();
         if found != self.leaf.as_ptr() && !self.ends.contains(&found) {
             match self.chain {
-                Chain::Slot => self.worker.keep(op),
-                Chain::Inside => self.worker.put(op),
+                Chain::Slot => self.worker.push_next(op),
+                Chain::Inside => self.worker.push_local(op),
                 Chain::Second => {
-                    self.worker.keep(self.leaf.right());
-                    self.worker.keep(op);
+                    self.worker.push_next(self.leaf.right());
+                    self.worker.push_next(op);
                 }
             }
         }
         found
     }
 
-    /// Takes everything out that is left.
+    /// Takes out all operations that are left.
     fn end(&self) {
         while self.worker.find().is_some() {}
     }
 
-    /// How many operations of the worker start before each of `ops`, within `limit`.
+    /// Returns how many operations the worker starts before each of `ops`, within `limit`.
     #[track_caller]
     fn starts(&self, ops: &[Known], limit: usize) -> Vec<usize> {
         let order = self.run(limit);
@@ -69,16 +69,16 @@ fn ends(ops: &[Known]) -> Vec<*mut Op<usize>> {
 }
 
 #[test]
-fn after_a_run_of_its_own_a_worker_looks_at_the_injector_whatever_that_run_was_of() {
+fn after_a_run_of_its_own_a_worker_takes_from_the_injector() {
     for chain in CHAINS {
         let (lane, workers) = lane(1, IdlePolicy::Park);
         let (ops, waits) = (Ready::new(2, DEFAULT_BAND), Ready::new(3, DEFAULT_BAND));
         let endless = Endless { worker: &workers[0], chain, leaf: ops[1], ends: ends(&waits) };
-        workers[0].keep(ops[0].right());
+        workers[0].push_next(ops[0].right());
         waits.iter().for_each(|op| lane.injector().push(op.right()));
         let starts = endless.starts(&waits, 4 * (RUN + 1));
         assert_eq!(starts, [RUN, 2 * RUN + 1, 3 * RUN + 2], "{chain:?}");
-        // Later in the life of the worker as well, whenever it comes.
+        // The same holds later in the life of the worker.
         for before in 1..2 * RUN {
             endless.run(before);
             lane.injector().push(waits[0].right());
@@ -89,16 +89,17 @@ fn after_a_run_of_its_own_a_worker_looks_at_the_injector_whatever_that_run_was_o
     }
 }
 
-/// What comes from the injector goes on in the slot, so that it is always somebody else's turn who is not in the deque.
+/// An operation from the injector continues in the slot, so slot and injector could take turns for ever.
 #[test]
 fn the_deque_is_not_starved_by_slot_and_injector() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let (chains, waits) = (Ready::new(9, DEFAULT_BAND), Ready::new(3, DEFAULT_BAND));
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
-    workers[0].keep(chains[0].right());
+    workers[0].push_next(chains[0].right());
     chains[1..].iter().for_each(|op| lane.injector().push(op.right()));
-    waits.iter().for_each(|op| workers[0].put(op.right()));
-    // Behind a run of the slot and one operation of the injector. They end, so that nothing is in the slot between them.
+    waits.iter().for_each(|op| workers[0].push_local(op.right()));
+    // They start after a run of the slot and one operation of the injector. They end, so the slot stays empty between
+    // them.
     assert_eq!(endless.starts(&waits, 3 * (RUN + 2)), [RUN + 1, RUN + 2, RUN + 3]);
     // All chains go on.
     let order = endless.run(9 * 9 * (RUN + 2));
@@ -107,47 +108,47 @@ fn the_deque_is_not_starved_by_slot_and_injector() {
 }
 
 #[test]
-fn what_is_anywhere_in_a_full_deque_starts_within_as_many_rounds() {
+fn every_operation_of_a_full_deque_starts_within_as_many_rounds() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
-    let (chains, waits) = (Ready::new(ROOM + 1, DEFAULT_BAND), Ready::new(1, DEFAULT_BAND));
+    let (chains, waits) = (Ready::new(DEQUE_CAPACITY + 1, DEFAULT_BAND), Ready::new(1, DEFAULT_BAND));
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
-    workers[0].keep(chains[0].right());
-    chains[1..].iter().for_each(|op| workers[0].put(op.right()));
-    assert_eq!(workers[0].deque.len(), ROOM);
+    workers[0].push_next(chains[0].right());
+    chains[1..].iter().for_each(|op| workers[0].push_local(op.right()));
+    assert_eq!(workers[0].deque.len(), DEQUE_CAPACITY);
     lane.injector().push(waits[0].right());
     assert_eq!(endless.starts(&waits, RUN + 1), [RUN]);
-    let order = endless.run((ROOM + 1) * (RUN + 2));
+    let order = endless.run((DEQUE_CAPACITY + 1) * (RUN + 2));
     assert!(chains.iter().all(|op| order.contains(&op.as_ptr())));
     endless.end();
 }
 
 #[test]
-fn several_are_taken_from_the_injector_only_when_the_deque_is_empty() {
+fn a_batch_is_taken_from_the_injector_only_when_the_deque_is_empty() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let (chain, waits) = (Ready::new(1, DEFAULT_BAND), Ready::new(4, DEFAULT_BAND));
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
-    workers[0].keep(chain[0].right());
+    workers[0].push_next(chain[0].right());
     waits.iter().for_each(|op| lane.injector().push(op.right()));
     for left in [3, 2] {
         endless.run(RUN + 1);
-        assert!(workers[0].deque.len() <= 1, "the chain alone, if anything");
-        assert!(!lane.injector().is_default_empty(), "{left} are left");
+        assert!(workers[0].deque.len() <= 1, "at most the chain is in the deque");
+        assert!(!lane.injector().is_default_empty(), "{left} operations must be left");
     }
     while workers[0].deque.pop().is_some() {}
     workers[0].slot.set(None);
-    assert_eq!(found(&workers[0]), Some(waits[2].as_ptr()));
-    assert!(lane.injector().is_default_empty(), "nothing else was there");
+    assert_eq!(find_ptr(&workers[0]), Some(waits[2].as_ptr()));
+    assert!(lane.injector().is_default_empty(), "the pop took the whole rest");
     endless.end();
 }
 
 #[test]
-fn equals_in_the_injector_wait_for_no_more_than_a_run_each_in_every_band() {
+fn equals_in_the_injector_wait_for_at_most_a_run_each_in_every_band() {
     for band in [LOW, DEFAULT_BAND, HIGH] {
         for chain in [Chain::Slot, Chain::Inside] {
             let (lane, workers) = lane(1, IdlePolicy::Park);
             let (ops, waits) = (Ready::new(1, band), Ready::new(3, band));
             let endless = Endless { worker: &workers[0], chain, leaf: waits[0], ends: ends(&waits) };
-            workers[0].keep(ops[0].right());
+            workers[0].push_next(ops[0].right());
             for before in 0..3 * RUN {
                 waits.iter().for_each(|op| lane.injector().push(op.right()));
                 let starts = endless.starts(&waits, 3 * (RUN + 1));
@@ -161,35 +162,35 @@ fn equals_in_the_injector_wait_for_no_more_than_a_run_each_in_every_band() {
     }
 }
 
-/// The turn of the injector's default band comes although something urgent goes before it again and again, whose successors are
-/// not urgent and have the slot.
+/// The injector's default band gets its turn although an urgent operation is pushed again and again, whose successors
+/// are not urgent and take the slot.
 #[test]
-fn what_is_urgent_does_not_lengthen_the_run_of_those_who_are_not() {
+fn urgent_operations_do_not_lengthen_a_run_of_others() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let (ops, urgent) = (Ready::new(3, DEFAULT_BAND), Ready::new(1, HIGH));
     let (worker, [chain, waits, successor]) = (&workers[0], [ops[0], ops[1], ops[2]].map(|op| op.as_ptr()));
     for every in 1..RUN {
-        worker.keep(ops[0].right());
+        worker.push_next(ops[0].right());
         lane.injector().push(ops[1].right());
         let (mut own, mut is_successor_there) = (0, false);
         for step in 0.. {
             if step % every == 0 && lane.injector().highest().is_none() {
                 lane.injector().push(urgent[0].right());
             }
-            let op = found(worker).expect("the chain goes on for ever");
+            let op = find_ptr(worker).expect("the chain goes on for ever");
             if op == waits {
                 break;
             }
             if op == urgent[0].as_ptr() {
                 if !std::mem::replace(&mut is_successor_there, true) {
-                    worker.keep(ops[2].right());
+                    worker.push_next(ops[2].right());
                 }
                 continue;
             }
             own += 1;
-            assert!(own <= RUN, "with something urgent every {every} operations");
+            assert!(own <= RUN, "with an urgent operation every {every} operations");
             if op == chain {
-                worker.keep(ops[0].right());
+                worker.push_next(ops[0].right());
             } else {
                 assert_eq!(op, successor);
                 is_successor_there = false;
@@ -199,28 +200,28 @@ fn what_is_urgent_does_not_lengthen_the_run_of_those_who_are_not() {
     }
 }
 
-/// Those that are urgent keep the slot although it would be the turn of others who are not.
+/// Urgent operations keep the slot although the turn of less urgent ones is due.
 #[test]
-fn urgent_chains_have_runs_of_the_same_length_while_others_wait_who_are_not_urgent() {
+fn urgent_chains_take_equal_runs_while_less_urgent_operations_wait() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
     let (chains, waits) = (Ready::new(2, HIGH), Ready::new(1, DEFAULT_BAND));
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
     lane.injector().push(waits[0].right());
-    workers[0].keep(chains[0].right());
-    // Alone among equals, it goes on.
+    workers[0].push_next(chains[0].right());
+    // Without an equal in the injector, it goes on.
     assert!(endless.run(5 * RUN).iter().all(|&op| op == chains[0].as_ptr()));
     lane.injector().push(chains[1].right());
     let order = endless.run(9 * RUN);
-    assert!(!order.contains(&waits[0].as_ptr()), "it is less urgent");
+    assert!(!order.contains(&waits[0].as_ptr()), "it must wait for urgent operations");
     let mut runs = order.chunk_by(|one, other| one == other).map(<[_]>::len).skip(1).collect::<Vec<_>>();
     runs.pop();
     assert!(!runs.is_empty() && runs.iter().all(|&run| run == RUN + 1), "{runs:?}");
     endless.end();
 }
 
-/// A worker does not come to its deque, and nobody is idle.
+/// The other workers do not come back to their deques, and no worker is idle.
 #[test]
-fn what_lies_in_a_deque_is_taken_by_the_others_by_turns() {
+fn operations_in_a_deque_are_taken_by_visiting_workers() {
     const WORKERS: usize = 4;
     const WITHIN: usize = (WORKERS - 1) * (ROUNDS_PER_VISIT as usize) * (RUN + 2);
     for own in 0..WORKERS {
@@ -228,10 +229,10 @@ fn what_lies_in_a_deque_is_taken_by_the_others_by_turns() {
             let (_, workers) = lane(WORKERS, IdlePolicy::Park);
             let (ops, waits) = (Ready::new(2, DEFAULT_BAND), Ready::new(2 * WORKERS, DEFAULT_BAND));
             let endless = Endless { worker: &workers[own], chain, leaf: ops[1], ends: ends(&waits) };
-            workers[own].keep(ops[0].right());
+            workers[own].push_next(ops[0].right());
             let others: Vec<_> = (0..WORKERS).filter(|&other| other != own).collect();
             for (index, op) in waits.iter().enumerate() {
-                workers[others[index % others.len()]].put(op.right());
+                workers[others[index % others.len()]].push_local(op.right());
             }
             let each = waits.len().div_ceil(others.len());
             let _ = endless.starts(&waits, each * WITHIN);
@@ -241,14 +242,14 @@ fn what_lies_in_a_deque_is_taken_by_the_others_by_turns() {
 }
 
 #[test]
-fn a_chain_that_nobody_waits_beside_stays_in_the_slot() {
+fn a_chain_stays_in_the_slot_while_no_other_operation_waits() {
     for band in [LOW, DEFAULT_BAND, HIGH] {
         let ((_, workers), ops) = (lane(2, IdlePolicy::Park), Ready::new(1, band));
         asleep(&workers[1]);
-        workers[0].keep(ops[0].right());
+        workers[0].push_next(ops[0].right());
         for _ in 0..5 * ROUNDS_PER_VISIT * MAX_RUN {
-            assert_eq!(found(&workers[0]), Some(ops[0].as_ptr()));
-            workers[0].keep(ops[0].right());
+            assert_eq!(find_ptr(&workers[0]), Some(ops[0].as_ptr()));
+            workers[0].push_next(ops[0].right());
             assert!(in_slot(&workers[0]).is_some());
         }
         assert_not_woken();

@@ -28,7 +28,7 @@ use super::{
     shapes::{self, Content, Narrow, Ref, SHAPES, Submitted, Wide},
     watched,
 };
-use crate::common::{
+use crate::{
     Droppable, Drops, PanicsOnDrop, THREADED, block_on, lock, poll_once,
     program::{Access, Finish, Source},
 };

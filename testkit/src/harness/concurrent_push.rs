@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Bytes, engine_plan, watched};
-use crate::common::{
+use crate::{
     KINDS,
     program::{Program, Shape, Source, Watch, check_some_order, run_observed},
 };

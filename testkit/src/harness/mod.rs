@@ -25,7 +25,7 @@ use std::{
 use arbitrary::Unstructured;
 use raddle::{Builder, Engine, EngineKind, IdlePolicy};
 
-use crate::common::{PanicsOnDrop, lock, program::Source};
+use crate::{PanicsOnDrop, lock, program::Source};
 
 /// A target: what is done with an input.
 pub type Target = fn(&[u8]);

@@ -5,18 +5,12 @@
 
 #![forbid(unsafe_code)]
 
-mod common;
-#[path = "devices/ends.rs"]
+use raddle_testkit as common;
 mod ends;
-#[path = "devices/guests.rs"]
 mod guests;
-#[path = "devices/mixed.rs"]
 mod mixed;
-#[path = "devices/order.rs"]
 mod order;
-#[path = "devices/results.rs"]
 mod results;
-#[path = "devices/streams.rs"]
 mod streams;
 
 use std::time::Duration;

@@ -27,7 +27,7 @@ use raddle::{
 };
 
 use super::{Bytes, PLANNED, elsewhere, engine_plan, in_the_end, watched};
-use crate::common::{Droppable, Drops, KINDS, lock, poll_once, program::Source};
+use crate::{Droppable, Drops, KINDS, lock, poll_once, program::Source};
 
 // ------------------------------------------------------------------------------------------------- programs ----
 

@@ -3,7 +3,7 @@
 use raddle::{OpBuilder, Operator, PushError, Var};
 
 use super::serial::{Handle, Run};
-use crate::common::{Droppable, program::Access};
+use crate::{Droppable, program::Access};
 
 /// What a typed variable holds, or a part of it.
 pub trait Content: Clone + Send + Sync + 'static {

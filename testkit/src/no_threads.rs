@@ -3,7 +3,7 @@
 
 use std::thread;
 
-use crate::common::{Gate, mapped_bytes};
+use crate::{Gate, mapped_bytes};
 
 /// While this lives, no thread can be started: there is no room for its stack.
 pub struct NoThreads {

@@ -1,7 +1,12 @@
-//! What the integration tests share: engines of every kind, a watchdog, gates, and things that count their drops.
+//! What the tests and the fuzz targets share: engines of every kind, a watchdog, gates, and values that count their drops;
+//! programs of operations; and the functions that the fuzz targets run.
 
-#![allow(dead_code, reason = "each test binary uses a part of this module")]
+#![allow(missing_docs, missing_debug_implementations, reason = "a private crate of tests")]
 
+pub mod harness;
+pub mod logger;
+#[cfg(target_os = "linux")]
+pub mod no_threads;
 pub mod program;
 
 use std::{

@@ -1,0 +1,118 @@
+//! `#[derive(Accesses)]` for structs with named fields, re-exported by raddle's feature `derive`.
+
+use proc_macro2::{Span, TokenStream};
+use quote::{format_ident, quote};
+use syn::{
+    Data, DeriveInput, Error, Fields, GenericParam, Ident, Lifetime, Type, parse_macro_input,
+    visit_mut::{self, VisitMut},
+};
+
+/// Lets a struct declare the accesses of an operation, so that its function gets a struct of references.
+///
+/// Every field must be an access itself: `Read`, `Write`, `Cx`, a tuple, an array or a `Vec` of accesses, or another struct
+/// with this derive. For a struct `Step`, the function of the operation gets a `StepRefs` with the same fields and the same
+/// visibility.
+#[proc_macro_derive(Accesses)]
+pub fn derive_accesses(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    let input = parse_macro_input!(input as DeriveInput);
+    expand(&input).unwrap_or_else(Error::into_compile_error).into()
+}
+
+/// Replaces every lifetime by `'static`.
+struct MakeStatic;
+
+impl VisitMut for MakeStatic {
+    fn visit_lifetime_mut(&mut self, lifetime: &mut Lifetime) {
+        *lifetime = Lifetime::new("'static", lifetime.span());
+    }
+
+    fn visit_type_reference_mut(&mut self, reference: &mut syn::TypeReference) {
+        reference.lifetime = Some(Lifetime::new("'static", Span::mixed_site()));
+        visit_mut::visit_type_reference_mut(self, reference);
+    }
+}
+
+fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
+    let name = &input.ident;
+    let Data::Struct(data) = &input.data else {
+        return Err(Error::new_spanned(name, "`Accesses` can be derived for structs only"));
+    };
+    let Fields::Named(fields) = &data.fields else {
+        return Err(Error::new_spanned(name, "`Accesses` needs named fields; a tuple of accesses needs no derive"));
+    };
+    if fields.named.is_empty() {
+        return Err(Error::new_spanned(name, "`Accesses` needs at least one field; `()` declares no access"));
+    }
+    let names: Vec<&Ident> = fields.named.iter().filter_map(|field| field.ident.as_ref()).collect();
+    let visibilities: Vec<_> = fields.named.iter().map(|field| &field.vis).collect();
+    let types: Vec<&Type> = fields.named.iter().map(|field| &field.ty).collect();
+    // A reference that an operation gets does not depend on how long the handles of its variables live.
+    let lasting = types.iter().map(|ty| {
+        let mut ty = (*ty).clone();
+        MakeStatic.visit_type_mut(&mut ty);
+        ty
+    });
+    let lasting: Vec<Type> = lasting.collect();
+    let places = (0..names.len()).map(syn::Index::from);
+
+    let (impl_generics, ty_generics, where_clause) = input.generics.split_for_impl();
+    let call = Lifetime::new("'__call", Span::mixed_site());
+    // The struct of references has the type parameters, and one lifetime for all.
+    let params: Vec<_> =
+        input.generics.params.iter().filter(|param| !matches!(param, GenericParam::Lifetime(_))).collect();
+    let args = params.iter().map(|param| match param {
+        GenericParam::Type(param) => &param.ident,
+        GenericParam::Const(param) => &param.ident,
+        GenericParam::Lifetime(_) => unreachable!("lifetimes were filtered out"),
+    });
+    let args: Vec<_> = args.collect();
+    let mut bounds: Vec<TokenStream> = lasting.iter().map(|ty| quote!(#ty: ::raddle::Accesses)).collect();
+    if let Some(clause) = where_clause {
+        bounds.extend(clause.predicates.iter().map(|predicate| quote!(#predicate)));
+    }
+    // The bounds of a struct without parameters hold or do not; they need not be repeated.
+    let bounds = if params.is_empty() { quote!() } else { quote!(where #(#bounds),*) };
+
+    let refs = format_ident!("{name}Refs");
+    let visibility = &input.vis;
+    let documentation = format!("What the function of an operation gets that declares [`{name}`].");
+    Ok(quote! {
+        #[doc = #documentation]
+        #visibility struct #refs<#call, #(#params),*> #bounds {
+            #(
+                #[allow(missing_docs)]
+                #visibilities #names: <#lasting as ::raddle::Accesses>::Refs<#call>,
+            )*
+        }
+
+        #[automatically_derived]
+        impl #impl_generics ::raddle::__derive::Sealed for #name #ty_generics #where_clause {}
+
+        #[automatically_derived]
+        impl #impl_generics ::raddle::Accesses for #name #ty_generics #bounds {
+            type Refs<#call> = #refs<#call, #(#args),*>;
+            type Captured = (#(<#types as ::raddle::Accesses>::Captured,)*);
+
+            #[inline]
+            fn declare(&self, list: &mut ::raddle::__derive::List<'_>) {
+                #(::raddle::Accesses::declare(&self.#names, list);)*
+            }
+
+            fn capture(&self) -> Self::Captured {
+                (#(::raddle::Accesses::capture(&self.#names),)*)
+            }
+
+            #[inline]
+            unsafe fn refs<#call>(
+                captured: &Self::Captured,
+                cx: &#call ::raddle::OpContext<#call>,
+            ) -> Self::Refs<#call> {
+                #refs {
+                    // SAFETY: the caller's obligations hold for each field, whose accesses were declared and captured with
+                    // this struct's.
+                    #(#names: unsafe { <#types as ::raddle::Accesses>::refs(&captured.#places, cx) },)*
+                }
+            }
+        }
+    })
+}

@@ -1,0 +1,210 @@
+//! Ready loops: they run operations on a thread that is no worker, or inside another operation.
+//!
+//! A loop is on the stack of the thread that runs it, and in a list of that thread, innermost first. It ends, and
+//! leaves the list, when neither an operation nor an epilogue is left to it.
+//!
+//! # Who may touch what
+//!
+//! * The list and the loops in it: only the thread that runs them. [`on_another_stack`] lends them to another thread,
+//!   while the thread that owns them stands still.
+//! * `deferred` and `epilogues`: as the loop itself. No program code runs while one of them is borrowed.
+//!
+//! There are no edges between threads. In a forked child, the loops of a thread that is gone are never read
+//! ([`frame::seen`]).
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::LinkedList,
+    ptr,
+    sync::Arc,
+};
+
+use crate::{
+    engine::{
+        core::Core,
+        ending::{Epilogue, Epilogues},
+        frame::{self, seen},
+        task::Task,
+        worker_thread::yield_worker,
+    },
+    sync::thread_static,
+    system::stack,
+    tracker::{OpRef, ReadyList},
+};
+
+/// How many loops may be nested before ready operations are left to the loops around: enough for programs that nest on
+/// purpose, and few enough for any stack. Picked.
+const MAX_DEPTH: usize = 64;
+
+/// A loop that runs ready operations on this thread.
+pub(crate) struct ReadyLoop {
+    core: *const Arc<Core>,
+    /// Operations that must run here.
+    deferred: RefCell<ReadyList<Task>>,
+    /// The epilogues of operations that completed here.
+    epilogues: RefCell<LinkedList<Epilogue>>,
+    depth: usize,
+    /// The loop around this one, or null.
+    parent: *const ReadyLoop,
+}
+
+thread_static!(static INNERMOST: Cell<*const ReadyLoop> = Cell::new(ptr::null()));
+
+impl ReadyLoop {
+    fn engine(&self) -> &Arc<Core> {
+        // SAFETY: the caller of `run` keeps the engine until the loop ends.
+        unsafe { &*self.core }
+    }
+
+    fn is_of(&self, core: &Core) -> bool {
+        ptr::eq(Arc::as_ptr(self.engine()), core)
+    }
+
+    /// Whether nothing is left to this loop.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.deferred.borrow().is_empty() && self.epilogues.borrow().is_empty()
+    }
+
+    /// Takes an operation that was left to this loop.
+    pub(crate) fn pop(&self) -> Option<OpRef<Task>> {
+        self.deferred.borrow_mut().pop()
+    }
+
+    /// Leaves a ready operation to this loop.
+    pub(crate) fn push(&self, op: OpRef<Task>) {
+        self.deferred.borrow_mut().push(op);
+    }
+
+    /// Takes the earliest epilogue.
+    pub(crate) fn pop_epilogue(&self) -> Option<Epilogue> {
+        self.epilogues.borrow_mut().pop_front()
+    }
+
+    /// Leaves an epilogue to this loop.
+    pub(crate) fn push_epilogue(&self, epilogue: Epilogue) {
+        self.epilogues.borrow_mut().push_back(epilogue);
+    }
+}
+
+/// Runs `f` as a ready loop of `core`.
+pub(crate) fn run<R>(core: &Arc<Core>, f: impl FnOnce(&ReadyLoop) -> R) -> R {
+    struct Leave<'c>(&'c Cell<*const ReadyLoop>, *const ReadyLoop);
+    impl Drop for Leave<'_> {
+        fn drop(&mut self) {
+            self.0.set(self.1);
+        }
+    }
+    INNERMOST.with(|innermost| {
+        let parent = innermost.get();
+        // SAFETY: a loop lives on the stack of this thread, or of one that stands still for it, until it has left the
+        // list.
+        let depth = unsafe { seen(parent).as_ref() }.map_or(0, |parent| parent.depth + 1);
+        let (deferred, epilogues) = (RefCell::default(), RefCell::default());
+        let ready_loop = ReadyLoop { core: ptr::from_ref(core), deferred, epilogues, depth, parent };
+        let _leave = Leave(innermost, parent);
+        innermost.set(&raw const ready_loop);
+        f(&ready_loop)
+    })
+}
+
+/// Calls `f` with the loops of this thread, innermost first, until it returns a value.
+fn find_loop<R>(mut f: impl FnMut(&ReadyLoop) -> Option<R>) -> Option<R> {
+    let mut at = seen(INNERMOST.with(Cell::get));
+    // SAFETY: a loop lives on the stack of this thread, or of one that stands still for it, until it has left the list.
+    while let Some(ready_loop) = unsafe { at.as_ref() } {
+        if let Some(found) = f(ready_loop) {
+            return Some(found);
+        }
+        at = ready_loop.parent;
+    }
+    None
+}
+
+/// Calls `f` with the innermost loop of `core` on this thread. Returns `None` if there is no such loop.
+pub(crate) fn with_loop<R>(core: &Core, f: impl FnOnce(&ReadyLoop) -> R) -> Option<R> {
+    let mut f = Some(f);
+    find_loop(|ready_loop| f.take_if(|_| ready_loop.is_of(core)).map(|f| f(ready_loop)))
+}
+
+/// Whether the loops of this thread are nested to [`MAX_DEPTH`].
+pub(crate) fn is_deep() -> bool {
+    // SAFETY: a loop lives on the stack of this thread, or of one that stands still for it, until it has left the list.
+    unsafe { seen(INNERMOST.with(Cell::get)).as_ref() }.is_some_and(|innermost| innermost.depth >= MAX_DEPTH)
+}
+
+/// Whether the stack of this thread has no room for another nested operation.
+pub(crate) fn is_stack_short() -> bool {
+    stack::is_short().unwrap_or_else(is_deep)
+}
+
+/// Runs `f` on another stack, with the frames and loops of the calling thread. Returns `f` if there is no other stack.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
+    // `f` may wait for operations that need the worker.
+    if yield_worker().is_err() {
+        return Err(f);
+    }
+    let (frames, innermost) = (frame::current(), seen(INNERMOST.with(Cell::get)));
+    let mut f = Some(f);
+    let go_on = || {
+        INNERMOST.with(|cell| cell.set(innermost));
+        frames.adopt(|| f.take().into_iter().for_each(|f| f()));
+    };
+    // SAFETY: the engine binds only thread-locals to a thread. The other thread takes over those that name the frames
+    // and loops, and the worker was given away. The frames and loops belong to the other thread until `go_on` has
+    // returned, and the calling thread stands still until then.
+    let done = unsafe { stack::on_another(go_on) };
+    match (done, f) {
+        (Err(_), Some(f)) => Err(f),
+        _ => Ok(()),
+    }
+}
+
+/// Returns `f`: the stacks of models are small, but large enough for them.
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
+    let _ = (
+        yield_worker as fn() -> _,
+        frame::current as fn() -> _,
+        frame::Frames::adopt as fn(_, fn()),
+        stack::on_another::<()> as unsafe fn(fn()) -> std::io::Result<()>,
+    );
+    Err(f)
+}
+
+/// Takes the operations and epilogues that were left to loops of `core` on this thread.
+pub(crate) fn take_deferred(core: &Core) -> (ReadyList<Task>, Epilogues) {
+    let (mut ready, mut epilogues) = (ReadyList::default(), Epilogues::new());
+    find_loop(|ready_loop| {
+        if ready_loop.is_of(core) {
+            while let Some(op) = ready_loop.pop() {
+                ready.push(op);
+            }
+            epilogues.extend(ready_loop.epilogues.take());
+        }
+        None::<()>
+    });
+    (ready, epilogues)
+}
+
+/// Returns an engine with operations or epilogues that were left to loops on this thread.
+pub(crate) fn engine_with_deferred() -> Option<Arc<Core>> {
+    find_loop(|ready_loop| (!ready_loop.is_empty()).then(|| Arc::clone(ready_loop.engine())))
+}
+
+/// Whether a loop of `core` on this thread will run what is left to it.
+pub(crate) fn has_loop(core: &Core) -> bool {
+    with_loop(core, |_| ()).is_some()
+}
+
+/// Whether this thread is inside an operation or a ready loop of `core`, or runs other program code for it. It may then
+/// have operations that have not been counted out.
+pub(crate) fn works_for(core: &Core) -> bool {
+    frame::any_frame(|frame| frame.is_of(core)) || has_loop(core)
+}
+
+/// Forgets the loops of this thread in a forked child. They belong to the parent process.
+#[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
+pub(super) fn leave_all() {
+    INNERMOST.with(|cell| cell.set(ptr::null()));
+}

@@ -1,0 +1,179 @@
+//! Completing: marks an operation's accesses done, and propagates what follows down their queues.
+
+use std::ptr::NonNull;
+
+use super::{
+    access::{Access, DONE, READ_OK, WRITE_OK, grantable_at_link, newly_grantable},
+    op::{self, Hold, Op, OpRef, ReadyList},
+};
+use crate::{
+    memory::epoch::{self, Atomic, Shared},
+    sync::Ordering::{AcqRel, Relaxed, Release},
+    testing::{
+        pause::{self, Point},
+        weaken::{Step, removed},
+    },
+};
+
+/// Whether a completion has spent its access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) enum Spent {
+    /// The access is spent, the tail is past it, and its share of the record is the caller's to retire.
+    Yes,
+    /// Another thread will find the access spent and retire its share.
+    NotYet,
+}
+
+/// Marks every access of `op` done and adds the operations that become ready to `ready`. Returns the shares that keep
+/// the record from then on: the owner's, and those of the accesses that this call has spent.
+///
+/// Needs no guard: every access it touches is kept alive by a step that this thread has not taken yet.
+pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {
+    let mut spent = 0;
+    for access in op.accesses() {
+        pause::at(Point::CompleteBeforeAccess);
+        spent += u32::from(complete_access(NonNull::from(access), ready) == Spent::Yes);
+    }
+    op.completed(spent)
+}
+
+/// [Completes](complete) `op` and retires its record, for a caller that does not need it any more.
+#[inline(always)]
+pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
+    match op.leave_to_access() {
+        Ok((access, record)) => {
+            pause::at(Point::CompleteBeforeAccess);
+            if complete_access(NonNull::from(access), ready) == Spent::Yes {
+                pause::at(Point::CompleteBeforeRetire);
+                op::retire_record(record);
+            }
+        }
+        Err(op) => end_several(op, ready),
+    }
+}
+
+/// [Ends](end) an operation that has several accesses, or further holders.
+#[inline(never)]
+fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
+    let hold = complete(op, ready);
+    pause::at(Point::CompleteBeforeRetire);
+    drop(hold);
+}
+
+/// Marks `access` done and propagates what follows down its queue.
+///
+/// Here and in `propagate`, an access that may be reclaimed during the call is passed as a pointer: a reference would
+/// have to stay valid until the call returns.
+#[inline(always)]
+pub(super) fn complete_access<T>(access: NonNull<Access<T>>, ready: &mut ReadyList<T>) -> Spent {
+    // SAFETY: the access is not spent before it is done.
+    let access = unsafe { access.as_ref() };
+    let word = add_flags(&access.word, DONE);
+    if word.tag() & WRITE_OK == 0 || word.is_null() {
+        // Either earlier accesses are pending, and the completion that sets `WRITE_OK` continues from here; or
+        // nothing is linked behind this access, and the push that links something does.
+        return Spent::NotYet;
+    }
+    // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which this thread sets below.
+    let next = unsafe { word.deref() };
+    next.check();
+    advance_tail(access, next, word.tag());
+    propagate(NonNull::from(next), ready);
+    Spent::Yes
+}
+
+/// Adds flags to an access's word on behalf of a completion; returns the old word. If this thread then has no further
+/// step to take for the access, its record may be reclaimed during the call.
+#[inline]
+fn add_flags<'g, T>(word: &Atomic<Access<T>>, flags: usize) -> Shared<'g, Access<T>> {
+    let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
+    pause::at(Point::CompleteBeforeFlags);
+    // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired; acquires the
+    // writes behind earlier flags, and the next access.
+    let old = word.fetch_or(flags, order, epoch::unprotected());
+    pause::at(Point::CompleteFlagged);
+    old
+}
+
+/// Sets `READ_OK` and `WRITE_OK` of `at`, before which nothing is pending, and propagates what follows down the queue.
+#[inline]
+fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
+    // SAFETY: the access cannot be spent before it has `WRITE_OK`, which this thread sets.
+    let mut at = unsafe { at.as_ref() };
+    let mut add = READ_OK | WRITE_OK;
+    // The operation of an access before `at`, which this thread has satisfied but not yet counted. Its decrement waits
+    // until `at` has its flags, because that operation may be what keeps `at` alive: it cannot be done before.
+    let mut satisfied: Option<NonNull<Op<T>>> = None;
+    loop {
+        let mode = at.mode();
+        // Read before the flags are set, because the access may be reclaimed by that.
+        let op = at.op_ptr();
+        let old = add_flags(&at.word, add);
+        let new = add & !old.tag();
+        let newly_satisfied = mode.is_satisfied_by(new);
+        // A writer that was not satisfied is not done, so it grants nothing to the accesses behind it.
+        let gained = if mode.is_write() { 0 } else { newly_grantable(new, old.tag()) };
+        let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(Step::ReadersPassOn));
+        // An access that receives `READ_OK` and is not satisfied by it, a wait, does not keep the next one alive: the
+        // reader before it still does.
+        if (newly_satisfied || stop)
+            && let Some(before) = satisfied.take()
+        {
+            pause::at(Point::CompleteBeforeSatisfy);
+            // SAFETY: this thread has satisfied the access, and counts it once, here.
+            unsafe { OpRef::satisfy(before, ready) };
+        }
+        if newly_satisfied {
+            satisfied = op;
+        }
+        if stop {
+            if let Some(op) = satisfied {
+                pause::at(Point::CompleteBeforeSatisfy);
+                // SAFETY: this thread has satisfied the access, and counts it once, here.
+                unsafe { OpRef::satisfy(op, ready) };
+            }
+            return;
+        }
+        // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which comes through `at`: either this
+        // thread sets it in the next round, or `at`, or a reader before it, is not done because its operation waits for
+        // the decrement that is put off above.
+        let next = unsafe { old.deref() };
+        next.check();
+        if gained & WRITE_OK != 0 {
+            advance_tail(at, next, old.tag());
+            pause::at(Point::CompleteBeforeRetire);
+            // SAFETY: it is spent, the tail is past it, and this thread has set the flag that spent it.
+            unsafe { at.share().retire() };
+            add = READ_OK | WRITE_OK;
+        } else {
+            add = READ_OK;
+        }
+        at = next;
+    }
+}
+
+/// Makes sure that the tail is past `access`, whose word has the next access `next` and `tag`, so that it can be
+/// retired.
+#[inline]
+fn advance_tail<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
+    if removed(Step::TailPastRetired) {
+        return;
+    }
+    // A registered operation has moved the tail past its predecessors (edge `register`).
+    if next.op().is_some_and(Op::is_registered) {
+        return;
+    }
+    // As in `swing`: a reader that is linked behind `next` relies on its deferred flags.
+    next.defer_flags(grantable_at_link(tag));
+    pause::at(Point::CompleteBeforePass);
+    // Release (edge `swing`): hands over the access and its deferred flags. Failure means that the tail is past
+    // `access`: it was at `access` when `next` was linked, and this thread has acquired that link.
+    let _ = access.queue().tail.compare_exchange(
+        Shared::from(std::ptr::from_ref(access)),
+        Shared::from(std::ptr::from_ref(next)),
+        Release,
+        Relaxed,
+        epoch::unprotected(),
+    );
+}

@@ -1,0 +1,307 @@
+//! Pushing: inserts an operation's accesses into their queues, and helps pushes that are in the way.
+
+use super::{
+    access::{Access, WRITE_OK, grantable_at_link, linked},
+    op::{Op, OpRef, Rejection},
+    queue::VarQueue,
+};
+use crate::{
+    memory::epoch::{self, Guard, Shared},
+    sync::Ordering::{AcqRel, Acquire, Relaxed, Release},
+    testing::{
+        pause::{self, Point},
+        weaken::{Step, removed},
+    },
+};
+
+/// The result of [`push`].
+#[derive(Debug)]
+#[must_use]
+pub struct Pushed<T> {
+    /// The operation, if it is ready. Otherwise a later [`complete`](super::complete()) returns it.
+    pub ready: Option<OpRef<T>>,
+    /// Whether a variable was already deleted, so that the operation must do nothing when it runs.
+    pub rejected: bool,
+}
+
+/// Appends `op` to the queues of all its variables in one atomic step.
+#[inline]
+pub fn push<T>(op: OpRef<T>) -> Pushed<T> {
+    let guard = epoch::pin();
+    pause::at(Point::PushPinned);
+    finish_push(op, 0, 0, &guard)
+}
+
+/// Pushes `op`. The calling thread has already inserted its first `inserted` accesses, of which `satisfied` are
+/// satisfied.
+#[inline]
+pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, guard: &Guard) -> Pushed<T> {
+    let own: &Op<T> = &op;
+    let (ready, rejected);
+    if let Some(access) = own.sole_access() {
+        if inserted == 0 {
+            let _ = append(own, access, Inserter::SolePusher, &mut satisfied, guard);
+        }
+        pause::at(Point::PushBeforeRegistered);
+        rejected = own.end_registration(1);
+        pause::at(Point::PushBeforeDecrement);
+        // Otherwise nothing is left to do: the completion that satisfies the linked access makes the operation ready,
+        // and the operation may have run by now.
+        ready = satisfied == 1;
+    } else {
+        let accesses = own.accesses();
+        let count = accesses.len() as u32;
+        let mut helped = false;
+        for access in &accesses[inserted..] {
+            helped |= append(own, access, Inserter::Pusher, &mut satisfied, guard) == LinkedBy::Helper;
+        }
+        pause::at(Point::PushBeforeRegistered);
+        rejected = own.end_registration(count);
+        pause::at(Point::PushBeforeHints);
+        // The accesses that this thread linked itself already have their flags.
+        if helped {
+            for access in accesses {
+                satisfied += access.adopt_deferred();
+            }
+        }
+        pause::at(Point::PushBeforeDecrement);
+        // If this thread counts all of the accesses, no other thread takes anything off `wait`.
+        ready = satisfied == count || {
+            // AcqRel (edge `ready`): releases the task to the thread that runs it, acquires the writes of predecessors.
+            own.wait.fetch_sub(satisfied + 1, AcqRel) == satisfied + 1
+        };
+    }
+    pause::at(Point::PushOver);
+    // If it is not ready, its accesses own it: the completion that satisfies the last one takes it over.
+    Pushed { ready: ready.then_some(op), rejected }
+}
+
+/// The thread that inserts an access. `insert` is compiled for each.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Inserter {
+    /// The pusher of an operation with one access. Such an operation is never helped.
+    SolePusher,
+    /// The pusher of an operation with several accesses.
+    Pusher,
+    /// Another thread.
+    Helper,
+}
+
+/// The result of an insertion.
+#[must_use]
+pub(super) enum Insertion<'g, T> {
+    /// The caller has linked the access.
+    Linked,
+    /// Another thread had already linked it.
+    AlreadyLinked,
+    /// The caller must help this operation first.
+    Behind(&'g Op<T>),
+}
+
+/// The thread that has linked an access of the calling thread's operation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[must_use]
+enum LinkedBy {
+    /// The calling thread, which has also set its flags.
+    Pusher,
+    /// A helper, which has deferred its flags.
+    Helper,
+}
+
+/// Inserts an access of the calling thread's own operation, after helping the operations that are in the way.
+#[inline(always)]
+fn append<T>(own: &Op<T>, access: &Access<T>, by: Inserter, satisfied: &mut u32, guard: &Guard) -> LinkedBy {
+    loop {
+        match insert(own, access, by, satisfied, guard) {
+            Insertion::Linked => return LinkedBy::Pusher,
+            Insertion::AlreadyLinked => return LinkedBy::Helper,
+            Insertion::Behind(other) => {
+                pause::at(Point::HelpBegins);
+                help(other, guard);
+                pause::at(Point::HelpEnds);
+            }
+        }
+    }
+}
+
+/// A push that has stopped halfway, from which models can start.
+#[cfg(any(raddle_loom, raddle_shuttle))]
+#[derive(Debug)]
+pub struct Stalled<T> {
+    op: OpRef<T>,
+    inserted: usize,
+    satisfied: u32,
+    /// The tail of the last inserted access's variable, if it has not been moved; otherwise null.
+    tail: *const Access<T>,
+    guard: Guard,
+}
+
+#[cfg(any(raddle_loom, raddle_shuttle))]
+impl<T> Stalled<T> {
+    fn inserter(op: &OpRef<T>) -> Inserter {
+        if op.sole_access().is_some() { Inserter::SolePusher } else { Inserter::Pusher }
+    }
+
+    /// Inserts the first `accesses` accesses of `op`, undisturbed, and stops.
+    pub fn after(accesses: usize, op: OpRef<T>) -> Self {
+        let (guard, mut satisfied) = (epoch::pin(), 0);
+        for access in &op.accesses()[..accesses] {
+            let insertion = insert(&op, access, Self::inserter(&op), &mut satisfied, &guard);
+            assert!(matches!(insertion, Insertion::Linked), "another push is stalled on this variable");
+        }
+        Self { op, inserted: accesses, satisfied, tail: std::ptr::null(), guard }
+    }
+
+    /// Inserts all accesses of `op`, undisturbed. The last one is inserted by `by`, which stops before it moves the
+    /// tail. Another operation must be pending on that variable. Also returns the tail as it still is.
+    fn before_last_swing(op: OpRef<T>, by: Inserter) -> (Self, *const Access<T>) {
+        let mut stalled = Self::after(op.accesses().len() - 1, op);
+        let last = stalled.op.accesses().last().expect("the operation has an access");
+        // Relaxed: no other thread uses the queue.
+        let tail = last.queue().tail.load(Relaxed, &stalled.guard).as_raw();
+        let insertion = insert(&stalled.op, last, by, &mut stalled.satisfied, &stalled.guard);
+        assert!(matches!(insertion, Insertion::Linked), "another push is stalled on this variable");
+        // Relaxed: no other thread uses the queue.
+        last.queue().tail.store(Shared::from(tail), Relaxed);
+        (stalled, tail)
+    }
+
+    /// Inserts all accesses of `op`, undisturbed, and stops before it moves the last tail. Another operation must be
+    /// pending on that variable.
+    pub fn before_swing(op: OpRef<T>) -> Self {
+        let by = Self::inserter(&op);
+        let (stalled, tail) = Self::before_last_swing(op, by);
+        Self { inserted: stalled.inserted + 1, tail, ..stalled }
+    }
+
+    /// Inserts all accesses of `op` but the last one, undisturbed. A helper inserts the last one and stops before it
+    /// moves the tail. Another operation must be pending on that variable.
+    pub fn beside_a_helper(op: OpRef<T>) -> Self {
+        Self::before_last_swing(op, Inserter::Helper).0
+    }
+
+    /// Continues the push.
+    pub fn finish(self) -> Pushed<T> {
+        if let Some(last) = self.op.accesses().last().filter(|_| !self.tail.is_null()) {
+            let (tail, access) = (Shared::from(self.tail), Shared::from(std::ptr::from_ref(last)));
+            // Release (edge `swing`): hands over the access, as the same CAS in `insert` does.
+            let _ = last.queue().tail.compare_exchange(tail, access, Release, Relaxed, &self.guard);
+        }
+        finish_push(self.op, self.inserted, self.satisfied, &self.guard)
+    }
+}
+
+/// Inserts the remaining accesses of another thread's operation, or those of an operation in its way. Returns early
+/// if a helped operation becomes registered; the caller then retries its own insertion.
+#[cold]
+pub(super) fn help<'g, T>(mut target: &'g Op<T>, guard: &'g Guard) {
+    while let Some(access) = target.next_unregistered() {
+        if let Insertion::Behind(other) = insert(target, access, Inserter::Helper, &mut 0, guard) {
+            target = other;
+        }
+    }
+}
+
+/// Appends `access` to its variable's queue, unless it is already there or a half-pushed operation is in the way.
+#[inline(always)]
+pub(super) fn insert<'g, T>(
+    target: &Op<T>,
+    access: &Access<T>,
+    by: Inserter,
+    satisfied: &mut u32,
+    guard: &'g Guard,
+) -> Insertion<'g, T> {
+    let queue = access.queue();
+    let own = by != Inserter::Helper;
+    let sole = by == Inserter::SolePusher;
+    // Until one of its accesses is linked, an operation is known to its pusher only, which may set flags by a store.
+    let unseen = sole || own && access.index == 0;
+    loop {
+        // Acquire (edge `swing`): the access at the tail and its deferred flags.
+        let tail_word = queue.tail.load(Acquire, guard);
+        // SAFETY: the tail is never null, and what it held while this thread is pinned is not reclaimed (edge
+        // `retire`).
+        let tail = unsafe { tail_word.deref() };
+        if !sole && std::ptr::eq(tail, access) {
+            if !own {
+                pause::at(Point::HelpBeforeAdvance);
+            }
+            target.register(access.index);
+            return Insertion::AlreadyLinked;
+        }
+        tail.check();
+        pause::at(Point::PushReadTail);
+        // Acquire (edges `link`, `complete`): the next access and the writes behind the flags. Also keeps the read of
+        // `registered` below after this one.
+        let word = tail.word.load(Acquire, guard);
+        if !word.is_null() {
+            swing(queue, tail, word, guard);
+            continue;
+        }
+        pause::at(Point::PushReadWord);
+        if !removed(Step::HelpBeforeAppend)
+            && !tail.is_sole()
+            && let Some(other) = tail.op().filter(|other| !other.is_registered())
+        {
+            return Insertion::Behind(other);
+        }
+        if !sole && !removed(Step::RereadRegistered) && target.is_past(access.index) {
+            return Insertion::AlreadyLinked;
+        }
+        // Relaxed: a thread that inserts behind the deletion has acquired the tail, which was moved after this store.
+        if queue.closed.load(Relaxed)
+            && !target.passes_closed
+            && target.reject(access.index) == Rejection::AlreadyLinked
+        {
+            continue;
+        }
+        pause::at(Point::PushReadRegistered);
+        let grantable = tail.grantable(word.tag());
+        if unseen {
+            // Relaxed: published by the linking CAS.
+            access.word.store(Shared::null().with_tag(grantable), Relaxed);
+        }
+        let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag() | linked(grantable));
+        pause::at(Point::PushBeforeLink);
+        // Release (edge `link`): publishes the access. The load acquired the writes behind the flags it is granted: the
+        // word has not changed since, and a flag that is set twice (`grant`) has nothing new to release.
+        if tail.word.compare_exchange(word, link, Release, Relaxed, guard).is_err() {
+            continue;
+        }
+        pause::at(Point::PushLinked);
+        if !own {
+            access.defer_flags(grantable);
+        } else if unseen {
+            *satisfied += u32::from(access.mode().is_satisfied_by(grantable));
+        } else {
+            *satisfied += access.grant(grantable);
+        }
+        pause::at(Point::PushBeforeSwing);
+        // Release (edge `swing`): hands over the access and its deferred flags. Fails if another thread has moved it.
+        let _ =
+            queue.tail.compare_exchange(tail_word, Shared::from(std::ptr::from_ref(access)), Release, Relaxed, guard);
+        pause::at(Point::PushBeforeRetire);
+        if grantable & WRITE_OK != 0 {
+            // The predecessor had `WRITE_OK` and `DONE`, and now has a next access.
+            // SAFETY: it is spent, the tail is past it, and one thread links behind it.
+            unsafe { tail.share().retire() };
+        }
+        return Insertion::Linked;
+    }
+}
+
+/// Moves the tail of `queue` from `tail` on to the access that `word` links, after deferring that access's flags.
+#[cold]
+fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, guard: &Guard) {
+    // SAFETY: the next access is retired only after the tail has passed it; the tail was at its predecessor after this
+    // thread pinned, so it is not reclaimed.
+    let next = unsafe { word.deref() };
+    next.check();
+    pause::at(Point::HelpBeforeHints);
+    // Not what `tail` can grant now: the completions that set flags after the link propagate those themselves.
+    next.defer_flags(grantable_at_link(word.tag()));
+    pause::at(Point::HelpBeforeSwing);
+    // Release (edge `swing`): hands over the access and its deferred flags. Fails if another thread has moved it.
+    let _ =
+        queue.tail.compare_exchange(Shared::from(std::ptr::from_ref(tail)), word.with_tag(0), Release, Relaxed, guard);
+}

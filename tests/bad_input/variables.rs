@@ -1,0 +1,331 @@
+use super::*;
+
+#[test]
+fn a_foreign_variable_is_refused_everywhere() {
+    on_kinds(&KINDS, 1, |here| {
+        let there = engine(EngineKind::Naive, 1);
+        let foreign = there.var(1);
+        let error = PushError::ForeignVariable;
+        assert_eq!(here.op("").push(foreign.read(), |_| {}), Err(error.clone()));
+        assert_eq!(here.op("").push((here.var(1).write(), foreign.write()), |_| {}), Err(error.clone()));
+        assert_eq!(here.op("").submit(foreign.read(), |_| {}).map(drop), Err(error.clone()));
+        assert_eq!(here.op("").try_submit(foreign.read(), |_| Ok::<_, String>(())).map(drop), Err(error.clone()));
+        assert_eq!(here.push_sync(|_| {}, [&foreign], []), Err(error.clone()));
+        assert_eq!(here.push_async(|_, done| done.complete(), [], [&foreign]), Err(error.clone()));
+        assert_eq!(here.op("").operator(foreign.write(), |_| {}).map(drop), Err(error.clone()));
+        assert_eq!(here.delete_variable(&foreign, |_| {}), Err(error.clone()));
+        assert_eq!(here.clear_error(&foreign), Err(error.clone()));
+        for result in [
+            here.wait_for_var(&foreign),
+            here.wait_to_read(&foreign),
+            here.wait_to_write_timeout(&foreign, Duration::MAX),
+            common::block_on(here.wait_for_var_async(&foreign)),
+            here.get(&foreign).map(drop),
+        ] {
+            assert!(matches!(result, Err(WaitError::Refused(PushError::ForeignVariable))), "{result:?}");
+        }
+        // It is as good as ever where it belongs.
+        assert_eq!(there.get(&foreign).unwrap(), 1);
+    });
+}
+
+#[test]
+fn a_variable_of_an_engine_that_is_gone_is_foreign() {
+    on_kinds(&KINDS, 1, |here| {
+        for _ in 0..50 {
+            let there = engine(EngineKind::Naive, 1);
+            let foreign = there.token();
+            drop(there);
+            let other = engine(EngineKind::Naive, 1);
+            assert_eq!(other.push_sync(|_| {}, [], [&foreign]), Err(PushError::ForeignVariable));
+            assert_eq!(here.push_sync(|_| {}, [], [&foreign]), Err(PushError::ForeignVariable));
+        }
+    });
+}
+
+#[test]
+fn an_empty_access_list_is_fine() {
+    on_kinds(&KINDS, 1, |engine| {
+        let none: [&Token; 0] = [];
+        engine.op("").reads(none).writes(none).overwrites(none).push_sync(|_| {}).unwrap();
+        engine.op("").push((), |()| {}).unwrap();
+        engine.op("").push(Vec::<raddle::Read<'_, u8>>::new(), |list| assert!(list.is_empty())).unwrap();
+        let operator = engine.op("").operator((), |()| {}).unwrap();
+        operator.push().unwrap();
+        engine.push_async(|_, done| done.complete(), [], []).unwrap();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn naming_a_variable_twice_untyped_collapses() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (a, b) = (engine.token(), engine.token());
+        engine
+            .op("")
+            .reads([&a, &b, &a, &a])
+            .writes([&b, &b])
+            .overwrites([&b, &a])
+            .reads([&b])
+            .push_sync(|_| {})
+            .unwrap();
+        engine.wait_for_var(&a).unwrap();
+        assert_eq!((engine.version(&a), engine.version(&b)), (1, 1));
+    });
+}
+
+#[test]
+fn naming_a_variable_twice_typed_is_an_alias_if_it_is_mutated() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (a, b) = (engine.var(1), engine.var(2));
+        let aliased = Err(PushError::AliasedVariable);
+        assert_eq!(engine.op("").push((a.write(), a.write()), |_| {}), aliased);
+        assert_eq!(engine.op("").push((a.read(), a.write()), |_| {}), aliased);
+        assert_eq!(engine.op("").push((a.write(), a.read()), |_| {}), aliased);
+        assert_eq!(engine.op("").push((a.overwrite(), b.read(), a.read()), |_| {}), aliased);
+        assert_eq!(engine.op("").push([a.write(), b.write(), a.write()], |_| {}), aliased);
+        assert_eq!(engine.op("").push(vec![a.write(), b.write(), a.overwrite()], |_| {}), aliased);
+        assert_eq!(engine.op("").push((vec![a.read()], (b.read(), [a.write()])), |_| {}), aliased);
+        assert_eq!(engine.op("").submit((a.write(), a.clone().write()), |_| {}).map(drop), aliased);
+        assert_eq!(engine.op("").operator((a.write(), a.write()), |_| {}).map(drop), aliased);
+        // Any declaration between them changes nothing.
+        assert_eq!(engine.op("").reads([&*a]).push((a.write(), a.read()), |_| {}), aliased);
+        assert_eq!(engine.op("").writes([&*a]).push((a.read(), a.write()), |_| {}), aliased);
+        engine.wait_for_all().unwrap();
+        assert_eq!((engine.version(&a), engine.version(&b)), (0, 0));
+    });
+}
+
+/// With many variables the declarations are sorted by another algorithm.
+#[test]
+fn an_alias_among_many_variables_is_found() {
+    on_kinds(&KINDS, 1, |engine| {
+        let variables: Vec<_> = (0..500).map(|n| engine.var(n)).collect();
+        let mut declared: Vec<_> = variables.iter().map(Var::write).collect();
+        declared.insert(250, variables[400].write());
+        assert_eq!(engine.op("").push(declared, |_| {}), Err(PushError::AliasedVariable));
+    });
+}
+
+#[test]
+fn naming_a_variable_twice_typed_is_fine_if_it_is_only_read() {
+    on_kinds(&KINDS, 1, |engine| {
+        let a = engine.var(21);
+        let sum = engine.op("").submit((a.read(), [a.read(); 3], vec![a.read()]), |(x, [y, ..], z)| *x + *y + *z[0]);
+        assert_eq!(sum.unwrap().wait().unwrap(), 63);
+    });
+}
+
+/// Only typed accesses alias; an untyped declaration gives no reference.
+#[test]
+fn an_untyped_declaration_beside_typed_ones_is_no_alias() {
+    on_kinds(&KINDS, 1, |engine| {
+        let a = engine.var(1);
+        engine.op("").writes([&*a]).push(a.read(), |a| assert_eq!(*a, 1)).unwrap();
+        engine.op("").reads([&*a]).push(a.write(), |a| *a = 2).unwrap();
+        engine.op("").overwrites([&*a]).push(a.write(), |a| *a = 3).unwrap();
+        // Two shared references and a declaration that the operation mutates what lies behind.
+        engine.op("").writes([&*a]).push((a.read(), a.read()), |(x, y)| assert_eq!((*x, *y), (3, 3))).unwrap();
+        engine.op("").overwrites([&*a]).push((a.read(), a.read(), a.read()), |_| {}).unwrap();
+        assert_eq!(engine.get(&a).unwrap(), 3);
+        assert_eq!(engine.version(&a), 5);
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "needs ten thousand variables")]
+fn a_typed_operation_of_ten_thousand_variables() {
+    on_kinds(&KINDS, 2, |engine| {
+        let variables: Vec<Var<usize>> = (0..10_000).map(|n| engine.var(n)).collect();
+        for _ in 0..5 {
+            let writes: Vec<_> = variables.iter().rev().map(Var::write).collect();
+            engine.op("").push(writes, |values| values.into_iter().for_each(|value| *value += 1)).unwrap();
+        }
+        let reads: Vec<_> = variables.iter().map(Var::read).collect();
+        let sum = engine.op("").submit(&reads[..], |values| values.into_iter().sum::<usize>()).unwrap();
+        assert_eq!(sum.wait().unwrap(), (0..10_000).sum::<usize>() + 50_000);
+        assert!(variables.iter().all(|variable| engine.version(variable) == 5));
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "needs ten thousand variables")]
+fn an_untyped_operation_of_ten_thousand_variables() {
+    on_kinds(&KINDS, 2, |engine| {
+        let tokens: Vec<Token> = (0..10_000).map(|_| engine.token()).collect();
+        for number in 0..6 {
+            let builder = engine.op("").reads(tokens.iter().step_by(2)).writes(tokens.iter().skip(1).step_by(2));
+            let builder = if number % 2 == 0 { builder.reads(&tokens) } else { builder.writes(&tokens) };
+            builder.push_sync(|_| {}).unwrap();
+        }
+        let operator = engine.op("").writes(&tokens).operator_sync(|_| {}).unwrap();
+        operator.push().unwrap();
+        operator.push().unwrap();
+        engine.wait_for_all().unwrap();
+        assert_eq!((engine.version(&tokens[0]), engine.version(&tokens[1])), (5, 8));
+    });
+}
+
+/// Pushed from several threads at once, so that they help each other through ten thousand queues.
+#[test]
+fn huge_operations_of_several_threads_cross() {
+    on_kinds(&KINDS, 2, |engine| {
+        let tokens: Vec<Token> = (0..2_000).map(|_| engine.token()).collect();
+        thread::scope(|scope| {
+            for pusher in 0..4 {
+                let (engine, tokens) = (&engine, &tokens);
+                scope.spawn(move || {
+                    for _ in 0..10 {
+                        let builder = engine.op("");
+                        let builder =
+                            if pusher % 2 == 0 { builder.writes(tokens) } else { builder.writes(tokens.iter().rev()) };
+                        builder.push_sync(|_| {}).unwrap();
+                    }
+                });
+            }
+        });
+        engine.wait_for_all().unwrap();
+        assert!(tokens.iter().all(|token| engine.version(token) == 40));
+    });
+}
+
+#[test]
+fn deleting_twice_is_refused_and_the_first_deletion_stands() {
+    on_kinds(&KINDS, 1, |engine| {
+        let drops = Drops::new();
+        let value = engine.var(drops.make());
+        let gate = hold(&engine, &value);
+        let (sender, receiver) = mpsc::channel();
+        let second = sender.clone();
+        engine.delete_variable(&value, move |_| sender.send(1).unwrap()).unwrap();
+        let refused = engine.delete_variable(&value, move |_| second.send(2).unwrap());
+        assert_eq!(refused, Err(PushError::DeletedVariable));
+        gate.open();
+        assert_eq!(receiver.iter().collect::<Vec<_>>(), [1]);
+        drops.assert_all_gone();
+    });
+}
+
+#[test]
+fn of_many_threads_that_delete_a_variable_one_does() {
+    on_kinds(&KINDS, 2, |engine| {
+        for _ in 0..50 {
+            let (drops, ran) = (Drops::new(), AtomicUsize::new(0));
+            let value = engine.var(drops.make());
+            let deleted = Arc::new(AtomicUsize::new(0));
+            thread::scope(|scope| {
+                for _ in 0..4 {
+                    let (engine, value, ran, deleted) = (&engine, value.clone(), &ran, Arc::clone(&deleted));
+                    scope.spawn(move || {
+                        while engine.op("").push(value.write(), |value| value.touch()).is_ok() {
+                            let deleted = Arc::clone(&deleted);
+                            if engine.delete_variable(&value, move |_| _ = deleted.fetch_add(1, SeqCst)).is_ok() {
+                                ran.fetch_add(1, SeqCst);
+                            }
+                        }
+                    });
+                }
+            });
+            engine.wait_for_var(&value).unwrap();
+            assert_eq!((ran.load(SeqCst), deleted.load(SeqCst)), (1, 1));
+            drops.assert_all_gone();
+        }
+    });
+}
+
+#[test]
+fn a_variable_dropped_inside_its_own_operation() {
+    on_kinds(&KINDS, 1, |engine| {
+        let drops = Drops::new();
+        let value = engine.var(drops.make());
+        let last = value.clone();
+        engine
+            .op("")
+            .push(value.write(), move |value| {
+                value.touch();
+                drop(last);
+                // The value is there until the operation ends.
+                value.touch();
+            })
+            .unwrap();
+        drop(value);
+        engine.wait_for_all().unwrap();
+        engine.wait_for_all().unwrap();
+        drops.assert_all_gone();
+    });
+}
+
+#[test]
+fn a_variable_deleted_inside_its_own_operation() {
+    on_kinds(&KINDS, 1, |engine| {
+        let drops = Drops::new();
+        let value = engine.var(drops.make());
+        let (own, inner, after) = (value.clone(), engine.clone(), drops.clone());
+        let handle = engine.op("").submit(value.write(), move |value| {
+            inner.delete_variable(&own, |_| {}).unwrap();
+            value.touch();
+            after.dropped()
+        });
+        assert_eq!(handle.unwrap().wait().unwrap(), 0);
+        engine.wait_for_var(&value).unwrap();
+        drops.assert_all_gone();
+    });
+}
+
+/// A variable whose value is the last handle of another one, and of itself.
+#[test]
+fn variables_inside_variables() {
+    on_kinds(&KINDS, 1, |engine| {
+        let drops = Drops::new();
+        let inner = engine.var(drops.make());
+        let outer = engine.var(Some(inner));
+        engine.op("").push(outer.read(), |_| {}).unwrap();
+        drop(outer);
+        eventually("both are gone", || drops.dropped() == 1);
+        // An operation moves a handle of a variable into that variable. It keeps itself, until somebody clears it.
+        struct Own {
+            own: Option<Var<Own>>,
+            _thing: common::Droppable,
+        }
+        let own = engine.var(Own { own: None, _thing: drops.make() });
+        let clone = own.clone();
+        engine.op("").push(own.write(), move |value| value.own = Some(clone)).unwrap();
+        engine.op("").push(own.write(), |value| value.own = None).unwrap();
+        drop(own);
+        eventually("it is gone", || drops.dropped() == 2);
+        drops.assert_all_gone();
+    });
+}
+
+/// Handles end with the thread that they belong to, at its very end.
+#[test]
+fn a_variable_and_an_engine_in_a_thread_local() {
+    thread_local!(static KEPT: RefCell<Vec<Box<dyn std::any::Any>>> = const { RefCell::new(Vec::new()) });
+    on_kinds(&KINDS, 1, |engine| {
+        let drops = Drops::new();
+        let (inner, inner_drops) = (engine.clone(), drops.clone());
+        thread::spawn(move || {
+            // Touched before the engine is used, and once more after.
+            KEPT.with_borrow_mut(Vec::clear);
+            let value = inner.var(inner_drops.make());
+            inner.op("").push(value.write(), |value| value.touch()).unwrap();
+            let own = common::engine(inner.kind(), 1);
+            let last = own.var(inner_drops.make());
+            own.op("").push(last.write(), |value| value.touch()).unwrap();
+            KEPT.with_borrow_mut(|kept| {
+                kept.extend([Box::new(value) as Box<dyn std::any::Any>, Box::new(last), Box::new(own)]);
+            });
+        })
+        .join()
+        .unwrap();
+        // The same on a worker, whose thread ends with the engine.
+        let value = engine.var(drops.make());
+        engine.op("").push((), move |()| KEPT.with_borrow_mut(|kept| kept.push(Box::new(value)))).unwrap();
+        engine.shutdown(Shutdown::Drain, None).unwrap();
+        if engine.kind() == EngineKind::Naive {
+            KEPT.with_borrow_mut(Vec::clear);
+        }
+        drop(engine);
+        drops.assert_all_gone();
+    });
+}

@@ -1,0 +1,101 @@
+use super::*;
+
+#[test]
+fn timeouts_of_no_time_and_of_all_time() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(1);
+        let gate = hold(&engine, &value);
+        let mut handle = engine.op("").submit(value.read(), |value| *value).unwrap();
+        let start = Instant::now();
+        assert!(matches!(engine.wait_for_var_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
+        assert!(matches!(engine.wait_to_read_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
+        assert!(matches!(engine.wait_to_write_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
+        assert!(matches!(engine.wait_for_all_timeout(Duration::ZERO), Err(WaitError::TimedOut)));
+        assert!(matches!(handle.wait_timeout(Duration::ZERO), Err(WaitError::TimedOut)));
+        assert!(start.elapsed() < Duration::from_secs(5));
+        let opener = thread::spawn(move || {
+            thread::sleep(MOMENT);
+            gate.open();
+        });
+        engine.wait_for_var_timeout(&value, Duration::MAX).unwrap();
+        engine.wait_for_all_timeout(Duration::MAX).unwrap();
+        assert_eq!(handle.wait_timeout(Duration::MAX).unwrap(), 1);
+        engine.shutdown(Shutdown::Drain, Some(Duration::MAX)).unwrap();
+        opener.join().unwrap();
+        // What is done needs no time.
+        engine.wait_for_var_timeout(&value, Duration::ZERO).unwrap();
+        engine.wait_for_all_timeout(Duration::ZERO).unwrap();
+    });
+}
+
+#[test]
+fn handles_dropped_at_all_moments() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (drops, value) = (Drops::new(), engine.var(0));
+        for number in 0..3000 {
+            let (result, captured) = (drops.make(), drops.make());
+            let mut handle = engine
+                .op("")
+                .try_submit(value.write(), move |value| {
+                    captured.touch();
+                    *value += 1;
+                    if number % 5 == 0 { Err("on purpose") } else { Ok(result) }
+                })
+                .unwrap();
+            match number % 7 {
+                0 => drop(handle),
+                1 => drop(handle.wait_timeout(Duration::ZERO)),
+                2 => drop(handle.wait_timeout(Duration::from_micros(20))),
+                3 => drop(common::poll_once(&mut handle)),
+                4 => drop(thread::spawn(move || drop(handle))),
+                5 => drop(handle.wait()),
+                _ => {
+                    eventually("it is done", || handle.is_done());
+                    drop(handle);
+                }
+            }
+            if number % 10 == 0 {
+                engine.clear_error(&value).unwrap();
+            }
+        }
+        let _ = engine.wait_for_var(&value);
+        drop(engine);
+        eventually("the threads that drop handles have ended", || drops.dropped() == drops.made());
+        drops.assert_all_gone();
+    });
+}
+
+/// A thread that waits although everything it could wait for was refused.
+#[test]
+fn waits_after_the_shutdown_return() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(3);
+        engine.op("").push(value.write(), |_| Err("no")).unwrap();
+        engine.shutdown(Shutdown::Drain, None).unwrap();
+        assert!(engine.wait_for_all().is_err());
+        assert!(engine.wait_for_var(&value).is_err());
+        assert!(engine.get(&value).is_err());
+        common::block_on(engine.wait_for_all_async()).unwrap();
+        engine.clear_error(&value).unwrap();
+        assert_eq!(engine.get(&value).unwrap(), 3);
+        engine.wait_for_all().unwrap();
+        assert!(engine.clear_errors().is_none());
+    });
+}
+
+/// Many waits with no time that find something pending must not use up what real waits need.
+#[test]
+fn a_program_that_polls_with_waits_of_no_time() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let gate = hold(&engine, &value);
+        for _ in 0..5000 {
+            assert!(matches!(engine.wait_for_all_timeout(Duration::ZERO), Err(WaitError::TimedOut)));
+            assert!(matches!(engine.wait_for_var_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
+            engine.op("").push(value.write(), |value| *value += 1).unwrap();
+        }
+        gate.open();
+        engine.wait_for_all().unwrap();
+        assert_eq!(engine.get(&value).unwrap(), 5000);
+    });
+}

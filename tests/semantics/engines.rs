@@ -1,0 +1,210 @@
+use super::*;
+
+#[test]
+fn the_naive_engine_runs_each_operation_inside_its_push() {
+    watched(|| {
+        let engine = engine(EngineKind::Naive, 1);
+        assert_eq!(engine.kind(), EngineKind::Naive);
+        assert!(engine.placements().is_empty());
+        let journal = Journal::new();
+        let (a, b) = (engine.token(), engine.token());
+        for number in 0..100 {
+            let (inner, token) = (journal.clone(), if number % 2 == 0 { &a } else { &b });
+            let f = move |cx: &OpContext<'_>| {
+                assert_eq!(cx.worker(), None);
+                inner.add((number, thread::current().id()));
+            };
+            engine.op("").priority(-number).writes([token]).push_sync(f).unwrap();
+            assert_eq!(journal.len(), number as usize + 1, "the push has returned before the operation ran");
+        }
+        assert!(journal.take().into_iter().eq((0..100).map(|number| (number, thread::current().id()))));
+    });
+}
+
+/// Not even with an operation that waits for another which conflicts with what runs is an order broken.
+#[test]
+fn the_naive_engine_puts_off_what_conflicts_with_what_runs() {
+    watched(|| {
+        let engine = engine(EngineKind::Naive, 1);
+        let (token, journal) = (engine.token(), Journal::new());
+        let (own, inner) = (token.clone(), journal.clone());
+        engine
+            .push_sync(
+                move |cx| {
+                    let later = inner.clone();
+                    cx.engine().push_sync(move |_| later.add("inner"), [], [&own]).unwrap();
+                    inner.add("outer");
+                },
+                [],
+                [&token],
+            )
+            .unwrap();
+        assert_eq!(journal.take(), ["outer", "inner"]);
+    });
+}
+
+/// A queue behind one asynchronous operation must not become a recursion when that completes.
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_long_queue_of_the_naive_engine_is_no_recursion() {
+    child_succeeds("engines::in_a_child_a_long_queue_of_the_naive_engine");
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own, because it may take that down"]
+fn in_a_child_a_long_queue_of_the_naive_engine() {
+    if !is_child() {
+        return;
+    }
+    let engine = engine(EngineKind::Naive, 1);
+    let value = engine.var(0_usize);
+    let gate = hold(&engine, &value);
+    for _ in 0..100_000 {
+        engine.op("").push(value.write(), |value| *value += 1).unwrap();
+    }
+    gate.open();
+    assert_eq!(engine.get(&value).unwrap(), 100_000);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_long_queue_of_asynchronous_operations_of_the_naive_engine_is_no_recursion() {
+    child_succeeds("engines::in_a_child_a_long_asynchronous_queue_of_the_naive_engine");
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own, because it may take that down"]
+fn in_a_child_a_long_asynchronous_queue_of_the_naive_engine() {
+    if !is_child() {
+        return;
+    }
+    let engine = engine(EngineKind::Naive, 1);
+    let token = engine.token();
+    let gate = hold(&engine, &token);
+    for _ in 0..100_000 {
+        engine.push_async(|_, done| done.complete(), [], [&token]).unwrap();
+    }
+    gate.open();
+    engine.wait_for_var(&token).unwrap();
+    assert_eq!(engine.version(&token), 100_001);
+}
+
+/// Operations that begin on the pushing thread, and push others that do: on the naive engine all, elsewhere those with
+/// [`Property::Async`].
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn pushes_inside_pushes_are_no_recursion() {
+    for kinds in ["Naive Naive", "Pooled Pooled", "PerDevice PerDevice", "Naive Pooled"] {
+        let variables = [("RADDLE_TEST_KIND", kinds)];
+        let (success, text) = common::child("engines::in_a_child_pushes_inside_pushes", &variables);
+        assert!(success, "{kinds}: {text}");
+    }
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own, because it may take that down"]
+fn in_a_child_pushes_inside_pushes() {
+    const DEPTH: usize = 100_000;
+    fn descend(here: Engine, there: Engine, count: Arc<AtomicUsize>) {
+        if count.fetch_add(1, SeqCst) + 1 < DEPTH {
+            let (next_here, next_there) = (there.clone(), here);
+            there.op("").property(Property::Async).push((), move |()| descend(next_here, next_there, count)).unwrap();
+        }
+    }
+    if !is_child() {
+        return;
+    }
+    let kinds = std::env::var("RADDLE_TEST_KIND").unwrap();
+    let mut kinds = kinds.split(' ').map(|kind| kind.parse().unwrap());
+    let here = engine(kinds.next().unwrap(), 1);
+    // On one engine, and on two in turns.
+    for there in [here.clone(), engine(kinds.next().unwrap(), 1)] {
+        let count = Arc::new(AtomicUsize::new(0));
+        descend(here.clone(), there, Arc::clone(&count));
+        eventually("the deepest has run", || count.load(SeqCst) == DEPTH);
+    }
+}
+
+/// As deep as programs nest, what the naive engine is given has run when the push returns.
+#[test]
+fn a_naive_engine_runs_operations_inside_pushes_that_are_deep() {
+    fn descend(engine: &Engine, depth: usize, ran: &Arc<AtomicUsize>) {
+        let (inside, count) = (engine.clone(), Arc::clone(ran));
+        let before = ran.load(SeqCst);
+        let push = engine.op("").push((), move |()| {
+            count.fetch_add(1, SeqCst);
+            if depth > 0 {
+                descend(&inside, depth - 1, &count);
+            }
+        });
+        push.unwrap();
+        assert_eq!(ran.load(SeqCst), before + depth + 1, "a push returned before its operation ran");
+    }
+    watched(|| descend(&engine(EngineKind::Naive, 1), 200, &Arc::default()));
+}
+
+/// Deeper than the stack has room for, what was pushed can still be asked for, and waited for.
+#[test]
+#[cfg_attr(miri, ignore = "uses much of the stack")]
+fn a_naive_engine_runs_what_is_asked_for_at_any_depth() {
+    fn descend(engine: &Engine, depth: usize, polls: bool) -> usize {
+        let inside = engine.clone();
+        let next = engine.op("").submit((), move |()| if depth == 0 { 0 } else { descend(&inside, depth - 1, polls) });
+        let next = next.unwrap();
+        while polls && !next.is_done() {
+            thread::yield_now();
+        }
+        1 + next.wait().unwrap()
+    }
+    for polls in [false, true] {
+        watched(move || assert_eq!(descend(&engine(EngineKind::Naive, 1), 20_000, polls), 20_001));
+    }
+}
+
+/// Variables that hold variables, a long chain of them, are dropped without a recursion.
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_long_chain_of_variables_is_dropped_without_recursion() {
+    for kind in KINDS {
+        let (success, text) =
+            common::child("engines::in_a_child_a_long_chain_of_variables", &[("RADDLE_TEST_KIND", &kind.to_string())]);
+        assert!(success, "{kind}: {text}");
+    }
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own, because it may take that down"]
+fn in_a_child_a_long_chain_of_variables() {
+    struct Link(#[expect(dead_code, reason = "it is there to be dropped")] Option<Var<Link>>);
+    if !is_child() {
+        return;
+    }
+    let kind = std::env::var("RADDLE_TEST_KIND").unwrap().parse().unwrap();
+    for shut_down in [false, true] {
+        let engine = engine(kind, 1);
+        let mut head = None;
+        for _ in 0..100_000 {
+            head = Some(engine.var(Link(head)));
+        }
+        if shut_down {
+            engine.shutdown(Shutdown::Drain, None).unwrap();
+        }
+        // Some threads have little of a stack. What sanitizers add to it is not the library's.
+        let size = if cfg!(any(raddle_unpooled, raddle_tsan)) { 2 << 20 } else { 128 << 10 };
+        let small = thread::Builder::new().stack_size(size).spawn(move || drop(head)).unwrap();
+        small.join().unwrap();
+        if !shut_down {
+            engine.shutdown(Shutdown::Drain, None).unwrap();
+        }
+    }
+}
+
+#[test]
+fn kinds_have_names() {
+    for kind in KINDS {
+        assert_eq!(kind.to_string().parse::<EngineKind>().unwrap(), kind);
+        assert_eq!(kind.to_string().to_lowercase().parse::<EngineKind>().unwrap(), kind);
+    }
+    assert!("ThreadedEngine".parse::<EngineKind>().is_err());
+    assert_eq!(EngineKind::default(), EngineKind::PerDevice);
+}

@@ -1,0 +1,565 @@
+use super::*;
+
+#[test]
+fn what_an_operation_is_told_about_its_run() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (sender, receiver) = mpsc::channel();
+        let tell = move |cx: &OpContext<'_>| {
+            sender.send((cx.name().to_owned(), cx.context(), cx.worker(), cx.engine().kind())).unwrap();
+        };
+        engine.op(format!("named {}", 7)).push_sync(tell).unwrap();
+        let worker = (engine.kind() != EngineKind::Naive).then_some(0);
+        assert_eq!(receive(&receiver), ("named 7".to_owned(), Device::Cpu, worker, engine.kind()));
+    });
+}
+
+#[test]
+fn a_function_may_return_nothing_a_result_or_never() {
+    on_kinds(&KINDS, 1, |engine| {
+        let token = engine.token();
+        engine.push_sync(|_| {}, [], [&token]).unwrap();
+        engine.push_sync(|_| Ok::<(), String>(()), [], [&token]).unwrap();
+        engine.push_sync(|_| Err::<(), _>("as a str"), [], [&token]).unwrap();
+        assert!(matches!(failure(engine.wait_for_var(&token)).cause(), Cause::Error(e) if e.to_string() == "as a str"));
+        engine.clear_error(&token).unwrap();
+        engine.push_sync(|_| panic!("never"), [], [&token]).unwrap();
+        assert!(matches!(failure(engine.wait_for_var(&token)).cause(), Cause::Panic(Some(m)) if m == "never"));
+    });
+}
+
+#[test]
+fn async_completes_from_any_thread() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let slot = Arc::new(AtomicUsize::new(0));
+        for number in 1..=50 {
+            let inner = Arc::clone(&slot);
+            engine
+                .op("async")
+                .writes([&*value])
+                .push_async(move |_, done| {
+                    thread::spawn(move || {
+                        inner.store(number, SeqCst);
+                        done.complete();
+                    });
+                })
+                .unwrap();
+            let inner = Arc::clone(&slot);
+            engine.op("sync").push(value.write(), move |value| *value = inner.load(SeqCst)).unwrap();
+            if number % 10 == 0 {
+                assert_eq!(engine.get(&value).unwrap(), number);
+            }
+        }
+        assert_eq!(engine.get(&value).unwrap(), 50);
+        assert_eq!(engine.version(&value), 100);
+    });
+}
+
+#[test]
+fn an_async_operation_keeps_its_variables_and_no_worker_until_completed() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (token, other) = (engine.token(), engine.token());
+        let gate = hold(&engine, &token);
+        let ran = Gate::new();
+        let inner = ran.clone();
+        engine.push_sync(move |_| inner.open(), [&token], []).unwrap();
+        // The only worker is free.
+        engine.push_sync(|_| {}, [], [&other]).unwrap();
+        engine.wait_for_var(&other).unwrap();
+        assert!(!ran.is_open());
+        assert!(matches!(engine.wait_for_var_timeout(&token, MOMENT), Err(WaitError::TimedOut)));
+        gate.open();
+        engine.wait_for_var(&token).unwrap();
+        assert!(ran.is_open());
+    });
+}
+
+#[test]
+fn a_completion_used_inside_the_function_passes_the_variables_on() {
+    on_kinds(&THREADED, 2, |engine| {
+        let (token, next) = (engine.token(), Gate::new());
+        let (sender, receiver) = mpsc::channel();
+        let inner = next.clone();
+        engine
+            .push_async(
+                move |_, done| {
+                    done.complete();
+                    // The function goes on, but the operation is done.
+                    sender.send(inner.pass_within(PATIENCE)).unwrap();
+                },
+                [],
+                [&token],
+            )
+            .unwrap();
+        engine.push_sync(move |_| next.open(), [], [&token]).unwrap();
+        assert!(receive(&receiver), "the next operation did not run while the function went on");
+    });
+}
+
+#[test]
+fn a_dropped_completion_is_an_error() {
+    on_kinds(&KINDS, 1, |engine| {
+        let tokens = [(); 3].map(|()| engine.token());
+        engine.op("inside").writes([&tokens[0]]).push_async(|_, done| drop(done)).unwrap();
+        engine.op("elsewhere").writes([&tokens[1]]).push_async(|_, done| drop(thread::spawn(|| drop(done)))).unwrap();
+        engine
+            .op("by a panic elsewhere")
+            .writes([&tokens[2]])
+            .push_async(|_, done| {
+                drop(thread::spawn(move || {
+                    let _done = done;
+                    std::panic::resume_unwind(Box::new("a thread dies"));
+                }));
+            })
+            .unwrap();
+        for (token, name) in tokens.iter().zip(["inside", "elsewhere", "by a panic elsewhere"]) {
+            let error = failure(engine.wait_for_var(token));
+            assert!(matches!(error.cause(), Cause::LostCompletion), "{error}");
+            assert_eq!(error.name(), name);
+        }
+    });
+}
+
+#[test]
+fn a_failed_completion_is_the_operations_failure() {
+    on_kinds(&KINDS, 1, |engine| {
+        let token = engine.token();
+        engine.push_async(|_, done| drop(thread::spawn(|| done.fail("no disk"))), [], [&token]).unwrap();
+        let error = failure(engine.wait_for_var(&token));
+        assert!(matches!(error.cause(), Cause::Error(error) if error.to_string() == "no disk"), "{error}");
+        assert_eq!(error.source().unwrap().to_string(), "no disk");
+    });
+}
+
+#[test]
+fn an_async_function_that_panics_with_its_completion_fails_with_the_panic() {
+    on_kinds(&KINDS, 1, |engine| {
+        let token = engine.token();
+        engine.push_async(|_, _done| panic!("in the function"), [], [&token]).unwrap();
+        let error = failure(engine.wait_for_var(&token));
+        assert!(matches!(error.cause(), Cause::Panic(Some(message)) if message == "in the function"), "{error}");
+    });
+}
+
+/// `?` in an asynchronous function drops the completion on its way out, which ends the operation at once. The error that
+/// comes later does not hide.
+#[test]
+fn an_async_function_that_returns_an_error_without_its_completion_has_lost_it() {
+    on_kinds(&KINDS, 1, |engine| {
+        let token = engine.token();
+        engine
+            .push_async(
+                |_, done| {
+                    let number: u32 = "no number".parse()?;
+                    assert_eq!(number, 0);
+                    done.complete();
+                    Ok::<(), std::num::ParseIntError>(())
+                },
+                [],
+                [&token],
+            )
+            .unwrap();
+        let error = failure(engine.wait_for_var(&token));
+        assert!(matches!(error.cause(), Cause::LostCompletion), "{error}");
+        let mut told = None;
+        eventually("the error is reported", || {
+            told = engine.wait_for_all().err();
+            told.is_some()
+        });
+        let error = failure(Err::<(), _>(told.unwrap()));
+        assert!(matches!(error.cause(), Cause::Error(error) if error.is::<std::num::ParseIntError>()), "{error}");
+    });
+}
+
+/// What comes after the operation may be what its function waits for.
+#[test]
+fn a_completion_dropped_in_its_own_function_ends_the_operation_at_once() {
+    on_kinds(&KINDS, 2, |engine| {
+        let token = engine.token();
+        let (sender, receiver) = mpsc::channel();
+        let (next, told) = (Gate::new(), engine.clone());
+        let (opens, variable) = (next.clone(), token.clone());
+        engine
+            .push_async(
+                move |_, done| {
+                    told.op("next").no_skip().writes([&variable]).push_sync(move |_| opens.open()).unwrap();
+                    drop(done);
+                    sender.send(next.pass_within(common::SOON)).unwrap();
+                },
+                [],
+                [&token],
+            )
+            .unwrap();
+        assert!(receive(&receiver), "the function has to return before its operation ends");
+    });
+}
+
+#[test]
+fn an_async_function_that_fails_while_its_completion_lives_fails_the_operation_at_the_completion() {
+    on_kinds(&KINDS, 1, |engine| {
+        for panics in [false, true] {
+            let (token, gate) = (engine.token(), Gate::new());
+            let inner = gate.clone();
+            engine
+                .push_async(
+                    move |_, done| {
+                        thread::spawn(move || {
+                            inner.pass();
+                            done.complete();
+                        });
+                        assert!(!panics, "too early");
+                        Err::<(), _>("too early")
+                    },
+                    [],
+                    [&token],
+                )
+                .unwrap();
+            // The completion's thread may still use the variable.
+            assert!(matches!(engine.wait_for_var_timeout(&token, MOMENT), Err(WaitError::TimedOut)));
+            gate.open();
+            let error = failure(engine.wait_for_var(&token));
+            match error.cause() {
+                Cause::Error(error) => assert!(!panics && error.to_string() == "too early"),
+                Cause::Panic(message) => assert!(panics && message.as_deref() == Some("too early")),
+                other => panic!("{other}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn an_async_function_that_fails_after_its_completion_was_used_is_reported_by_wait_for_all() {
+    on_kinds(&KINDS, 1, |engine| {
+        let token = engine.token();
+        engine
+            .push_async(
+                |_, done| {
+                    done.complete();
+                    Err::<(), _>("too late")
+                },
+                [],
+                [&token],
+            )
+            .unwrap();
+        engine.wait_for_var(&token).unwrap();
+        assert_eq!(engine.version(&token), 1);
+        let mut told = None;
+        eventually("the failure is there", || {
+            told = engine.wait_for_all().err();
+            told.is_some()
+        });
+        let error = failure(Err::<(), _>(told.unwrap()));
+        assert!(matches!(error.cause(), Cause::Error(error) if error.to_string() == "too late"));
+    });
+}
+
+/// The function catches the panic that took the completion, and returns as if nothing had been.
+#[test]
+fn a_completion_lost_in_a_caught_panic_is_an_error() {
+    on_kinds(&KINDS, 1, |engine| {
+        let token = engine.token();
+        engine
+            .push_async(
+                |_, done| {
+                    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+                        let _done = done;
+                        std::panic::resume_unwind(Box::new("caught"));
+                    }));
+                    assert!(result.is_err());
+                },
+                [],
+                [&token],
+            )
+            .unwrap();
+        let result = engine.wait_for_var_timeout(&token, Duration::from_secs(10));
+        let error = failure(result);
+        assert!(matches!(error.cause(), Cause::LostCompletion), "{error}");
+    });
+}
+
+/// A completion may come to rest anywhere: here in a variable's value, whose deletion drops it.
+#[test]
+fn a_completion_dropped_with_a_variables_value_is_an_error() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (token, keeper) = (engine.token(), engine.var(None::<Completion>));
+        let (sender, receiver) = mpsc::channel();
+        engine.push_async(move |_, done| sender.send(done).unwrap(), [], [&token]).unwrap();
+        let done = receive(&receiver);
+        engine.op("keep").push(keeper.write(), move |keeper| *keeper = Some(done)).unwrap();
+        assert!(matches!(engine.wait_for_var_timeout(&token, MOMENT), Err(WaitError::TimedOut)));
+        drop(keeper);
+        assert!(matches!(failure(engine.wait_for_var(&token)).cause(), Cause::LostCompletion));
+    });
+}
+
+// ----------------------------------------------------------------------------------------- operators ----
+
+#[test]
+fn operator_pushed_again_while_pending() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (value, step) = (engine.var(0), engine.var(1));
+        let gate = hold(&engine, &value);
+        let add = engine.op("add").operator((step.read(), value.write()), |(step, value)| *value += step).unwrap();
+        for _ in 0..100 {
+            add.push().unwrap();
+        }
+        engine.op("step").push(step.write(), |step| *step = 10).unwrap();
+        for _ in 0..100 {
+            add.clone().push().unwrap();
+        }
+        gate.open();
+        assert_eq!(engine.get(&value).unwrap(), 1100);
+        assert_eq!(engine.version(&value), 201);
+    });
+}
+
+#[test]
+fn operators_of_all_three_kinds() {
+    on_kinds(&KINDS, 2, |engine| {
+        let value = engine.var(Vec::new());
+        let typed = engine.op("typed").operator(value.write(), |value| value.push('t')).unwrap();
+        let ran = Arc::new(AtomicUsize::new(0));
+        let inner = Arc::clone(&ran);
+        let sync = engine.op("sync").writes([&*value]).operator_sync(move |_| _ = inner.fetch_add(1, SeqCst)).unwrap();
+        let inner = Arc::clone(&ran);
+        let asynchronous = engine
+            .op("async")
+            .writes([&*value])
+            .operator_async(move |_, done| {
+                let ran = Arc::clone(&inner);
+                thread::spawn(move || {
+                    ran.fetch_add(100, SeqCst);
+                    done.complete();
+                });
+            })
+            .unwrap();
+        for _ in 0..10 {
+            typed.push().unwrap();
+            sync.push().unwrap();
+            asynchronous.push_with_priority(3).unwrap();
+        }
+        assert_eq!(engine.get(&value).unwrap().len(), 10);
+        engine.wait_for_var(&value).unwrap();
+        assert_eq!(ran.load(SeqCst), 1010);
+        assert_eq!(engine.version(&value), 30);
+    });
+}
+
+/// Runs of an operator that only reads are consecutive readers.
+#[test]
+fn runs_of_a_reading_operator_are_concurrent() {
+    on_kinds(&THREADED, 2, |engine| {
+        let (value, meeting) = (engine.var(1), Meeting::new(2));
+        let (sender, receiver) = mpsc::channel();
+        let sender = Mutex::new(sender);
+        let read = engine
+            .op("read")
+            .operator(value.read(), move |_| {
+                let met = meeting.join_within(PATIENCE);
+                lock(&sender).send(met).unwrap();
+            })
+            .unwrap();
+        read.push().unwrap();
+        read.push().unwrap();
+        assert!(receive(&receiver) && receive(&receiver));
+    });
+}
+
+#[test]
+fn a_deleted_operator_runs_what_was_pushed_and_is_dropped_after_that() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (value, drops, ran) = (engine.token(), Drops::new(), Arc::new(AtomicUsize::new(0)));
+        let gate = hold(&engine, &value);
+        let (captured, inner) = (drops.make(), Arc::clone(&ran));
+        let operator = engine
+            .op("")
+            .writes([&value])
+            .operator_sync(move |_| {
+                captured.touch();
+                inner.fetch_add(1, SeqCst);
+            })
+            .unwrap();
+        for _ in 0..10 {
+            operator.push().unwrap();
+        }
+        engine.delete_operator(operator);
+        assert_eq!(drops.dropped(), 0, "it is dropped while pending");
+        gate.open();
+        engine.wait_for_all().unwrap();
+        assert_eq!(ran.load(SeqCst), 10);
+        drops.assert_all_gone();
+    });
+}
+
+#[test]
+fn an_operator_keeps_its_variables() {
+    on_kinds(&KINDS, 1, |engine| {
+        let drops = Drops::new();
+        let value = engine.var(drops.make());
+        let operator = engine.op("").operator(value.write(), |value| value.touch()).unwrap();
+        drop(value);
+        operator.push().unwrap();
+        engine.wait_for_all().unwrap();
+        assert_eq!(drops.dropped(), 0);
+        drop(operator);
+        engine.wait_for_all().unwrap();
+        drops.assert_all_gone();
+    });
+}
+
+#[test]
+fn an_operator_of_a_deleted_variable_is_refused() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(1);
+        let operator = engine.op("").operator(value.write(), |_| {}).unwrap();
+        operator.push().unwrap();
+        engine.delete_variable(&value, |_| {}).unwrap();
+        assert_eq!(operator.push(), Err(PushError::DeletedVariable));
+    });
+}
+
+#[test]
+fn a_failed_run_of_an_operator_does_not_spoil_it() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let operator = engine
+            .op("operator")
+            .operator(value.write(), |value| {
+                *value += 1;
+                if *value == 2 { Err("two") } else { Ok(()) }
+            })
+            .unwrap();
+        operator.push().unwrap();
+        operator.push().unwrap();
+        operator.push().unwrap();
+        assert_eq!(failure(engine.get(&value)).name(), "operator");
+        engine.clear_error(&value).unwrap();
+        operator.push().unwrap();
+        assert_eq!(engine.get(&value).unwrap(), 3);
+        assert_eq!(engine.version(&value), 2);
+    });
+}
+
+#[test]
+fn an_operators_failure_tells_where_it_was_pushed() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.token();
+        let operator = engine.op("operator").writes([&value]).operator_sync(|_| Err::<(), _>("no")).unwrap();
+        let line = line!() + 1;
+        operator.push().unwrap();
+        let error = failure(engine.wait_for_var(&value));
+        assert_eq!((error.location().file(), error.location().line()), (file!(), line));
+    });
+}
+
+// -------------------------------------------------------------------------------------------- typed ----
+
+#[test]
+fn typed_operations_get_the_shape_they_declared() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (a, b, c) = (engine.var(1), engine.var("two"), engine.var(vec![3]));
+        let list: Vec<Var<i32>> = (0..5).map(|n| engine.var(n)).collect();
+        let array = [engine.var(10), engine.var(20)];
+        let reads: Vec<_> = list.iter().map(|variable| variable.read()).collect();
+        let sum = engine
+            .op("")
+            .submit(
+                (a.read(), (b.read(), c.write()), &reads[..], [array[0].read(), array[1].read()], ()),
+                |(a, (b, c), list, [x, y], ())| {
+                    c.push(4);
+                    *a + b.len() as i32 + c.iter().sum::<i32>() + list.into_iter().sum::<i32>() + x + y
+                },
+            )
+            .unwrap();
+        assert_eq!(sum.wait().unwrap(), 1 + 3 + 7 + 10 + 30);
+        let twelve: [Var<u8>; 12] = [(); 12].map(|()| engine.var(1));
+        let [a, b, c, d, e, f, g, h, i, j, k, l] = twelve.each_ref().map(Var::write);
+        engine
+            .op("")
+            .push((a, b, c, d, e, f, g, h, i, j, k, l), |(a, b, c, d, e, f, g, h, i, j, k, l)| {
+                [a, b, c, d, e, f, g, h, i, j, k, l].into_iter().for_each(|value| *value += 1);
+            })
+            .unwrap();
+        assert!(twelve.iter().all(|variable| engine.get(variable).unwrap() == 2));
+    });
+}
+
+#[test]
+fn typed_and_untyped_variables_mix() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (file, value) = (engine.token(), engine.var(0));
+        let gate = hold(&engine, &file);
+        engine.op("").reads([&file]).push(value.write(), |value| *value = 1).unwrap();
+        assert!(matches!(engine.wait_for_var_timeout(&value, MOMENT), Err(WaitError::TimedOut)));
+        gate.open();
+        assert_eq!(engine.get(&value).unwrap(), 1);
+    });
+}
+
+#[test]
+fn a_value_that_no_reader_may_share_can_be_written() {
+    on_kinds(&KINDS, 1, |engine| {
+        // A `Cell` is not `Sync`.
+        let cell = engine.var(std::cell::Cell::new(1));
+        engine.op("").push(cell.write(), |cell| cell.set(cell.get() + 1)).unwrap();
+        let handle = engine.op("").submit(cell.write(), |cell| cell.get()).unwrap();
+        assert_eq!(handle.wait().unwrap(), 2);
+    });
+}
+
+#[test]
+fn a_typed_operation_returns_a_value_from_its_handle() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(String::from("warp"));
+        let length = engine.op("").submit(value.read(), |value| value.len()).unwrap();
+        assert_eq!(length.wait().unwrap(), 4);
+        let good = engine.op("").try_submit(value.read(), |value| value.parse::<i32>().or(Ok::<_, String>(-1)));
+        assert_eq!(good.unwrap().wait().unwrap(), -1);
+        let bad = engine.op("bad").try_submit(value.write(), |value| value.parse::<i32>());
+        assert_eq!(failure(bad.unwrap().wait()).name(), "bad");
+        assert_eq!(failure(engine.get(&value)).name(), "bad");
+    });
+}
+
+#[test]
+fn an_error_that_submit_returns_is_a_value() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let handle = engine.op("").submit(value.write(), |_| Err::<(), _>("mine")).unwrap();
+        assert_eq!(handle.wait().unwrap(), Err("mine"));
+        engine.wait_for_var(&value).unwrap();
+    });
+}
+
+#[test]
+fn names_come_from_anything_textual() {
+    on_kinds(&KINDS, 1, |engine| {
+        for name in [Name::from("a"), Name::from("a".to_owned()), Name::from(Arc::<str>::from("a")), Name::default()] {
+            let token = engine.token();
+            let expected = name.as_str().to_owned();
+            engine.op(name).writes([&token]).push_sync(|_| Err::<(), _>("no")).unwrap();
+            let error = failure(engine.wait_for_var(&token));
+            assert_eq!(error.name(), expected);
+            assert_eq!(error.to_string().contains("operation `a`"), expected == "a");
+        }
+    });
+}
+
+/// What crosses threads does.
+#[test]
+fn handles_may_be_sent_and_shared() {
+    fn both<T: Send + Sync>() {}
+    fn sent<T: Send>() {}
+    both::<Engine>();
+    both::<Token>();
+    // The handle shares no value, whatever the value may do.
+    both::<Var<std::cell::Cell<u8>>>();
+    both::<Operator>();
+    both::<OpError>();
+    both::<WaitError>();
+    both::<PushError>();
+    both::<OpHandle<Vec<u8>>>();
+    both::<VarWait>();
+    sent::<Completion>();
+    sent::<OpHandle<std::cell::Cell<u8>>>();
+}

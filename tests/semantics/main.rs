@@ -1,0 +1,86 @@
+//! The contract, rule by rule: what a push, a property, a priority, a wait, a failure, a deletion and a shutdown mean.
+
+#![forbid(unsafe_code)]
+
+use raddle_testkit as common;
+
+use std::{
+    collections::VecDeque,
+    error::Error,
+    fmt::Debug,
+    future::Future,
+    panic::panic_any,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
+    task::Poll,
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{
+    Drops, Gate, Journal, KINDS, MOMENT, Meeting, PATIENCE, THREADED, block_on, child_succeeds, engine, eventually,
+    failure, hold, is_child, lock, occupy, on_kinds, poll_once, watched,
+};
+use raddle::{
+    Cause, Completion, Device, Engine, EngineKind, Name, OpContext, OpError, OpHandle, Operator, Placement, Property,
+    PushError, Shutdown, ShutdownError, Token, Var, VarWait, WaitError,
+};
+
+/// Pushes an operation over tokens that fails, and is named.
+fn push_failing(engine: &Engine, name: &'static str, reads: &[&Token], writes: &[&Token]) {
+    engine
+        .op(name)
+        .reads(reads.iter().copied())
+        .writes(writes.iter().copied())
+        .push_sync(move |_| Err::<(), _>(format!("{name} went wrong")))
+        .expect("the engine is open");
+}
+
+/// Waits for an answer of an operation.
+#[track_caller]
+fn receive<T>(receiver: &mpsc::Receiver<T>) -> T {
+    receiver.recv_timeout(PATIENCE).expect("an operation answers in time")
+}
+
+// ==================================================================================== 1. the one rule ====
+
+mod the_one_rule;
+
+// ============================================================================================= 2. push ====
+
+mod push;
+
+// ============================================================================== 3. kinds of operation ====
+
+mod kinds_of_operation;
+
+// ======================================================================================= 3. properties ====
+
+mod properties;
+
+// ========================================================================================= 4. priority ====
+
+mod priority;
+
+// ========================================================================================== 5. waiting ====
+
+mod waiting;
+
+// ========================================================================================== 6. failure ====
+
+mod failures;
+
+// ========================================================================================= 7. lifetime ====
+
+mod lifetime;
+
+// ========================================================================================== 9. engines ====
+
+mod engines;
+
+// ======================================================================================= 10. scheduling ====
+
+mod scheduling;

@@ -1,0 +1,218 @@
+use super::*;
+
+/// The name of the thread that runs an operation with `property`.
+fn thread_of(engine: &Engine, property: Property) -> String {
+    let (sender, receiver) = mpsc::channel();
+    engine
+        .op("")
+        .property(property)
+        .push_sync(move |_| {
+            sender.send(thread::current().name().unwrap_or_default().to_owned()).unwrap();
+        })
+        .unwrap();
+    receive(&receiver)
+}
+
+#[test]
+fn each_property_has_its_lane() {
+    watched(|| {
+        use Property::*;
+        for (kind, lanes) in [
+            (
+                EngineKind::PerDevice,
+                [
+                    (Normal, "raddle-cpu-"),
+                    (NoSkip, "raddle-cpu-"),
+                    (DeleteVar, "raddle-cpu-"),
+                    (CopyToGpu, "raddle-copy-"),
+                    (CopyFromGpu, "raddle-copy-back-"),
+                    (CpuPrioritized, "raddle-priority-"),
+                    (GpuPrioritized, "raddle-priority-"),
+                ],
+            ),
+            (
+                EngineKind::Pooled,
+                [
+                    (Normal, "raddle-cpu-"),
+                    (NoSkip, "raddle-cpu-"),
+                    (DeleteVar, "raddle-cpu-"),
+                    (CopyToGpu, "raddle-copy-"),
+                    (CopyFromGpu, "raddle-copy-"),
+                    (CpuPrioritized, "raddle-cpu-"),
+                    (GpuPrioritized, "raddle-cpu-"),
+                ],
+            ),
+        ] {
+            let engine = engine(kind, 2);
+            for (property, lane) in lanes {
+                let thread = thread_of(&engine, property);
+                let number = thread.strip_prefix(lane).map(str::parse::<usize>);
+                assert!(matches!(number, Some(Ok(_))), "{kind}: {property:?} ran on `{thread}`, not `{lane}N`");
+            }
+        }
+    });
+}
+
+#[test]
+fn on_the_naive_engine_every_property_runs_on_the_pushing_thread() {
+    watched(|| {
+        let engine = engine(EngineKind::Naive, 1);
+        let own = thread::current().name().unwrap_or_default().to_owned();
+        for property in [Property::Normal, Property::CopyToGpu, Property::CpuPrioritized, Property::Async] {
+            assert_eq!(thread_of(&engine, property), own);
+        }
+    });
+}
+
+#[test]
+fn prioritised_operations_start_though_all_workers_are_busy() {
+    on_kinds(&[EngineKind::PerDevice], 2, |engine| {
+        let gate = occupy(&engine, 2);
+        for property in [Property::CpuPrioritized, Property::GpuPrioritized] {
+            thread_of(&engine, property);
+        }
+        gate.open();
+    });
+}
+
+#[test]
+fn copies_start_though_all_workers_are_busy() {
+    on_kinds(&THREADED, 2, |engine| {
+        let gate = occupy(&engine, 2);
+        for property in [Property::CopyToGpu, Property::CopyFromGpu] {
+            thread_of(&engine, property);
+        }
+        gate.open();
+    });
+}
+
+#[test]
+fn copies_of_both_directions_overlap() {
+    on_kinds(&[EngineKind::PerDevice], 1, |engine| {
+        let meeting = Meeting::new(3);
+        let handles = [Property::CopyToGpu, Property::CopyFromGpu, Property::Normal].map(|property| {
+            let meeting = meeting.clone();
+            engine.op("").property(property).submit((), move |()| meeting.join_within(PATIENCE)).unwrap()
+        });
+        handles.into_iter().for_each(|handle| assert!(handle.wait().unwrap()));
+    });
+}
+
+/// A dependence between lanes is one like any other.
+#[test]
+fn operations_of_all_lanes_are_ordered_by_their_variables() {
+    on_kinds(&KINDS, 2, |engine| {
+        use Property::*;
+        let journal = engine.var(Vec::new());
+        let properties = [Normal, CopyToGpu, CopyFromGpu, CpuPrioritized, GpuPrioritized, Async, DeleteVar, NoSkip];
+        for number in 0..800 {
+            let builder = engine.op("").property(properties[number % 8]).priority(number as i32 % 7 - 3);
+            builder.push(journal.write(), move |journal| journal.push(number)).unwrap();
+        }
+        assert!(engine.get(&journal).unwrap().into_iter().eq(0..800));
+    });
+}
+
+#[test]
+fn prioritised_operations_of_the_pooled_engine_go_first() {
+    on_kinds(&[EngineKind::Pooled], 1, |engine| {
+        let gate = occupy(&engine, 1);
+        let journal = Journal::new();
+        let push = |property, priority, name: &'static str| {
+            let journal = journal.clone();
+            engine.op("").property(property).priority(priority).push_sync(move |_| journal.add(name)).unwrap();
+        };
+        push(Property::Normal, 0, "normal");
+        push(Property::Normal, 1000, "urgent");
+        push(Property::CpuPrioritized, -5, "prioritised");
+        gate.open();
+        engine.wait_for_all().unwrap();
+        assert_eq!(journal.take(), ["prioritised", "urgent", "normal"]);
+    });
+}
+
+#[test]
+fn an_async_property_starts_on_the_pushing_thread_when_ready() {
+    on_kinds(&KINDS, 1, |engine| {
+        let token = engine.token();
+        let id = Arc::new(Mutex::new(None));
+        let inner = Arc::clone(&id);
+        let note = move |_: &OpContext<'_>| *lock(&inner) = Some(thread::current().id());
+        engine.op("").property(Property::Async).writes([&token]).push_sync(note).unwrap();
+        // It has run when the push returns.
+        assert_eq!(*lock(&id), Some(thread::current().id()));
+        assert_eq!(engine.version(&token), 1);
+    });
+}
+
+#[test]
+fn an_async_property_starts_on_a_worker_when_not_ready_at_once() {
+    on_kinds(&THREADED, 1, |engine| {
+        let token = engine.token();
+        let gate = hold(&engine, &token);
+        let (sender, receiver) = mpsc::channel();
+        engine
+            .op("")
+            .property(Property::Async)
+            .writes([&token])
+            .push_sync(move |cx| sender.send(cx.worker()).unwrap())
+            .unwrap();
+        gate.open();
+        assert_eq!(receive(&receiver), Some(0));
+    });
+}
+
+#[test]
+fn delete_var_goes_before_all_others() {
+    on_kinds(&THREADED, 1, |engine| {
+        let gate = occupy(&engine, 1);
+        let journal = Journal::new();
+        for (property, priority, name) in [
+            (Property::Normal, 0, "normal"),
+            (Property::Normal, 1 << 25, "urgent"),
+            (Property::DeleteVar, -1, "deletion"),
+        ] {
+            let journal = journal.clone();
+            engine.op("").property(property).priority(priority).push_sync(move |_| journal.add(name)).unwrap();
+        }
+        gate.open();
+        engine.wait_for_all().unwrap();
+        assert_eq!(journal.take(), ["deletion", "urgent", "normal"]);
+    });
+}
+
+#[test]
+fn delete_var_and_no_skip_run_on_failed_variables() {
+    on_kinds(&KINDS, 1, |engine| {
+        let token = engine.token();
+        push_failing(&engine, "first", &[], &[&token]);
+        for property in [Property::DeleteVar, Property::NoSkip] {
+            let ran = Gate::new();
+            let inner = ran.clone();
+            engine.op("").property(property).writes([&token]).push_sync(move |_| inner.open()).unwrap();
+            assert_eq!(failure(engine.wait_for_var(&token)).name(), "first");
+            assert!(ran.is_open(), "{property:?} was skipped");
+        }
+    });
+}
+
+/// The priority of an operator's run does not undo what its property promises.
+#[test]
+fn a_runs_priority_does_not_undo_its_property() {
+    on_kinds(&[EngineKind::Pooled], 1, |engine| {
+        let gate = occupy(&engine, 1);
+        let journal = Journal::new();
+        for (property, priority, name) in [
+            (Property::Normal, 100, "urgent"),
+            (Property::DeleteVar, 0, "deletion"),
+            (Property::CpuPrioritized, 0, "prioritised"),
+        ] {
+            let journal = journal.clone();
+            let operator = engine.op("").property(property).operator_sync(move |_| journal.add(name)).unwrap();
+            operator.push_with_priority(priority).unwrap();
+        }
+        gate.open();
+        engine.wait_for_all().unwrap();
+        assert_eq!(journal.take().last(), Some(&"urgent"));
+    });
+}

@@ -1,0 +1,451 @@
+use super::*;
+
+#[test]
+fn a_fresh_variable_needs_no_waiting() {
+    on_kinds(&KINDS, 1, |engine| {
+        let token = engine.token();
+        engine.wait_for_var(&token).unwrap();
+        engine.wait_to_read(&token).unwrap();
+        engine.wait_to_write(&token).unwrap();
+        engine.wait_for_var_timeout(&token, Duration::ZERO).unwrap();
+        assert_eq!(poll_once(&mut engine.wait_for_var_async(&token)).map(|result| result.is_ok()), Poll::Ready(true));
+        engine.wait_for_all().unwrap();
+        assert_eq!(engine.version(&token), 0);
+    });
+}
+
+/// Makes an engine with a reader of the variable that runs until the gate is opened.
+fn with_a_reader(engine: &Engine) -> (Var<i32>, Gate) {
+    let (value, gate, started) = (engine.var(1), Gate::new(), Gate::new());
+    let (inner_gate, inner_started) = (gate.clone(), started.clone());
+    engine
+        .op("reader")
+        .push(value.read(), move |_| {
+            inner_started.open();
+            inner_gate.pass();
+        })
+        .unwrap();
+    started.pass();
+    (value, gate)
+}
+
+#[test]
+fn wait_to_read_waits_for_mutations_only() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (value, gate) = with_a_reader(&engine);
+        engine.wait_to_read(&value).unwrap();
+        engine.wait_to_read_timeout(&value, Duration::ZERO).unwrap();
+        block_on(engine.wait_to_read_async(&value)).unwrap();
+        assert!(matches!(engine.wait_to_write_timeout(&value, MOMENT), Err(WaitError::TimedOut)));
+        gate.open();
+        engine.wait_to_write(&value).unwrap();
+        engine.wait_for_var(&value).unwrap();
+        engine.wait_to_write_timeout(&value, Duration::ZERO).unwrap();
+    });
+}
+
+#[test]
+fn wait_for_var_and_wait_to_write_wait_for_readers_too() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (value, gate) = with_a_reader(&engine);
+        assert!(matches!(engine.wait_for_var_timeout(&value, MOMENT), Err(WaitError::TimedOut)));
+        assert!(matches!(engine.wait_to_write_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
+        let mut future = engine.wait_to_write_async(&value);
+        assert!(poll_once(&mut future).is_pending());
+        gate.open();
+        block_on(future).unwrap();
+        block_on(engine.wait_for_var_async(&value)).unwrap();
+    });
+}
+
+#[test]
+fn wait_to_read_waits_for_a_pending_mutation() {
+    on_kinds(&KINDS, 1, |engine| {
+        let token = engine.token();
+        let gate = hold(&engine, &token);
+        let mut future = engine.wait_to_read_async(&token);
+        assert!(poll_once(&mut future).is_pending());
+        assert!(matches!(engine.wait_to_read_timeout(&token, MOMENT), Err(WaitError::TimedOut)));
+        gate.open();
+        block_on(future).unwrap();
+        assert_eq!(engine.version(&token), 1);
+    });
+}
+
+#[test]
+fn a_wait_for_a_variable_is_not_prolonged_by_later_pushes() {
+    on_kinds(&KINDS, 2, |engine| {
+        let token = engine.token();
+        let first = hold(&engine, &token);
+        let waits = [engine.wait_for_var_async(&token), engine.wait_to_read_async(&token)];
+        // Behind the waits: an operation that does not end.
+        let (second, inner) = (Gate::new(), Gate::new());
+        let (gate, started) = (second.clone(), inner.clone());
+        engine
+            .push_async(
+                move |_, done| {
+                    started.open();
+                    thread::spawn(move || {
+                        gate.pass();
+                        done.complete();
+                    });
+                },
+                [],
+                [&token],
+            )
+            .unwrap();
+        first.open();
+        waits.into_iter().for_each(|wait| block_on(wait).unwrap());
+        inner.pass();
+        assert!(!second.is_open());
+        second.open();
+        engine.wait_for_var(&token).unwrap();
+    });
+}
+
+#[test]
+fn a_wait_leaves_the_version_alone() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let gate = hold(&engine, &value);
+        for _ in 0..10 {
+            drop(engine.wait_for_var_async(&value));
+            assert!(engine.wait_to_write_timeout(&value, Duration::ZERO).is_err());
+        }
+        gate.open();
+        engine.wait_for_var(&value).unwrap();
+        engine.get(&value).unwrap();
+        assert_eq!(engine.version(&value), 1);
+    });
+}
+
+#[test]
+fn a_wait_that_timed_out_can_be_repeated() {
+    on_kinds(&KINDS, 1, |engine| {
+        let token = engine.token();
+        let gate = hold(&engine, &token);
+        let start = Instant::now();
+        assert!(matches!(engine.wait_for_var_timeout(&token, MOMENT), Err(WaitError::TimedOut)));
+        assert!(matches!(engine.wait_for_all_timeout(MOMENT), Err(WaitError::TimedOut)));
+        assert!(start.elapsed() >= 2 * MOMENT);
+        gate.open();
+        engine.wait_for_var_timeout(&token, PATIENCE).unwrap();
+        engine.wait_for_all_timeout(PATIENCE).unwrap();
+    });
+}
+
+#[test]
+fn get_clones_the_value_after_all_earlier_mutations() {
+    on_kinds(&KINDS, 2, |engine| {
+        let value = engine.var(0);
+        for number in 1..=500 {
+            engine.op("").push(value.write(), move |value| *value = number).unwrap();
+            if number % 7 == 0 {
+                assert_eq!(engine.get(&value).unwrap(), number);
+            }
+        }
+        assert_eq!(engine.get(&value).unwrap(), 500);
+    });
+}
+
+/// Other readers go on beside it.
+#[test]
+fn get_does_not_wait_for_readers() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (value, gate) = with_a_reader(&engine);
+        assert_eq!(engine.get(&value).unwrap(), 1);
+        gate.open();
+    });
+}
+
+#[test]
+fn wait_for_all_waits_for_everything_pushed_before() {
+    on_kinds(&KINDS, 2, |engine| {
+        let ran = Arc::new(AtomicUsize::new(0));
+        for round in 1..=20 {
+            for number in 0..100 {
+                let ran = Arc::clone(&ran);
+                if number % 3 == 0 {
+                    engine
+                        .push_async(
+                            move |_, done| {
+                                drop(thread::spawn(move || {
+                                    ran.fetch_add(1, SeqCst);
+                                    done.complete();
+                                }));
+                            },
+                            [],
+                            [],
+                        )
+                        .unwrap();
+                } else {
+                    engine.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], []).unwrap();
+                }
+            }
+            engine.wait_for_all().unwrap();
+            assert_eq!(ran.load(SeqCst), round * 100);
+        }
+    });
+}
+
+#[test]
+fn wait_for_all_covers_pushes_of_other_threads_that_returned_before() {
+    on_kinds(&KINDS, 2, |engine| {
+        let ran = Arc::new(AtomicUsize::new(0));
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                let (engine, ran) = (&engine, Arc::clone(&ran));
+                scope.spawn(move || {
+                    for _ in 0..500 {
+                        let ran = Arc::clone(&ran);
+                        engine.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], []).unwrap();
+                    }
+                });
+            }
+        });
+        engine.wait_for_all().unwrap();
+        assert_eq!(ran.load(SeqCst), 2000);
+    });
+}
+
+/// Another thread keeps pushing, and always has some operations pending.
+#[test]
+fn wait_for_all_is_not_prolonged_by_later_pushes() {
+    on_kinds(&KINDS, 2, |engine| {
+        let stop = AtomicBool::new(false);
+        let pushed = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            let (engine, stop, pushed) = (&engine, &stop, &pushed);
+            scope.spawn(move || {
+                let (sender, receiver) = mpsc::channel::<Completion>();
+                let mut pending = VecDeque::new();
+                while !stop.load(SeqCst) {
+                    let sender = sender.clone();
+                    engine.push_async(move |_, done| sender.send(done).unwrap(), [], []).unwrap();
+                    pending.push_back(receive(&receiver));
+                    if pending.len() > 8 {
+                        pending.pop_front().unwrap().complete();
+                    }
+                    pushed.fetch_add(1, SeqCst);
+                }
+                pending.into_iter().for_each(Completion::complete);
+            });
+            eventually("the other thread pushes", || pushed.load(SeqCst) > 10);
+            let in_time = (0..200).all(|_| engine.wait_for_all_timeout(Duration::from_secs(10)).is_ok());
+            stop.store(true, SeqCst);
+            assert!(in_time, "a wait for all was prolonged");
+        });
+    });
+}
+
+#[test]
+fn wait_for_all_does_not_wait_for_an_operation_pushed_after_it_began() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (first, second) = (engine.token(), engine.token());
+        let early = hold(&engine, &first);
+        let future = engine.wait_for_all_async();
+        let late = hold(&engine, &second);
+        early.open();
+        block_on(future).unwrap();
+        assert!(matches!(engine.wait_for_all_timeout(MOMENT), Err(WaitError::TimedOut)));
+        late.open();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// The same while many other waits are under way, each of which has something else left to wait for.
+#[test]
+fn wait_for_all_is_exact_however_many_waits_there_are() {
+    on_kinds(&KINDS, 2, |engine| {
+        let others: Vec<_> = (0..40)
+            .map(|_| {
+                let gate = hold(&engine, &engine.token());
+                (gate, engine.wait_for_all_async())
+            })
+            .collect();
+        let (begun, ended) = (Gate::new(), Gate::new());
+        thread::scope(|scope| {
+            let (engine, begun, inner) = (&engine, &begun, &ended);
+            scope.spawn(move || {
+                begun.open();
+                engine.wait_for_all().unwrap();
+                inner.open();
+            });
+            begun.pass();
+            // The other thread is inside its call by now.
+            thread::sleep(4 * MOMENT);
+            let last = hold(engine, &engine.token());
+            let limit = Duration::from_secs(3);
+            let (gates, waits): (Vec<_>, Vec<_>) = others.into_iter().unzip();
+            gates.iter().for_each(Gate::open);
+            let exact = waits.into_iter().all(|wait| common::block_on_within(wait, limit).is_ok());
+            let in_time = ended.pass_within(limit);
+            last.open();
+            assert!(exact, "a future was prolonged by an operation pushed after it was made");
+            assert!(in_time, "a wait for all was prolonged by an operation pushed after it began");
+        });
+    });
+}
+
+#[test]
+fn many_threads_wait_for_all_at_once() {
+    on_kinds(&KINDS, 2, |engine| {
+        thread::scope(|scope| {
+            for _ in 0..32 {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        let ran = Gate::new();
+                        let inner = ran.clone();
+                        engine
+                            .push_async(
+                                move |_, done| {
+                                    drop(thread::spawn(move || {
+                                        inner.open();
+                                        done.complete();
+                                    }));
+                                },
+                                [],
+                                [],
+                            )
+                            .unwrap();
+                        engine.wait_for_all().unwrap();
+                        assert!(ran.is_open());
+                    }
+                });
+            }
+        });
+    });
+}
+
+// ------------------------------------------------------------------------------------------- handles ----
+
+#[test]
+fn a_handle_is_waited_on_awaited_or_dropped() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let push = || {
+            engine.op("").submit(value.write(), |value| {
+                *value += 1;
+                *value
+            })
+        };
+        assert_eq!(push().unwrap().wait().unwrap(), 1);
+        assert_eq!(block_on(push().unwrap()).unwrap(), 2);
+        drop(push().unwrap());
+        assert_eq!(push().unwrap().wait_timeout(PATIENCE).unwrap(), 4);
+        let handle = push().unwrap();
+        eventually("the operation is done", || handle.is_done());
+        drop(handle);
+        assert_eq!(engine.get(&value).unwrap(), 5);
+    });
+}
+
+#[test]
+fn a_handle_whose_wait_timed_out_can_be_waited_on_again() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let gate = hold(&engine, &value);
+        let mut handle = engine.op("").submit(value.write(), |_| 8).unwrap();
+        assert!(!handle.is_done());
+        assert!(matches!(handle.wait_timeout(Duration::ZERO), Err(WaitError::TimedOut)));
+        assert!(matches!(handle.wait_timeout(MOMENT), Err(WaitError::TimedOut)));
+        assert!(poll_once(&mut handle).is_pending());
+        gate.open();
+        assert_eq!(handle.wait_timeout(Duration::MAX).unwrap(), 8);
+        assert!(handle.is_done());
+        assert!(matches!(handle.wait_timeout(Duration::MAX), Err(WaitError::ValueTaken)));
+        assert!(matches!(handle.wait(), Err(WaitError::ValueTaken)));
+    });
+}
+
+/// When the wait for a handle has returned, the operation's variables have been passed on.
+#[test]
+fn a_handle_is_done_after_its_variables_are_passed_on() {
+    on_kinds(&KINDS, 2, |engine| {
+        let value = engine.var(0);
+        for number in 1..500 {
+            engine.op("").submit(value.write(), |value| *value += 1).unwrap().wait().unwrap();
+            assert_eq!(engine.version(&value), number);
+            engine.wait_for_var_timeout(&value, Duration::ZERO).unwrap();
+        }
+    });
+}
+
+#[test]
+fn futures_are_woken_from_other_threads() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        for _ in 0..20 {
+            let gate = hold(&engine, &value);
+            let handle = engine.op("").submit(value.write(), |value| *value).unwrap();
+            let waits = [engine.wait_for_var_async(&value), engine.wait_to_write_async(&value)];
+            let all = engine.wait_for_all_async();
+            let opener = thread::spawn(move || {
+                thread::sleep(Duration::from_millis(2));
+                gate.open();
+            });
+            block_on(async {
+                handle.await.unwrap();
+                for wait in waits {
+                    wait.await.unwrap();
+                }
+                all.await.unwrap();
+            });
+            opener.join().unwrap();
+        }
+    });
+}
+
+/// A future that was polled by one task and is awaited by another wakes the one that polled last.
+#[test]
+fn a_future_may_move_between_tasks() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let gate = hold(&engine, &value);
+        let mut handle = engine.op("").submit(value.read(), |_| 1).unwrap();
+        let mut wait = engine.wait_for_var_async(&value);
+        let mut all = Box::pin(engine.wait_for_all_async());
+        assert!(poll_once(&mut handle).is_pending());
+        assert!(poll_once(&mut wait).is_pending());
+        assert!(poll_once(&mut all).is_pending());
+        let other = thread::spawn(move || {
+            block_on(async {
+                wait.await.unwrap();
+                all.await.unwrap();
+                handle.await.unwrap()
+            })
+        });
+        thread::sleep(MOMENT);
+        gate.open();
+        assert_eq!(other.join().unwrap(), 1);
+    });
+}
+
+/// A future that nobody awaits has no effect.
+#[test]
+fn dropped_futures_do_no_harm() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let gate = hold(&engine, &value);
+        for _ in 0..100 {
+            drop(engine.wait_for_var_async(&value));
+            drop(engine.wait_for_all_async());
+            let mut polled = engine.wait_to_read_async(&value);
+            assert!(poll_once(&mut polled).is_pending());
+            let mut polled = Box::pin(engine.wait_for_all_async());
+            assert!(poll_once(&mut polled).is_pending());
+        }
+        gate.open();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn futures_may_be_sent() {
+    fn sent(_: &(impl Future + Send)) {}
+    let engine = engine(EngineKind::Naive, 1);
+    let token = engine.token();
+    sent(&engine.wait_for_all_async());
+    sent(&engine.wait_for_var_async(&token));
+    sent(&engine.op("").submit((), |()| 1).unwrap());
+}
