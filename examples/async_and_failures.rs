@@ -20,7 +20,6 @@
 
 use std::error::Error;
 use std::fmt::Debug;
-use std::num::ParseIntError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -62,9 +61,9 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
     let text = Arc::new(Mutex::new(String::new()));
 
     let (go, going) = mpsc::channel();
-    engine.op("load").writes([&loaded]).push_async({
+    engine.op("load").writes([&loaded]).push_async((), {
         let (text, path) = (Arc::clone(&text), path.clone());
-        move |_, done| {
+        move |(), done| {
             thread::spawn(move || {
                 // The disk is slow: it does not answer before the computation
                 // below has run, on the only worker there is.
@@ -85,12 +84,12 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
 
     // This one reads the token, and so it waits for the disk.
     let numbers = engine.var(Vec::new());
-    engine.op("parse").reads([&loaded]).push(numbers.write(), move |numbers| {
+    engine.op("parse").reads([&loaded]).try_push(numbers.write(), move |numbers| {
         let text = text.lock().expect("nobody panics while holding it");
         for word in text.split_whitespace() {
             numbers.push(word.parse::<u32>()?);
         }
-        Ok::<(), ParseIntError>(())
+        Ok(())
     })?;
 
     // This one has nothing to do with the file and runs at once.
@@ -117,7 +116,7 @@ fn a_missing_file() -> Result<(), Box<dyn Error>> {
     let engine = Engine::builder().build()?;
     let loaded = engine.token();
 
-    engine.op("load").writes([&loaded]).push_async(|_, done| {
+    engine.op("load").writes([&loaded]).push_async((), |(), done| {
         thread::spawn(move || match fs::read("/no/such/file") {
             Ok(_) => done.complete(),
             Err(error) => done.fail(error),
@@ -145,7 +144,7 @@ fn an_error() -> Result<(), Box<dyn Error>> {
     let colour = engine.var("none");
     let ran = Arc::new(AtomicBool::new(false));
 
-    engine.op("parse the width").push(width.write(), |width| -> Result<(), ParseIntError> {
+    engine.op("parse the width").try_push(width.write(), |width| {
         *width = "12 apples".parse()?;
         Ok(())
     })?;
@@ -214,7 +213,7 @@ fn a_lost_completion() -> Result<(), Box<dyn Error>> {
     let engine = Engine::builder().build()?;
     let answer = engine.token();
 
-    engine.op("ask").writes([&answer]).push_async(|_, done| {
+    engine.op("ask").writes([&answer]).push_async((), |(), done| {
         thread::spawn(move || {
             let _never_used = done;
             // The thread forgets about it and ends.
@@ -232,9 +231,9 @@ fn recovery() -> Result<(), Box<dyn Error>> {
     let engine = Engine::builder().build()?;
     let balance = engine.var(100);
     let withdraw_too_much = || {
-        engine.op("withdraw").push(balance.write(), |balance| {
+        engine.op("withdraw").try_push(balance.write(), |balance| {
             *balance -= 30;
-            Err("the bank is closed")
+            Err("the bank is closed".into())
         })
     };
 
@@ -268,7 +267,7 @@ fn waiting_with_a_limit() -> Result<(), Box<dyn Error>> {
     let reply = engine.token();
 
     let (ring, bell) = mpsc::channel::<()>();
-    engine.op("call").writes([&reply]).push_async(|_, done| {
+    engine.op("call").writes([&reply]).push_async((), |(), done| {
         thread::spawn(move || match bell.recv() {
             Ok(()) => done.complete(),
             Err(error) => done.fail(error),

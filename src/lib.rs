@@ -38,9 +38,9 @@
 //!
 //! # Levels
 //!
-//! [`Var`] and [`OpBuilder::push`] give operations references to values, checked by the compiler. [`Token`],
-//! [`OpBuilder::push_sync`] and [`OpBuilder::push_async`] order operations over things outside the engine. Both may be
-//! mixed in one operation. [`Operator`]s are operations made once and pushed often. [`OpBuilder::on`] and
+//! [`Var`]s give operations references to values, checked by the compiler. [`Token`]s order operations over things outside
+//! the engine. Both may be mixed in one operation, and [`cx()`] among an operation's accesses gives it its
+//! [`OpContext`]. [`OpBuilder`] has a table of the calls that push. [`Operator`]s are operations made once and pushed often. [`OpBuilder::on`] and
 //! [`OpBuilder::launch`] are for operations of GPUs, over [`DeviceVec`] and [`PinnedVec`]; the guide has a
 //! [chapter](guide::gpus) on them.
 
@@ -60,12 +60,12 @@ mod tracker;
 mod values;
 
 pub use api::{
-    accesses::Accesses,
-    builder::Builder,
+    accesses::{Accesses, Cx, cx},
+    builder::EngineBuilder,
     completion::Completion,
     engine::{Engine, Shutdown},
     handle::{OpHandle, VarWait},
-    op_builder::{OpBuilder, Report},
+    op_builder::OpBuilder,
     op_context::OpContext,
     operator::Operator,
     token::Token,

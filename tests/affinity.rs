@@ -12,6 +12,7 @@ use std::{
     thread,
 };
 
+use common::shapes::*;
 use common::{Gate, Journal, Meeting, PATIENCE, THREADED, allowed_cores, child_succeeds, is_child, lock, watched};
 use core_affinity::CoreId;
 use raddle::{Device, Engine, EngineKind, Placement, SimulatedGpu, unpinned};
@@ -54,7 +55,7 @@ fn the_thread_of_a_lane_that_an_operation_has_started_may_use_all_cores() {
             let journal = found.clone();
             let push = engine.op("push").submit((), move |()| {
                 let launch = inside.op("look").on(gpu);
-                launch.launch(memory.write(), move |_, _| journal.add(allowed_cores())).expect("it is open");
+                launch.launch_any(memory.write(), move |_, _| journal.add(allowed_cores())).expect("it is open");
                 allowed_cores()
             });
             let worker = push.expect("it is open").wait().expect("nothing fails");
@@ -137,7 +138,7 @@ fn an_engine_keeps_to_the_cores_of_the_thread_that_built_it() {
         let memory = engine.device_var::<u32>(gpu, 4).expect("there is memory");
         let found = Journal::new();
         let journal = found.clone();
-        engine.op("").on(gpu).launch(memory.write(), move |_, _| journal.add(allowed_cores())).expect("it is open");
+        engine.op("").on(gpu).launch_any(memory.write(), move |_, _| journal.add(allowed_cores())).expect("it is open");
         let journal = found.clone();
         let copy = engine.op("").property(raddle::Property::CopyFromGpu);
         copy.push((), move |()| journal.add(allowed_cores())).expect("it is open");

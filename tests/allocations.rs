@@ -3,13 +3,16 @@
 //! The epoch keeps what is retired in bags of its own, one for 1,280 operations, which is all that is allowed here.
 //! This is a binary of its own because it counts every allocation of the process.
 
+use raddle_testkit::shapes;
+
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
     thread,
 };
 
-use raddle::{Device, DeviceVec, Engine, EngineKind, PinnedVec, Property, SimulatedGpu, Token, Var, simulated::Clock};
+use raddle::{Device, DeviceVec, Engine, EngineKind, PinnedVec, SimulatedGpu, Token, Var, simulated::Clock};
+use shapes::*;
 
 struct Counting;
 
@@ -41,13 +44,8 @@ const BURST: usize = 500;
 
 /// Runs `push` for `OPERATIONS` operations, again and again, until there is at most one allocation in a thousand of them.
 /// Each operation mutates one of `variables`, whose versions tell how far they are, since a wait may allocate.
-fn assert_allocates_nothing<const OPERATIONS: usize>(
-    what: &str,
-    engine: &Engine,
-    variables: &[&Token],
-    push: impl Fn(usize),
-) {
-    let done = || variables.iter().map(|variable| engine.version(variable)).sum::<u64>();
+fn assert_allocates_nothing<const OPERATIONS: usize>(what: &str, variables: &[&Token], push: impl Fn(usize)) {
+    let done = || variables.iter().map(|variable| variable.version()).sum::<u64>();
     let run = || {
         let before = done();
         for i in 0..OPERATIONS {
@@ -86,28 +84,28 @@ fn operations_in_steady_state_allocate_nothing() {
         let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("the engine is built");
         let tokens: Vec<_> = (0..16).map(|_| engine.token()).collect();
         let all: Vec<&Token> = tokens.iter().collect();
-        assert_allocates_nothing::<MANY>(&format!("{kind}: tokens"), &engine, &all, |i| {
+        assert_allocates_nothing::<MANY>(&format!("{kind}: tokens"), &all, |i| {
             let (a, b, c) = (&tokens[i % 16], &tokens[(i + 5) % 16], &tokens[(i + 9) % 16]);
             engine.push_sync(move |_| _ = std::hint::black_box([i; 4]), [a, b], [c]).expect("the engine is open");
         });
         let vars: Vec<Var<[u64; 4]>> = (0..16).map(|_| engine.var([0; 4])).collect();
-        let all: Vec<&Token> = vars.iter().map(|var| &**var).collect();
-        assert_allocates_nothing::<MANY>(&format!("{kind}: typed variables"), &engine, &all, |i| {
+        let all: Vec<&Token> = vars.iter().map(|var| var.token()).collect();
+        assert_allocates_nothing::<MANY>(&format!("{kind}: typed variables"), &all, |i| {
             let (a, b) = (vars[i % 16].read(), vars[(i + 7) % 16].write());
             engine.op("add").push((a, b), |(a, b)| b[0] = b[0].wrapping_add(a[1])).expect("the engine is open");
         });
         let counter = engine.var(0u64);
         let operator = engine.op("count").operator(counter.write(), |counter| *counter += 1).expect("it is open");
-        assert_allocates_nothing::<MANY>(&format!("{kind}: an operator"), &engine, &[&counter], |_| {
+        assert_allocates_nothing::<MANY>(&format!("{kind}: an operator"), &[counter.token()], |_| {
             operator.push().expect("the engine is open");
         });
-        assert_allocates_nothing::<SOME>(&format!("{kind}: completions"), &engine, &[&tokens[0]], |_| {
+        assert_allocates_nothing::<SOME>(&format!("{kind}: completions"), &[&tokens[0]], |_| {
             engine.push_async(|_, done| done.complete(), [&tokens[1]], [&tokens[0]]).expect("the engine is open");
         });
         // Priorities and other lanes have queues of their own.
         let properties = [Property::Normal, Property::CopyToGpu, Property::CpuPrioritized, Property::Async];
-        assert_allocates_nothing::<SOME>(&format!("{kind}: priorities and properties"), &engine, &[&tokens[0]], |i| {
-            let operation = engine.op("").priority(i as i32 % 20 - 10).property(properties[i % 4]);
+        assert_allocates_nothing::<SOME>(&format!("{kind}: priorities and properties"), &[&tokens[0]], |i| {
+            let operation = engine.op("").priority(i as i32 % 20 - 10).kind(properties[i % 4]);
             operation.reads([&tokens[2]]).writes([&tokens[0]]).push_sync(|_| {}).expect("the engine is open");
         });
         devices(kind);
@@ -121,16 +119,16 @@ fn devices(kind: EngineKind) {
     let device = SimulatedGpu::builder().clock(Clock::Instantly).build();
     let engine = Engine::builder().kind(kind).workers(2).pin(false).gpu(device).build().expect("the engine is built");
     let launched: Vec<Var<DeviceVec<u64>>> = (0..8).map(|_| engine.device_var(gpu, 4).expect("memory")).collect();
-    let all: Vec<&Token> = launched.iter().map(|var| &**var).collect();
-    assert_allocates_nothing::<SOME>(&format!("{kind}: device operations"), &engine, &all, |i| {
+    let all: Vec<&Token> = launched.iter().map(|var| var.token()).collect();
+    assert_allocates_nothing::<SOME>(&format!("{kind}: device operations"), &all, |i| {
         let launch = engine.op("launch").on(gpu).priority(i as i32 % 3);
         let (a, b) = (launched[i % 8].read(), launched[(i + 3) % 8].write());
-        launch.launch((a, b), |_, (a, b)| assert_eq!(a.len(), b.len())).expect("the engine is open");
+        launch.launch_any((a, b), |_, (a, b)| assert_eq!(a.len(), b.len())).expect("the engine is open");
     });
     let hosts: Vec<Var<PinnedVec<u64>>> = (0..4).map(|_| engine.pinned_var(gpu, 4).expect("memory")).collect();
     let devices: Vec<Var<DeviceVec<u64>>> = (0..4).map(|_| engine.device_var(gpu, 4).expect("memory")).collect();
-    let all: Vec<&Token> = hosts.iter().map(|var| &**var).chain(devices.iter().map(|var| &**var)).collect();
-    assert_allocates_nothing::<SOME>(&format!("{kind}: copies behind the CPU and before it"), &engine, &all, |i| {
+    let all: Vec<&Token> = hosts.iter().map(|var| var.token()).chain(devices.iter().map(|var| var.token())).collect();
+    assert_allocates_nothing::<SOME>(&format!("{kind}: copies behind the CPU and before it"), &all, |i| {
         let (host, device) = (&hosts[i / 2 % 4], &devices[i / 2 % 4]);
         if i % 2 == 0 {
             engine.op("fill").push(host.write(), move |host| host[0] = i as u64).expect("the engine is open");

@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use common::shapes::*;
 use common::{KINDS, THREADED, child, child_succeeds, failure, is_child, watched};
 use raddle::{
     Cause, CudaGpu, Device, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, Property, Var,
@@ -182,7 +183,7 @@ fn values_go_through_a_gpu_and_come_back_on_every_engine() {
                 for _ in 0..3 {
                     let kernels = Arc::clone(&kernels);
                     let double = move |stream: &mut GpuStream, values: &mut _| kernels.affine(stream, values, 2, 1);
-                    engine.op("double").on(GPU).launch(device.write(), double).unwrap();
+                    engine.op("double").on(GPU).launch_any(device.write(), double).unwrap();
                 }
                 engine.op("out").on(GPU).copy_from_device(&device, &host).unwrap();
                 let sum = engine.op("sum").submit(host.read(), |host| host.iter().sum::<u32>()).unwrap();
@@ -246,7 +247,7 @@ fn operations_of_several_streams_take_effect_in_push_order() {
                 }
                 let kernels = Arc::clone(&kernels);
                 let op = engine.op("change").on(GPU).property(property);
-                op.launch(vars[to].write(), move |stream, values| {
+                op.launch_any(vars[to].write(), move |stream, values| {
                     let kernel = if late { Kernels::late } else { Kernels::affine };
                     kernel(&kernels, stream, values, factor, term)
                 })
@@ -278,7 +279,7 @@ fn a_result_is_there_when_its_handle_says_so_and_not_when_its_kernel_was_launche
                 let begin = std::time::Instant::now();
                 kernels.late(stream, values, 1, 1).map(|()| begin)
             };
-            let begin = engine.op("late").on(GPU).try_launch(device.write(), launch).unwrap().wait().unwrap();
+            let begin = engine.op("late").on(GPU).submit_launch_any(device.write(), launch).unwrap().wait().unwrap();
             // Half of it: how finely the device's clock goes is not told.
             assert!(begin.elapsed() >= AWHILE / 2, "round {round}: {:?}", begin.elapsed());
         }
@@ -321,10 +322,10 @@ fn work_on_an_imported_stream_is_in_order_with_all_operations() {
                     included.and_then(|launched| launched.map_err(Into::into))
                 };
                 let include =
-                    engine.op("own").on(GPU).property(property).launch((var.write(), own.overwrite()), include);
+                    engine.op("own").on(GPU).property(property).launch_any((var.write(), own.overwrite()), include);
                 include.unwrap();
                 let step = move |stream: &mut GpuStream, values: &mut _| second.affine(stream, values, 5, 1);
-                engine.op("lane").on(GPU).launch(var.write(), step).unwrap();
+                engine.op("lane").on(GPU).launch_any(var.write(), step).unwrap();
                 expected = expected.wrapping_mul(3).wrapping_add(round).wrapping_mul(5).wrapping_add(1);
             }
             assert_eq!(values(&engine, &var, 1), [expected], "{kind}");
@@ -348,7 +349,7 @@ fn two_engines_use_one_gpu_side_by_side() {
                         let kernels = Arc::clone(kernels);
                         let step =
                             move |stream: &mut GpuStream, values: &mut _| kernels.affine(stream, values, factor, term);
-                        engine.op("step").on(GPU).launch(device.write(), step).unwrap();
+                        engine.op("step").on(GPU).launch_any(device.write(), step).unwrap();
                         expected = expected.wrapping_mul(factor).wrapping_add(term);
                     }
                     assert_eq!(values(&engine, &device, 100), vec![expected; 100]);
@@ -411,10 +412,10 @@ fn graphs_that_operations_record_take_effect_in_push_order() {
                 let graph = move |stream: &mut GpuStream, values: &mut _| {
                     six_by_graph(&by_graph, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, stream, values, (3, round), || {})
                 };
-                engine.op("graph").on(GPU).launch(var.write(), graph).unwrap();
+                engine.op("graph").on(GPU).launch_any(var.write(), graph).unwrap();
                 let step = move |stream: &mut GpuStream, values: &mut _| by_launch.affine(stream, values, 5, 1);
                 let property = if round % 2 == 0 { Property::GpuPrioritized } else { Property::Normal };
-                engine.op("step").on(GPU).property(property).launch(var.write(), step).unwrap();
+                engine.op("step").on(GPU).property(property).launch_any(var.write(), step).unwrap();
                 expected = (0..6).fold(expected, |value, _| affine(value, 3, round));
                 expected = affine(expected, 5, 1);
             }
@@ -431,7 +432,7 @@ fn work_of_every_sort(engine: &Engine, kernels: &Arc<Kernels>, len: usize) {
     for round in 0..10 {
         let kernels = Arc::clone(kernels);
         let late = move |stream: &mut GpuStream, values: &mut _| kernels.late_by(10 * AWHILE, stream, values, 7, round);
-        engine.op("late").on(GPU).property(Property::GpuPrioritized).launch(var.write(), late).unwrap();
+        engine.op("late").on(GPU).property(Property::GpuPrioritized).launch_any(var.write(), late).unwrap();
         expected = affine(expected, 7, round);
         assert_eq!(values(engine, &var, len)[0], expected, "round {round}");
     }
@@ -470,7 +471,7 @@ fn inside_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_oth
                 let _ = is_done.recv();
             })
         };
-        engine.op("graph").on(GPU).launch(var.write(), graph).unwrap();
+        engine.op("graph").on(GPU).launch_any(var.write(), graph).unwrap();
         has_begun.recv().expect("it begins");
         let done = done;
         work_of_every_sort(&engine, &kernels, 70_000);
@@ -544,13 +545,13 @@ fn an_operation_whose_recording_is_refused_fails_alone() {
                 let lane = stream.cuda().expect("it is a CUDA device");
                 recorded(&lane, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, || lane.synchronize()).map(drop)
             };
-            let wait = engine.op("refused").on(GPU).try_launch(refused.write(), waits_in_between).unwrap();
+            let wait = engine.op("refused").on(GPU).submit_launch_any(refused.write(), waits_in_between).unwrap();
             let error = failure(wait.wait());
             let Cause::Device(cause) = error.cause() else { panic!("{kind}: {error:?}") };
             assert!(!cause.is_lost(), "{kind}: {error:?}");
             let step = Arc::clone(&kernels);
             let step = move |stream: &mut GpuStream, values: &mut _| step.affine(stream, values, 5, 1);
-            engine.op("step").on(GPU).launch(var.write(), step).unwrap();
+            engine.op("step").on(GPU).launch_any(var.write(), step).unwrap();
             assert_eq!(values(&engine, &var, 1), [1], "{kind}");
         }
     });
@@ -571,14 +572,14 @@ fn more_kernels_than_a_queue_holds_take_effect_in_order_and_no_push_waits_for_th
             let slow = move |stream: &mut GpuStream, values: &mut _| {
                 slow.late_by(Duration::from_millis(300), stream, values, 1, 1)
             };
-            let slow = engine.op("slow").on(GPU).try_launch(var.write(), slow).unwrap();
+            let slow = engine.op("slow").on(GPU).submit_launch_any(var.write(), slow).unwrap();
             let mut expected = 1;
             for round in 0..OPS {
                 let kernels = Arc::clone(&kernels);
                 let steps = move |stream: &mut GpuStream, values: &mut _| {
                     (0..EACH).try_for_each(|_| kernels.affine(stream, values, 3, round))
                 };
-                engine.op("steps").on(GPU).launch(var.write(), steps).unwrap();
+                engine.op("steps").on(GPU).launch_any(var.write(), steps).unwrap();
                 expected = (0..EACH).fold(expected, |value, _| affine(value, 3, round));
             }
             assert!(!slow.is_done(), "{kind}: pushes have waited for the device");
@@ -611,7 +612,7 @@ fn values_go_from_one_gpu_to_another_and_back() {
                 for (here, there) in [(0, 1), (1, 0)] {
                     let kernels = Arc::clone(&kernels[here]);
                     let late = move |stream: &mut GpuStream, values: &mut _| kernels.late(stream, values, 3, turn);
-                    engine.op("late").on(places[here]).launch(vars[here].write(), late).unwrap();
+                    engine.op("late").on(places[here]).launch_any(vars[here].write(), late).unwrap();
                     expected = affine(expected, 3, turn);
                     // Whichever of the two does it.
                     let copies = places[if turn % 2 == 0 { here } else { there }];
@@ -650,11 +651,11 @@ fn inside_a_kernel_touches_memory_not_its_own() {
         let cpu = engine.var(0);
         let fatal = Arc::clone(&kernels);
         let poison = move |stream: &mut GpuStream, _: &mut DeviceVec<u32>| fatal.poison(stream);
-        engine.op("poison").on(GPU).launch(vars[0].write(), poison).unwrap();
+        engine.op("poison").on(GPU).launch_any(vars[0].write(), poison).unwrap();
         for var in &vars {
             let kernels = Arc::clone(&kernels);
             let step = move |stream: &mut GpuStream, values: &mut _| kernels.affine(stream, values, 3, 1);
-            engine.op("step").on(GPU).launch(var.write(), step).unwrap();
+            engine.op("step").on(GPU).launch_any(var.write(), step).unwrap();
         }
         engine.op("cpu").push(cpu.write(), |cpu| *cpu += 1).unwrap();
         thread::scope(|scope| {
@@ -677,7 +678,7 @@ fn inside_a_kernel_touches_memory_not_its_own() {
         for var in &untouched {
             let again = Arc::clone(&kernels);
             let step = move |stream: &mut GpuStream, values: &mut _| again.affine(stream, values, 3, 1);
-            engine.op("again").on(GPU).launch(var.write(), step).unwrap();
+            engine.op("again").on(GPU).launch_any(var.write(), step).unwrap();
         }
         failure(engine.wait_for_var(&untouched[0]));
         // Nobody has been told of the other one.

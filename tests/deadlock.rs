@@ -20,6 +20,7 @@ use std::{
 
 use crossbeam_epoch as epoch;
 
+use common::shapes::*;
 use common::{
     AWHILE, Drops, Gate, KINDS, Meeting, SOON, THREADED, block_on, child_succeeds, engine, eventually, hold, is_child,
     lock, on_kinds, program::fewer, watched, watched_for,
@@ -63,7 +64,7 @@ fn cross(
     });
     engine.wait_for_all().expect("nothing fails");
     assert_eq!(ran.load(SeqCst), pushes / PUSHERS * PUSHERS);
-    let versions: u64 = tokens.iter().map(|token| engine.version(token)).sum();
+    let versions: u64 = tokens.iter().map(|token| token.version()).sum();
     assert_eq!(versions, mutations.load(SeqCst) as u64);
 }
 
@@ -146,7 +147,7 @@ fn operations_push_on_the_variables_that_they_hold() {
         }
         eventually("all operations have run", || ran.load(SeqCst) == 6000);
         engine.wait_for_all().expect("nothing fails");
-        assert_eq!(tokens.iter().map(|token| engine.version(token)).sum::<u64>(), 2 * 8000);
+        assert_eq!(tokens.iter().map(|token| token.version()).sum::<u64>(), 2 * 8000);
     });
 }
 
@@ -277,7 +278,7 @@ fn every_form_of_wait_works_inside_an_operation() {
                 add();
                 inner.wait_to_read(&variable).expect("nothing fails");
                 add();
-                inner.wait_to_write(&variable).expect("nothing fails");
+                inner.wait_for_var(&variable).expect("nothing fails");
                 add();
                 inner.wait_for_var_timeout(&variable, Duration::MAX).expect("nothing fails");
                 add();
@@ -386,7 +387,7 @@ fn waiting_for_a_variable_that_the_operation_mutates_would_deadlock() {
             assert_would_deadlock(inner.wait_for_var(&own));
             assert_would_deadlock(inner.wait_for_var_timeout(&own, Duration::MAX));
             assert_would_deadlock(inner.wait_to_read(&own));
-            assert_would_deadlock(inner.wait_to_write(&own));
+            assert_would_deadlock(inner.wait_for_var(&own));
             assert_would_deadlock(inner.get(&own));
             assert_would_deadlock(block_on(inner.wait_for_var_async(&own)));
             assert_would_deadlock(block_on(inner.wait_to_read_async(&own)));
@@ -403,7 +404,7 @@ fn waiting_for_a_variable_that_the_operation_reads_would_deadlock() {
         let (inner, own) = (engine.clone(), variable.clone());
         let outer = engine.op("outer").submit(variable.read(), move |_| {
             assert_would_deadlock(inner.wait_for_var(&own));
-            assert_would_deadlock(inner.wait_to_write(&own));
+            assert_would_deadlock(inner.wait_for_var(&own));
             assert_would_deadlock(inner.wait_to_read(&own));
         });
         outer.expect("the engine is open").wait().expect("nothing fails");
@@ -481,7 +482,7 @@ fn waiting_for_a_variable_of_an_outer_operation_would_deadlock() {
                     // Begun on this thread, inside this operation.
                     cx.engine()
                         .op("nested")
-                        .property(raddle::Property::Async)
+                        .eager()
                         .push_sync(move |_| sender.send(inner.wait_for_var(&own)).expect("the test listens"))
                         .expect("the engine is open");
                 },
@@ -576,7 +577,7 @@ fn pushes_and_all_kinds_of_waits_cross() {
                             0 => engine.wait_for_var(a).unwrap(),
                             1 => engine.wait_to_read(b).unwrap(),
                             2 => engine.wait_for_all().unwrap(),
-                            3 => block_on(engine.wait_to_write_async(b)).unwrap(),
+                            3 => block_on(engine.wait_for_var_async(b)).unwrap(),
                             4 => block_on(engine.wait_for_all_async()).unwrap(),
                             _ => drop(engine.get(a).unwrap()),
                         }
@@ -994,7 +995,7 @@ fn a_lost_completion_is_known_where_another_engine_waits_for_its_operation() {
                 wait(&other, waits.unwrap());
                 sender.send(()).unwrap();
             };
-            own.op("loses").writes([&token]).push_async(loses).unwrap();
+            own.op("loses").writes([&token]).push_async_any(raddle::cx(), loses).unwrap();
             receiver.recv_timeout(SOON).expect("it goes on");
         });
     }

@@ -7,6 +7,7 @@ use raddle_testkit as common;
 
 use std::thread;
 
+use common::shapes::*;
 use common::{child, is_child};
 use raddle::{BuildError, Engine, EngineKind};
 
@@ -153,7 +154,7 @@ fn in_a_child_a_thread_panics_with_an_engine() {
                     .push(value.write(), move |_| _ = inner.fetch_add(1, std::sync::atomic::Ordering::SeqCst))
                     .unwrap();
             }
-            engine.op("").push(value.write(), |_| Err("nobody is told")).unwrap();
+            engine.op("").push_any(value.write(), |_| Err("nobody is told")).unwrap();
             std::panic::resume_unwind(Box::new("on purpose"));
         })
         .join();

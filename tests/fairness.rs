@@ -8,6 +8,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
 };
 
+use common::shapes::*;
 use common::{Gate, THREADED, eventually, lock, on_kinds};
 use raddle::{Engine, OpContext, Token};
 

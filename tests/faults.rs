@@ -15,6 +15,7 @@ use std::{
     time::Instant,
 };
 
+use common::shapes::*;
 use common::{Gate, Journal, MOMENT, Meeting, PATIENCE, SOON, block_on, eventually, lock, poll_once, watched};
 use raddle::{
     Completion, Engine, EngineKind, IdlePolicy, OpContext, OpHandle, Token, WaitError,
@@ -142,7 +143,7 @@ impl World {
         let (gate, started) = (Gate::new(), Gate::new());
         let (inside, begun) = (gate.clone(), started.clone());
         let description = self.engine.op("hold").writes(&self.tokens[..VARIABLES]);
-        let pushed = description.push_async(move |_, done| {
+        let pushed = description.push_async_any(raddle::cx(), move |_, done| {
             begun.open();
             thread::spawn(move || {
                 inside.pass();
@@ -491,7 +492,7 @@ fn threads_that_push_concurrently_help_each_other() {
             pushed += ROUND * PUSHERS as u64;
             world.engine.wait_for_all().expect("nothing fails");
             for token in &world.tokens[..VARIABLES] {
-                assert_eq!(world.engine.version(token), pushed, "a mutation is lost");
+                assert_eq!(token.version(), pushed, "a mutation is lost");
             }
         }
         println!("{pushed} pushes, of which {helped} have helped another");
@@ -727,7 +728,7 @@ fn a_thread_stopped_with_a_completed_wait_delays_no_other_wait() {
         let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).build().expect("it is built");
         let (token, (sender, receiver)) = (engine.token(), mpsc::channel::<Completion>());
         let begin = move |_: &OpContext<'_>, done| sender.send(done).expect("the test goes on");
-        engine.op("held").writes([&token]).push_async(begin).expect("the engine is open");
+        engine.op("held").writes([&token]).push_async_any(raddle::cx(), begin).expect("the engine is open");
         let done = receiver.recv().expect("it starts");
         drop(engine.wait_to_read_async(&token));
         let stop = Stop::new(Point::Completed);

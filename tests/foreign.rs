@@ -21,8 +21,9 @@ use std::{
     time::Duration,
 };
 
+use common::shapes::*;
 use common::{Gate, KINDS, MOMENT, PATIENCE, SOON, engine, eventually, hold, lock, on_kinds, watched};
-use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, SimulatedGpu, Token, Var, WaitError};
+use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, SimulatedGpu, Var, WaitError};
 
 type Act = Box<dyn FnOnce() + Send>;
 
@@ -104,14 +105,14 @@ type Place = fn(&Engine, &Var<u32>, Foreign) -> Box<dyn Any + Send>;
 fn after_the_end() -> Vec<(&'static str, Place)> {
     vec![
         ("what a skipped function has captured", |engine, var, foreign| {
-            engine.op("fails").push(var.write(), |_| Err("as planned")).unwrap();
+            engine.op("fails").push_any(var.write(), |_| Err("as planned")).unwrap();
             engine.op("skipped").push(var.write(), move |_| drop(foreign)).unwrap();
             Box::new(())
         }),
         ("what a skipped asynchronous function has captured", |engine, var, foreign| {
-            engine.op("fails").push(var.write(), |_| Err("as planned")).unwrap();
-            let skipped = engine.op("skipped").writes([var as &Token]);
-            skipped.push_async(move |_, _done| drop(foreign)).unwrap();
+            engine.op("fails").push_any(var.write(), |_| Err("as planned")).unwrap();
+            let skipped = engine.op("skipped").writes([var]);
+            skipped.push_async_any(raddle::cx(), move |_, _done| drop(foreign)).unwrap();
             Box::new(())
         }),
         ("a result that nobody wants", |engine, var, foreign| {
@@ -119,23 +120,25 @@ fn after_the_end() -> Vec<(&'static str, Place)> {
             Box::new(())
         }),
         ("an error that is overwritten", |engine, var, foreign| {
-            engine.op("fails").push(var.write(), move |_| Err(failing(foreign))).unwrap();
+            engine.op("fails").push_any(var.write(), move |_| Err(failing(foreign))).unwrap();
             engine.op("overwrites").push(var.overwrite(), |_| ()).unwrap();
             Box::new(())
         }),
         ("an error that is cleared", |engine, var, foreign| {
-            engine.op("fails").push(var.write(), move |_| Err(failing(foreign))).unwrap();
+            engine.op("fails").push_any(var.write(), move |_| Err(failing(foreign))).unwrap();
             engine.clear_error(var).unwrap();
             Box::new(())
         }),
         ("the error of a completion that is overwritten", |engine, var, foreign| {
-            let fails = engine.op("fails").writes([var as &Token]);
-            fails.push_async(move |_, done| _ = thread::spawn(move || done.fail(failing(foreign)))).unwrap();
+            let fails = engine.op("fails").writes([var]);
+            fails
+                .push_async_any(raddle::cx(), move |_, done| _ = thread::spawn(move || done.fail(failing(foreign))))
+                .unwrap();
             engine.op("overwrites").push(var.overwrite(), |_| ()).unwrap();
             Box::new(())
         }),
         ("the payload of a panic that is overwritten", |engine, var, foreign| {
-            let fails = engine.op("fails").writes([var as &Token]);
+            let fails = engine.op("fails").writes([var]);
             fails.push_sync(move |_| std::panic::resume_unwind(Box::new(foreign))).unwrap();
             engine.op("overwrites").push(var.overwrite(), |_| ()).unwrap();
             Box::new(())
@@ -170,9 +173,9 @@ fn everywhere(
                 println!("{name}, on the {kind} engine");
                 let engine = engine(kind, 2);
                 let var = engine.var(0);
-                let gate = hold(&engine, &var);
+                let gate = hold(&engine, var.token());
                 let _kept = place(&engine, &var, Foreign::new(act(&engine, &var)));
-                engine.op("next").no_skip().push(var.write(), |value| *value += 1).unwrap();
+                engine.op("next").run_always().push(var.write(), |value| *value += 1).unwrap();
                 gate.open();
                 check(name, &engine, &var);
             });
@@ -203,7 +206,7 @@ fn it_may_wait_for_what_comes_after_the_operation() {
         SOON,
         |engine, var| {
             let (engine, var) = (engine.clone(), var.clone());
-            Box::new(move || engine.wait_for_var(&var).map(|()| engine.version(&var)))
+            Box::new(move || engine.wait_for_var(&var).map(|()| var.version()))
         },
         |name, told| match told {
             // Behind a failure the next operation has run as well, and the failure is what the wait says.
@@ -236,7 +239,7 @@ fn what_comes_after_and_what_it_pushes_run_while_it_blocks() {
             Box::new(move || {
                 let [after, pushed] = gates.clone();
                 engine.op("pushed").push((), move |()| pushed.open()).unwrap();
-                engine.op("behind").no_skip().push(var.read(), move |_| after.open()).unwrap();
+                engine.op("behind").run_always().push(var.read(), move |_| after.open()).unwrap();
                 // The naive engine runs what comes after on this very thread.
                 gates[1].pass_within(SOON) && (naive || gates[0].pass_within(SOON))
             })
@@ -252,8 +255,8 @@ fn its_panic_loses_nothing() {
         |name, engine, var| {
             // Once for the operation, once for the panic, if it has one to be reported by.
             while engine.wait_for_all_timeout(PATIENCE).is_err() {}
-            assert!(engine.version(var) >= 1, "{name}: the next operation has run");
-            let more = engine.op("more").no_skip().submit(var.write(), |_| ()).unwrap();
+            assert!(var.version() >= 1, "{name}: the next operation has run");
+            let more = engine.op("more").run_always().submit(var.write(), |_| ()).unwrap();
             more.wait().unwrap_or_else(|error| panic!("{name}: {error}"));
         },
     );
@@ -268,20 +271,17 @@ fn it_may_drop_the_last_handle_of_the_engine() {
                 let own = engine(kind, 2);
                 let observer = own.op("").submit((), |()| ()).map(|_| observer(&own)).unwrap();
                 let var = own.var(0);
-                let gate = hold(&own, &var);
+                let gate = hold(&own, var.token());
                 let (last, kept) = (own.clone(), own);
                 let kept = (place(&kept, &var, Foreign::new(move || drop(last))), kept);
-                kept.1.op("next").no_skip().push(var.write(), |value| *value += 1).unwrap();
+                kept.1.op("next").run_always().push(var.write(), |value| *value += 1).unwrap();
                 drop(kept.1);
                 gate.open();
                 eventually("the engine refuses pushes", || {
                     observer.push_sync(|_| {}, [], []) == Err(PushError::ShutDown)
                 });
                 observer.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap_or_else(|error| panic!("{name}: {error}"));
-                assert_eq!(
-                    observer.version(&var),
-                    if name.contains("overwritten") { 3 } else { observer.version(&var) }
-                );
+                assert_eq!(var.version(), if name.contains("overwritten") { 3 } else { var.version() });
             });
         }
     }
@@ -420,7 +420,7 @@ fn functions_of_devices_and_kernels_may_push_and_never_wait() {
             let kernel = move |_: &mut [u32]| sender.send(waits(&inside)).unwrap();
             stream.simulated().expect("it is simulated").launch(Duration::ZERO, memory, kernel)
         };
-        engine.op("launch").on(gpu).launch(memory.write(), launch).unwrap();
+        engine.op("launch").on(gpu).launch_any(memory.write(), launch).unwrap();
         for place in ["the function", "the kernel"] {
             for refused in receiver.recv_timeout(PATIENCE).expect("it runs") {
                 assert!(matches!(refused, Err(WaitError::OnDevice)), "{place}: {refused:?}");
@@ -436,7 +436,7 @@ fn on_another_device(f: impl FnOnce() + Send + 'static) {
     let engine = engine.build().unwrap();
     let memory = engine.device_var::<u32>(raddle::Device::Gpu(0), 1).unwrap();
     let launch = move |_: &mut raddle::GpuStream, _: &mut _| f();
-    engine.op("launch").on(raddle::Device::Gpu(0)).launch(memory.write(), launch).unwrap();
+    engine.op("launch").on(raddle::Device::Gpu(0)).launch_any(memory.write(), launch).unwrap();
     engine.wait_for_all().unwrap();
 }
 
@@ -445,7 +445,11 @@ fn what_ends_on_the_device_of_another_engine_is_told() {
     on_kinds(&KINDS, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
         let token = engine.token();
-        engine.op("held").writes([&token]).push_async(move |_, done| sender.send(done).unwrap()).unwrap();
+        engine
+            .op("held")
+            .writes([&token])
+            .push_async_any(raddle::cx(), move |_, done| sender.send(done).unwrap())
+            .unwrap();
         let done = receiver.recv_timeout(PATIENCE).expect("it runs");
         let told = [Gate::new(), Gate::new()];
         let opens = told.clone().map(|gate| Foreign::new(move || gate.open()));
@@ -499,7 +503,7 @@ fn nothing_runs_inside_the_function_of_a_device() {
             assert!(!pushed.is_done() && !runs.is_open(), "it has run inside");
             opens.open();
         };
-        engine.op("launch").on(raddle::Device::Gpu(0)).launch(memory.write(), launch).unwrap();
+        engine.op("launch").on(raddle::Device::Gpu(0)).launch_any(memory.write(), launch).unwrap();
         engine.wait_for_all().unwrap();
         assert!(ran.is_open());
     });
@@ -511,10 +515,10 @@ fn a_waker_that_waits_keeps_no_other_from_being_woken() {
     on_kinds(&KINDS, 1, |engine| {
         let (var, other) = (engine.var(0), engine.var(0));
         let (sender, receiver) = mpsc::channel();
-        let held = engine.op("held").writes([&other as &Token]);
-        held.push_async(move |_, done| sender.send(done).unwrap()).unwrap();
+        let held = engine.op("held").writes([&other]);
+        held.push_async_any(raddle::cx(), move |_, done| sender.send(done).unwrap()).unwrap();
         let done = receiver.recv_timeout(PATIENCE).expect("it runs");
-        let gate = hold(&engine, &var);
+        let gate = hold(&engine, var.token());
         let (waited, has_waited) = mpsc::channel();
         let inside = engine.clone();
         let told = engine.op("told").submit(var.write(), |_| ()).unwrap();
@@ -539,7 +543,7 @@ fn with_a_kernel_pending() -> (Engine, SimulatedGpu, OpHandle<()>) {
         issued.send(()).unwrap();
         launched
     };
-    let kernel = engine.op("kernel").on(raddle::Device::Gpu(0)).try_launch(memory.write(), launch).unwrap();
+    let kernel = engine.op("kernel").on(raddle::Device::Gpu(0)).submit_launch_any(memory.write(), launch).unwrap();
     is_issued.recv_timeout(PATIENCE).expect("it is issued");
     (engine, gpu, kernel)
 }
@@ -574,7 +578,7 @@ fn a_waker_that_a_device_tells_may_wait_while_the_engine_ends() {
     watched(|| {
         let (engine, gpu, told) = with_a_kernel_pending();
         let var = engine.var(0);
-        let gate = hold(&engine, &var);
+        let gate = hold(&engine, var.token());
         let (waited, has_waited) = mpsc::channel();
         let (inside, its_var) = (engine.clone(), var.clone());
         let wait = move || {

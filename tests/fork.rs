@@ -24,6 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use common::shapes::*;
 use common::{KINDS, SOON, THREADED, child_succeeds, eventually, is_child, lock, poll_once, resident_bytes};
 use raddle::{
     Completion, Device, DeviceVec, Engine, EngineKind, OpContext, OpHandle, Operator, PinnedVec, Property, PushError,
@@ -231,7 +232,11 @@ fn engine(kind: EngineKind) -> Engine {
 fn hold(engine: &Engine, token: &Token) -> Completion {
     let place = Arc::new(Mutex::new(None));
     let inside = Arc::clone(&place);
-    engine.op("hold").writes([token]).push_async(move |_, done| _ = lock(&inside).replace(done)).expect("it is open");
+    engine
+        .op("hold")
+        .writes([token])
+        .push_async_any(raddle::cx(), move |_, done| _ = lock(&inside).replace(done))
+        .expect("it is open");
     eventually("the operation has started", || lock(&place).is_some());
     let completion = lock(&place).take();
     completion.expect("it has just been there")
@@ -245,7 +250,7 @@ impl World {
         let (device, pinned) = (engine.device_var(GPU, 4).unwrap(), engine.pinned_var(GPU, 4).unwrap());
         engine.op("copy").on(GPU).copy_to_device(&pinned, &device).unwrap();
         engine.wait_for_all().unwrap();
-        engine.op("fail").push(failed.write(), |_| Err("on purpose")).unwrap();
+        engine.op("fail").push_any(failed.write(), |_| Err("on purpose")).unwrap();
         assert!(engine.wait_for_var(&failed).is_err());
         let operator = engine.op("operator").operator(idle.write(), |idle| *idle += 1).unwrap();
         let loose_operator = engine.op("loose").operator((), |()| ()).unwrap();
@@ -253,7 +258,7 @@ impl World {
         let done = engine.op("done").submit(idle.read(), |idle| *idle).unwrap();
         eventually("the operation is done", || done.is_done());
         let over_wait = engine.wait_for_var_async(&idle);
-        let (completion, lost_completion) = (hold(&engine, &busy), hold(&engine, &lost));
+        let (completion, lost_completion) = (hold(&engine, busy.token()), hold(&engine, &lost));
         let mut pending = engine.op("pending").submit(busy.read(), |busy| *busy).unwrap();
         let mut pending_wait = engine.wait_for_var_async(&busy);
         let mut all: All = Box::pin(engine.wait_for_all_async());
@@ -295,7 +300,7 @@ impl World {
         let _ = common::block_on(all);
         operator.push().unwrap();
         assert_eq!(engine.get(&idle).unwrap(), 2);
-        assert_eq!(engine.version(&busy), 1);
+        assert_eq!(busy.version(), 1);
         engine.clear_error(&failed).unwrap();
         engine.wait_for_all().unwrap();
         drop((operator, idle, busy, failed));
@@ -317,22 +322,22 @@ impl World {
             dead_wait(engine.get(var));
             dead_push(engine.op("").push(var.write(), |var| *var += 1));
             dead_push(engine.op("").submit(var.overwrite(), |var| *var += 1));
-            dead_push(engine.op("").try_submit(var.read(), |_| Ok::<_, &str>(())));
+            dead_push(engine.op("").submit_any(var.read(), |_| Ok::<_, &str>(())));
             dead_push(engine.op("").operator(var.read(), |_| ()));
             let cloned = var.clone();
             drop(format!("{cloned:?}"));
         }
-        for token in [&*self.idle, &*self.busy, &*self.failed, &self.token] {
+        for token in [self.idle.token(), self.busy.token(), self.failed.token(), &self.token] {
             dead_token(engine, token);
         }
         say("devices");
         dead_push(engine.op("").on(GPU).copy_to_device(&self.pinned, &self.device));
         dead_push(engine.op("").on(GPU).copy_from_device(&self.device, &self.pinned));
         dead_push(engine.op("").on(GPU).copy_peer(&self.device, &self.device));
-        dead_push(engine.op("").on(GPU).launch(self.device.write(), |_, _| ()));
-        dead_push(engine.op("").on(GPU).property(Property::GpuPrioritized).launch(self.device.write(), |_, _| ()));
-        dead_push(engine.op("").on(GPU).try_launch(self.device.write(), |_, _| Ok::<_, &str>(())));
-        dead_push(engine.op("").on(GPU).launch_operator(self.device.write(), |_, _| ()));
+        dead_push(engine.op("").on(GPU).launch_any(self.device.write(), |_, _| ()));
+        dead_push(engine.op("").on(GPU).property(Property::GpuPrioritized).launch_any(self.device.write(), |_, _| ()));
+        dead_push(engine.op("").on(GPU).submit_launch_any(self.device.write(), |_, _| Ok::<_, &str>(())));
+        dead_push(engine.op("").on(GPU).launch_operator_any(self.device.write(), |_, _| ()));
     }
 
     fn rest_is_dead(self) {
@@ -363,7 +368,7 @@ impl World {
         drop(format!("{:?}", self.completion));
         self.completion.complete();
         drop(self.lost_completion);
-        engine.delete_operator(self.operator);
+        drop(self.operator);
         drop((self.loose_operator, self.idle, self.busy, self.failed, self.token, self.device, self.pinned));
         drop(engine);
     }
@@ -401,16 +406,16 @@ fn dead_engine(engine: &Engine) {
     dead_push(engine.push_sync(|_| (), [], []));
     dead_push(engine.push_async(|_, done| done.complete(), [], []));
     dead_push(engine.op("").property(Property::CpuPrioritized).push_sync(|_| ()));
-    dead_push(engine.op("").property(Property::Async).priority(7).push_sync(|_| ()));
+    dead_push(engine.op("").eager().priority(7).push_sync(|_| ()));
     dead_push(engine.op("").submit((), |()| ()));
     dead_push(engine.op("").operator_sync(|_| ()));
-    dead_push(engine.op("").operator_async(|_, done| done.complete()));
+    dead_push(engine.op("").operator_async(raddle::cx(), |_, done| done.complete()));
     assert!(engine.device_var::<u64>(GPU, 4).is_err());
     assert!(engine.pinned_var::<u64>(GPU, 4).is_err());
     say("new variables");
     let (token, var) = (engine.token(), engine.var(vec![1]));
     dead_token(engine, &token);
-    dead_token(engine, &var);
+    dead_token(engine, var.token());
     dead_wait(engine.get(&var));
     drop((token, var));
     say("waits for all");
@@ -437,14 +442,14 @@ fn dead_token(engine: &Engine, token: &Token) {
     dead_wait(engine.wait_to_read(token));
     dead_wait(engine.wait_to_read_timeout(token, limit));
     dead_poll(poll_once(&mut engine.wait_to_read_async(token)));
-    dead_wait(engine.wait_to_write(token));
-    dead_wait(engine.wait_to_write_timeout(token, limit));
-    dead_poll(poll_once(&mut engine.wait_to_write_async(token)));
+    dead_wait(engine.wait_for_var(token));
+    dead_wait(engine.wait_for_var_timeout(token, limit));
+    dead_poll(poll_once(&mut engine.wait_for_var_async(token)));
     dead_push(engine.push_sync(|_| (), [], [token]));
     dead_push(engine.push_async(|_, done| done.complete(), [token], []));
     dead_push(engine.clear_error(token));
     dead_push(engine.delete_variable(token, |_| exit(3)));
-    let (another, _) = (token.clone(), engine.version(token));
+    let (another, _) = (token.clone(), token.version());
     drop(format!("{another:?}"));
 }
 
@@ -469,7 +474,7 @@ fn a_new_engine_works(kind: EngineKind) {
     engine.op("").on(GPU).copy_from_device(&device, &pinned).unwrap();
     engine.wait_for_all().unwrap();
     assert_eq!(engine.get(&var).unwrap(), 100);
-    hold(&engine, &var).complete();
+    hold(&engine, var.token()).complete();
     drop(engine);
 }
 
@@ -652,7 +657,7 @@ tests! {
                 let engine = engine(kind);
                 let forker = Forker::new(kind);
                 let var = engine.var(0_u64);
-                let gate = common::hold(&engine, &var);
+                let gate = common::hold(&engine, var.token());
                 // Somebody waits for all, and so whoever leaves last takes the lock of the count.
                 let mut all = Box::pin(engine.wait_for_all_async());
                 assert!(poll_once(&mut all).is_pending());
@@ -760,7 +765,7 @@ const CALLS: &[(&str, Call)] = &[
             Err::<(), _>("on purpose")
         });
         drop(handle);
-        let failing = world.engine.op("fail").push(var.write(), move |_| {
+        let failing = world.engine.op("fail").push_any(var.write(), move |_| {
             begin.call();
             Err("on purpose")
         });
@@ -785,7 +790,7 @@ const CALLS: &[(&str, Call)] = &[
     }),
     ("a push on a new lane of a device", |world, begin| {
         begin();
-        world.engine.op("").on(GPU).property(Property::GpuPrioritized).launch((), |_, ()| ()).unwrap();
+        world.engine.op("").on(GPU).property(Property::GpuPrioritized).launch_any((), |_, ()| ()).unwrap();
     }),
     ("device_var", |world, begin| {
         begin();
@@ -818,7 +823,7 @@ impl Begin {
 
 /// Nobody stands still any more on the worker.
 fn end_on_worker(world: &World) {
-    let mut handle = world.engine.op("").no_skip().submit((), |()| STOP.set(None)).unwrap();
+    let mut handle = world.engine.op("").run_always().submit((), |()| STOP.set(None)).unwrap();
     handle.wait_timeout(common::PATIENCE).unwrap();
 }
 
@@ -929,21 +934,21 @@ type Push = fn(&Engine, &Var<u64>, Forker);
 /// Operations in which a process is forked.
 const FORKERS: &[(&str, Push)] = &[
     ("it returns", |engine, var, forker| {
-        engine.op("").writes([&**var]).push_sync(move |cx| forker.fork_in(cx)).unwrap();
+        engine.op("").writes([var.token()]).push_sync(move |cx| forker.fork_in(cx)).unwrap();
     }),
     ("it returns an error", |engine, var, forker| {
         let f = move |cx: &OpContext<'_>| {
             forker.fork_in(cx);
             Err("on purpose")
         };
-        engine.op("").writes([&**var]).push_sync(f).unwrap();
+        engine.op("").writes([var.token()]).push_sync(f).unwrap();
     }),
     ("it panics", |engine, var, forker| {
         let f = move |cx: &OpContext<'_>| {
             forker.fork_in(cx);
             panic!("on purpose")
         };
-        engine.op("").writes([&**var]).push_sync(f).unwrap();
+        engine.op("").writes([var.token()]).push_sync(f).unwrap();
     }),
     ("somebody has its handle", |engine, var, forker| {
         let inner = engine.clone();
@@ -954,21 +959,21 @@ const FORKERS: &[(&str, Push)] = &[
         mem::forget(handle);
     }),
     ("it has a priority", |engine, var, forker| {
-        engine.op("").priority(9).writes([&**var]).push_sync(move |cx| forker.fork_in(cx)).unwrap();
+        engine.op("").priority(9).writes([var.token()]).push_sync(move |cx| forker.fork_in(cx)).unwrap();
     }),
     ("it uses its completion", |engine, var, forker| {
         let f = move |cx: &OpContext<'_>, done: Completion| {
             forker.fork_in(cx);
             done.complete();
         };
-        engine.op("").writes([&**var]).push_async(f).unwrap();
+        engine.op("").writes([var.token()]).push_async_any(raddle::cx(), f).unwrap();
     }),
     ("it drops its completion", |engine, var, forker| {
         let f = move |cx: &OpContext<'_>, done: Completion| {
             forker.fork_in(cx);
             drop(done);
         };
-        engine.op("").writes([&**var]).push_async(f).unwrap();
+        engine.op("").writes([var.token()]).push_async_any(raddle::cx(), f).unwrap();
     }),
     ("it has used its completion and fails", |engine, var, forker| {
         let f = move |cx: &OpContext<'_>, done: Completion| {
@@ -976,11 +981,11 @@ const FORKERS: &[(&str, Push)] = &[
             forker.fork_in(cx);
             Err("on purpose")
         };
-        engine.op("").writes([&**var]).push_async(f).unwrap();
+        engine.op("").writes([var.token()]).push_async_any(raddle::cx(), f).unwrap();
     }),
     ("it deletes a variable", |engine, var, forker| {
         let other = engine.token();
-        engine.op("").reads([&**var]).writes([&other]).push_sync(|_| ()).unwrap();
+        engine.op("").reads([var.token()]).writes([&other]).push_sync(|_| ()).unwrap();
         engine.delete_variable(&other, move |cx| forker.fork_in(cx)).unwrap();
     }),
     ("it drops a value", |engine, var, forker| {
@@ -991,11 +996,11 @@ const FORKERS: &[(&str, Push)] = &[
             }
         }
         let other = engine.var(Value(engine.clone(), forker));
-        engine.op("").reads([&**var]).writes([&*other]).push_sync(|_| ()).unwrap();
+        engine.op("").reads([var.token()]).writes([other.token()]).push_sync(|_| ()).unwrap();
     }),
     ("it is for a device", |engine, var, forker| {
         let inner = engine.clone();
         let f = move |_: &mut raddle::GpuStream, _: &mut u64| forker.fork(&inner);
-        engine.op("").on(GPU).launch(var.write(), f).unwrap();
+        engine.op("").on(GPU).launch_any(var.write(), f).unwrap();
     }),
 ];

@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use common::shapes::*;
 use common::{hold, watched};
 use raddle::{Engine, EngineKind, IdlePolicy};
 

@@ -6,8 +6,9 @@ use raddle_testkit as common;
 
 use std::{sync::Arc, thread, time::Duration};
 
+use common::shapes::*;
 use common::{Drops, Gate, KINDS, on_kinds, program::fewer, watched};
-use raddle::{BoxError, Engine, EngineKind, Property, Shutdown};
+use raddle::{BoxError, Engine, EngineKind, Shutdown};
 
 /// What a workload does with its engine at the end.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +34,7 @@ fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
     for round in 0..rounds {
         let (a, b) = (&vars[round % 6], &vars[(round + 1) % 6]);
         let mine = drops.make();
-        let result = engine.op("typed").push((a.read(), b.write()), move |(a, b)| {
+        let result = engine.op("typed").push_any((a.read(), b.write()), move |(a, b)| {
             mine.touch();
             *b = a.clone();
             if round % 11 == 3 { Err("on purpose") } else { Ok(()) }
@@ -76,7 +77,7 @@ fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
         });
         let _ = operator.push();
         let mine = drops.make();
-        let _ = engine.op("clean up").property(Property::DeleteVar).push((), move |()| mine.touch());
+        let _ = engine.op("clean up").cleanup().push((), move |()| mine.touch());
         if round % 3 == 0 {
             let _ = engine.clear_error(&token);
             let _ = engine.clear_error(b);

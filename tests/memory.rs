@@ -6,6 +6,7 @@ use raddle_testkit as common;
 
 use std::time::Duration;
 
+use common::shapes::*;
 use common::{KINDS, resident_bytes, thread_count, watched_for};
 use raddle::{Engine, EngineKind};
 
@@ -47,7 +48,7 @@ fn pushes_through_one_variable_and_engines_that_come_and_go_leave_memory_flat() 
             assert!(grown < LIMIT, "{kind}: {grown} bytes more");
             let counted = engine.get(&counter).expect("nothing fails");
             assert_eq!(counted, PUSHES / 10 * 7 / 8 + (PUSHES - PUSHES / 10) * 7 / 8);
-            assert_eq!(engine.version(&counter), counted as u64);
+            assert_eq!(counter.version(), counted as u64);
         }
 
         // Everything else that a program may do for ever.
@@ -60,7 +61,7 @@ fn pushes_through_one_variable_and_engines_that_come_and_go_leave_memory_flat() 
                     let own = engine.var(vec![1_u8; 200]);
                     engine.op(format!("named {i}")).push((value.read(), own.write()), |(_, own)| own.push(2)).unwrap();
                     engine.push_async(|_, done| drop(done), [], [&token]).unwrap();
-                    engine.push_sync(|_| {}, [&token], [&own]).unwrap();
+                    engine.push_sync(|_| {}, [&token], [own.token()]).unwrap();
                     drop(engine.wait_for_var_async(&own));
                     drop(engine.wait_for_all_async());
                     drop(engine.op("").submit(value.read(), |value| value.clone()).unwrap());

@@ -2,6 +2,8 @@
 //!
 //! This is a binary of its own because it counts, by their sizes, the records of the whole process.
 
+use raddle_testkit::shapes;
+
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     sync::{
@@ -13,6 +15,7 @@ use std::{
 };
 
 use raddle::{Engine, EngineKind, Token};
+use shapes::*;
 
 struct Counting;
 

@@ -20,6 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use common::shapes::*;
 use common::{
     AWHILE, Gate, MOMENT, Meeting, PATIENCE, THREADED, child_succeeds, eventually, is_child, on_kinds, watched,
 };
@@ -67,7 +68,7 @@ fn goes_on(engine: &Engine) -> Gate {
         done.complete();
         inside.pass();
     };
-    engine.op("goes on").push_async(function).expect("the engine is open");
+    engine.op("goes on").push_async_any(raddle::cx(), function).expect("the engine is open");
     engine.wait_for_all().expect("nothing fails");
     gate
 }
@@ -153,7 +154,7 @@ fn threads_that_were_left_behind_keep_what_they_use_and_the_drop_does_not_wait_f
             inside.pass();
             sender.send(cx.engine().get(&value).expect("it can still be read")).expect("somebody listens");
         };
-        engine.op("goes on").push_async(function).expect("the engine is open");
+        engine.op("goes on").push_async_any(raddle::cx(), function).expect("the engine is open");
         engine.wait_for_all().expect("nothing fails");
         assert_leaves(&engine, Shutdown::Cancel, ["raddle-cpu-0"]);
         drop(engine);
@@ -400,7 +401,7 @@ mod without_threads {
                 {
                     let engine = common::engine(kind, 2);
                     let noted = Noted(Arc::clone(&gone));
-                    engine.op("fails").push((), |()| Err::<(), _>(noted)).expect("it is open");
+                    engine.op("fails").push_any((), |()| Err::<(), _>(noted)).expect("it is open");
                     let (last, ran) = (Mutex::new(Some(engine.clone())), Arc::clone(&ran));
                     let (started, over) = (start.clone(), over.clone());
                     let drops = move |cx: &OpContext<'_>| {

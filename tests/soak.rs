@@ -24,10 +24,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use common::shapes::*;
 use common::{PATIENCE, lock, resident_bytes};
 use raddle::{
-    BoxError, Completion, Engine, EngineKind, IdlePolicy, Property, PushError, Shutdown, ShutdownError, Token, Var,
-    WaitError,
+    BoxError, Completion, Engine, EngineKind, IdlePolicy, PushError, Shutdown, ShutdownError, Token, Var, WaitError,
 };
 
 /// Threads that push on one engine, at most.
@@ -330,7 +330,7 @@ impl Pusher<'_> {
                 let (a, b) = (self.any_value(), self.any_value());
                 let (end, priority, property) = (self.random.end(), self.any_priority(), self.any_property());
                 let (mutate, life) = (self.mutation(), ledger.life("read and write"));
-                let pushed = engine.op("read and write").priority(priority).property(property).push(
+                let pushed = engine.op("read and write").priority(priority).kind(property).push_any(
                     (a.read(), b.write()),
                     move |(_, b)| {
                         life.begin();
@@ -347,7 +347,7 @@ impl Pusher<'_> {
                 let a = self.any_value();
                 let (end, life, mutate) = (self.random.end(), ledger.life("submitted"), self.mutation());
                 let result = ledger.life("a result");
-                let mut handle = engine.op("submitted").try_submit(a.write(), move |a| {
+                let mut handle = engine.op("submitted").submit_any(a.write(), move |a| {
                     life.begin();
                     end.result(&life.ledger)?;
                     mutate(a);
@@ -368,8 +368,7 @@ impl Pusher<'_> {
                 let (a, b, c) = (self.any_token(), self.any_token(), self.any_token());
                 let (end, priority, property) = (self.random.end(), self.any_priority(), self.any_property());
                 let life = ledger.life("on tokens");
-                let operation =
-                    engine.op(format!("on tokens {}", self.operations)).priority(priority).property(property);
+                let operation = engine.op(format!("on tokens {}", self.operations)).priority(priority).kind(property);
                 let operation = operation.reads([&*a]).writes([&*b]);
                 let operation = if self.random.one_in(3) { operation.overwrites([&*c]) } else { operation };
                 operation.push_sync(move |_| {
@@ -382,7 +381,7 @@ impl Pusher<'_> {
                 let (a, how) = (self.any_token(), self.random.below(8));
                 let (life, outside) = (ledger.life("asynchronous"), ledger.life("a completion"));
                 let (sender, end) = (self.round.completions.clone(), self.random.end());
-                engine.op("asynchronous").writes([&*a]).push_async(move |_, done| {
+                engine.op("asynchronous").writes([&*a]).push_async_any(raddle::cx(), move |_, done| {
                     life.begin();
                     if how == 7 {
                         drop((done, outside));
@@ -404,7 +403,7 @@ impl Pusher<'_> {
                     if let (Ok(inner), true) = (inner, waits) {
                         life.ledger.count("waits inside operations");
                         let _ = inner.wait();
-                        let _ = engine.wait_to_read_timeout(&b, Duration::from_micros(100));
+                        let _ = engine.wait_to_read_timeout(&*b, Duration::from_micros(100));
                     }
                 })
             }
@@ -412,12 +411,12 @@ impl Pusher<'_> {
                 ledger.note("waits for a variable");
                 let (a, limit) = (self.any_value(), self.random.moment());
                 let waited = match self.random.below(4) {
-                    0 => engine.wait_for_var_timeout(&a, limit),
-                    1 => engine.wait_to_read_timeout(&a, limit),
-                    2 => engine.wait_to_write_timeout(&a, limit),
+                    0 => engine.wait_for_var_timeout(&*a, limit),
+                    1 => engine.wait_to_read_timeout(&*a, limit),
+                    2 => engine.wait_for_var_timeout(&*a, limit),
                     _ => {
-                        drop((engine.wait_for_var_async(&a), engine.wait_for_all_async()));
-                        engine.wait_for_var(&a)
+                        drop((engine.wait_for_var_async(&*a), engine.wait_for_all_async()));
+                        engine.wait_for_var(&*a)
                     }
                 };
                 if matches!(waited, Err(WaitError::TimedOut)) {
@@ -436,7 +435,7 @@ impl Pusher<'_> {
             }
             83..92 => {
                 ledger.note("clears a failure");
-                engine.clear_error(&self.any_value())?;
+                engine.clear_error(&*self.any_value())?;
                 engine.clear_error(&self.any_token())
             }
             92..95 => {
@@ -447,7 +446,7 @@ impl Pusher<'_> {
                 ledger.count("variables deleted");
                 if self.random.one_in(2) {
                     let life = ledger.life("after a deletion");
-                    engine.delete_variable(&old, move |_| life.begin())?;
+                    engine.delete_variable(&*old, move |_| life.begin())?;
                 }
                 Ok(())
             }
@@ -536,7 +535,7 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
                 // Half of the drains cannot end in time: an asynchronous operation goes on until they have given up.
                 let held = random.one_in(2).then(|| {
                     let (sender, receiver) = mpsc::channel();
-                    let pushed = round.engine.op("held").push_async(move |_, done| {
+                    let pushed = round.engine.op("held").push_async_any(raddle::cx(), move |_, done| {
                         let _ = sender.send(done);
                     });
                     pushed.expect("the engine is open");
@@ -562,10 +561,10 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
         let _ = round.engine.wait_for_all();
         for value in &round.values {
             let value = lock(value);
-            round.engine.clear_error(&value).expect("the engine is open");
+            round.engine.clear_error(&**value).expect("the engine is open");
             let counted =
                 round.engine.op("").submit(value.read(), |value| value.mutations).expect("the engine is open");
-            let (counted, version) = (counted.wait().expect("the failure is cleared"), round.engine.version(&value));
+            let (counted, version) = (counted.wait().expect("the failure is cleared"), value.version());
             if counted != version {
                 ledger.complain(format!("{counted} mutations, but version {version}"));
             }

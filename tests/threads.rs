@@ -18,6 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use common::shapes::*;
 use common::{
     AWHILE, Gate, Journal, Meeting, THREADED, child_succeeds, eventually, is_child, on_kinds, thread_count, watched_for,
 };
@@ -197,7 +198,7 @@ fn pending(engine: &Engine) -> Token {
 /// Waits inside each other, `depth` of them, each in an operation that gives its worker to another thread.
 fn nest(engine: &Engine, depth: usize) -> Result<usize, WaitError> {
     let inner = engine.clone();
-    let next = engine.op("nest").try_submit((), move |()| if depth == 0 { Ok(0) } else { nest(&inner, depth - 1) });
+    let next = engine.op("nest").submit_any((), move |()| if depth == 0 { Ok(0) } else { nest(&inner, depth - 1) });
     Ok(1 + next.expect("the engine is open").wait()?)
 }
 

@@ -19,6 +19,7 @@ use std::{
     time::Duration,
 };
 
+use common::shapes::*;
 use common::{Gate, KINDS, THREADED, block_on, engine, failure, hold, lock, poll_once, program::fewer, watched};
 use raddle::{
     Completion, Device, DeviceVec, Engine, EngineKind, OpHandle, SimulatedGpu, Token, Var, VarWait, WaitError,
@@ -134,7 +135,9 @@ impl Pending {
         engine
             .op("pending")
             .writes(tokens)
-            .push_async(move |_, done| sender.send(done).unwrap_or_else(|_| unreachable!("the test goes on")))
+            .push_async_any(raddle::cx(), move |_, done| {
+                sender.send(done).unwrap_or_else(|_| unreachable!("the test goes on"))
+            })
             .expect("the engine is open");
         self.0.recv().expect("it starts")
     }
@@ -292,7 +295,7 @@ fn waits_in_vain_behind_a_reader_leave_nothing() {
         let (var, gate) = (engine.var(0), Gate::new());
         let inside = gate.clone();
         engine.op("read").push(var.read(), move |_| inside.pass()).expect("the engine is open");
-        assert_flat("waits for readers", 3 * MANY, |i| wait_in_vain(&engine, &var, false, i));
+        assert_flat("waits for readers", 3 * MANY, |i| wait_in_vain(&engine, var.token(), false, i));
         engine.wait_to_read(&var).expect("a reader does not count");
         gate.open();
         engine.wait_for_var(&var).expect("nothing failed");
@@ -313,14 +316,14 @@ fn waits_in_vain_for_a_device_leave_nothing() {
             engine
                 .op("launch")
                 .on(Device::Gpu(0))
-                .launch(var.write(), move |stream, _| {
+                .launch_any(var.write(), move |stream, _| {
                     let mut stream = stream.simulated().expect("it is");
                     stream.launch(Duration::from_secs(1), (), |()| {}).expect("the device works");
                     inside.open();
                 })
                 .expect("the engine is open");
             issued.pass();
-            waits_in_vain_leave_memory_flat(&engine, &var);
+            waits_in_vain_leave_memory_flat(&engine, var.token());
             let wait = engine.wait_for_var_async(&var);
             let over = Arc::new(AtomicBool::new(false));
             let (device, is_over) = (gpu.clone(), Arc::clone(&over));
@@ -383,7 +386,7 @@ fn a_wait_covers_what_was_pushed_before_it_and_nothing_after() {
             engine
                 .op("second")
                 .writes([&token])
-                .push_async(move |_, done| sender.send(done).expect("the test goes on"))
+                .push_async_any(raddle::cx(), move |_, done| sender.send(done).expect("the test goes on"))
                 .expect("the engine is open");
             let mut behind = waits();
             first.complete();
@@ -398,7 +401,7 @@ fn a_wait_covers_what_was_pushed_before_it_and_nothing_after() {
             for wait in behind {
                 block_on(wait).expect("nothing failed");
             }
-            assert_eq!(engine.version(&token), 2);
+            assert_eq!(token.version(), 2);
         }
     });
 }

@@ -19,6 +19,7 @@ use std::{
 
 use hdrhistogram::Histogram;
 use raddle::{Engine, EngineKind, IdlePolicy, OpContext, Property, Token};
+use raddle_benches::shapes::*;
 use raddle_benches::{
     kernel::{Kernel, compute, serial_ns},
     machine,

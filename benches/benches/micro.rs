@@ -12,6 +12,7 @@ use std::{
 
 use criterion::Criterion;
 use raddle::{Engine, Token};
+use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
     report::{Report, Table, number},

@@ -6,6 +6,7 @@
 use std::time::Instant;
 
 use raddle::{Engine, Token};
+use raddle_benches::shapes::*;
 use raddle_benches::{
     kernel::Kernel,
     kernel::{compute, serial_ns},

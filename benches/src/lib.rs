@@ -10,6 +10,9 @@ pub mod metg;
 pub mod pattern;
 pub mod report;
 pub mod runtime;
+#[path = "../../testkit/src/shapes.rs"]
+#[allow(missing_docs)]
+pub mod shapes;
 pub mod stats;
 pub mod svg;
 pub mod workload;

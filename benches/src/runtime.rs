@@ -9,6 +9,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
+use crate::shapes::*;
 use raddle::{Engine, EngineKind, OpContext, Operator, Token};
 use tokio::sync::{mpsc, watch};
 

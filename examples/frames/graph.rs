@@ -109,7 +109,10 @@ impl<'e> Graph<'e> {
         let stage = |name, priority| self.stage(name, priority);
 
         let (camera, raw) = (self.camera.read(), slot.raw.overwrite());
-        stage("camera", 1).push((camera, raw), move |(camera, raw)| camera.capture(frame).map(|image| *raw = image))?;
+        stage("camera", 1).try_push((camera, raw), move |(camera, raw)| {
+            *raw = camera.capture(frame)?;
+            Ok(())
+        })?;
         let (raw, clean) = (slot.raw.read(), slot.clean.overwrite());
         stage("denoise", 2).push((raw, clean), |(raw, clean)| {
             *clean = filters::denoise(raw);
@@ -132,7 +135,10 @@ impl<'e> Graph<'e> {
             *picture = filters::annotate(clean, gradient, corners);
         })?;
         let (picture, encoded) = (slot.picture.read(), slot.encoded.overwrite());
-        stage("encode", 6).push((picture, encoded), |(picture, encoded)| filters::encode(picture, encoded))?;
+        stage("encode", 6).try_push((picture, encoded), |(picture, encoded)| {
+            filters::encode(picture, encoded)?;
+            Ok(())
+        })?;
         let encoded = slot.encoded.read();
         let delivery =
             stage("deliver", 7).submit(encoded, |encoded| Delivery { at: Instant::now(), digest: digest(encoded) })?;

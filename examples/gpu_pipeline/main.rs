@@ -214,9 +214,9 @@ fn load(engine: &Engine, simulated: bool, bytes: usize) -> Result<Kernels, Box<d
     }
     #[cfg(feature = "cuda")]
     {
-        let kernels = engine.op("load").on(pipeline::GPU).try_launch((), |stream, ()| {
+        let kernels = engine.op("load").on(pipeline::GPU).try_submit_launch((), |stream, ()| {
             // With the lane's stream comes its context.
-            kernels::cuda::Kernels::load(stream)
+            Ok(kernels::cuda::Kernels::load(stream)?)
         })?;
         Ok(Kernels::Cuda(kernels.wait()?))
     }

@@ -164,13 +164,13 @@ impl<'e> Pipeline<'e> {
         self.engine
             .op("smooth")
             .on(GPU)
-            .launch(accesses, move |stream, (raw, smoothed)| kernels.smooth(stream, raw, smoothed))?;
+            .try_launch(accesses, move |stream, (raw, smoothed)| kernels.smooth(stream, raw, smoothed))?;
         let kernels = Arc::clone(&self.kernels);
         let accesses = (slot.raw.read(), slot.smoothed.read(), slot.toned.overwrite());
         self.engine
             .op("tone")
             .on(GPU)
-            .launch(accesses, move |stream, (raw, smoothed, toned)| kernels.tone(stream, raw, smoothed, toned))
+            .try_launch(accesses, move |stream, (raw, smoothed, toned)| kernels.tone(stream, raw, smoothed, toned))
     }
 
     pub fn copy_out(&self, chunk: usize) -> Result<(), PushError> {

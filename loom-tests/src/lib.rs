@@ -26,6 +26,10 @@ mod pending;
 #[cfg(raddle_shuttle)]
 mod schedules;
 #[cfg(any(raddle_loom, raddle_shuttle))]
+#[path = "../../testkit/src/shapes.rs"]
+#[allow(missing_docs)]
+pub mod shapes;
+#[cfg(any(raddle_loom, raddle_shuttle))]
 mod twin;
 #[cfg(raddle_loom)]
 mod world;

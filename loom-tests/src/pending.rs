@@ -10,6 +10,7 @@ use std::{
     task::Wake,
 };
 
+use crate::shapes::*;
 use raddle::{
     Completion, Engine, EngineKind, Token,
     internals::{PendingOps, Ticket},

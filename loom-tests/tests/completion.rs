@@ -15,6 +15,7 @@ use raddle::{
     Cause, Completion, Engine, EngineKind, OpContext, WaitError,
     internals::{AsyncState, Flavour, Oneshot, Step, Waiter},
 };
+use raddle_loom_tests::shapes::*;
 use raddle_loom_tests::{COMPLETE, Count, model, must_fail, pending, without};
 
 /// If a function fails while its completion is used, exactly one side gets the error: the completion, which completes
@@ -80,7 +81,7 @@ fn a_wait_ends_after_the_completion_and_sees_the_writes_before_it() {
         engine.wait_for_var(&token).unwrap();
         // SAFETY: the operation is complete.
         assert_eq!(data.0.with(|data| unsafe { *data }), 1);
-        assert_eq!(engine.version(&token), 1);
+        assert_eq!(token.version(), 1);
         thread.join().unwrap();
     });
 }

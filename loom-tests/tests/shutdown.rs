@@ -16,6 +16,7 @@ use raddle::{
     Engine, EngineKind, PushError, Shutdown,
     internals::{Flavour, PendingOps, Step, Waited},
 };
+use raddle_loom_tests::shapes::*;
 use raddle_loom_tests::{COMPLETE, Count, leave, model, must_fail, without};
 
 struct Shared {

@@ -26,6 +26,7 @@ use raddle::{
     },
     simulated::Clock,
 };
+use raddle_loom_tests::shapes::*;
 use raddle_loom_tests::{end_alone, explore, must_fail, without};
 use shuttle::{
     rand::{Rng, thread_rng},
@@ -373,10 +374,10 @@ fn an_engine(kind: EngineKind) {
                                     if lose { drop(done) } else { done.complete() }
                                 });
                             };
-                            operation.push_async(begin).unwrap();
+                            operation.push_async_any(raddle::cx(), begin).unwrap();
                         }
                         6 => {
-                            let outer = engine.op("outer").writes([&token]).no_skip();
+                            let outer = engine.op("outer").writes([&token]).run_always();
                             let wait = move |cx: &OpContext<'_>| {
                                 let inner = cx.engine().op("inner").submit((), move |()| life.number).unwrap();
                                 inner.wait().unwrap();
@@ -399,7 +400,7 @@ fn an_engine(kind: EngineKind) {
     for log in &logs {
         engine.clear_error(log).unwrap();
         let read = engine.op("read").submit(log.read(), Clone::clone).unwrap().wait().unwrap();
-        assert_eq!(engine.version(log), read.len() as u64);
+        assert_eq!(log.version(), read.len() as u64);
         for pusher in 0..3 {
             assert!(read.iter().filter(|&&number| number / 10 == pusher).is_sorted(), "{read:?} is not in push order");
         }
@@ -444,9 +445,9 @@ fn a_cancelled_engine(workers: usize) {
         .collect();
     (0..below(20)).for_each(|_| thread::yield_now());
     engine.shutdown(Shutdown::Cancel, None).unwrap();
-    let version = engine.version(&log);
+    let version = log.version();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    assert_eq!(engine.version(&log), version, "an operation ran after the shutdown");
+    assert_eq!(log.version(), version, "an operation ran after the shutdown");
 }
 
 #[test]
@@ -487,7 +488,7 @@ fn a_waker_that_waits_for_a_successor(workers: usize, notifies: Notifies) {
     let (token, over) = (engine.token(), Arc::new(AtomicUsize::new(0)));
     let (sender, receiver) = mpsc::channel();
     let begin = move |_: &OpContext<'_>, done| sender.send(done).unwrap();
-    engine.op("asynchronous").writes([&token]).push_async(begin).unwrap();
+    engine.op("asynchronous").writes([&token]).push_async_any(raddle::cx(), begin).unwrap();
     // All other operations are behind this one, which this thread completes.
     let done: Completion = receiver.recv().unwrap();
     let mut notified: Pin<Box<dyn Future<Output = Result<(), WaitError>>>> = match notifies {
@@ -590,7 +591,7 @@ fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
                                     stream.launch(Duration::ZERO, (from, to), kernel)
                                 };
                             let op = engine.op("kernel").on(GPU).property(properties[below(3)]);
-                            let handle = op.try_launch((other.read(), var.write()), kernel).unwrap();
+                            let handle = op.submit_launch_any((other.read(), var.write()), kernel).unwrap();
                             own[which].push(number);
                             if below(2) == 0 {
                                 match handle.wait() {
@@ -599,7 +600,7 @@ fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
                                             done[which].lock().unwrap().contains(&number),
                                             "the wait ended before the kernel"
                                         );
-                                        let counted = engine.version(var) >= own[which].len() as u64;
+                                        let counted = var.version() >= own[which].len() as u64;
                                         assert!(counted || loses, "a completed operation is not counted");
                                     }
                                     Err(error) => assert_is_loss(&error, loses),
@@ -628,7 +629,7 @@ fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
                         _ => {
                             drop(life);
                             let waited = if below(2) == 0 { engine.wait_for_all() } else { engine.wait_for_var(var) };
-                            let counted = engine.version(var) >= own[which].len() as u64;
+                            let counted = var.version() >= own[which].len() as u64;
                             assert!(counted || loses, "a completed operation is not counted");
                             waited.unwrap_or_else(|error| assert_is_loss(&error, loses));
                         }
@@ -641,7 +642,7 @@ fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
     engine.wait_for_all().unwrap_or_else(|error| assert_is_loss(&error, loses));
     for (var, done) in vars.iter().zip(&done) {
         let done = done.lock().unwrap();
-        assert!(engine.version(var) <= 2 * 12 && (loses || engine.version(var) >= done.len() as u64));
+        assert!(var.version() <= 2 * 12 && (loses || var.version() >= done.len() as u64));
         for pusher in 0..3 {
             assert!(done.iter().filter(|&&number| number / 10 == pusher).is_sorted(), "{done:?} is not in push order");
         }
@@ -672,14 +673,14 @@ fn waits_for_device_operations() {
         for _ in 0..8 {
             let before = count.load(Relaxed) as u64;
             its_engine.wait_for_var(&its_var).unwrap();
-            assert!(its_engine.version(&its_var) >= before, "a completed operation is not counted");
+            assert!(its_var.version() >= before, "a completed operation is not counted");
         }
     });
     for number in 1..4 {
         let kernel = |stream: &mut GpuStream, var: &mut DeviceVec<u64>| {
             stream.simulated().unwrap().launch(Duration::ZERO, var, |_| {})
         };
-        engine.op("kernel").on(GPU).launch(var.write(), kernel).unwrap();
+        engine.op("kernel").on(GPU).launch_any(var.write(), kernel).unwrap();
         pushed.store(number, Relaxed);
     }
     waiter.join().unwrap();
@@ -719,7 +720,7 @@ fn a_deleted_operator(workers: usize, first: bool) {
             issued.send(()).unwrap();
             launched
         };
-        engine.op("reader").on(GPU).launch(var.read(), kernel).unwrap();
+        engine.op("reader").on(GPU).launch_any(var.read(), kernel).unwrap();
     };
     if below(2) == 0 {
         read(Duration::ZERO);
@@ -764,7 +765,7 @@ fn an_engine_that_ends_while_a_device_works() {
     let kernel = |stream: &mut GpuStream, var: &mut DeviceVec<u64>| {
         stream.simulated().unwrap().launch(Duration::ZERO, var, |_| {})
     };
-    engine.op("kernel").on(GPU).launch(var.write(), kernel).unwrap();
+    engine.op("kernel").on(GPU).launch_any(var.write(), kernel).unwrap();
     let inside = engine.clone();
     let how = [Shutdown::Drain, Shutdown::Cancel][below(2)];
     let end = move |_: &OpContext<'_>| {

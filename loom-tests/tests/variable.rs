@@ -6,6 +6,7 @@ use std::sync::Arc;
 use loom::{cell::UnsafeCell, thread};
 use raddle::{Engine, EngineKind, internals::Flavour::Contract};
 use raddle_loom_tests::model;
+use raddle_loom_tests::shapes::*;
 
 struct Data(UnsafeCell<usize>);
 // SAFETY: the cell is loom's, which reports a race instead of letting it happen.
@@ -49,9 +50,9 @@ fn a_thread_that_sees_a_version_sees_the_mutations_it_counts() {
         let (token, data) = (engine.token(), Arc::new(Data(UnsafeCell::new(0))));
         // The mutation is on this thread because it loads the version before it stores it: loom would take that load
         // for the last one, and would not explore that another thread's load may come after the store.
-        let (other, its_token, its_data) = (engine.clone(), token.clone(), Arc::clone(&data));
+        let (its_token, its_data) = (token.clone(), Arc::clone(&data));
         let thread = thread::spawn(move || {
-            if other.version(&its_token) == 1 {
+            if its_token.version() == 1 {
                 // SAFETY: the mutation has been counted, so it is over, which is what the model checks.
                 assert_eq!(its_data.0.with(|data| unsafe { *data }), 1);
             }
@@ -60,6 +61,6 @@ fn a_thread_that_sees_a_version_sees_the_mutations_it_counts() {
         let mutate = move || data.0.with_mut(|data| unsafe { *data += 1 });
         engine.push_sync(move |_| mutate(), [], [&token]).unwrap();
         thread.join().unwrap();
-        assert_eq!(engine.version(&token), 1);
+        assert_eq!(token.version(), 1);
     });
 }

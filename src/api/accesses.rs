@@ -2,7 +2,10 @@
 
 use std::{marker::PhantomData, ptr::NonNull};
 
-use super::var::{Read, Write};
+use super::{
+    op_context::OpContext,
+    var::{Read, Write},
+};
 use crate::{
     engine::{
         spec::{Entries, Entry, Refs},
@@ -11,9 +14,9 @@ use crate::{
     tracker::Mode,
 };
 
-/// The variables that a typed operation declares: [`Read`], [`Write`], tuples of up to twelve of them, arrays, `Vec`s and
+/// What a typed operation declares: [`Read`], [`Write`], [`Cx`], tuples of up to twelve of them, arrays, `Vec`s and
 /// slices (`&[_]`) of them, and any nesting of these. The operation's function gets the same shape of references; for
-/// arrays an array, for `Vec`s and slices a `Vec`.
+/// arrays an array, for `Vec`s and slices a `Vec`. Operations over untyped variables alone declare `()`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -30,12 +33,22 @@ use crate::{
 /// ```
 ///
 /// The trait is sealed: its methods are not for use outside this crate.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not declare what an operation reads and mutates",
+    label = "not a declaration of accesses",
+    note = "declare a variable: `.read()`, `.write()` or `.overwrite()`; declare the operation's context: `raddle::cx()`",
+    note = "a tuple has at most twelve elements: nest tuples beyond twelve",
+    note = "collect an iterator of declarations into a `Vec`"
+)]
 pub trait Accesses: sealed::Sealed {
     /// What the function gets.
     type Refs<'a>;
     /// What the operation keeps until it runs.
     #[doc(hidden)]
     type Captured: Send + Sync + 'static;
+    /// Whether the function gets references to values, which must not outlive the operation.
+    #[doc(hidden)]
+    const REFERS: bool;
 
     #[doc(hidden)]
     fn declare(&self, list: &mut sealed::List<'_>);
@@ -44,10 +57,11 @@ pub trait Accesses: sealed::Sealed {
     fn capture(&self) -> Self::Captured;
 
     /// # Safety
-    /// 1. `captured` came from [`keep`](Self::keep), and an operation that declared the same holds its variables for `'a`.
+    /// 1. `captured` came from [`capture`](Self::capture), and an operation that declared the same holds its variables for
+    ///    `'a`.
     /// 2. No variable is named twice where one of the references is exclusive, and this is called once per run.
     #[doc(hidden)]
-    unsafe fn refs<'a>(captured: &Self::Captured) -> Self::Refs<'a>;
+    unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a>;
 }
 
 pub(crate) mod sealed {
@@ -75,6 +89,7 @@ impl<T> sealed::Sealed for Read<'_, T> {}
 impl<T: Send + Sync + 'static> Accesses for Read<'_, T> {
     type Refs<'a> = &'a T;
     type Captured = Captured<T>;
+    const REFERS: bool = true;
 
     #[inline]
     fn declare(&self, list: &mut sealed::List<'_>) {
@@ -85,7 +100,7 @@ impl<T: Send + Sync + 'static> Accesses for Read<'_, T> {
         Captured(self.0.ptr(), PhantomData)
     }
 
-    unsafe fn refs<'a>(captured: &Captured<T>) -> &'a T {
+    unsafe fn refs<'a>(captured: &Captured<T>, _: &'a OpContext<'a>) -> &'a T {
         // SAFETY: (1): the operation holds the variable for reading, so nobody mutates the value; it is the value's type,
         // and what drops the value comes after this operation in the variable's order.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
@@ -98,6 +113,7 @@ impl<T> sealed::Sealed for Write<'_, T> {}
 impl<T: Send + 'static> Accesses for Write<'_, T> {
     type Refs<'a> = &'a mut T;
     type Captured = Captured<T>;
+    const REFERS: bool = true;
 
     #[inline]
     fn declare(&self, list: &mut sealed::List<'_>) {
@@ -108,7 +124,7 @@ impl<T: Send + 'static> Accesses for Write<'_, T> {
         Captured(self.var.ptr(), PhantomData)
     }
 
-    unsafe fn refs<'a>(captured: &Captured<T>) -> &'a mut T {
+    unsafe fn refs<'a>(captured: &Captured<T>, _: &'a OpContext<'a>) -> &'a mut T {
         // SAFETY: (1): the operation holds the variable for writing, so nobody else uses the value; (2): nor does this
         // operation a second time.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
@@ -121,6 +137,7 @@ impl<A: Accesses> sealed::Sealed for Vec<A> {}
 impl<A: Accesses> Accesses for Vec<A> {
     type Refs<'a> = Vec<A::Refs<'a>>;
     type Captured = Box<[A::Captured]>;
+    const REFERS: bool = A::REFERS;
 
     #[inline]
     fn declare(&self, list: &mut sealed::List<'_>) {
@@ -131,9 +148,9 @@ impl<A: Accesses> Accesses for Vec<A> {
         self.iter().map(A::capture).collect()
     }
 
-    unsafe fn refs<'a>(captured: &Self::Captured) -> Self::Refs<'a> {
+    unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
         // SAFETY: the caller's contract, for each.
-        captured.iter().map(|captured| unsafe { A::refs(captured) }).collect()
+        captured.iter().map(|captured| unsafe { A::refs(captured, cx) }).collect()
     }
 }
 
@@ -141,6 +158,7 @@ impl<A: Accesses> sealed::Sealed for &[A] {}
 impl<A: Accesses> Accesses for &[A] {
     type Refs<'a> = Vec<A::Refs<'a>>;
     type Captured = Box<[A::Captured]>;
+    const REFERS: bool = A::REFERS;
 
     #[inline]
     fn declare(&self, list: &mut sealed::List<'_>) {
@@ -151,9 +169,9 @@ impl<A: Accesses> Accesses for &[A] {
         self.iter().map(A::capture).collect()
     }
 
-    unsafe fn refs<'a>(captured: &Self::Captured) -> Self::Refs<'a> {
+    unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
         // SAFETY: the caller's contract, for each.
-        captured.iter().map(|captured| unsafe { A::refs(captured) }).collect()
+        captured.iter().map(|captured| unsafe { A::refs(captured, cx) }).collect()
     }
 }
 
@@ -161,6 +179,7 @@ impl<A: Accesses, const N: usize> sealed::Sealed for [A; N] {}
 impl<A: Accesses, const N: usize> Accesses for [A; N] {
     type Refs<'a> = [A::Refs<'a>; N];
     type Captured = [A::Captured; N];
+    const REFERS: bool = A::REFERS;
 
     #[inline]
     fn declare(&self, list: &mut sealed::List<'_>) {
@@ -171,9 +190,9 @@ impl<A: Accesses, const N: usize> Accesses for [A; N] {
         self.each_ref().map(A::capture)
     }
 
-    unsafe fn refs<'a>(captured: &Self::Captured) -> Self::Refs<'a> {
+    unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
         // SAFETY: the caller's contract, for each.
-        captured.each_ref().map(|captured| unsafe { A::refs(captured) })
+        captured.each_ref().map(|captured| unsafe { A::refs(captured, cx) })
     }
 }
 
@@ -181,12 +200,56 @@ impl sealed::Sealed for () {}
 impl Accesses for () {
     type Refs<'a> = ();
     type Captured = ();
+    const REFERS: bool = false;
 
     fn declare(&self, _: &mut sealed::List<'_>) {}
 
     fn capture(&self) {}
 
-    unsafe fn refs<'a>((): &()) -> Self::Refs<'a> {}
+    unsafe fn refs<'a>((): &(), _: &'a OpContext<'a>) -> Self::Refs<'a> {}
+}
+
+/// The declaration that an operation's function gets its [`OpContext`]; from [`cx`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a declaration does nothing until it is pushed"]
+pub struct Cx(());
+
+/// Declares that an operation's function gets its [`OpContext`], wherever it stands among the accesses.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::cx;
+///
+/// let engine = raddle::Engine::builder().workers(1).build()?;
+/// let log = engine.var(Vec::new());
+/// engine.op("note").push((cx(), log.write()), |(cx, log)| log.push(cx.name().to_owned()))?;
+/// assert_eq!(engine.get(&log)?, ["note"]);
+///
+/// // An operation over untyped variables may declare nothing else.
+/// let disk = engine.token();
+/// engine.op("flush").writes([&disk]).push(cx(), |cx| assert_eq!(cx.name(), "flush"))?;
+/// engine.wait_for_var(&disk)?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn cx() -> Cx {
+    Cx(())
+}
+
+impl sealed::Sealed for Cx {}
+impl Accesses for Cx {
+    type Refs<'a> = &'a OpContext<'a>;
+    type Captured = ();
+    const REFERS: bool = false;
+
+    #[inline]
+    fn declare(&self, _: &mut sealed::List<'_>) {}
+
+    fn capture(&self) {}
+
+    unsafe fn refs<'a>((): &(), cx: &'a OpContext<'a>) -> Self::Refs<'a> {
+        cx
+    }
 }
 
 macro_rules! tuples {
@@ -195,9 +258,10 @@ macro_rules! tuples {
         impl<$($name: Accesses),*> Accesses for ($($name,)*) {
             type Refs<'a> = ($($name::Refs<'a>,)*);
             type Captured = ($($name::Captured,)*);
+            const REFERS: bool = $($name::REFERS)||*;
 
             #[inline]
-    fn declare(&self, list: &mut sealed::List<'_>) {
+            fn declare(&self, list: &mut sealed::List<'_>) {
                 $(self.$index.declare(list);)*
             }
 
@@ -205,9 +269,9 @@ macro_rules! tuples {
                 ($(self.$index.capture(),)*)
             }
 
-            unsafe fn refs<'a>(captured: &Self::Captured) -> Self::Refs<'a> {
+            unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
                 // SAFETY: the caller's contract, for each.
-                ($(unsafe { $name::refs(&captured.$index) },)*)
+                ($(unsafe { $name::refs(&captured.$index, cx) },)*)
             }
         }
     };

@@ -1,6 +1,9 @@
 //! How an engine is made.
 
-use std::{env, sync::Arc};
+use std::{
+    env,
+    sync::{Arc, OnceLock},
+};
 
 use crate::{
     api::engine::Engine,
@@ -11,6 +14,7 @@ use crate::{
     engine::{core::Core, fork, worker_thread::cores_here, workers},
     error::build::BuildError,
     scheduler::IdlePolicy,
+    sync::fork::PerProcess,
     system::topology,
     threads::pool::{LaneSpec, ThreadPool},
     values::kind::EngineKind,
@@ -18,6 +22,60 @@ use crate::{
 
 /// The most workers of a lane.
 const MAX_WORKERS: usize = 1024;
+
+impl Engine {
+    /// Returns a builder with default settings.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), raddle::BuildError> {
+    /// let engine = raddle::Engine::builder().workers(2).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder() -> EngineBuilder {
+        EngineBuilder::default()
+    }
+
+    /// Returns the engine of the process, built with the default settings by the first call. It is never dropped: a program
+    /// must call [`shutdown`](Self::shutdown) or wait before it exits. A forked child builds one of its own.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::global()?;
+    /// engine.op("hello").push((), |()| println!("hello"))?;
+    /// engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`EngineBuilder::build`] if the first call failed; later calls try again.
+    pub fn global() -> Result<&'static Self, BuildError> {
+        static GLOBAL: PerProcess<Global> = PerProcess::new();
+        GLOBAL.get(Global::default).engine()
+    }
+}
+
+/// The engine of a process.
+#[derive(Default)]
+struct Global {
+    engine: OnceLock<Engine>,
+    building: std::sync::Mutex<()>,
+}
+
+impl Global {
+    fn engine(&self) -> Result<&Engine, BuildError> {
+        if let Some(engine) = self.engine.get() {
+            return Ok(engine);
+        }
+        let _building = self.building.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(engine) = self.engine.get() {
+            return Ok(engine);
+        }
+        let engine = Engine::builder().build()?;
+        Ok(self.engine.get_or_init(|| engine))
+    }
+}
 
 /// Makes an [`Engine`]; from [`Engine::builder`].
 ///
@@ -34,7 +92,7 @@ const MAX_WORKERS: usize = 1024;
 /// ```
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until `build`"]
-pub struct Builder {
+pub struct EngineBuilder {
     kind: Option<EngineKind>,
     workers: Option<usize>,
     prioritized_workers: Option<usize>,
@@ -43,7 +101,7 @@ pub struct Builder {
     gpus: Vec<GpuDriver>,
 }
 
-impl Builder {
+impl EngineBuilder {
     /// The kind of engine. Default: what the environment variable `RADDLE_ENGINE` says, else
     /// [`PerDevice`](EngineKind::PerDevice). A kind set here is never overridden by the environment.
     pub fn kind(mut self, kind: EngineKind) -> Self {

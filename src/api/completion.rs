@@ -1,7 +1,8 @@
 //! The token that ends an asynchronous operation.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, panic::resume_unwind, sync::Arc};
 
+use super::{accesses::Accesses, op_context::OpContext};
 use crate::{
     engine::{
         core::Core,
@@ -9,11 +10,14 @@ use crate::{
         task::{FnJob, Job, Task},
     },
     error::op::{BoxError, Cause},
+    sync::{Mutex, lock},
+    system::panics,
     testing::weaken::{Step, removed},
     tracker::OpRef,
 };
 
-/// Ends an asynchronous operation: it is done when this token is used, from whatever thread.
+/// Ends an asynchronous operation: it is complete when this token is used, from any thread. Where the operation's function
+/// gets references to values, it is complete when the function has returned as well.
 ///
 /// A token dropped unused ends its operation at once, with [`Cause::LostCompletion`], so a forgotten completion is an error
 /// and not a hang. That holds inside the operation's own function as well: an early return fails the operation with
@@ -27,16 +31,12 @@ use crate::{
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let engine = raddle::Engine::builder().workers(1).build()?;
 /// let disk = engine.token();
-/// engine.push_async(
-///     |_cx, done| {
-///         std::thread::spawn(move || match std::fs::read("no such file") {
-///             Ok(_) => done.complete(),
-///             Err(error) => done.fail(error),
-///         });
-///     },
-///     [],
-///     [&disk],
-/// )?;
+/// engine.op("read").writes([&disk]).push_async((), |(), done| {
+///     std::thread::spawn(move || match std::fs::read("no such file") {
+///         Ok(_) => done.complete(),
+///         Err(error) => done.fail(error),
+///     });
+/// })?;
 /// assert!(engine.wait_for_var(&disk).is_err());
 /// # Ok(())
 /// # }
@@ -45,6 +45,8 @@ use crate::{
 pub struct Completion {
     /// The operation and its engine, until the token is used.
     of: Option<(OpRef<Task>, Arc<Core>)>,
+    /// Where the operation's function has references to values: they must be gone before the operation ends.
+    gate: Option<Arc<Gate>>,
 }
 
 impl fmt::Debug for Completion {
@@ -57,22 +59,45 @@ impl fmt::Debug for Completion {
 impl Completion {
     /// The token of `op`, whose function has been called.
     pub(crate) fn new(op: OpRef<Task>, core: Arc<Core>) -> Self {
-        Self { of: Some((op, core)) }
+        Self { of: Some((op, core)), gate: None }
     }
 
     /// Ends the operation successfully.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let disk = engine.token();
+    /// engine.op("flush").writes([&disk]).push_async((), |(), done| {
+    ///     std::thread::spawn(move || done.complete());
+    /// })?;
+    /// engine.wait_for_var(&disk)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn complete(self) {
         self.end(Ok(()));
     }
 
-    /// Ends the operation with an error.
+    /// Ends the operation with an error: every variable that it mutates fails.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let disk = engine.token();
+    /// engine.op("flush").writes([&disk]).push_async((), |(), done| done.fail("the disk is full"))?;
+    /// let error = engine.wait_for_var(&disk).unwrap_err();
+    /// assert!(error.to_string().ends_with("the disk is full"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn fail(self, error: impl Into<BoxError>) {
         self.end(Err(Cause::Error(error.into())));
     }
 
     fn end(mut self, result: Result<(), Cause>) {
         if let Some((op, core)) = self.of.take() {
-            core.resolve(op, result);
+            resolve(self.gate.take(), op, core, result);
         }
     }
 }
@@ -85,18 +110,118 @@ impl Drop for Completion {
         }
         // Where a panic of the operation's own function drops it, that is the error to tell.
         if let Some(op) = frame::leave_lost(op) {
-            core.resolve(op, Err(Cause::LostCompletion));
+            resolve(self.gate.take(), op, core, Err(Cause::LostCompletion));
         }
     }
 }
 
-/// The function of an asynchronous operation.
-pub(crate) fn async_body<F>(f: F) -> impl Job
-where
-    F: FnOnce(&Call<'_>, Completion) -> Result<(), Cause> + Send + 'static,
-{
-    FnJob::new(move |cx: &Call<'_>| match cx.take_right() {
-        Some(op) => f(cx, Completion::new(op, Arc::clone(cx.core()))),
-        None => Ok(()),
-    })
+/// Ends an operation by its completion; later, if its function still has references to values.
+fn resolve(gate: Option<Arc<Gate>>, op: OpRef<Task>, core: Arc<Core>, result: Result<(), Cause>) {
+    let used = Used { op, core, result };
+    let passed = match gate {
+        Some(gate) => gate.pass(used),
+        None => Some(used),
+    };
+    if let Some(Used { op, core, result }) = passed {
+        core.resolve(op, result);
+    }
+}
+
+/// A completion that was used.
+struct Used {
+    op: OpRef<Task>,
+    core: Arc<Core>,
+    result: Result<(), Cause>,
+}
+
+/// Keeps an operation from ending while its function runs, since the function has references to values.
+#[derive(Default)]
+struct Gate(Mutex<Phase>);
+
+#[derive(Default)]
+enum Phase {
+    /// The function runs, and the completion was not used.
+    #[default]
+    Running,
+    /// The function runs, and the completion was used.
+    Used(Used),
+    /// The function has returned.
+    Returned,
+}
+
+impl Gate {
+    /// Returns `used` if the operation may end now; otherwise it ends when the function has returned.
+    fn pass(&self, used: Used) -> Option<Used> {
+        let mut phase = lock(&self.0);
+        match *phase {
+            Phase::Returned => Some(used),
+            _ => {
+                *phase = Phase::Used(used);
+                None
+            }
+        }
+    }
+
+    /// Notes that the function has returned. Returns the completion if that was used before.
+    fn open(&self) -> Option<Used> {
+        match std::mem::replace(&mut *lock(&self.0), Phase::Returned) {
+            Phase::Used(used) => Some(used),
+            _ => None,
+        }
+    }
+}
+
+/// Calls the function of an asynchronous operation over `A`.
+///
+/// # Safety
+/// 1. `captured` came from `A::capture`, the operation of `call` declares the same, and this is called once a run.
+/// 2. No variable is named twice where one of the references is exclusive.
+pub(crate) unsafe fn call_async<A: Accesses>(
+    call: &Call<'_>,
+    captured: &A::Captured,
+    f: impl for<'a> FnOnce(A::Refs<'a>, Completion) -> Result<(), Cause>,
+) -> Result<(), Cause> {
+    let Some(op) = call.take_right() else { return Ok(()) };
+    let cx = OpContext::new(call);
+    let mut done = Completion::new(op, Arc::clone(call.core()));
+    if !A::REFERS {
+        // SAFETY: (1) and (2); there are no references to values.
+        return f(unsafe { A::refs(captured, &cx) }, done);
+    }
+    let gate = Arc::<Gate>::default();
+    done.gate = Some(Arc::clone(&gate));
+    // SAFETY: (1) and (2). The operation holds its variables until its completion is used, and the gate keeps it from ending
+    // until `f` has returned.
+    let result = panics::catch(|| f(unsafe { A::refs(captured, &cx) }, done));
+    match (gate.open(), result) {
+        (Some(Used { op, core, result }), Ok(Ok(()))) => {
+            core.resolve(op, result);
+            Ok(())
+        }
+        (used, result) => {
+            if let Some(Used { op, core, result }) = used {
+                // The operation fails with its function's failure; another one must not hide.
+                if let Err(cause) = result
+                    && !matches!(cause, Cause::LostCompletion)
+                {
+                    op.task().failed_by(cause).record(core.failures());
+                }
+                call.return_right(op);
+            }
+            result.unwrap_or_else(|payload| resume_unwind(payload))
+        }
+    }
+}
+
+/// The function of an asynchronous operation that is pushed once.
+///
+/// # Safety
+/// 1. `captured` came from `A::capture`, the operation that is made of it declares the same, and runs once.
+/// 2. No variable is named twice where one of the references is exclusive.
+pub(crate) unsafe fn async_body<A: Accesses>(
+    captured: A::Captured,
+    f: impl for<'a> FnOnce(A::Refs<'a>, Completion) -> Result<(), Cause> + Send + 'static,
+) -> impl Job {
+    // SAFETY: (1) and (2).
+    FnJob::new(move |call: &Call<'_>| unsafe { call_async::<A>(call, &captured, f) })
 }

@@ -5,7 +5,7 @@ use std::{
     future::Future,
     panic::Location,
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::Ordering::{AcqRel, Relaxed},
     },
     time::{Duration, Instant},
@@ -16,12 +16,8 @@ use bytemuck::Pod;
 use crate::{
     api::{
         accesses::{Accesses, sealed::List},
-        builder::Builder,
-        completion::Completion,
         handle::VarWait,
-        op_builder::{OpBuilder, Report},
         op_context::OpContext,
-        operator::Operator,
         token::Token,
         var::{Read, Var},
     },
@@ -39,18 +35,16 @@ use crate::{
         waits::WaitFor,
     },
     error::{
-        build::{BuildError, ShutdownError},
+        build::ShutdownError,
         device::DeviceError,
         op::OpError,
         push::{FORKED, PushError},
         wait::WaitError,
     },
     notify::oneshot::Oneshot,
-    sync::fork::PerProcess,
     values::{
         device::Device,
         kind::{EngineKind, Placement},
-        name::Name,
     },
 };
 
@@ -68,8 +62,8 @@ pub enum Shutdown {
 ///
 /// Any number of threads may push at once, operations included, and each push is atomic over all its variables: there is
 /// one order of all pushes that every variable agrees with, each thread's own order and real time included. Pushing never
-/// waits for others, whatever is running; what runs inside a push is what was asked to: every operation of a
-/// [`Naive`](EngineKind::Naive) engine, and ready ones with [`Property::Async`](crate::Property::Async).
+/// waits for others, whatever is running. Only operations of a [`Naive`](EngineKind::Naive) engine, and
+/// [eager](crate::OpBuilder::eager) ones that are ready, run inside a push.
 ///
 /// Clones are handles of the same engine. Dropping the last one drains it: waits for what is pending and ends the threads.
 /// Inside an operation, of whichever engine, and in other code that an engine calls, it does so in the background. Variables
@@ -158,20 +152,48 @@ impl Engine {
         &self.core
     }
 
-    /// Begins to describe an engine.
-    pub fn builder() -> Builder {
-        Builder::default()
+    /// Returns a handle that pushes and waits, but does not keep the engine open: the engine drains when the last handle
+    /// that does is dropped, and what is pushed afterwards is refused with [`PushError::ShutDown`].
+    ///
+    /// Operations of the engine may still push while it drains, and the drain waits for that work as well. So a downgraded
+    /// handle is the one for a closure to capture: with a clone of the engine itself, the engine stays open until the
+    /// closure is dropped, and nothing waits for its work when `main` returns.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let inner = engine.downgrade();
+    /// engine.op("outer").push((), move |()| {
+    ///     inner.op("inner").push((), |()| println!("runs before `main` returns")).expect("operations may push");
+    /// })?;
+    /// drop(engine); // waits for both
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn downgrade(&self) -> Self {
+        Self::uncounted(Arc::clone(&self.core))
     }
 
-    /// The engine of the process, built with the defaults when it is first asked for. It is never dropped; a program that
-    /// must see its last operations done calls [`shutdown`](Self::shutdown) or a wait before it ends. A forked child builds
-    /// one of its own.
+    /// Returns a handle of the engine whose operation runs on this thread, or `None` outside operations. As one from
+    /// [`downgrade`](Self::downgrade), it does not keep the engine open.
     ///
-    /// # Errors
-    /// What [`Builder::build`] says, if the first call failed; later calls try again.
-    pub fn global() -> Result<&'static Self, BuildError> {
-        static GLOBAL: PerProcess<Global> = PerProcess::new();
-        GLOBAL.get(Global::default).engine()
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::Engine;
+    ///
+    /// let engine = Engine::builder().workers(1).build()?;
+    /// assert!(Engine::current().is_none());
+    /// engine.op("outer").push((), |()| {
+    ///     let engine = Engine::current().expect("this is an operation");
+    ///     engine.op("inner").push((), |()| {}).expect("operations may push");
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn current() -> Option<Self> {
+        frame::current_engine().map(Self::uncounted)
     }
 
     /// The engine's kind.
@@ -181,7 +203,7 @@ impl Engine {
     }
 
     /// Where each worker of the CPU's lane was put when the engine was built. Engines of one process are put on different
-    /// cores while there are enough; [`Builder::pin`] says which.
+    /// cores while there are enough; [`EngineBuilder::pin`](crate::EngineBuilder::pin) says which.
     #[must_use]
     pub fn placements(&self) -> &[Placement] {
         self.core.placements.get().map_or(&[], |placements| placements)
@@ -233,7 +255,7 @@ impl Engine {
             Some(gpu) => Ok(Arc::clone(&gpu.driver)),
             None => Err(DeviceError::refused(
                 -1,
-                format!("this engine has no device {context}; give it one with `Builder::gpu`"),
+                format!("this engine has no device {context}; give it one with `EngineBuilder::gpu`"),
             )),
         }
     }
@@ -241,13 +263,6 @@ impl Engine {
     /// Makes a variable without a value: it stands for something outside the engine.
     pub fn token(&self) -> Token {
         Token::typed(&self.core, ())
-    }
-
-    /// How many mutations of the variable have run to completion. Skipped, failed and cancelled ones do not count. Other
-    /// threads may count further at any time; what the counted ones did is visible to the caller.
-    #[must_use]
-    pub fn version(&self, token: &Token) -> u64 {
-        token.cell().version()
     }
 
     /// Deletes a variable: its value is dropped and then `f` runs, after every operation pushed on it before. Later pushes
@@ -259,10 +274,10 @@ impl Engine {
     #[track_caller]
     pub fn delete_variable(
         &self,
-        token: &Token,
+        variable: impl AsRef<Token>,
         f: impl FnOnce(&OpContext<'_>) + Send + 'static,
     ) -> Result<(), PushError> {
-        self.core.delete_variable(token.var(), Location::caller(), |call| f(&OpContext::new(call)))
+        self.core.delete_variable(variable.as_ref().var(), Location::caller(), |call| f(&OpContext::new(call)))
     }
 
     /// Ends the failure of a variable, in push order: operations pushed before are still skipped, those pushed after run.
@@ -270,8 +285,8 @@ impl Engine {
     /// # Errors
     /// [`PushError::ForeignVariable`] or [`PushError::DeletedVariable`].
     #[track_caller]
-    pub fn clear_error(&self, token: &Token) -> Result<(), PushError> {
-        self.core.clear_error(token.var(), Location::caller())
+    pub fn clear_error(&self, variable: impl AsRef<Token>) -> Result<(), PushError> {
+        self.core.clear_error(variable.as_ref().var(), Location::caller())
     }
 
     /// Takes all failures that [`wait_for_all`](Self::wait_for_all) has yet to report; returns the earliest and how many
@@ -281,56 +296,6 @@ impl Engine {
             return None;
         }
         self.core.failures().clear()
-    }
-
-    // ------------------------------------------------------------------------------------------------- operations ----
-
-    /// Begins to describe an operation. The name is for people; `""` is allowed.
-    #[inline]
-    pub fn op(&self, name: impl Into<Name>) -> OpBuilder<'_> {
-        OpBuilder::new(self, name.into())
-    }
-
-    /// Pushes an operation that is done when its function returns.
-    ///
-    /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
-    #[inline]
-    #[track_caller]
-    pub fn push_sync<F, R, const READS: usize, const WRITES: usize>(
-        &self,
-        f: F,
-        reads: [&Token; READS],
-        writes: [&Token; WRITES],
-    ) -> Result<(), PushError>
-    where
-        F: FnOnce(&OpContext<'_>) -> R + Send + 'static,
-        R: Report,
-    {
-        self.op("").reads(reads).writes(writes).push_sync(f)
-    }
-
-    /// Pushes an operation that is done when its [`Completion`] is used.
-    ///
-    /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
-    #[track_caller]
-    pub fn push_async<F, R, const READS: usize, const WRITES: usize>(
-        &self,
-        f: F,
-        reads: [&Token; READS],
-        writes: [&Token; WRITES],
-    ) -> Result<(), PushError>
-    where
-        F: FnOnce(&OpContext<'_>, Completion) -> R + Send + 'static,
-        R: Report,
-    {
-        self.op("").reads(reads).writes(writes).push_async(f)
-    }
-
-    /// Deletes an operator: what it owns is dropped after its last run. The same as dropping it.
-    pub fn delete_operator(&self, operator: Operator) {
-        drop(operator);
     }
 
     // ------------------------------------------------------------------------------------------------------ waits ----
@@ -353,8 +318,11 @@ impl Engine {
         let kept = access.capture();
         let oneshot = Oneshot::new();
         let (mut spec, location) = (Spec::internal("get", 0, flag::EAGER), Location::caller());
-        // SAFETY: the operation declares `access` and runs once.
-        let f = move |_: &Call<'_>| Ok(unsafe { Read::<T>::refs(&kept) }.clone());
+        let f = move |call: &Call<'_>| {
+            let cx = OpContext::new(call);
+            // SAFETY: the operation declares `access` and runs once.
+            Ok(unsafe { Read::<T>::refs(&kept, &cx) }.clone())
+        };
         self.core.push(&mut spec, location, &mut entries, ResultJob::new(f, Arc::clone(&oneshot)))?;
         self.core.wait_for_result(&oneshot, None)
     }
@@ -368,8 +336,8 @@ impl Engine {
     /// [`WaitError::TooManyWaiting`], or [`WaitError::Refused`] if it is another engine's. [`WaitError::OnDevice`] and
     /// [`WaitError::InDeletion`] where nobody can wait, also if nothing is pending.
     #[track_caller]
-    pub fn wait_for_var(&self, token: &Token) -> Result<(), WaitError> {
-        self.wait(token, false, None)
+    pub fn wait_for_var(&self, variable: impl AsRef<Token>) -> Result<(), WaitError> {
+        self.wait(variable.as_ref(), false, None)
     }
 
     /// As [`wait_for_var`](Self::wait_for_var), at most for `timeout`.
@@ -377,14 +345,14 @@ impl Engine {
     /// # Errors
     /// As [`wait_for_var`](Self::wait_for_var), and [`WaitError::TimedOut`]; what is pending goes on then.
     #[track_caller]
-    pub fn wait_for_var_timeout(&self, token: &Token, timeout: Duration) -> Result<(), WaitError> {
-        self.wait(token, false, Some(timeout))
+    pub fn wait_for_var_timeout(&self, variable: impl AsRef<Token>, timeout: Duration) -> Result<(), WaitError> {
+        self.wait(variable.as_ref(), false, Some(timeout))
     }
 
     /// As [`wait_for_var`](Self::wait_for_var), for a future to await.
     #[track_caller]
-    pub fn wait_for_var_async(&self, token: &Token) -> VarWait {
-        self.wait_async(token, false)
+    pub fn wait_for_var_async(&self, variable: impl AsRef<Token>) -> VarWait {
+        self.wait_async(variable.as_ref(), false)
     }
 
     /// Waits for every mutation of the variable pushed before the call, not for readers.
@@ -392,8 +360,8 @@ impl Engine {
     /// # Errors
     /// As [`wait_for_var`](Self::wait_for_var).
     #[track_caller]
-    pub fn wait_to_read(&self, token: &Token) -> Result<(), WaitError> {
-        self.wait(token, true, None)
+    pub fn wait_to_read(&self, variable: impl AsRef<Token>) -> Result<(), WaitError> {
+        self.wait(variable.as_ref(), true, None)
     }
 
     /// As [`wait_to_read`](Self::wait_to_read), at most for `timeout`.
@@ -401,39 +369,14 @@ impl Engine {
     /// # Errors
     /// As [`wait_for_var_timeout`](Self::wait_for_var_timeout).
     #[track_caller]
-    pub fn wait_to_read_timeout(&self, token: &Token, timeout: Duration) -> Result<(), WaitError> {
-        self.wait(token, true, Some(timeout))
+    pub fn wait_to_read_timeout(&self, variable: impl AsRef<Token>, timeout: Duration) -> Result<(), WaitError> {
+        self.wait(variable.as_ref(), true, Some(timeout))
     }
 
     /// As [`wait_to_read`](Self::wait_to_read), for a future to await.
     #[track_caller]
-    pub fn wait_to_read_async(&self, token: &Token) -> VarWait {
-        self.wait_async(token, true)
-    }
-
-    /// Waits for every operation on the variable pushed before the call, readers included. The same as
-    /// [`wait_for_var`](Self::wait_for_var), under the name that goes with [`wait_to_read`](Self::wait_to_read).
-    ///
-    /// # Errors
-    /// As [`wait_for_var`](Self::wait_for_var).
-    #[track_caller]
-    pub fn wait_to_write(&self, token: &Token) -> Result<(), WaitError> {
-        self.wait(token, false, None)
-    }
-
-    /// As [`wait_to_write`](Self::wait_to_write), at most for `timeout`.
-    ///
-    /// # Errors
-    /// As [`wait_for_var_timeout`](Self::wait_for_var_timeout).
-    #[track_caller]
-    pub fn wait_to_write_timeout(&self, token: &Token, timeout: Duration) -> Result<(), WaitError> {
-        self.wait(token, false, Some(timeout))
-    }
-
-    /// As [`wait_to_write`](Self::wait_to_write), for a future to await.
-    #[track_caller]
-    pub fn wait_to_write_async(&self, token: &Token) -> VarWait {
-        self.wait_async(token, false)
+    pub fn wait_to_read_async(&self, variable: impl AsRef<Token>) -> VarWait {
+        self.wait_async(variable.as_ref(), true)
     }
 
     #[track_caller]
@@ -496,27 +439,6 @@ impl Engine {
     /// [`Cause::Cancelled`](crate::Cause::Cancelled), and pushes are refused.
     pub fn notify_shutdown(&self) {
         self.core.begin_shutdown(true);
-    }
-}
-
-/// The engine of a process.
-#[derive(Default)]
-struct Global {
-    engine: OnceLock<Engine>,
-    building: std::sync::Mutex<()>,
-}
-
-impl Global {
-    fn engine(&self) -> Result<&Engine, BuildError> {
-        if let Some(engine) = self.engine.get() {
-            return Ok(engine);
-        }
-        let _building = self.building.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(engine) = self.engine.get() {
-            return Ok(engine);
-        }
-        let engine = Engine::builder().build()?;
-        Ok(self.engine.get_or_init(|| engine))
     }
 }
 

@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use crate::{
     api::{
         accesses::{Accesses, sealed::List},
-        completion::{Completion, async_body},
+        completion::{self, Completion},
         engine::Engine,
         handle::OpHandle,
         op_context::OpContext,
@@ -20,6 +20,7 @@ use crate::{
         stream::GpuStream,
     },
     engine::{
+        core::Core,
         frame::Call,
         spec::{Entries, Entry, Refs, Route, Spec},
         task::{FnJob, Job, ResultJob, flag},
@@ -35,63 +36,55 @@ use crate::{
     values::{device::Device, name::Name, property::Property},
 };
 
-/// What an operation's function may return: nothing, `Result<(), E>`, whose error fails the operation, or `!`.
-pub trait Report: sealed::Sealed {
-    #[doc(hidden)]
-    fn into_result(self) -> Result<(), BoxError>;
-}
-
-mod sealed {
-    pub trait Sealed {}
-    /// Names the type of functions that never return, so that a closure that only panics is an operation's function too.
-    pub trait Returns {
-        type Type;
-    }
-    impl<R> Returns for fn() -> R {
-        type Type = R;
-    }
-    pub type Never = <fn() -> ! as Returns>::Type;
-}
-
-impl sealed::Sealed for () {}
-impl Report for () {
-    fn into_result(self) -> Result<(), BoxError> {
-        Ok(())
-    }
-}
-
-impl<E: Into<BoxError>> sealed::Sealed for Result<(), E> {}
-impl<E: Into<BoxError>> Report for Result<(), E> {
-    fn into_result(self) -> Result<(), BoxError> {
-        self.map_err(Into::into)
-    }
-}
-
-impl sealed::Sealed for sealed::Never {}
-impl Report for sealed::Never {
-    fn into_result(self) -> Result<(), BoxError> {
-        self
-    }
-}
-
 /// Runs the function of a device's operation, which always has a stream.
-fn with_stream<R>(cx: &Call<'_>, f: impl FnOnce(&mut GpuStream) -> Result<R, Cause>) -> Result<R, Cause> {
-    match cx.take_stream() {
+fn with_stream<R>(call: &Call<'_>, f: impl FnOnce(&mut GpuStream) -> Result<R, Cause>) -> Result<R, Cause> {
+    match call.take_stream() {
         Some(stream) => f(stream).map_err(Cause::of_device),
         None => Err(Cause::Device(DeviceError::lost(-1, "the operation has no stream"))),
     }
 }
 
-fn outcome_of(report: impl Report) -> Result<(), Cause> {
-    report.into_result().map_err(Cause::Error)
+impl Engine {
+    /// Returns a builder of an operation with this name. The name is for people; `""` is allowed.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let total = engine.var(0);
+    /// engine.op("add").push(total.write(), |total| *total += 1)?;
+    /// assert_eq!(engine.get(&total)?, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn op(&self, name: impl Into<Name>) -> OpBuilder<'_> {
+        OpBuilder::new(self.core(), name.into())
+    }
 }
 
 /// Describes an operation and pushes it; from [`Engine::op`].
 ///
+/// # Accesses
+///
 /// Variables are declared in two ways that may be mixed: untyped ones by [`reads`](Self::reads), [`writes`](Self::writes)
-/// and [`overwrites`](Self::overwrites), typed ones in the call that pushes. Naming a variable twice is the same as naming
-/// it once; what is both read and mutated counts as mutated. Only typed accesses of one operation may not name a variable
-/// twice if one of them mutates it, since that would alias a `&mut`.
+/// and [`overwrites`](Self::overwrites), typed ones in the call that pushes, where [`cx()`](crate::cx) declares the
+/// operation's [`OpContext`]. Naming a variable twice is the same as naming it once; what is both read and mutated counts as
+/// mutated. Only typed accesses of one operation may not name a variable twice if one of them mutates it, since that would
+/// alias a `&mut`.
+///
+/// # Verbs
+///
+/// | the function | returns nothing | may fail | returns a value | returns a value or fails |
+/// |---|---|---|---|---|
+/// | runs on a worker | [`push`](Self::push) | [`try_push`](Self::try_push) | [`submit`](Self::submit) | [`try_submit`](Self::try_submit) |
+/// | issues work on a device | [`launch`](Self::launch) | [`try_launch`](Self::try_launch) | [`submit_launch`](Self::submit_launch) | [`try_submit_launch`](Self::try_submit_launch) |
+/// | ends by a [`Completion`] | [`push_async`](Self::push_async) | [`try_push_async`](Self::try_push_async) | | |
+/// | runs once per push of an [`Operator`] | [`operator`](Self::operator) | [`try_operator`](Self::try_operator) | | |
+/// | the same, on a device | [`launch_operator`](Self::launch_operator) | [`try_launch_operator`](Self::try_launch_operator) | | |
+/// | the same, by a completion | [`operator_async`](Self::operator_async) | [`try_operator_async`](Self::try_operator_async) | | |
+///
+/// A function that may fail returns `Result<_, BoxError>`, so that `?` takes any error. Only these verbs turn an `Err` into
+/// a failure of the operation; [`submit`](Self::submit) returns it as a value like any other.
 ///
 /// The description borrows the variables that it names:
 ///
@@ -101,113 +94,278 @@ fn outcome_of(report: impl Report) -> Result<(), Cause> {
 /// let token = engine.token();
 /// let description = engine.op("late").writes([&token]);
 /// drop(token);
-/// description.push_sync(|_| {})?;
+/// description.push((), |()| {})?;
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
 #[must_use = "an operation does nothing until it is pushed"]
 pub struct OpBuilder<'e> {
-    engine: &'e Engine,
+    core: &'e Arc<Core>,
     spec: Spec,
     property: Property,
-    context: Device,
+    device: Device,
     entries: Entries,
 }
 
 impl<'e> OpBuilder<'e> {
     #[inline]
-    pub(crate) fn new(engine: &'e Engine, name: Name) -> Self {
-        Self {
-            engine,
-            spec: Spec::new(name),
-            property: Property::Normal,
-            context: Device::Cpu,
-            entries: Entries::new(),
-        }
+    fn new(core: &'e Arc<Core>, name: Name) -> Self {
+        Self { core, spec: Spec::new(name), property: Property::Normal, device: Device::Cpu, entries: Entries::new() }
     }
 
-    /// How urgent the operation is among those that are ready: higher first. Default: 0.
+    /// Sets how urgent the operation is among those that are ready: higher first. Default: 0.
     ///
     /// A worker that becomes free takes a ready operation of the highest band in its lane, except that it may first finish
     /// a run of at most 32 successors that it already holds. Priorities from -7 to 7 have a band each; beyond that each
     /// doubling shares one (8 to 15, 16 to 31, ...). Among equals no order is promised, and none starves.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// engine.op("urgent").priority(7).push((), |()| {})?;
+    /// # engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn priority(mut self, priority: i32) -> Self {
-        self.spec.priority = priority;
+        // A clean-up has the highest one.
+        if self.spec.flags & flag::KEPT == 0 {
+            self.spec.priority = priority;
+        }
         self
     }
 
-    /// What kind of work the operation is, which decides its lane. Default: [`Property::Normal`].
+    /// Sets what kind of work the operation is, which decides its lane. Default: [`Property::Normal`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::Property;
+    ///
+    /// engine.op("heartbeat").property(Property::CpuPrioritized).push((), |()| {})?;
+    /// # engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn property(mut self, property: Property) -> Self {
         self.property = property;
         self
     }
 
-    /// Runs the operation even if a variable it names has failed. Such a run does not end the failure, nor pass it on.
-    pub fn no_skip(mut self) -> Self {
+    /// Runs the operation even if a variable that it names has failed. Such a run neither clears nor propagates the error.
+    /// MXNet calls it `kNoSkip`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let disk = engine.token();
+    /// engine.op("write").writes([&disk]).try_push((), |()| Err("the disk is full".into()))?;
+    /// let report = engine.op("report").reads([&disk]).run_always().submit((), |()| "it ran")?;
+    /// assert_eq!(report.wait()?, "it ran");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn run_always(mut self) -> Self {
         self.spec.flags |= flag::NO_SKIP;
         self
     }
 
-    /// The device the operation runs on. Default: [`Device::Cpu`].
+    /// Marks the operation as one that releases a resource: it has the highest priority, it runs even if a variable that it
+    /// names has failed, and [`Shutdown::Cancel`](crate::Shutdown::Cancel) does not cancel it. It keeps the lane of its
+    /// [property](Self::property). MXNet calls it `kDeleteVar`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let socket = engine.token();
+    /// engine.op("close").writes([&socket]).cleanup().push((), |()| println!("closed"))?;
+    /// # engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cleanup(mut self) -> Self {
+        self.spec.flags |= flag::NO_SKIP | flag::KEPT;
+        self.spec.priority = i32::MAX;
+        self
+    }
+
+    /// Starts the operation on the pushing thread if it is ready when it is pushed; otherwise it goes to its lane. It is for
+    /// work that is short or only starts something. MXNet calls it `kAsync`.
+    ///
+    /// Operations of a device start on its lane's thread; for them the push is refused with
+    /// [`PushError::EagerOnDevice`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let here = std::thread::current().id();
+    /// let ran = engine.op("here").eager().submit((), |()| std::thread::current().id())?;
+    /// assert_eq!(ran.wait()?, here);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn eager(mut self) -> Self {
+        self.spec.flags |= flag::EAGER;
+        self
+    }
+
+    /// Sets the device that the operation runs on. Default: [`Device::Cpu`].
     ///
     /// The function of a device's operation is called on the thread of the device's lane for its
     /// [property](Self::property): one for copies each way, one for urgent work
     /// ([`GpuPrioritized`](Property::GpuPrioritized)), one for all other. [`launch`](Self::launch) and
-    /// its siblings give it the lane's stream; operations pushed by other calls have none, and run when all that they come
-    /// after is complete, like those of the CPU.
-    pub fn on(mut self, context: Device) -> Self {
-        self.context = context;
+    /// its siblings pass it the lane's stream; operations pushed by other calls have none, and run once their dependencies
+    /// are complete, like those of the CPU.
+    pub fn on(mut self, device: Device) -> Self {
+        self.device = device;
         self
     }
 
-    /// Declares variables that the operation reads.
+    /// Declares variables that the operation reads: [`Token`]s or [`Var`](crate::Var)s, by reference.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (source, parts) = (engine.token(), vec![engine.var(1), engine.var(2)]);
+    /// engine.op("scan").reads([&source]).reads(&parts).push((), |()| {})?;
+    /// # engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
-    pub fn reads(self, tokens: impl IntoIterator<Item = &'e Token>) -> Self {
-        self.declare(tokens, Mode::Read)
+    pub fn reads<T: AsRef<Token> + 'e>(self, variables: impl IntoIterator<Item = &'e T>) -> Self {
+        self.declare(variables, Mode::Read)
     }
 
     /// Declares variables that the operation mutates.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let disk = engine.token();
+    /// engine.op("flush").writes([&disk]).push((), |()| {})?;
+    /// engine.wait_for_var(&disk)?;
+    /// assert_eq!(disk.version(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
-    pub fn writes(self, tokens: impl IntoIterator<Item = &'e Token>) -> Self {
-        self.declare(tokens, Mode::Write)
+    pub fn writes<T: AsRef<Token> + 'e>(self, variables: impl IntoIterator<Item = &'e T>) -> Self {
+        self.declare(variables, Mode::Write)
     }
 
-    /// Declares variables that the operation mutates whatever they were: it is not skipped because they have failed, and
-    /// its success ends their failure.
+    /// Declares variables that the operation mutates regardless of their state: it is not skipped because they have failed,
+    /// and its success clears their errors.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let disk = engine.token();
+    /// engine.op("write").writes([&disk]).try_push((), |()| Err("the disk is full".into()))?;
+    /// engine.op("format").overwrites([&disk]).push((), |()| {})?;
+    /// engine.wait_for_var(&disk)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
-    pub fn overwrites(self, tokens: impl IntoIterator<Item = &'e Token>) -> Self {
-        self.declare(tokens, Mode::Overwrite)
+    pub fn overwrites<T: AsRef<Token> + 'e>(self, variables: impl IntoIterator<Item = &'e T>) -> Self {
+        self.declare(variables, Mode::Overwrite)
     }
 
     #[inline]
-    fn declare(mut self, tokens: impl IntoIterator<Item = &'e Token>, mode: Mode) -> Self {
+    fn declare<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>, mode: Mode) -> Self {
         // Not `extend`: these are few, and what that prepares for many costs more than they do.
-        for token in tokens {
-            self.entries.push(Entry { cell: token.ptr(), mode, refs: Refs::None });
+        for variable in variables {
+            self.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: Refs::None });
         }
         self
     }
 
-    /// Pushes an operation over typed variables. Its function gets references to their values.
+    // --------------------------------------------------------------------------------------------------- on a worker ----
+
+    /// Pushes an operation whose function returns nothing.
+    ///
+    /// The function gets what `accesses` declares: references to values, and the operation's context for
+    /// [`cx()`](crate::cx). `()` declares nothing, for operations over untyped variables alone.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (input, output) = (engine.var(20), engine.var(0));
+    /// engine.op("double").push((input.read(), output.write()), |(input, output)| *output = 2 * *input)?;
+    /// assert_eq!(engine.get(&output)?, 40);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// See [`PushError`]; nothing is enqueued then.
     #[track_caller]
-    pub fn push<A, F, R>(mut self, accesses: A, f: F) -> Result<(), PushError>
+    pub fn push<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(A::Refs<'a>) -> R + Send + 'static,
-        R: Report,
+        F: for<'a> FnOnce(A::Refs<'a>) + Send + 'static,
     {
         let location = Location::caller();
         let captured = accesses.capture();
-        // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
-        let f = move |_: &Call<'_>| outcome_of(f(unsafe { A::refs(&captured) }));
+        let f = move |call: &Call<'_>| {
+            let cx = OpContext::new(call);
+            // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+            f(unsafe { A::refs(&captured, &cx) });
+            Ok(())
+        };
         self.enqueue(location, &accesses, 0, FnJob::new(f))
     }
 
-    /// Pushes an operation over typed variables whose function returns a value, had from the handle.
+    /// Pushes an operation whose function may fail: an `Err` fails every variable that the operation mutates, and later operations
+    /// that name one of these are skipped with the same error.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (text, number) = (engine.var("12x"), engine.var(0));
+    /// engine.op("parse").try_push((text.read(), number.write()), |(text, number)| {
+    ///     *number = text.parse::<i32>()?;
+    ///     Ok(())
+    /// })?;
+    /// assert!(engine.wait_for_var(&number).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn try_push<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(A::Refs<'a>) -> Result<(), BoxError> + Send + 'static,
+    {
+        let location = Location::caller();
+        let captured = accesses.capture();
+        let f = move |call: &Call<'_>| {
+            let cx = OpContext::new(call);
+            // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+            f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
+        };
+        self.enqueue(location, &accesses, 0, FnJob::new(f))
+    }
+
+    /// Pushes an operation whose function returns a value, and returns a handle to the result.
+    ///
+    /// A `Result` is a value like any other: its `Err` does not fail the operation. Use [`try_submit`](Self::try_submit) for
+    /// that.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let words = engine.var(vec!["warp", "weft"]);
+    /// let count = engine.op("count").submit(words.read(), |words| words.len())?;
+    /// assert_eq!(count.wait()?, 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// See [`PushError`]; nothing is enqueued then.
@@ -220,38 +378,88 @@ impl<'e> OpBuilder<'e> {
     {
         let location = Location::caller();
         let captured = accesses.capture();
-        // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
-        let f = move |_: &Call<'_>| Ok(f(unsafe { A::refs(&captured) }));
-        self.enqueue_returning(location, &accesses, 0, f)
-    }
-
-    /// As [`submit`](Self::submit), with a function whose error fails the operation.
-    ///
-    /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
-    #[track_caller]
-    pub fn try_submit<A, F, R, E>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
-    where
-        A: Accesses,
-        F: for<'a> FnOnce(A::Refs<'a>) -> Result<R, E> + Send + 'static,
-        R: Send + 'static,
-        E: Into<BoxError>,
-    {
-        let location = Location::caller();
-        let captured = accesses.capture();
-        let f = move |_: &Call<'_>| {
+        let f = move |call: &Call<'_>| {
+            let cx = OpContext::new(call);
             // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
-            f(unsafe { A::refs(&captured) }).map_err(|error| Cause::Error(error.into()))
+            Ok(f(unsafe { A::refs(&captured, &cx) }))
         };
         self.enqueue_returning(location, &accesses, 0, f)
     }
 
-    /// Pushes an operation of a device over typed variables. Its function gets the stream to issue work on, and references
-    /// to the values. See [`GpuStream`].
+    /// Pushes an operation whose function returns a value or fails, and returns a handle to the result: an `Err` fails every variable that the operation mutates, and later operations
+    /// that name one of these are skipped with the same error.
+    /// The handle returns the error as well.
     ///
-    /// The function is called when everything that the operation comes after has been issued on the same device, and
-    /// complete elsewhere; so it should return soon. Where a value lies in the host's memory, what devices do with it is
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let text = engine.var("12");
+    /// let number = engine.op("parse").try_submit(text.read(), |text| Ok(text.parse::<i32>()?))?;
+    /// assert_eq!(number.wait()?, 12);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn try_submit<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(A::Refs<'a>) -> Result<R, BoxError> + Send + 'static,
+        R: Send + 'static,
+    {
+        let location = Location::caller();
+        let captured = accesses.capture();
+        let f = move |call: &Call<'_>| {
+            let cx = OpContext::new(call);
+            // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+            f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
+        };
+        self.enqueue_returning(location, &accesses, 0, f)
+    }
+
+    // --------------------------------------------------------------------------------------------------- on a device ----
+
+    /// Pushes an operation of a device, whose function returns nothing. The function gets the stream to issue work on
+    /// and what `accesses` declares. See [`GpuStream`].
+    ///
+    /// The function is called when everything that the operation depends on has been issued on the same device, and
+    /// is complete elsewhere; so it should return soon. Where a value lies in the host's memory, what devices do with it is
     /// complete as well.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Device, Engine, SimulatedGpu};
+    ///
+    /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
+    /// let gpu = Device::Gpu(0);
+    /// let device = engine.device_var::<f32>(gpu, 4)?;
+    /// engine.op("look").on(gpu).launch(device.read(), |stream, device| {
+    ///     assert!(stream.simulated().is_some() && device.len() == 4);
+    /// })?;
+    /// engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn launch<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) + Send + 'static,
+    {
+        self.enqueue_launch(Location::caller(), 0, accesses, move |stream, refs| {
+            f(stream, refs);
+            Ok(())
+        })
+    }
+
+    /// Pushes an operation of a device, whose function may fail: an `Err` fails every variable that the operation mutates, and later operations
+    /// that name one of these are skipped with the same error.
+    /// An error of the device is told apart as [`Cause::Device`]. Otherwise as [`launch`](Self::launch).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -264,9 +472,10 @@ impl<'e> OpBuilder<'e> {
     /// let device = engine.device_var::<f32>(gpu, 4)?;
     /// engine.op("fill").push(host.write(), |host| host.fill(1.5))?;
     /// engine.op("upload").on(gpu).copy_to_device(&host, &device)?;
-    /// engine.op("double").on(gpu).launch(device.write(), |stream, device| {
-    ///     let mut gpu = stream.simulated().expect("it is a simulated device");
-    ///     gpu.launch(Duration::from_micros(5), device, |values| values.iter_mut().for_each(|value| *value *= 2.0))
+    /// engine.op("double").on(gpu).try_launch(device.write(), |stream, device| {
+    ///     let mut gpu = stream.simulated().ok_or("it is not a simulated device")?;
+    ///     gpu.launch(Duration::from_micros(5), device, |values| values.iter_mut().for_each(|value| *value *= 2.0))?;
+    ///     Ok(())
     /// })?;
     /// engine.op("download").on(gpu).copy_from_device(&device, &host)?;
     /// let sum = engine.op("sum").submit(host.read(), |host| host.iter().sum::<f32>())?;
@@ -278,74 +487,113 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// See [`PushError`]; nothing is enqueued then.
     #[track_caller]
-    pub fn launch<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
+    pub fn try_launch<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> R + Send + 'static,
-        R: Report,
+        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<(), BoxError> + Send + 'static,
     {
-        self.enqueue_launch(0, accesses, f)
+        self.enqueue_launch(Location::caller(), 0, accesses, f)
     }
 
-    #[track_caller]
-    fn enqueue_launch<A, F, R>(mut self, flags: u16, accesses: A, f: F) -> Result<(), PushError>
+    fn enqueue_launch<A, F>(
+        mut self,
+        location: &'static Location<'static>,
+        flags: u16,
+        accesses: A,
+        f: F,
+    ) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> R + Send + 'static,
-        R: Report,
+        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<(), BoxError> + Send + 'static,
     {
-        let location = Location::caller();
         let captured = accesses.capture();
-        let f = move |cx: &Call<'_>| {
-            // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
-            with_stream(cx, |stream| outcome_of(f(stream, unsafe { A::refs(&captured) })))
+        let f = move |call: &Call<'_>| {
+            let cx = OpContext::new(call);
+            with_stream(call, |stream| {
+                // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+                f(stream, unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
+            })
         };
         self.check_device()?;
         self.enqueue(location, &accesses, flag::DEVICE | flags, FnJob::new(f))
     }
 
-    /// As [`launch`](Self::launch), for a function whose value is had from the handle, once the device has done what it
-    /// issued.
+    /// Pushes an operation of a device, whose function returns a value, and returns a handle to the result. The result is
+    /// there once the device has done what the function issued. Otherwise as [`launch`](Self::launch).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Device, Engine, SimulatedGpu};
+    ///
+    /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
+    /// let gpu = Device::Gpu(0);
+    /// let device = engine.device_var::<f32>(gpu, 4)?;
+    /// let len = engine.op("len").on(gpu).submit_launch(device.read(), |_, device| device.len())?;
+    /// assert_eq!(len.wait()?, 4);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// See [`PushError`]; nothing is enqueued then.
     #[track_caller]
-    pub fn try_launch<A, F, R, E>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    pub fn submit_launch<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<R, E> + Send + 'static,
+        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> R + Send + 'static,
         R: Send + 'static,
-        E: Into<BoxError>,
     {
         let location = Location::caller();
         let captured = accesses.capture();
-        let f = move |cx: &Call<'_>| {
-            with_stream(cx, |stream| {
-                // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
-                f(stream, unsafe { A::refs(&captured) }).map_err(|error| Cause::Error(error.into()))
-            })
+        let f = move |call: &Call<'_>| {
+            let cx = OpContext::new(call);
+            // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+            with_stream(call, |stream| Ok(f(stream, unsafe { A::refs(&captured, &cx) })))
         };
         self.check_device()?;
         self.enqueue_returning(location, &accesses, flag::DEVICE, f)
     }
 
-    /// Makes an operator of a device over typed variables, to be pushed often.
+    /// Pushes an operation of a device, whose function returns a value or fails, and returns a handle to the result: an `Err` fails every variable that the operation mutates, and later operations
+    /// that name one of these are skipped with the same error.
+    /// The handle returns the error as well. Otherwise as [`submit_launch`](Self::submit_launch).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Device, Engine, SimulatedGpu};
+    ///
+    /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
+    /// let gpu = Device::Gpu(0);
+    /// let device = engine.device_var::<f32>(gpu, 4)?;
+    /// let len = engine.op("len").on(gpu).try_submit_launch(device.read(), |stream, device| {
+    ///     stream.simulated().ok_or("it is not a simulated device")?;
+    ///     Ok(device.len())
+    /// })?;
+    /// assert_eq!(len.wait()?, 4);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// See [`PushError`].
-    pub fn launch_operator<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn try_submit_launch<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
-        F: for<'a> Fn(&mut GpuStream, A::Refs<'a>) -> R + Send + Sync + 'static,
-        R: Report,
+        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<R, BoxError> + Send + 'static,
+        R: Send + 'static,
     {
+        let location = Location::caller();
         let captured = accesses.capture();
-        let f = move |cx: &Call<'_>| {
-            // SAFETY: each run declares `accesses` and calls this once; normalising refuses aliases.
-            with_stream(cx, |stream| outcome_of(f(stream, unsafe { A::refs(&captured) })))
+        let f = move |call: &Call<'_>| {
+            let cx = OpContext::new(call);
+            with_stream(call, |stream| {
+                // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+                f(stream, unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
+            })
         };
         self.check_device()?;
-        self.into_operator(&accesses, flag::DEVICE, Function::Sync(Box::new(f)))
+        self.enqueue_returning(location, &accesses, flag::DEVICE, f)
     }
 
     /// Pushes a copy to a device's memory, of all of it. Unless a [property](Self::property) was set, it goes to the lane for
@@ -360,7 +608,9 @@ impl<'e> OpBuilder<'e> {
         to: &Var<DeviceVec<T>>,
     ) -> Result<(), PushError> {
         let copy = self.default_property(Property::CopyToGpu);
-        copy.enqueue_launch(flag::COPY, (from.read(), to.overwrite()), |stream, (from, to)| stream.copy_in(from, to))
+        copy.enqueue_launch(Location::caller(), flag::COPY, (from.read(), to.overwrite()), |stream, (from, to)| {
+            Ok(stream.copy_in(from, to)?)
+        })
     }
 
     /// Pushes a copy from a device's memory, of all of it. Unless a [property](Self::property) was set, it goes to the lane
@@ -375,7 +625,9 @@ impl<'e> OpBuilder<'e> {
         to: &Var<PinnedVec<T>>,
     ) -> Result<(), PushError> {
         let copy = self.default_property(Property::CopyFromGpu);
-        copy.enqueue_launch(flag::COPY, (from.read(), to.overwrite()), |stream, (from, to)| stream.copy_out(from, to))
+        copy.enqueue_launch(Location::caller(), flag::COPY, (from.read(), to.overwrite()), |stream, (from, to)| {
+            Ok(stream.copy_out(from, to)?)
+        })
     }
 
     /// Pushes a copy between two memories of devices, of all of it, on the device of this operation. Unless a
@@ -391,9 +643,290 @@ impl<'e> OpBuilder<'e> {
         to: &Var<DeviceVec<T>>,
     ) -> Result<(), PushError> {
         let copy = self.default_property(Property::CopyToGpu);
-        copy.enqueue_launch(flag::COPY, (from.read(), to.overwrite()), |stream, (from, to)| {
-            stream.copy_across(from, to)
+        copy.enqueue_launch(Location::caller(), flag::COPY, (from.read(), to.overwrite()), |stream, (from, to)| {
+            Ok(stream.copy_across(from, to)?)
         })
+    }
+
+    // ---------------------------------------------------------------------------------------------- by a completion ----
+
+    /// Pushes an asynchronous operation: it is complete when its [`Completion`] is used, not when its function returns.
+    ///
+    /// Where `accesses` gives the function references to values, the operation is complete when the function has returned
+    /// and the completion was used, so that nothing else can use the values meanwhile.
+    ///
+    /// If the function panics while the completion lives elsewhere, the operation fails with that when the completion is
+    /// used; if that had been used before, [`Engine::wait_for_all`] reports it, or where the function had references to
+    /// values, the operation fails with it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (disk, requests) = (engine.token(), engine.var(0));
+    /// engine.op("read").writes([&disk]).push_async(requests.write(), |requests, done| {
+    ///     *requests += 1;
+    ///     std::thread::spawn(move || done.complete());
+    /// })?;
+    /// engine.wait_for_var(&disk)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn push_async<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(A::Refs<'a>, Completion) + Send + 'static,
+    {
+        let location = Location::caller();
+        let f = move |refs: A::Refs<'_>, done| {
+            f(refs, done);
+            Ok(())
+        };
+        // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+        let work = unsafe { completion::async_body::<A>(accesses.capture(), f) };
+        self.enqueue(location, &accesses, flag::ASYNC, work)
+    }
+
+    /// Pushes an asynchronous operation whose function may fail: an `Err` fails every variable that the operation mutates, and later operations
+    /// that name one of these are skipped with the same error.
+    ///
+    /// It fails with the function's error when its completion is used. A completion that was dropped by an early return has
+    /// already failed it with [`Cause::LostCompletion`], so that [`Engine::wait_for_all`] reports the function's error; where
+    /// the function had references to values, the operation fails with the function's error. Otherwise as
+    /// [`push_async`](Self::push_async).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (name, lines) = (engine.var("no such file"), engine.var(0));
+    /// engine.op("count").try_push_async((name.read(), lines.write()), |(name, lines), done| {
+    ///     *lines = std::fs::read_to_string(name)?.lines().count();
+    ///     done.complete();
+    ///     Ok(())
+    /// })?;
+    /// assert!(engine.wait_for_var(&lines).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn try_push_async<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(A::Refs<'a>, Completion) -> Result<(), BoxError> + Send + 'static,
+    {
+        let location = Location::caller();
+        let f = move |refs: A::Refs<'_>, done| f(refs, done).map_err(Cause::Error);
+        // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+        let work = unsafe { completion::async_body::<A>(accesses.capture(), f) };
+        self.enqueue(location, &accesses, flag::ASYNC, work)
+    }
+
+    // ----------------------------------------------------------------------------------------------------- operators ----
+
+    /// Makes an operator whose function returns nothing, to be pushed often.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let counter = engine.var(0u32);
+    /// let increment = engine.op("increment").operator(counter.write(), |counter| *counter += 1)?;
+    /// increment.push()?;
+    /// increment.push()?;
+    /// assert_eq!(engine.get(&counter)?, 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`].
+    pub fn operator<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
+    where
+        A: Accesses,
+        F: for<'a> Fn(A::Refs<'a>) + Send + Sync + 'static,
+    {
+        let captured = accesses.capture();
+        let f = move |call: &Call<'_>| {
+            let cx = OpContext::new(call);
+            // SAFETY: each run declares `accesses` and calls this once; normalising refuses aliases.
+            f(unsafe { A::refs(&captured, &cx) });
+            Ok(())
+        };
+        self.into_operator(&accesses, 0, Function::Sync(Box::new(f)))
+    }
+
+    /// Makes an operator whose function may fail, to be pushed often: in each run, an `Err` fails every variable that the operation mutates, and later operations
+    /// that name one of these are skipped with the same error.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let budget = engine.var(1u32);
+    /// let spend = engine.op("spend").try_operator(budget.write(), |budget| {
+    ///     *budget = budget.checked_sub(1).ok_or("the budget is spent")?;
+    ///     Ok(())
+    /// })?;
+    /// spend.push()?;
+    /// spend.push()?;
+    /// assert!(engine.wait_for_var(&budget).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`].
+    pub fn try_operator<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
+    where
+        A: Accesses,
+        F: for<'a> Fn(A::Refs<'a>) -> Result<(), BoxError> + Send + Sync + 'static,
+    {
+        let captured = accesses.capture();
+        let f = move |call: &Call<'_>| {
+            let cx = OpContext::new(call);
+            // SAFETY: each run declares `accesses` and calls this once; normalising refuses aliases.
+            f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
+        };
+        self.into_operator(&accesses, 0, Function::Sync(Box::new(f)))
+    }
+
+    /// Makes an operator of a device whose function returns nothing, to be pushed often. See [`launch`](Self::launch).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Device, Engine, SimulatedGpu};
+    ///
+    /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
+    /// let gpu = Device::Gpu(0);
+    /// let device = engine.device_var::<f32>(gpu, 4)?;
+    /// let look = engine.op("look").on(gpu).launch_operator(device.read(), |_, device| assert_eq!(device.len(), 4))?;
+    /// look.push()?;
+    /// engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`].
+    pub fn launch_operator<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
+    where
+        A: Accesses,
+        F: for<'a> Fn(&mut GpuStream, A::Refs<'a>) + Send + Sync + 'static,
+    {
+        self.try_launch_operator(accesses, move |stream, refs| {
+            f(stream, refs);
+            Ok(())
+        })
+    }
+
+    /// Makes an operator of a device whose function may fail, to be pushed often: in each run, an `Err` fails every variable that the operation mutates, and later operations
+    /// that name one of these are skipped with the same error.
+    /// See [`try_launch`](Self::try_launch).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Device, Engine, SimulatedGpu};
+    /// use std::time::Duration;
+    ///
+    /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
+    /// let gpu = Device::Gpu(0);
+    /// let device = engine.device_var::<f32>(gpu, 4)?;
+    /// let clear = engine.op("clear").on(gpu).try_launch_operator(device.overwrite(), |stream, device| {
+    ///     let mut gpu = stream.simulated().ok_or("it is not a simulated device")?;
+    ///     gpu.launch(Duration::from_micros(5), device, |values| values.fill(0.0))?;
+    ///     Ok(())
+    /// })?;
+    /// clear.push()?;
+    /// engine.wait_for_var(&device)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`].
+    pub fn try_launch_operator<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
+    where
+        A: Accesses,
+        F: for<'a> Fn(&mut GpuStream, A::Refs<'a>) -> Result<(), BoxError> + Send + Sync + 'static,
+    {
+        let captured = accesses.capture();
+        let f = move |call: &Call<'_>| {
+            let cx = OpContext::new(call);
+            with_stream(call, |stream| {
+                // SAFETY: each run declares `accesses` and calls this once; normalising refuses aliases.
+                f(stream, unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
+            })
+        };
+        self.check_device()?;
+        self.into_operator(&accesses, flag::DEVICE, Function::Sync(Box::new(f)))
+    }
+
+    /// Makes an asynchronous operator, to be pushed often. See [`push_async`](Self::push_async).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let disk = engine.token();
+    /// let flush = engine.op("flush").writes([&disk]).operator_async((), |(), done| {
+    ///     std::thread::spawn(move || done.complete());
+    /// })?;
+    /// flush.push()?;
+    /// engine.wait_for_var(&disk)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`].
+    pub fn operator_async<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
+    where
+        A: Accesses,
+        F: for<'a> Fn(A::Refs<'a>, Completion) + Send + Sync + 'static,
+    {
+        self.try_operator_async(accesses, move |refs, done| {
+            f(refs, done);
+            Ok(())
+        })
+    }
+
+    /// Makes an asynchronous operator whose function may fail, to be pushed often: in each run, an `Err` fails every variable that the operation mutates, and later operations
+    /// that name one of these are skipped with the same error.
+    /// See [`try_push_async`](Self::try_push_async).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let budget = engine.var(1u32);
+    /// let spend = engine.op("spend").try_operator_async(budget.write(), |budget, done| {
+    ///     *budget = budget.checked_sub(1).ok_or("the budget is spent")?;
+    ///     done.complete();
+    ///     Ok(())
+    /// })?;
+    /// spend.push()?;
+    /// spend.push()?;
+    /// assert!(engine.wait_for_var(&budget).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`].
+    pub fn try_operator_async<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
+    where
+        A: Accesses,
+        F: for<'a> Fn(A::Refs<'a>, Completion) -> Result<(), BoxError> + Send + Sync + 'static,
+    {
+        let captured = accesses.capture();
+        let f = move |call: &Call<'_>| {
+            let f = |refs: A::Refs<'_>, done| f(refs, done).map_err(Cause::Error);
+            // SAFETY: each run declares `accesses` and calls this once; normalising refuses aliases.
+            unsafe { completion::call_async::<A>(call, &captured, f) }
+        };
+        self.into_operator(&accesses, flag::ASYNC, Function::Async(Box::new(f)))
     }
 
     fn default_property(self, property: Property) -> Self {
@@ -401,83 +934,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     fn check_device(&self) -> Result<(), PushError> {
-        if self.context == Device::Cpu { Err(PushError::NotOnDevice) } else { Ok(()) }
-    }
-
-    /// Pushes an operation over the untyped variables declared so far.
-    ///
-    /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
-    #[track_caller]
-    pub fn push_sync<F, R>(mut self, f: F) -> Result<(), PushError>
-    where
-        F: FnOnce(&OpContext<'_>) -> R + Send + 'static,
-        R: Report,
-    {
-        let location = Location::caller();
-        let f = move |cx: &Call<'_>| outcome_of(f(&OpContext::new(cx)));
-        self.enqueue(location, &(), 0, FnJob::new(f))
-    }
-
-    /// Pushes an asynchronous operation over the untyped variables declared so far: it is done when its [`Completion`] is
-    /// used, not when its function returns.
-    ///
-    /// If the function panics or returns an error while the completion lives elsewhere, the operation fails with that when
-    /// the completion is used; if that had been used before, [`Engine::wait_for_all`] reports it.
-    ///
-    /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
-    #[track_caller]
-    pub fn push_async<F, R>(mut self, f: F) -> Result<(), PushError>
-    where
-        F: FnOnce(&OpContext<'_>, Completion) -> R + Send + 'static,
-        R: Report,
-    {
-        let location = Location::caller();
-        let work = async_body(move |cx: &Call<'_>, done| outcome_of(f(&OpContext::new(cx), done)));
-        self.enqueue(location, &(), flag::ASYNC, work)
-    }
-
-    /// Makes an operator over typed variables, to be pushed often.
-    ///
-    /// # Errors
-    /// See [`PushError`].
-    pub fn operator<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
-    where
-        A: Accesses,
-        F: for<'a> Fn(A::Refs<'a>) -> R + Send + Sync + 'static,
-        R: Report,
-    {
-        let captured = accesses.capture();
-        // SAFETY: each run declares `accesses` and calls this once; normalising refuses aliases.
-        let f = move |_: &Call<'_>| outcome_of(f(unsafe { A::refs(&captured) }));
-        self.into_operator(&accesses, 0, Function::Sync(Box::new(f)))
-    }
-
-    /// Makes an operator over the untyped variables declared so far, to be pushed often.
-    ///
-    /// # Errors
-    /// See [`PushError`].
-    pub fn operator_sync<F, R>(self, f: F) -> Result<Operator, PushError>
-    where
-        F: Fn(&OpContext<'_>) -> R + Send + Sync + 'static,
-        R: Report,
-    {
-        let f = move |cx: &Call<'_>| outcome_of(f(&OpContext::new(cx)));
-        self.into_operator(&(), 0, Function::Sync(Box::new(f)))
-    }
-
-    /// Makes an asynchronous operator over the untyped variables declared so far, to be pushed often.
-    ///
-    /// # Errors
-    /// See [`PushError`].
-    pub fn operator_async<F, R>(self, f: F) -> Result<Operator, PushError>
-    where
-        F: Fn(&OpContext<'_>, Completion) -> R + Send + Sync + 'static,
-        R: Report,
-    {
-        let f = move |cx: &Call<'_>, done| outcome_of(f(&OpContext::new(cx), done));
-        self.into_operator(&(), flag::ASYNC, Function::Async(Box::new(f)))
+        if self.device == Device::Cpu { Err(PushError::NotOnDevice) } else { Ok(()) }
     }
 
     fn into_operator(
@@ -486,11 +943,12 @@ impl<'e> OpBuilder<'e> {
         flags: u16,
         function: Function,
     ) -> Result<Operator, PushError> {
-        let core = self.engine.core();
+        let core = self.core;
         if core.is_forked() {
             return Err(PushError::Forked);
         }
-        let fixed_priority = Route::of(self.property, core.kind()).priority.is_some();
+        let fixed_priority =
+            self.spec.flags & flag::KEPT != 0 || Route::of(self.property, core.kind()).priority.is_some();
         self.finish(accesses, flags)?;
         let entries = core.check_and_sort(&mut self.entries)?.into();
         Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority))
@@ -510,7 +968,7 @@ impl<'e> OpBuilder<'e> {
         R: Send + 'static,
     {
         let oneshot = Oneshot::new();
-        let core = Arc::clone(self.engine.core());
+        let core = Arc::clone(self.core);
         self.enqueue(location, accesses, flags, ResultJob::new(f, Arc::clone(&oneshot)))?;
         Ok(OpHandle::new(oneshot, core))
     }
@@ -524,7 +982,7 @@ impl<'e> OpBuilder<'e> {
         work: impl Job,
     ) -> Result<(), PushError> {
         self.finish(accesses, flags)?;
-        self.engine.core().push(&mut self.spec, location, &mut self.entries, work)
+        self.core.push(&mut self.spec, location, &mut self.entries, work)
     }
 
     /// Ends the list of entries, and the rest of the description.
@@ -532,27 +990,28 @@ impl<'e> OpBuilder<'e> {
     fn finish(&mut self, accesses: &impl Accesses, flags: u16) -> Result<(), PushError> {
         accesses.declare(&mut List(&mut self.entries));
         self.spec.flags |= flags;
-        if self.property == Property::Normal && self.context == Device::Cpu { Ok(()) } else { self.route() }
+        if self.property == Property::Normal && self.device == Device::Cpu { Ok(()) } else { self.route() }
     }
 
     /// Notes what the operation's property and device mean.
     #[cold]
     fn route(&mut self) -> Result<(), PushError> {
-        let core = self.engine.core();
+        let core = self.core;
         if core.is_forked() {
             return Err(PushError::Forked);
         }
         let route = Route::of(self.property, core.kind());
-        let (lane, flags) = match self.context {
-            Device::Cpu => (route.lane, route.flags),
-            // On its lane's thread, whoever pushes.
+        self.spec.lane = match self.device {
+            Device::Cpu => route.lane,
             Device::Gpu(_) => {
-                let lane = gpu::route(core, self.context, self.property)?;
-                (lane, route.flags & !flag::EAGER | flag::ON_DEVICE)
+                let lane = gpu::route(core, self.device, self.property)?;
+                if self.spec.flags & flag::EAGER != 0 {
+                    return Err(PushError::EagerOnDevice);
+                }
+                self.spec.flags |= flag::ON_DEVICE;
+                lane
             }
         };
-        self.spec.lane = lane;
-        self.spec.flags |= flags;
         self.spec.priority = route.priority.unwrap_or(self.spec.priority);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What an operation's function can ask about its run.
+//! The context passed to a running operation.
 
 use std::{fmt, sync::Arc};
 
@@ -9,9 +9,23 @@ use crate::{
     values::device::Device,
 };
 
-/// What an operation's function is told about its run.
+/// The context of a running operation: its name, its device, its worker and its engine.
+///
+/// An operation's function gets it by declaring [`cx()`](crate::cx) beside its variables.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::cx;
+///
+/// let engine = raddle::Engine::builder().workers(1).build()?;
+/// let name = engine.op("spin").submit(cx(), |cx| cx.name().to_owned())?;
+/// assert_eq!(name.wait()?, "spin");
+/// # Ok(())
+/// # }
+/// ```
 pub struct OpContext<'a> {
-    op: &'a Op<Task>,
+    /// `None` only for code of the program's that is no part of an operation, which is never given a context.
+    op: Option<&'a Op<Task>>,
     core: &'a Arc<Core>,
 }
 
@@ -19,39 +33,88 @@ impl fmt::Debug for OpContext<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OpContext")
             .field("name", &self.name())
-            .field("context", &self.context())
+            .field("device", &self.device())
             .field("worker", &self.worker())
             .finish_non_exhaustive()
     }
 }
 
 impl<'a> OpContext<'a> {
+    /// Costs nothing where the context is not used: it only copies what the call has.
     #[inline]
     pub(crate) fn new(call: &Call<'a>) -> Self {
-        Self { op: call.op(), core: call.core() }
+        Self { op: call.try_op(), core: call.core() }
     }
 
-    /// The operation's name; empty if it was given none.
+    /// Returns the operation's name; empty if it has none.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let name = engine.op("load").submit(raddle::cx(), |cx| cx.name().len())?;
+    /// assert_eq!(name.wait()?, 4);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
-        self.op.task().name().as_str()
+        self.op.map_or("", |op| op.task().name().as_str())
     }
 
-    /// The device the operation runs on.
+    /// Returns the device that the operation runs on.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let device = engine.op("where").submit(raddle::cx(), |cx| cx.device())?;
+    /// assert_eq!(device.wait()?, raddle::Device::Cpu);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
-    pub fn context(&self) -> Device {
-        self.core.gpus().context_of(self.op.task().lane)
+    pub fn device(&self) -> Device {
+        self.op.map_or(Device::Cpu, |op| self.core.gpus().context_of(op.task().lane))
     }
 
-    /// The number of the worker in its lane; `None` on a thread that is no worker, such as a pusher that runs the
-    /// operation itself.
+    /// Returns the number of the worker in its lane; `None` outside a worker thread, such as on a pushing thread that runs
+    /// the operation itself.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use raddle::EngineKind;
+    /// let engine = raddle::Engine::builder().kind(EngineKind::PerDevice).workers(1).build()?;
+    /// let worker = engine.op("where").submit(raddle::cx(), |cx| cx.worker())?;
+    /// assert_eq!(worker.wait()?, Some(0));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn worker(&self) -> Option<usize> {
         worker_thread::worker_index()
     }
 
-    /// The engine, for pushing further operations. This handle does not keep the engine open: unlike those that the
-    /// program holds, it may be the last one without a shutdown.
+    /// Returns a handle of the engine that pushes and waits, but does not keep the engine open; see
+    /// [`Engine::downgrade`].
+    ///
+    /// What is pushed by it inside an operation is never lost: when the program drops its last handle, the drop waits for
+    /// that work as well. A captured clone of [`Engine`] keeps the engine open instead, so nothing waits for the work when
+    /// `main` returns.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::cx;
+    ///
+    /// let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let total = engine.var(0);
+    /// let inner = total.clone();
+    /// engine.op("first").push((cx(), total.write()), move |(cx, total)| {
+    ///     *total += 1;
+    ///     cx.engine().op("next").push(inner.write(), |total| *total += 1).expect("operations may push");
+    /// })?;
+    /// engine.wait_for_var(&total)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn engine(&self) -> Engine {
         Engine::uncounted(Arc::clone(self.core))

@@ -3,10 +3,7 @@
 use std::{fmt, panic::Location, ptr::NonNull, sync::Arc};
 
 use crate::{
-    api::{
-        completion::{Completion, async_body},
-        token::Token,
-    },
+    api::token::Token,
     engine::{
         core::Core,
         frame::{self, Call, NoWait},
@@ -17,13 +14,12 @@ use crate::{
     tracker::Mode,
 };
 
-type SyncFunction = dyn Fn(&Call<'_>) -> Result<(), Cause> + Send + Sync;
-type AsyncFunction = dyn Fn(&Call<'_>, Completion) -> Result<(), Cause> + Send + Sync;
+type OwnFunction = dyn Fn(&Call<'_>) -> Result<(), Cause> + Send + Sync;
 
 /// An operator's function.
 pub(crate) enum Function {
-    Sync(Box<SyncFunction>),
-    Async(Box<AsyncFunction>),
+    Sync(Box<OwnFunction>),
+    Async(Box<OwnFunction>),
 }
 
 struct Inner {
@@ -117,6 +113,12 @@ impl Own {
             Self::Counted(owner) => owner.get(),
         }
     }
+
+    #[inline]
+    fn call(&self, call: &Call<'_>) -> Result<(), Cause> {
+        let (Function::Sync(f) | Function::Async(f)) = &self.get().function;
+        f(call)
+    }
 }
 
 /// An operation made once and pushed often, from [`OpBuilder::operator`](crate::OpBuilder::operator) and its siblings: its
@@ -204,26 +206,12 @@ impl Operator {
                 } else {
                     Own::NoWait(self.0.inner)
                 };
-                self.enqueue(
-                    priority,
-                    location,
-                    FnJob::new(move |cx: &Call<'_>| match &own.get().function {
-                        Function::Sync(f) => f(cx),
-                        Function::Async(_) => Ok(()),
-                    }),
-                )
+                self.enqueue(priority, location, FnJob::new(move |call: &Call<'_>| own.call(call)))
             }
             Function::Async(_) => {
                 // The function may go on when its completion has ended the operation.
                 let own = Own::Counted(Arc::clone(&self.0));
-                self.enqueue(
-                    priority,
-                    location,
-                    async_body(move |cx, done| match &own.get().function {
-                        Function::Async(f) => f(cx, done),
-                        Function::Sync(_) => Ok(()),
-                    }),
-                )
+                self.enqueue(priority, location, FnJob::new(move |call: &Call<'_>| own.call(call)))
             }
         }
     }

@@ -1,6 +1,13 @@
 //! The untyped handle of a variable.
 
-use std::{fmt, mem::ManuallyDrop, panic::Location, ptr::NonNull, sync::Arc};
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    mem::ManuallyDrop,
+    panic::Location,
+    ptr::NonNull,
+    sync::Arc,
+};
 
 use crate::engine::{
     core::Core,
@@ -8,10 +15,22 @@ use crate::engine::{
     variable::{VarCell, VarRef},
 };
 
-/// A handle of a variable, whatever its value: it stands for something outside the engine, or for a
-/// [`Var`](crate::Var), which derefs to it.
+/// An untyped handle of a variable: it stands for something outside the engine, or for a [`Var`](crate::Var), which is
+/// `AsRef<Token>`.
 ///
-/// Clones are the same variable. When the last handle is dropped, the variable is deleted after every operation on it.
+/// Clones are the same variable, and handles are equal if they are of the same variable. When the last handle is dropped,
+/// the variable is deleted after every operation on it.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = raddle::Engine::builder().workers(1).build()?;
+/// let disk = engine.token();
+/// engine.op("flush").writes([&disk]).push((), |()| { /* something outside the engine */ })?;
+/// engine.wait_for_var(&disk)?;
+/// assert!(disk == disk.clone() && disk != engine.token());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Token(NonNull<VarCell>);
 
 // SAFETY: a handle gives access to the cell's shared parts only, which are `Sync`.
@@ -65,6 +84,47 @@ impl Token {
     pub(crate) fn cell(&self) -> &VarCell {
         // SAFETY: a handle keeps the cell alive.
         unsafe { self.0.as_ref() }
+    }
+}
+
+impl AsRef<Token> for Token {
+    #[inline]
+    fn as_ref(&self) -> &Token {
+        self
+    }
+}
+
+impl PartialEq for Token {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Eq for Token {}
+
+impl Hash for Token {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl Token {
+    /// Returns how many mutations of the variable have run to completion. Skipped, failed and cancelled ones do not count.
+    /// Other threads may count further at any time; what the counted ones did is visible to the caller.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let disk = engine.token();
+    /// engine.op("flush").writes([&disk]).push((), |()| {})?;
+    /// engine.wait_for_var(&disk)?;
+    /// assert_eq!(disk.version(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.cell().version()
     }
 }
 

@@ -1,14 +1,19 @@
 //! Typed handles of variables, and the declarations made from them.
 
-use std::{fmt, marker::PhantomData, ops::Deref};
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    marker::PhantomData,
+    ptr::NonNull,
+};
 
 use super::token::Token;
-use crate::tracker::Mode;
+use crate::{engine::variable::VarCell, tracker::Mode};
 
 /// A handle of a variable with a value.
 ///
-/// Clones are the same variable. It derefs to [`Token`], so it can stand wherever an untyped variable can. The value is only
-/// reached by operations, through [`read`](Self::read), [`write`](Self::write) and [`overwrite`](Self::overwrite), or cloned
+/// Clones are the same variable, and handles are equal if they are of the same variable. Every call that takes a [`Token`]
+/// takes a `Var` as well, by `AsRef<Token>`. The value is only reached by operations, through [`read`](Self::read), [`write`](Self::write) and [`overwrite`](Self::overwrite), or cloned
 /// out by [`Engine::get`](crate::Engine::get). When the last handle is dropped, the value is dropped on a worker after
 /// every operation on it.
 ///
@@ -92,11 +97,65 @@ impl<T> fmt::Debug for Var<T> {
     }
 }
 
-impl<T> Deref for Var<T> {
-    type Target = Token;
-
-    fn deref(&self) -> &Token {
+impl<T> AsRef<Token> for Var<T> {
+    #[inline]
+    fn as_ref(&self) -> &Token {
         &self.token
+    }
+}
+
+impl<T> PartialEq for Var<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.token == other.token
+    }
+}
+
+impl<T> Eq for Var<T> {}
+
+impl<T> Hash for Var<T> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.token.hash(state);
+    }
+}
+
+impl<T> Var<T> {
+    /// Returns the variable's untyped handle.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (disk, total) = (engine.token(), engine.var(0));
+    /// engine.op("save").writes([&disk, total.token()]).push((), |()| {})?;
+    /// engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    #[inline]
+    pub fn token(&self) -> &Token {
+        &self.token
+    }
+
+    /// Returns how many mutations of the variable have run to completion; see [`Token::version`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let total = engine.var(0);
+    /// engine.op("add").push(total.write(), |total| *total += 1)?;
+    /// engine.wait_for_var(&total)?;
+    /// assert_eq!(total.version(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.token.version()
+    }
+
+    #[inline]
+    pub(crate) fn ptr(&self) -> NonNull<VarCell> {
+        self.token.ptr()
     }
 }
 
@@ -107,6 +166,16 @@ impl<T: Send + 'static> Var<T> {
     }
 
     /// Declares that an operation reads the value: it gets `&T`. Consecutive readers run side by side.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let words = engine.var(vec!["warp", "weft"]);
+    /// let count = engine.op("count").submit(words.read(), |words| words.len())?;
+    /// assert_eq!(count.wait()?, 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn read(&self) -> Read<'_, T>
     where
         T: Sync,
@@ -115,12 +184,33 @@ impl<T: Send + 'static> Var<T> {
     }
 
     /// Declares that an operation mutates the value: it gets `&mut T`, alone.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let words = engine.var(vec!["warp"]);
+    /// engine.op("add").push(words.write(), |words| words.push("weft"))?;
+    /// assert_eq!(engine.get(&words)?, ["warp", "weft"]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn write(&self) -> Write<'_, T> {
         Write { var: self, mode: Mode::Write }
     }
 
-    /// Declares that an operation mutates the value whatever it was: it gets `&mut T`, alone, it is not skipped because the
-    /// variable has failed, and its success ends the failure.
+    /// Declares that an operation mutates the value regardless of its state: it gets `&mut T`, alone, it is not skipped
+    /// because the variable has failed, and its success clears the error.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let cache = engine.var(0);
+    /// engine.op("load").try_push(cache.write(), |_| Err("no such file".into()))?;
+    /// engine.op("reset").push(cache.overwrite(), |cache| *cache = 7)?;
+    /// assert_eq!(engine.get(&cache)?, 7);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn overwrite(&self) -> Write<'_, T> {
         Write { var: self, mode: Mode::Overwrite }
     }

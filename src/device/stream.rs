@@ -119,11 +119,12 @@ impl GpuStream {
     /// let values = engine.device_var::<u32>(gpu, 4)?;
     /// let host = engine.pinned_var::<u32>(gpu, 4)?;
     /// engine.op("upload").on(gpu).copy_to_device(&host, &values)?;
-    /// engine.op("add").on(gpu).launch((values.write(), own.overwrite()), |stream, (values, own)| {
+    /// engine.op("add").on(gpu).try_launch((values.write(), own.overwrite()), |stream, (values, own)| {
     ///     stream.include(own, |own| {
     ///         let mut own = own.simulated().expect("it is a simulated device");
     ///         own.launch(Duration::ZERO, values, |values| values.iter_mut().for_each(|value| *value += 1))
-    ///     })?
+    ///     })??;
+    ///     Ok(())
     /// })?;
     /// engine.op("download").on(gpu).copy_from_device(&values, &host)?;
     /// assert_eq!(engine.op("look").submit(host.read(), |host| host[3])?.wait()?, 1);

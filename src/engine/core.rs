@@ -119,7 +119,7 @@ impl Core {
         &self.gpus
     }
 
-    pub(crate) fn failures(&self) -> &Failures {
+    pub(crate) fn failures(&self) -> &Arc<Failures> {
         &self.failures
     }
 

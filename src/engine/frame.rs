@@ -93,6 +93,16 @@ pub(super) fn innermost() -> *const Frame {
     FRAME.with(Cell::get)
 }
 
+/// The engine of the innermost operation that runs on this thread.
+pub(crate) fn current_engine() -> Option<Arc<Core>> {
+    let mut current = None;
+    any_frame(|frame| {
+        current = frame.op.map(|_| Arc::clone(frame.engine()));
+        current.is_some()
+    });
+    current
+}
+
 /// Whether program code runs on this thread for an engine.
 #[inline]
 pub(crate) fn in_program() -> bool {
@@ -318,9 +328,21 @@ impl<'a> Call<'a> {
         op
     }
 
+    /// The operation, without a check that there is one.
+    #[inline]
+    pub(crate) fn try_op(&self) -> Option<&'a Op<Task>> {
+        self.frame.op()
+    }
+
     /// Takes the right to an asynchronous operation, for its completion. Returns `None` at the second call.
     pub(crate) fn take_right(&self) -> Option<OpRef<Task>> {
         self.frame.take_right()
+    }
+
+    /// Returns the right of an asynchronous operation whose completion was used, but whose function has failed: the
+    /// operation fails with the function's failure.
+    pub(crate) fn return_right(&self, op: OpRef<Task>) {
+        self.frame.right.set(Some(op));
     }
 
     #[inline]

@@ -57,8 +57,7 @@ impl Spec {
 /// The lane and flags that a property gives to an operation.
 pub(crate) struct Route {
     pub(crate) lane: u8,
-    pub(crate) flags: u16,
-    /// Replaces the priority of the operation.
+    /// Replaces the operation's own priority.
     pub(crate) priority: Option<i32>,
 }
 
@@ -67,16 +66,13 @@ impl Route {
     #[inline]
     pub(crate) fn of(property: Property, kind: EngineKind) -> Self {
         let per_device = kind == EngineKind::PerDevice;
-        let (lane, flags, priority) = match property {
-            Property::Normal => (0, 0, None),
-            Property::CopyToGpu => (1, 0, None),
-            Property::CopyFromGpu => (if per_device { 2 } else { 1 }, 0, None),
-            Property::CpuPrioritized | Property::GpuPrioritized if per_device => (3, 0, None),
-            Property::CpuPrioritized | Property::GpuPrioritized => (0, 0, Some(i32::MAX)),
-            Property::Async => (0, flag::EAGER, None),
-            Property::DeleteVar => (0, flag::NO_SKIP | flag::KEPT, Some(i32::MAX)),
-            Property::NoSkip => (0, flag::NO_SKIP, None),
+        let (lane, priority) = match property {
+            Property::Normal => (0, None),
+            Property::CopyToGpu => (1, None),
+            Property::CopyFromGpu => (if per_device { 2 } else { 1 }, None),
+            Property::CpuPrioritized | Property::GpuPrioritized if per_device => (3, None),
+            Property::CpuPrioritized | Property::GpuPrioritized => (0, Some(i32::MAX)),
         };
-        Self { lane, flags, priority }
+        Self { lane, priority }
     }
 }

@@ -202,7 +202,7 @@ pub(crate) fn cores_here() -> Box<[usize]> {
 /// Runs `f` while the calling thread may use all cores of its engine, even if it is pinned to one of them.
 ///
 /// A thread inherits the cores of the thread that starts it. A thread that an operation starts on a
-/// [pinned](crate::Builder::pin) worker is therefore pinned to the worker's core as well, and a thread pool that is first
+/// [pinned](crate::EngineBuilder::pin) worker is therefore pinned to the worker's core as well, and a thread pool that is first
 /// used there has all its threads on one core. Start such threads inside `unpinned`. When `f` returns or panics, the thread
 /// is pinned again.
 ///

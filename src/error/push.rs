@@ -31,6 +31,9 @@ pub enum PushError {
     InDeviceFunction,
     /// The property says where an operation of the CPU runs, and means nothing on a device.
     NotOfDevice(Property),
+    /// [`OpBuilder::eager`](crate::OpBuilder::eager) starts an operation on the pushing thread, and operations of a device
+    /// start on its lane's thread.
+    EagerOnDevice,
     /// The call is for operations of a device, and [`OpBuilder::on`](crate::OpBuilder::on) was not given one.
     NotOnDevice,
     /// The engine was made before this process was forked from the one that has its threads. Make another one.
@@ -49,7 +52,7 @@ impl fmt::Display for PushError {
             }
             Self::ShutDown => f.write_str("the engine is shut down or shutting down"),
             Self::NoSuchDevice(context) => {
-                write!(f, "this engine has no device {context}; give it one with `Builder::gpu`")
+                write!(f, "this engine has no device {context}; give it one with `EngineBuilder::gpu`")
             }
             Self::DeviceUnavailable(context) => {
                 write!(f, "the thread that serves {context} could not be started; see the log")
@@ -60,6 +63,9 @@ impl fmt::Display for PushError {
             Self::NotOfDevice(property) => {
                 write!(f, "the property {property:?} means nothing on a device; use another, or none")
             }
+            Self::EagerOnDevice => f.write_str(
+                "an operation of a device starts on its lane's thread, and cannot start inside the push; leave out `eager`",
+            ),
             Self::NotOnDevice => f.write_str("the operation is for a device; name one with `on`"),
             Self::Forked => f.write_str(FORKED),
         }

@@ -32,8 +32,8 @@ pub(crate) fn route(core: &Arc<Core>, context: Device, property: Property) -> Re
         return Err(refused());
     }
     let role = match property {
-        // These name threads of the CPU; what a device does is issued by its own.
-        Property::CpuPrioritized | Property::Async => return Err(PushError::NotOfDevice(property)),
+        // It names threads of the CPU; what a device does is issued by its own.
+        Property::CpuPrioritized => return Err(PushError::NotOfDevice(property)),
         _ if gpus.lanes_each < LANES_PER_GPU => 0,
         Property::CopyToGpu => 0,
         Property::CopyFromGpu => 1,

@@ -6,11 +6,10 @@
 ///
 /// | property | `PerDevice` | `Pooled` | `Naive` |
 /// |---|---|---|---|
-/// | `Normal`, `NoSkip` | the GPU's lane for computations | the GPU's lane | the pushing thread |
-/// | `DeleteVar` | the same, before all others | the same | the same |
-/// | `CopyToGpu`, `CopyFromGpu` | the GPU's lane for copies in this direction | the GPU's lane | the pushing thread |
-/// | `GpuPrioritized` | the GPU's lane for urgent work | the GPU's lane, before all others | the pushing thread |
-/// | `CpuPrioritized`, `Async` | refused: [`PushError::NotOfDevice`](crate::PushError::NotOfDevice) | refused | refused |
+/// | `Normal` | the GPU's lane for computations | the GPU's lane | the pushing thread |
+/// | `CopyToGpu`, `CopyFromGpu` | the GPU's lane for copies this way | the GPU's lane | the pushing thread |
+/// | `GpuPrioritized` | the GPU's lane for urgent work | the GPU's lane, at the maximum priority | the pushing thread |
+/// | `CpuPrioritized` | refused: [`PushError::NotOfDevice`](crate::PushError::NotOfDevice) | refused | refused |
 ///
 /// All other operations:
 ///
@@ -20,27 +19,38 @@
 /// | `CopyToGpu` | the thread for copies to devices | the copy thread | the pushing thread |
 /// | `CopyFromGpu` | the thread for copies from devices | the copy thread | the pushing thread |
 /// | `CpuPrioritized`, `GpuPrioritized` | the workers for prioritised operations | the workers, at the maximum priority | the pushing thread |
-/// | `Async` | the pushing thread if the operation is ready immediately, else the CPU's workers | the same | the pushing thread |
-/// | `DeleteVar` | the CPU's workers, before all others; runs even if variables have failed or the engine cancels | the same | the pushing thread |
-/// | `NoSkip` | as `Normal`; runs even if variables have failed | the same | the pushing thread |
+///
+/// These are the `FnProperty`s of MXNet that name a lane. Its others are calls of the builder:
+///
+/// | MXNet | raddle |
+/// |---|---|
+/// | `kNoSkip` | [`OpBuilder::run_always`](crate::OpBuilder::run_always) |
+/// | `kDeleteVar` | [`OpBuilder::cleanup`](crate::OpBuilder::cleanup) |
+/// | `kAsync` | [`OpBuilder::eager`](crate::OpBuilder::eager) |
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::Property;
+///
+/// let engine = raddle::Engine::builder().workers(1).build()?;
+/// engine.op("urgent").property(Property::CpuPrioritized).push((), |()| {})?;
+/// engine.wait_for_all()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Property {
-    /// Ordinary work.
+    /// Ordinary work. MXNet's `kNormal`.
     #[default]
     Normal,
-    /// A copy from a device, on a thread of its own, so that it overlaps with computation.
+    /// A copy from a device, on a thread of its own, so that it overlaps with computation. MXNet's `kCopyFromGPU`.
     CopyFromGpu,
-    /// A copy to a device, on a thread of its own, so that it overlaps with computation.
+    /// A copy to a device, on a thread of its own, so that it overlaps with computation. MXNet's `kCopyToGPU`.
     CopyToGpu,
-    /// Work that must start even if all workers are busy.
+    /// Work that must start even if all workers are busy. MXNet's `kCPUPrioritized`.
     CpuPrioritized,
-    /// Urgent work of a device; without a device, like [`CpuPrioritized`](Self::CpuPrioritized).
+    /// Urgent work of a device; without a device, like [`CpuPrioritized`](Self::CpuPrioritized). MXNet's
+    /// `kGPUPrioritized`.
     GpuPrioritized,
-    /// Work that is short or only starts something: it begins on the pushing thread if it is ready then.
-    Async,
-    /// Work that releases a resource: never skipped, never cancelled.
-    DeleteVar,
-    /// Work that runs even if its variables have failed.
-    NoSkip,
 }

@@ -8,7 +8,9 @@ pub mod logger;
 #[cfg(target_os = "linux")]
 pub mod no_threads;
 pub mod program;
+pub mod shapes;
 
+use crate::shapes::*;
 use std::{
     collections::HashMap,
     env,
@@ -218,7 +220,7 @@ pub fn hold(engine: &Engine, token: &Token) -> Gate {
     engine
         .op("hold")
         .writes([token])
-        .push_async(move |_, done| {
+        .push_async_any(raddle::cx(), move |_, done| {
             started_inside.open();
             thread::spawn(move || {
                 gate_inside.pass();

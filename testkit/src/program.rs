@@ -13,6 +13,7 @@
 //! The arithmetic is not commutative, so another order gives other values. Nothing here depends on a test harness, and
 //! [`Program::generate`] takes its choices from any [`Source`], so a fuzzer can use this module as it is.
 
+use crate::shapes::*;
 use std::{
     collections::BTreeSet,
     panic::resume_unwind,
@@ -27,7 +28,7 @@ use std::{
     thread,
 };
 
-use raddle::{Completion, Engine, OpBuilder, Operator, Property, Token, Var, WaitError};
+use raddle::{Completion, Engine, OpBuilder, Operator, Token, Var, WaitError};
 
 /// `count`, or a hundredth of it where each step is interpreted, or half where each is watched. For numbers that are large
 /// only to make a test see more.
@@ -691,7 +692,7 @@ pub fn run_observed(
         logs: world.slots.iter().map(|slot| lock(&slot.log).clone()).collect(),
         slots: world.slots.iter().map(|slot| slot.value.load(Relaxed)).collect(),
         typed: world.variables.iter().map(|variable| answer(engine.get(variable).map(Answer::Value))).collect(),
-        versions: world.variables.iter().map(|variable| engine.version(variable)).collect(),
+        versions: world.variables.iter().map(|variable| variable.version()).collect(),
         runs: world.records.iter().map(|record| record.runs.load(Relaxed)).collect(),
         seen: world.records.iter().map(|record| record.seen.load(Relaxed)).collect(),
         times: world.records.iter().map(|record| (record.began.load(Relaxed), record.ended.load(Relaxed))).collect(),
@@ -751,7 +752,7 @@ impl World {
     }
 
     fn token(&self, variable: usize) -> &Token {
-        &self.variables[variable]
+        self.variables[variable].token()
     }
 
     fn tokens<'w>(&'w self, operation: &'w Operation, access: Access) -> impl Iterator<Item = &'w Token> {
@@ -763,9 +764,9 @@ impl World {
         let builder = engine
             .op(name)
             .priority(operation.priority)
-            .property(operation.property)
+            .kind(operation.property)
             .reads(operation.repeats.iter().map(|&variable| self.token(variable)));
-        if operation.no_skip { builder.no_skip() } else { builder }
+        if operation.no_skip { builder.run_always() } else { builder }
     }
 
     fn describe_untyped<'e>(&'e self, engine: &'e Engine, name: String, operation: &'e Operation) -> OpBuilder<'e> {
@@ -796,11 +797,11 @@ impl World {
             How::Sync => {
                 self.describe_untyped(engine, name, operation).push_sync(move |cx| world.body(id, &cx.engine()))
             }
-            How::Typed => typed!(push),
-            How::Submit => typed!(try_submit).map(drop),
+            How::Typed => typed!(push_any),
+            How::Submit => typed!(submit_any).map(drop),
             How::Async(finish) => self
                 .describe_untyped(engine, name, operation)
-                .push_async(move |cx, done| world.body_async(id, &cx.engine(), finish, done)),
+                .push_async_any(raddle::cx(), move |cx, done| world.body_async(id, &cx.engine(), finish, done)),
             How::Operator(number) => operators[number].push_with_priority(operation.priority),
         };
         record.ended.store(self.time(), Relaxed);
@@ -819,13 +820,15 @@ impl World {
                     operation.names(Access::Write).map(|variable| self.variables[variable].write()).collect();
                 let overwrites: Vec<_> =
                     operation.names(Access::Overwrite).map(|variable| self.variables[variable].overwrite()).collect();
-                self.describe(engine, name, operation).operator((reads, writes, overwrites), move |values| {
+                self.describe(engine, name, operation).operator_any((reads, writes, overwrites), move |values| {
                     world.body_typed(world.next_run(number), values)
                 })
             }
-            How::Async(finish) => self
-                .describe_untyped(engine, name, operation)
-                .operator_async(move |cx, done| world.body_async(world.next_run(number), &cx.engine(), finish, done)),
+            How::Async(finish) => {
+                self.describe_untyped(engine, name, operation).try_operator_async(raddle::cx(), move |cx, done| {
+                    world.body_async(world.next_run(number), &cx.engine(), finish, done).map_err(Into::into)
+                })
+            }
             _ => self
                 .describe_untyped(engine, name, operation)
                 .operator_sync(move |cx| world.body(world.next_run(number), &cx.engine())),

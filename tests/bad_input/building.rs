@@ -21,7 +21,7 @@ fn more_workers_than_cores_work() {
             let value = engine.var(0);
             for _ in 0..1000 {
                 engine.op("").push(value.write(), |value| *value += 1).unwrap();
-                engine.op("").property(Property::CpuPrioritized).push((), |()| {}).unwrap();
+                engine.op("").kind(Property::CpuPrioritized).push((), |()| {}).unwrap();
             }
             assert_eq!(engine.get(&value).unwrap(), 1000);
         }

@@ -8,7 +8,7 @@ fn pushing_after_the_shutdown_is_refused_and_drops_the_function() {
         let captured = drops.make();
         assert_eq!(engine.op("").push(value.write(), move |_| captured.touch()), Err(PushError::ShutDown));
         for property in [Property::Async, Property::DeleteVar, Property::NoSkip] {
-            let pushed = engine.op("").property(property).push((), |()| unreachable!("it was refused"));
+            let pushed = engine.op("").kind(property).push((), |()| unreachable!("it was refused"));
             assert_eq!(pushed, Err(PushError::ShutDown), "{property:?}");
         }
         let captured = drops.make();
@@ -21,11 +21,11 @@ fn pushing_after_the_shutdown_is_refused_and_drops_the_function() {
                 done.complete();
             },
             [],
-            [&value],
+            [value.token()],
         );
         assert_eq!(pushed, Err(PushError::ShutDown));
         let captured = drops.make();
-        let pushed = engine.op("").property(Property::NoSkip).push_sync(move |_| captured.touch());
+        let pushed = engine.op("").run_always().push_sync(move |_| captured.touch());
         assert_eq!(pushed, Err(PushError::ShutDown));
         drops.assert_all_gone();
     });
@@ -135,7 +135,7 @@ fn a_drain_does_not_miss_the_one_operation_that_is_pending() {
         if number < LENGTH {
             let lanes = [Property::Normal, Property::CopyToGpu, Property::CpuPrioritized, Property::CopyFromGpu];
             let ran = Arc::clone(ran);
-            let builder = engine.op("").property(lanes[number % lanes.len()]);
+            let builder = engine.op("").kind(lanes[number % lanes.len()]);
             builder.push_sync(move |cx| next(&cx.engine(), &ran)).expect("operations may push during a drain");
         }
     }
@@ -385,11 +385,15 @@ fn a_completion_used_after_the_engine_handle_is_gone() {
             let (sender, receiver) = mpsc::channel();
             let (drops, ran) = (Drops::new(), Arc::new(AtomicBool::new(false)));
             let value = engine.var(drops.make());
-            engine.op("").writes([&*value]).push_async(move |_, done| sender.send(done).unwrap()).unwrap();
+            engine
+                .op("")
+                .writes([value.token()])
+                .push_async_any(raddle::cx(), move |_, done| sender.send(done).unwrap())
+                .unwrap();
             let (captured, inner) = (drops.make(), Arc::clone(&ran));
             engine
                 .op("")
-                .no_skip()
+                .run_always()
                 .push(value.write(), move |_| {
                     captured.touch();
                     inner.store(true, SeqCst);
@@ -424,6 +428,6 @@ fn a_completion_used_after_a_shutdown_that_timed_out() {
         assert_eq!(engine.shutdown(Shutdown::Cancel, Some(Duration::ZERO)), Err(ShutdownError::TimedOut));
         done.complete();
         engine.shutdown(Shutdown::Cancel, Some(PATIENCE)).unwrap();
-        assert_eq!(engine.version(&token), 1);
+        assert_eq!(token.version(), 1);
     });
 }

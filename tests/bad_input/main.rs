@@ -19,14 +19,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use common::shapes::*;
 use common::{
     Drops, Gate, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, engine, eventually, failure, hold, lock, on_kinds,
     watched,
 };
 use logger::log_to;
 use raddle::{
-    BuildError, Cause, Completion, Engine, EngineKind, IdlePolicy, OpError, Property, PushError, Shutdown,
-    ShutdownError, Token, Var, WaitError,
+    BuildError, Cause, Completion, Engine, EngineKind, IdlePolicy, OpError, PushError, Shutdown, ShutdownError, Token,
+    Var, WaitError,
 };
 
 /// Waits for an answer of an operation.

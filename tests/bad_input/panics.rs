@@ -19,7 +19,11 @@ fn a_payload_whose_drop_panics() {
         let token = engine.token();
         for _ in 0..10 {
             engine.op("").overwrites([&token]).push_sync(|_| panic_any(PanicsOnDrop("payload"))).unwrap();
-            engine.op("").overwrites([&token]).push_async(|_, _done| panic_any(PanicsOnDrop("payload"))).unwrap();
+            engine
+                .op("")
+                .overwrites([&token])
+                .push_async_any(raddle::cx(), |_, _done| panic_any(PanicsOnDrop("payload")))
+                .unwrap();
         }
         assert!(matches!(failure(engine.wait_for_var(&token)).cause(), Cause::Panic(None)));
         assert_eq!(engine.op("").submit((), |()| 1).unwrap().wait().unwrap(), 1);
@@ -127,7 +131,7 @@ fn a_deletions_function_runs_although_the_values_drop_panics() {
 fn a_result_whose_drop_panics() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         // Nobody wants it: it is dropped by the engine.
         drop(engine.op("result").submit(value.write(), |_| PanicsOnDrop("result")).unwrap());
         gate.open();
@@ -143,7 +147,7 @@ fn an_operators_function_whose_captures_panic_on_drop() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let capture = PanicsOnDrop("operator");
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         let operator = engine
             .op("operator")
             .operator(value.write(), move |value| {
@@ -195,7 +199,7 @@ fn an_error_whose_conversion_panics() {
         let token = engine.token();
         engine.push_sync(|_| Err::<(), _>(Unconvertible), [], [&token]).unwrap();
         assert!(panicked_with(&failure(engine.wait_for_var(&token)), "conversion"));
-        let handle = engine.op("").try_submit((), |()| Err::<(), _>(Unconvertible)).unwrap();
+        let handle = engine.op("").submit_any((), |()| Err::<(), _>(Unconvertible)).unwrap();
         assert!(panicked_with(&failure(handle.wait()), "conversion"));
         // Here the conversion runs where the completion is used, and drops that.
         let token = engine.token();
@@ -219,7 +223,7 @@ impl Wake for BadWaker {
 fn a_waker_that_panics() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         let waker = Waker::from(Arc::new(BadWaker));
         let mut handle = engine.op("").submit(value.read(), |_| 1).unwrap();
         let mut wait = engine.wait_for_var_async(&value);

@@ -9,16 +9,16 @@ fn a_foreign_variable_is_refused_everywhere() {
         assert_eq!(here.op("").push(foreign.read(), |_| {}), Err(error.clone()));
         assert_eq!(here.op("").push((here.var(1).write(), foreign.write()), |_| {}), Err(error.clone()));
         assert_eq!(here.op("").submit(foreign.read(), |_| {}).map(drop), Err(error.clone()));
-        assert_eq!(here.op("").try_submit(foreign.read(), |_| Ok::<_, String>(())).map(drop), Err(error.clone()));
-        assert_eq!(here.push_sync(|_| {}, [&foreign], []), Err(error.clone()));
-        assert_eq!(here.push_async(|_, done| done.complete(), [], [&foreign]), Err(error.clone()));
+        assert_eq!(here.op("").submit_any(foreign.read(), |_| Ok::<_, String>(())).map(drop), Err(error.clone()));
+        assert_eq!(here.push_sync(|_| {}, [foreign.token()], []), Err(error.clone()));
+        assert_eq!(here.push_async(|_, done| done.complete(), [], [foreign.token()]), Err(error.clone()));
         assert_eq!(here.op("").operator(foreign.write(), |_| {}).map(drop), Err(error.clone()));
         assert_eq!(here.delete_variable(&foreign, |_| {}), Err(error.clone()));
         assert_eq!(here.clear_error(&foreign), Err(error.clone()));
         for result in [
             here.wait_for_var(&foreign),
             here.wait_to_read(&foreign),
-            here.wait_to_write_timeout(&foreign, Duration::MAX),
+            here.wait_for_var_timeout(&foreign, Duration::MAX),
             common::block_on(here.wait_for_var_async(&foreign)),
             here.get(&foreign).map(drop),
         ] {
@@ -70,7 +70,7 @@ fn naming_a_variable_twice_untyped_collapses() {
             .push_sync(|_| {})
             .unwrap();
         engine.wait_for_var(&a).unwrap();
-        assert_eq!((engine.version(&a), engine.version(&b)), (1, 1));
+        assert_eq!((a.version(), b.version()), (1, 1));
     });
 }
 
@@ -89,10 +89,10 @@ fn naming_a_variable_twice_typed_is_an_alias_if_it_is_mutated() {
         assert_eq!(engine.op("").submit((a.write(), a.clone().write()), |_| {}).map(drop), aliased);
         assert_eq!(engine.op("").operator((a.write(), a.write()), |_| {}).map(drop), aliased);
         // Any declaration between them changes nothing.
-        assert_eq!(engine.op("").reads([&*a]).push((a.write(), a.read()), |_| {}), aliased);
-        assert_eq!(engine.op("").writes([&*a]).push((a.read(), a.write()), |_| {}), aliased);
+        assert_eq!(engine.op("").reads([a.token()]).push((a.write(), a.read()), |_| {}), aliased);
+        assert_eq!(engine.op("").writes([a.token()]).push((a.read(), a.write()), |_| {}), aliased);
         engine.wait_for_all().unwrap();
-        assert_eq!((engine.version(&a), engine.version(&b)), (0, 0));
+        assert_eq!((a.version(), b.version()), (0, 0));
     });
 }
 
@@ -121,14 +121,14 @@ fn naming_a_variable_twice_typed_is_fine_if_it_is_only_read() {
 fn an_untyped_declaration_beside_typed_ones_is_no_alias() {
     on_kinds(&KINDS, 1, |engine| {
         let a = engine.var(1);
-        engine.op("").writes([&*a]).push(a.read(), |a| assert_eq!(*a, 1)).unwrap();
-        engine.op("").reads([&*a]).push(a.write(), |a| *a = 2).unwrap();
-        engine.op("").overwrites([&*a]).push(a.write(), |a| *a = 3).unwrap();
+        engine.op("").writes([a.token()]).push(a.read(), |a| assert_eq!(*a, 1)).unwrap();
+        engine.op("").reads([a.token()]).push(a.write(), |a| *a = 2).unwrap();
+        engine.op("").overwrites([a.token()]).push(a.write(), |a| *a = 3).unwrap();
         // Two shared references and a declaration that the operation mutates what lies behind.
-        engine.op("").writes([&*a]).push((a.read(), a.read()), |(x, y)| assert_eq!((*x, *y), (3, 3))).unwrap();
-        engine.op("").overwrites([&*a]).push((a.read(), a.read(), a.read()), |_| {}).unwrap();
+        engine.op("").writes([a.token()]).push((a.read(), a.read()), |(x, y)| assert_eq!((*x, *y), (3, 3))).unwrap();
+        engine.op("").overwrites([a.token()]).push((a.read(), a.read(), a.read()), |_| {}).unwrap();
         assert_eq!(engine.get(&a).unwrap(), 3);
-        assert_eq!(engine.version(&a), 5);
+        assert_eq!(a.version(), 5);
     });
 }
 
@@ -144,7 +144,7 @@ fn a_typed_operation_of_ten_thousand_variables() {
         let reads: Vec<_> = variables.iter().map(Var::read).collect();
         let sum = engine.op("").submit(&reads[..], |values| values.into_iter().sum::<usize>()).unwrap();
         assert_eq!(sum.wait().unwrap(), (0..10_000).sum::<usize>() + 50_000);
-        assert!(variables.iter().all(|variable| engine.version(variable) == 5));
+        assert!(variables.iter().all(|variable| variable.version() == 5));
     });
 }
 
@@ -162,7 +162,7 @@ fn an_untyped_operation_of_ten_thousand_variables() {
         operator.push().unwrap();
         operator.push().unwrap();
         engine.wait_for_all().unwrap();
-        assert_eq!((engine.version(&tokens[0]), engine.version(&tokens[1])), (5, 8));
+        assert_eq!((tokens[0].version(), tokens[1].version()), (5, 8));
     });
 }
 
@@ -185,7 +185,7 @@ fn huge_operations_of_several_threads_cross() {
             }
         });
         engine.wait_for_all().unwrap();
-        assert!(tokens.iter().all(|token| engine.version(token) == 40));
+        assert!(tokens.iter().all(|token| token.version() == 40));
     });
 }
 
@@ -194,7 +194,7 @@ fn deleting_twice_is_refused_and_the_first_deletion_stands() {
     on_kinds(&KINDS, 1, |engine| {
         let drops = Drops::new();
         let value = engine.var(drops.make());
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         let (sender, receiver) = mpsc::channel();
         let second = sender.clone();
         engine.delete_variable(&value, move |_| sender.send(1).unwrap()).unwrap();

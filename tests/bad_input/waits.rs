@@ -4,12 +4,12 @@ use super::*;
 fn timeouts_of_no_time_and_of_all_time() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(1);
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         let mut handle = engine.op("").submit(value.read(), |value| *value).unwrap();
         let start = Instant::now();
         assert!(matches!(engine.wait_for_var_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
         assert!(matches!(engine.wait_to_read_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
-        assert!(matches!(engine.wait_to_write_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
+        assert!(matches!(engine.wait_for_var_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
         assert!(matches!(engine.wait_for_all_timeout(Duration::ZERO), Err(WaitError::TimedOut)));
         assert!(matches!(handle.wait_timeout(Duration::ZERO), Err(WaitError::TimedOut)));
         assert!(start.elapsed() < Duration::from_secs(5));
@@ -36,7 +36,7 @@ fn handles_dropped_at_all_moments() {
             let (result, captured) = (drops.make(), drops.make());
             let mut handle = engine
                 .op("")
-                .try_submit(value.write(), move |value| {
+                .submit_any(value.write(), move |value| {
                     captured.touch();
                     *value += 1;
                     if number % 5 == 0 { Err("on purpose") } else { Ok(result) }
@@ -70,7 +70,7 @@ fn handles_dropped_at_all_moments() {
 fn waits_after_the_shutdown_return() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(3);
-        engine.op("").push(value.write(), |_| Err("no")).unwrap();
+        engine.op("").push_any(value.write(), |_| Err("no")).unwrap();
         engine.shutdown(Shutdown::Drain, None).unwrap();
         assert!(engine.wait_for_all().is_err());
         assert!(engine.wait_for_var(&value).is_err());
@@ -88,7 +88,7 @@ fn waits_after_the_shutdown_return() {
 fn a_program_that_polls_with_waits_of_no_time() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         for _ in 0..5000 {
             assert!(matches!(engine.wait_for_all_timeout(Duration::ZERO), Err(WaitError::TimedOut)));
             assert!(matches!(engine.wait_for_var_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));

@@ -1,10 +1,9 @@
 //! How device operations end: waits, failures, losses, shutdowns.
 
+use crate::common::shapes::*;
 use std::{sync::Mutex, thread, time::Duration};
 
-use raddle::{
-    BoxError, Cause, DeviceError, EngineKind, GpuStream, Property, Shutdown, ShutdownError, SimulatedGpu, WaitError,
-};
+use raddle::{BoxError, Cause, DeviceError, EngineKind, GpuStream, Shutdown, ShutdownError, SimulatedGpu, WaitError};
 
 use super::{
     GPU, OTHER, builder, device, download, engine, hold_lane, issued, kernel, kernel_from, manual, ms, pinned, random,
@@ -25,7 +24,7 @@ fn a_handle_is_told_when_the_device_has_done_it_and_not_before() {
             let engine = engine(kind, &gpu);
             let var = device(&engine, 1);
             let launch = || {
-                let launch = engine.op("kernel").on(GPU).try_launch(var.write(), |stream, var| {
+                let launch = engine.op("kernel").on(GPU).submit_launch_any(var.write(), |stream, var| {
                     simulated(stream).launch(Duration::ZERO, var, |values| values[0] = 1).map(|()| "issued")
                 });
                 launch.unwrap()
@@ -58,7 +57,7 @@ fn waits_for_a_device_that_stands_still_run_out_of_time_and_go_on_later() {
             let out_of_time = |result| assert!(matches!(result, Err(WaitError::TimedOut)), "{kind}: {result:?}");
             out_of_time(engine.wait_for_var_timeout(&var, MOMENT));
             out_of_time(engine.wait_to_read_timeout(&host, MOMENT));
-            out_of_time(engine.wait_to_write_timeout(&var, MOMENT));
+            out_of_time(engine.wait_for_var_timeout(&var, MOMENT));
             out_of_time(engine.wait_for_all_timeout(MOMENT));
             let mut look = engine.op("look").submit(host.read(), |host| host[0]).unwrap();
             out_of_time(look.wait_timeout(MOMENT).map(drop));
@@ -70,7 +69,7 @@ fn waits_for_a_device_that_stands_still_run_out_of_time_and_go_on_later() {
             }
             block_on(all).unwrap();
             engine.wait_for_var(&var).unwrap();
-            engine.wait_to_write(&host).unwrap();
+            engine.wait_for_var(&host).unwrap();
             engine.wait_for_all().unwrap();
             assert_eq!(look.wait().unwrap(), 3, "{kind}");
         });
@@ -87,10 +86,10 @@ fn a_wait_to_read_does_not_wait_for_kernels_that_read() {
             kernel_from(&engine, "reads a", Property::Normal, &a, &b, |_, _| {});
             issued(&gpu, 1, 0);
             engine.wait_to_read(&a).unwrap();
-            assert!(engine.wait_to_write_timeout(&a, MOMENT).is_err(), "{kind}");
+            assert!(engine.wait_for_var_timeout(&a, MOMENT).is_err(), "{kind}");
             assert!(engine.wait_to_read_timeout(&b, MOMENT).is_err(), "{kind}");
             gpu.advance(ms(1));
-            engine.wait_to_write(&a).unwrap();
+            engine.wait_for_var(&a).unwrap();
         });
     }
 }
@@ -106,7 +105,7 @@ fn the_function_of_a_device_operation_cannot_wait() {
             let gate = hold(&engine, &token);
             let behind = engine.op("behind").reads([&token]).submit((), |()| ()).unwrap();
             let (inside, other, behind) = (engine.clone(), token.clone(), Mutex::new(Some(behind)));
-            let launch = engine.op("waits").on(GPU).try_launch(own.write(), move |_, _| {
+            let launch = engine.op("waits").on(GPU).submit_launch_any(own.write(), move |_, _| {
                 let handle = lock(&behind).take().expect("it runs once");
                 let waits = [
                     inside.wait_for_var(&other),
@@ -163,7 +162,7 @@ fn what_fails_in_its_function_fails_its_variables_until_they_are_overwritten() {
                 for var in [&a, &b, &free] {
                     upload(&engine, var, vec![1]);
                 }
-                let launch = engine.op("fails").on(GPU).launch(a.write(), move |stream, a| {
+                let launch = engine.op("fails").on(GPU).launch_any(a.write(), move |stream, a| {
                     simulated(stream).launch(Duration::ZERO, a, |values| values[0] = 2)?;
                     if panics {
                         std::panic::resume_unwind(Box::new("on purpose"));
@@ -181,7 +180,7 @@ fn what_fails_in_its_function_fails_its_variables_until_they_are_overwritten() {
                 assert_eq!(panics, matches!(failed.cause(), Cause::Panic(_)));
                 assert!(failure(engine.wait_for_var(&b)).ptr_eq(&failed), "{kind}");
                 assert!(failure(cpu.wait()).ptr_eq(&failed), "{kind}");
-                assert_eq!((engine.version(&a), engine.version(&b)), (1, 1), "{kind}");
+                assert_eq!((a.version(), b.version()), (1, 1), "{kind}");
                 upload(&engine, &a, vec![5]);
                 kernel_from(&engine, "runs", Property::Normal, &free, &a, |free, a| a[0] += free[0]);
                 assert_eq!(download(&engine, &a, 1), [7], "{kind}");
@@ -202,14 +201,14 @@ fn a_failure_goes_through_device_and_cpu_operations_alike() {
             let gpu = random(10);
             let engine = engine(kind, &gpu);
             let (host, var, back) = (pinned(&engine, 1), device(&engine, 1), pinned(&engine, 1));
-            engine.op("fails").push(host.write(), |_| Err::<(), _>("on purpose")).unwrap();
+            engine.op("fails").push_any(host.write(), |_| Err::<(), _>("on purpose")).unwrap();
             engine.op("in").on(GPU).copy_to_device(&host, &var).unwrap();
             let seen = Journal::new();
             let (first, second) = (seen.clone(), seen.clone());
-            let keeps_on = engine.op("keeps on").on(GPU).no_skip().launch(var.read(), move |_, _| first.add(1));
+            let keeps_on = engine.op("keeps on").on(GPU).run_always().launch_any(var.read(), move |_, _| first.add(1));
             keeps_on.unwrap();
-            let by_property = engine.op("keeps on").on(GPU).property(Property::NoSkip);
-            by_property.launch(var.read(), move |_, _| second.add(2)).unwrap();
+            let by_property = engine.op("keeps on").on(GPU).run_always();
+            by_property.launch_any(var.read(), move |_, _| second.add(2)).unwrap();
             engine.op("out").on(GPU).copy_from_device(&var, &back).unwrap();
             let failed = failure(engine.op("look").submit(back.read(), |_| ()).unwrap().wait());
             assert_eq!(failed.name(), "fails", "{kind}");
@@ -259,7 +258,7 @@ fn what_is_under_way_on_a_lost_device_fails_with_the_loss_and_the_other_gpu_goes
             let engine = builder(kind).gpu(gpu.clone()).gpu(other).build().unwrap();
             let (var, back) = (device(&engine, 1), pinned(&engine, 1));
             let elsewhere = engine.device_var::<u64>(OTHER, 1).unwrap();
-            let launch = engine.op("under way").on(GPU).try_launch(var.write(), |stream, var| {
+            let launch = engine.op("under way").on(GPU).submit_launch_any(var.write(), |stream, var| {
                 simulated(stream).launch(Duration::ZERO, var, |values| values[0] = 1)
             });
             let handle = launch.unwrap();
@@ -280,10 +279,10 @@ fn what_is_under_way_on_a_lost_device_fails_with_the_loss_and_the_other_gpu_goes
             let told = failure(cpu.wait());
             assert!(["under way", "out"].contains(&told.name()), "{told}");
             assert!(failure(engine.wait_for_var(&elsewhere)).ptr_eq(&failed), "it came after the kernel");
-            let fill = engine.op("goes on").on(OTHER).overwrites([&*elsewhere]).push_sync(|_| {});
+            let fill = engine.op("goes on").on(OTHER).overwrites([elsewhere.token()]).push_sync(|_| {});
             fill.unwrap();
             engine.wait_for_var(&elsewhere).unwrap();
-            assert_eq!(engine.version(&var), 0);
+            assert_eq!(var.version(), 0);
             drop((var, back));
             engine.shutdown(Shutdown::Drain, None).unwrap();
         });
@@ -300,7 +299,7 @@ fn a_loss_is_told_when_the_kernel_that_runs_has_ended() {
         let (slow, busy, third) = (device(&engine, 1), device(&engine, 1), device(&engine, 1));
         let (running, go_on) = (Gate::new(), Gate::new());
         let (inside, leave) = (running.clone(), go_on.clone());
-        let launch = engine.op("slow").on(GPU).try_launch(slow.write(), move |stream, slow| {
+        let launch = engine.op("slow").on(GPU).submit_launch_any(slow.write(), move |stream, slow| {
             simulated(stream).launch(Duration::ZERO, slow, move |_| {
                 inside.open();
                 leave.pass();
@@ -320,8 +319,8 @@ fn a_loss_is_told_when_the_kernel_that_runs_has_ended() {
         gpu.lose();
         // A third lane is told of the loss by a call: it has to mark what its function has issued, which is nothing.
         let token = engine.token();
-        let told = engine.op("told").on(GPU).property(Property::CopyToGpu).writes([&token]);
-        let mut told = told.try_launch((), |_: &mut GpuStream, ()| Ok::<_, DeviceError>(())).unwrap();
+        let told = engine.op("told").on(GPU).kind(Property::CopyToGpu).writes([&token]);
+        let mut told = told.submit_launch_any((), |_: &mut GpuStream, ()| Ok::<_, DeviceError>(())).unwrap();
         let third_is_told = told.wait_timeout(MOMENT);
         lane.open();
         let slow_is_over = handle.wait_timeout(MOMENT);
@@ -344,7 +343,7 @@ fn in_the_naive_engine_nothing_is_under_way_when_a_push_returns() {
             let (var, ended) = (device(&engine, 1), Gate::new());
             gpu.refuse_at(n);
             let at_end = ended.clone();
-            let launch = engine.op("kernel").on(GPU).try_launch(var.write(), move |stream, var| {
+            let launch = engine.op("kernel").on(GPU).submit_launch_any(var.write(), move |stream, var| {
                 simulated(stream).launch(Duration::ZERO, var, move |_| at_end.open())
             });
             let (handle, ran) = (launch.unwrap(), ended.is_open());
@@ -376,12 +375,12 @@ fn a_draining_shutdown_waits_for_the_device() {
             }
             issued(&gpu, 10, 0);
             assert_eq!(engine.shutdown(Shutdown::Drain, Some(MOMENT)), Err(ShutdownError::TimedOut));
-            let late = engine.op("late").on(GPU).launch(var.write(), |_, _| {});
+            let late = engine.op("late").on(GPU).launch_any(var.write(), |_, _| {});
             assert_eq!(late, Err(raddle::PushError::ShutDown));
             gpu.resume();
             engine.shutdown(Shutdown::Drain, None).unwrap();
             assert_eq!(journal.take(), (0..10).collect::<Vec<_>>(), "{kind}");
-            assert_eq!(engine.version(&var), 10);
+            assert_eq!(var.version(), 10);
         });
     }
 }
@@ -400,7 +399,7 @@ fn a_cancelling_shutdown_lets_the_device_end_and_cancels_what_was_not_issued() {
                 .op("behind the cpu")
                 .on(GPU)
                 .reads([&token])
-                .try_launch(var.write(), |_, _| Ok::<_, BoxError>(()));
+                .submit_launch_any(var.write(), |_, _| Ok::<_, BoxError>(()));
             let cancelled = launch.unwrap();
             issued(&gpu, 1, 0);
             assert_eq!(engine.shutdown(Shutdown::Cancel, Some(MOMENT)), Err(ShutdownError::TimedOut));
@@ -410,7 +409,7 @@ fn a_cancelling_shutdown_lets_the_device_end_and_cancels_what_was_not_issued() {
             let failed = failure(cancelled.wait());
             assert!(matches!(failed.cause(), Cause::Cancelled), "{kind}: {failed:?}");
             assert_eq!(journal.take(), ["under way"], "{kind}");
-            assert_eq!(engine.version(&var), 1);
+            assert_eq!(var.version(), 1);
         });
     }
 }
@@ -443,7 +442,7 @@ fn the_last_handle_of_an_engine_may_go_down_on_a_device_thread() {
             let gpu = random(12);
             let (engine, ended) = (engine(kind, &gpu), Gate::new());
             let (var, own, at_end) = (device(&engine, 1), engine.clone(), ended.clone());
-            let launch = engine.op("keeps the engine").on(GPU).launch(var.write(), move |_, _| {
+            let launch = engine.op("keeps the engine").on(GPU).launch_any(var.write(), move |_, _| {
                 drop(own);
                 at_end.open();
             });
@@ -463,8 +462,13 @@ fn a_shutdown_does_not_wait_for_a_device_that_stands_still_when_an_asynchronous_
             let engine = engine(kind, &gpu);
             let token = engine.token();
             gpu.stall();
-            engine.op("asynchronous").on(GPU).writes([&token]).push_async(|_, done| done.complete()).unwrap();
-            eventually("it is over", || engine.version(&token) == 1);
+            engine
+                .op("asynchronous")
+                .on(GPU)
+                .writes([&token])
+                .push_async_any(raddle::cx(), |_, done| done.complete())
+                .unwrap();
+            eventually("it is over", || token.version() == 1);
             let (inside, over) = (engine.clone(), Gate::new());
             let at_end = over.clone();
             let thread = thread::spawn(move || {

@@ -1,5 +1,6 @@
 //! What comes to a device's lane to wait there, and what is pushed from inside a device operation's function.
 
+use crate::common::shapes::*;
 use std::{
     sync::{
         Arc,
@@ -9,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use raddle::{Device, Engine, EngineKind, Property, PushError, SimulatedGpu, WaitError, simulated::Clock};
+use raddle::{Device, Engine, EngineKind, PushError, SimulatedGpu, WaitError, simulated::Clock};
 
 use super::{GPU, builder, device, engine, hold_lane, issued, kernel, manual, ms, pinned, reading_kernel, simulated};
 use crate::common::{AWHILE, Gate, KINDS, SOON, THREADED, occupy, watched, watched_for};
@@ -84,7 +85,7 @@ impl Drop for OpensOnDrop {
 fn a_wait_ends_although_operations_of_higher_priority_keep_the_lane_busy() {
     fn again(engine: &Engine, stop: &Arc<AtomicBool>) {
         let (inside, at_end) = (engine.clone(), Arc::clone(stop));
-        let launch = engine.op("again").on(GPU).priority(1).launch((), move |_, ()| {
+        let launch = engine.op("again").on(GPU).priority(1).launch_any((), move |_, ()| {
             if !at_end.load(SeqCst) {
                 again(&inside, &at_end);
             }
@@ -105,7 +106,7 @@ fn a_wait_ends_although_operations_of_higher_priority_keep_the_lane_busy() {
                     .op("urgent")
                     .on(GPU)
                     .priority(2)
-                    .launch(var.write(), |stream, var| simulated(stream).launch(Duration::ZERO, var, |_| {}));
+                    .launch_any(var.write(), |stream, var| simulated(stream).launch(Duration::ZERO, var, |_| {}));
                 launch.unwrap();
                 engine.wait_for_var(&var).unwrap();
             }
@@ -135,7 +136,7 @@ fn chunks_that_go_through_two_kernels_are_copied_in_and_out_side_by_side() {
                 let launch = engine
                     .op("half of the work")
                     .on(GPU)
-                    .launch(device.write(), move |stream, device| simulated(stream).launch(half, device, |_| {}));
+                    .launch_any(device.write(), move |stream, device| simulated(stream).launch(half, device, |_| {}));
                 launch.unwrap();
             }
             engine.op("out").on(GPU).copy_from_device(device, back).unwrap();
@@ -164,7 +165,8 @@ fn an_operation_of_the_cpu_waits_for_nothing_that_was_issued_behind_what_it_come
             let lane = hold_lane(&engine, Property::Normal);
             kernel(&engine, "under way", &first, |_| {});
             kernel(&engine, "awaited", &var, |_| {});
-            let cpu = engine.op("cpu").reads([&*var, &token]).push_async(|_, done| done.complete());
+            let cpu =
+                engine.op("cpu").reads([var.token(), &token]).push_async_any(raddle::cx(), |_, done| done.complete());
             cpu.unwrap();
             for _ in 0..10 {
                 kernel(&engine, "later", &later, |_| {});
@@ -190,10 +192,10 @@ fn nothing_that_a_device_operations_function_pushes_runs_inside_it() {
             let var = device(&engine, 1);
             let ran_on = engine.var(None);
             let (inside, seen) = (engine.clone(), ran_on.clone());
-            let pushed = engine.op("outer").on(GPU).try_launch(var.write(), move |_, _| {
+            let pushed = engine.op("outer").on(GPU).submit_launch_any(var.write(), move |_, _| {
                 let over = Arc::new(AtomicBool::new(false));
                 let at_end = Arc::clone(&over);
-                inside.op("inner").property(Property::Async).push(seen.write(), move |seen| {
+                inside.op("inner").eager().push(seen.write(), move |seen| {
                     *seen = Some((thread::current().id(), at_end.load(SeqCst)));
                 })?;
                 over.store(true, SeqCst);
@@ -214,8 +216,8 @@ fn a_device_operations_function_cannot_wait_nor_push_on_another_naive_engine() {
             let engine = engine(kind, &gpu);
             let (var, other) = (device(&engine, 1), builder(EngineKind::Naive).build().unwrap());
             let (inside, token) = (engine.clone(), engine.token());
-            let pushed = engine.op("outer").on(GPU).try_launch(var.write(), move |_, _| {
-                inside.op("inner").writes([&token]).push_async(|_, done| {
+            let pushed = engine.op("outer").on(GPU).submit_launch_any(var.write(), move |_, _| {
+                inside.op("inner").writes([&token]).push_async_any(raddle::cx(), |_, done| {
                     thread::spawn(move || done.complete());
                 })?;
                 let waited = inside.wait_for_var_timeout(&token, ms(1));
@@ -243,8 +245,8 @@ fn what_always_runs_does_so_on_a_lost_device() {
                 assert!(engine.wait_for_var(&var).is_err());
                 let ran = Arc::new(AtomicBool::new(false));
                 let at_run = Arc::clone(&ran);
-                let launch = engine.op("gives back").on(Device::Gpu(0)).property(property);
-                launch.launch(var.write(), move |_, _| at_run.store(true, SeqCst)).unwrap();
+                let launch = engine.op("gives back").on(Device::Gpu(0)).kind(property);
+                launch.launch_any(var.write(), move |_, _| at_run.store(true, SeqCst)).unwrap();
                 assert!(engine.wait_for_var(&var).is_err(), "the failure stays");
                 assert!(ran.load(SeqCst), "{kind} {property:?}");
             });

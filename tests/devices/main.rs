@@ -15,9 +15,10 @@ mod streams;
 
 use std::time::Duration;
 
+use common::shapes::*;
 use common::{Gate, eventually};
 use raddle::{
-    Builder, Device, DeviceVec, Engine, EngineKind, GpuStream, PinnedVec, Property, SimulatedGpu, SimulatedStream, Var,
+    Device, DeviceVec, Engine, EngineBuilder, EngineKind, GpuStream, PinnedVec, SimulatedGpu, SimulatedStream, Var,
     simulated::Clock,
 };
 
@@ -28,7 +29,7 @@ fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
-fn builder(kind: EngineKind) -> Builder {
+fn builder(kind: EngineKind) -> EngineBuilder {
     Engine::builder().kind(kind).workers(2).pin(false)
 }
 
@@ -72,7 +73,7 @@ fn kernel(engine: &Engine, name: &'static str, var: &Var<DeviceVec<u64>>, f: imp
     let pushed = engine
         .op(name)
         .on(GPU)
-        .launch(var.write(), move |stream, var| simulated(stream).launch(Duration::ZERO, var, f));
+        .launch_any(var.write(), move |stream, var| simulated(stream).launch(Duration::ZERO, var, f));
     pushed.expect("the engine is open");
 }
 
@@ -80,7 +81,7 @@ fn kernel(engine: &Engine, name: &'static str, var: &Var<DeviceVec<u64>>, f: imp
 #[track_caller]
 fn reading_kernel(engine: &Engine, name: &'static str, var: &Var<DeviceVec<u64>>) {
     let launch = |stream: &mut GpuStream, var: &_| simulated(stream).launch(Duration::ZERO, var, |_| {});
-    engine.op(name).on(GPU).launch(var.read(), launch).expect("the engine is open");
+    engine.op(name).on(GPU).launch_any(var.read(), launch).expect("the engine is open");
 }
 
 /// Pushes a kernel that reads `from` and mutates `to`.
@@ -96,7 +97,7 @@ fn kernel_from(
     let launch = move |stream: &mut GpuStream, (from, to): (&DeviceVec<u64>, &mut DeviceVec<u64>)| {
         simulated(stream).launch(Duration::ZERO, (from, to), move |(from, to)| f(from, to))
     };
-    let pushed = engine.op(name).on(GPU).property(property).launch((from.read(), to.write()), launch);
+    let pushed = engine.op(name).on(GPU).kind(property).launch_any((from.read(), to.write()), launch);
     pushed.expect("the engine is open");
 }
 
@@ -120,7 +121,7 @@ fn hold_lane(engine: &Engine, property: Property) -> Gate {
     let (gate, started) = (Gate::new(), Gate::new());
     let (inside, at) = (gate.clone(), started.clone());
     let token = engine.token();
-    let hold = engine.op("hold the lane").on(GPU).property(property).writes([&token]).push_sync(move |_| {
+    let hold = engine.op("hold the lane").on(GPU).kind(property).writes([&token]).push_sync(move |_| {
         at.open();
         inside.pass();
     });

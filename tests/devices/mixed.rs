@@ -5,6 +5,7 @@
 //! what each operation saw, every value, version and failure left. With a fault, whatever does not fail must still be
 //! right, and what does not depend on the device must not fail.
 
+use crate::common::shapes::*;
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex},
@@ -14,7 +15,7 @@ use std::{
 
 use raddle::{
     BoxError, Cause, Device, DeviceError, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, OpBuilder, OpError,
-    OpHandle, PinnedVec, Property, Shutdown, SimulatedGpu, Token, Var, WaitError, Write,
+    OpHandle, PinnedVec, Shutdown, SimulatedGpu, Token, Var, WaitError, Write,
 };
 
 use super::{builder, device, issued, kernel, random, simulated};
@@ -347,9 +348,9 @@ enum Handle {
 impl Handle {
     fn token(&self) -> &Token {
         match self {
-            Self::Cpu(var) => var,
-            Self::Pinned(var) => var,
-            Self::Gpu(var) => var,
+            Self::Cpu(var) => var.token(),
+            Self::Pinned(var) => var.token(),
+            Self::Gpu(var) => var.token(),
         }
     }
 
@@ -433,14 +434,14 @@ impl Runner {
         let operation = &self.program.operations[id];
         let mut op = self.engine.op(format!("#{id}")).priority(operation.priority);
         if operation.no_skip {
-            op = op.no_skip();
+            op = op.run_always();
         }
         if let Some(gpu) = operation.gpu() {
             op = op.on(Device::Gpu(gpu));
         }
         // Copies have lanes of their own unless they are told.
         if !operation.is_copy() || operation.property != Property::Normal {
-            op = op.property(operation.property);
+            op = op.kind(operation.property);
         }
         for &(variable, access) in &operation.accesses {
             if !operation.uses(PLACES[variable]) {
@@ -455,7 +456,7 @@ impl Runner {
             Kind::Kernel(_) => return Some(self.push_kernel(id, op)),
             Kind::Asynchronous(_) => {
                 let elsewhere = operation.priority > 0;
-                op.push_async(move |_, done| {
+                op.push_async_any(raddle::cx(), move |_, done| {
                     life.touch();
                     if elsewhere {
                         thread::spawn(move || done.complete());
@@ -520,8 +521,8 @@ impl Runner {
             }
         };
         let pushed = match operation.kind {
-            Kind::Cpu => op.try_submit(accesses, run),
-            _ => op.try_launch(accesses, move |_: &mut GpuStream, refs: Refs<'_>| run(refs)),
+            Kind::Cpu => op.submit_any(accesses, run),
+            _ => op.submit_launch_any(accesses, move |_: &mut GpuStream, refs: Refs<'_>| run(refs)),
         };
         pushed.expect("the engine is open")
     }
@@ -561,17 +562,17 @@ impl Runner {
         };
         let before = move || if ends == Ends::FailsBefore { Err(BoxError::from("as planned")) } else { Ok(()) };
         let pushed = match operation.accesses.len() {
-            1 => op.try_launch(target, move |stream, target| {
+            1 => op.submit_launch_any(target, move |stream, target| {
                 before()?;
                 let kernel = move |target: &mut [u64]| work(&[], target);
                 issue(stream, Box::new(|stream| simulated(stream).launch(Duration::ZERO, target, kernel)))
             }),
-            2 => op.try_launch((nth(0).read(), target), move |stream, (a, target)| {
+            2 => op.submit_launch_any((nth(0).read(), target), move |stream, (a, target)| {
                 before()?;
                 let kernel = move |(a, target): (&[u64], &mut [u64])| work(a, target);
                 issue(stream, Box::new(|stream| simulated(stream).launch(Duration::ZERO, (a, target), kernel)))
             }),
-            _ => op.try_launch((nth(0).read(), nth(1).read(), target), move |stream, (a, b, target)| {
+            _ => op.submit_launch_any((nth(0).read(), nth(1).read(), target), move |stream, (a, b, target)| {
                 before()?;
                 let kernel = move |(a, b, target): (&[u64], &[u64], &mut [u64])| work(&[a[0], b[0]], target);
                 issue(stream, Box::new(|stream| simulated(stream).launch(Duration::ZERO, (a, b, target), kernel)))
@@ -663,7 +664,7 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
                 };
                 let expected = model.failed[variable].map_or(Ok(0), Err);
                 assert_eq!(model.told(shown(waited.map(|()| 0))), expected, "{}", what("a wait"));
-                assert_eq!(runner.engine.version(token), model.versions[variable], "{}", what("a version"));
+                assert_eq!(token.version(), model.versions[variable], "{}", what("a version"));
             }
             Step::WaitForHandle(id) => check_handle(&mut runner, &mut model, id),
             Step::WaitForAll => match runner.engine.wait_for_all() {
@@ -690,7 +691,7 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
         // Who has read it by a copy on another stream may be ahead of the lane that counts.
         let waited = runner.engine.wait_for_var(token).map(|()| 0);
         assert_eq!(shown(waited), expected.map(|_| 0), "{}", at(&format!("a wait for variable {variable}")));
-        let version = runner.engine.version(token);
+        let version = token.version();
         assert_eq!(version, model.versions[variable], "{}", at(&format!("the version of variable {variable}")));
     }
     runner.end();

@@ -2,9 +2,10 @@
 //!
 //! Mostly the device stands still, so that nothing is complete and all order has to come from the streams.
 
+use crate::common::shapes::*;
 use std::{thread, time::Duration};
 
-use raddle::{DeviceVec, EngineKind, GpuStream, Property, SimulatedGpu, Var, simulated::Clock};
+use raddle::{DeviceVec, EngineKind, GpuStream, SimulatedGpu, Var, simulated::Clock};
 
 use super::{
     GPU, device, download, engine, hold_lane, issued, kernel, kernel_from, manual, ms, pinned, random, simulated,
@@ -35,7 +36,7 @@ fn chain_on_one_stream(count: u64, check: fn(&SimulatedGpu)) {
             gpu.resume();
             engine.wait_for_all().unwrap();
             assert_eq!(edges(&gpu), (0, 0), "{kind}");
-            assert_eq!((gpu.counts().launches, engine.version(&var)), (count, count), "{kind}");
+            assert_eq!((gpu.counts().launches, var.version()), (count, count), "{kind}");
             check(&gpu);
         });
     }
@@ -131,7 +132,7 @@ fn a_diamond_over_streams_has_no_more_events_and_waits_than_it_needs() {
         let join = |stream: &mut GpuStream, (b, c, d): (&DeviceVec<u64>, &DeviceVec<u64>, &mut DeviceVec<u64>)| {
             simulated(stream).launch(Duration::ZERO, (b, c, d), |(b, c, d)| d[0] = b[0] * c[0])
         };
-        engine.op("join").on(GPU).launch((b.read(), c.read(), d.write()), join).unwrap();
+        engine.op("join").on(GPU).launch_any((b.read(), c.read(), d.write()), join).unwrap();
         engine.op("out").on(GPU).copy_from_device(&d, &back).unwrap();
         let look = engine.op("look").submit(back.read(), |back| back[0]).unwrap();
         for gate in gates {
@@ -234,10 +235,9 @@ fn a_known_follower_waits_for_nothing_that_was_issued_later() {
             kernel(&engine, "second", &var, |_| {});
             kernel_from(&engine, "urgent", Property::GpuPrioritized, &var, &out, move |_, _| on_stream.add("urgent"));
             let look = engine.op("look").submit(var.read(), move |_| on_cpu.add("cpu")).unwrap();
-            let long = engine
-                .op("long")
-                .on(GPU)
-                .launch(free.write(), |stream, free| simulated(stream).launch(Duration::from_secs(3600), free, |_| {}));
+            let long = engine.op("long").on(GPU).launch_any(free.write(), |stream, free| {
+                simulated(stream).launch(Duration::from_secs(3600), free, |_| {})
+            });
             long.unwrap();
             gate.open();
             eventually("the long one is issued", || gpu.counts().launches == 3);
@@ -351,7 +351,7 @@ fn urgent_kernels_start_before_others() {
         for (number, var) in vars.iter().enumerate() {
             let (journal, property) =
                 (journal.clone(), if number == 5 { Property::GpuPrioritized } else { Property::Normal });
-            let launch = engine.op("kernel").on(GPU).property(property).launch(var.write(), move |stream, var| {
+            let launch = engine.op("kernel").on(GPU).kind(property).launch_any(var.write(), move |stream, var| {
                 simulated(stream).launch(Duration::ZERO, var, move |_| journal.add(number))
             });
             launch.unwrap();
@@ -377,7 +377,7 @@ fn what_is_ready_is_issued_by_priority() {
             let gate = hold_lane(&engine, Property::Normal);
             for priority in [0, 5, -3, 7, 1] {
                 let (var, journal) = (device(&engine, 1), journal.clone());
-                let launch = engine.op("kernel").on(GPU).priority(priority).launch(var.write(), move |_, _| {
+                let launch = engine.op("kernel").on(GPU).priority(priority).launch_any(var.write(), move |_, _| {
                     journal.add(priority);
                 });
                 launch.unwrap();
@@ -400,7 +400,7 @@ fn lanes_of_a_device_do_not_wait_for_each_other() {
         let names = Journal::new();
         for (property, gate) in properties.into_iter().zip(gates) {
             let (names, token) = (names.clone(), engine.token());
-            let note = engine.op("name").on(GPU).property(property).writes([&token]).push_sync(move |_| {
+            let note = engine.op("name").on(GPU).kind(property).writes([&token]).push_sync(move |_| {
                 names.add(thread::current().name().unwrap_or_default().to_owned());
             });
             note.unwrap();

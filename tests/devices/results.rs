@@ -1,10 +1,9 @@
 //! What comes out: values, versions, memory.
 
+use crate::common::shapes::*;
 use std::{sync::Arc, thread, time::Duration};
 
-use raddle::{
-    Device, DeviceVec, Engine, EngineKind, GpuStream, PinnedVec, Property, SimulatedGpu, Var, simulated::Clock,
-};
+use raddle::{Device, DeviceVec, Engine, EngineKind, GpuStream, PinnedVec, SimulatedGpu, Var, simulated::Clock};
 
 use super::{
     GPU, OTHER, builder, device, download, engine, hold_lane, issued, kernel, kernel_from, manual, ms, pinned, random,
@@ -32,8 +31,8 @@ fn values_go_through_a_device_and_come_back() {
                 assert_eq!(sum.wait().unwrap(), 1000 * (8 * round + 7), "{kind} {round}");
             }
             engine.wait_for_all().unwrap();
-            assert_eq!(engine.version(&device), 80, "{kind}");
-            assert_eq!(engine.version(&host), 40, "{kind}");
+            assert_eq!(device.version(), 80, "{kind}");
+            assert_eq!(host.version(), 40, "{kind}");
         });
     }
 }
@@ -48,15 +47,15 @@ fn a_version_rises_when_the_device_has_done_the_mutation() {
             let var = device(&engine, 1);
             (0..3).for_each(|_| kernel(&engine, "write", &var, |_| {}));
             issued(&gpu, 3, 0);
-            assert_eq!(engine.version(&var), 0);
+            assert_eq!(var.version(), 0);
             gpu.advance(ms(3));
             engine.wait_for_var(&var).unwrap();
-            assert_eq!(engine.version(&var), 3);
+            assert_eq!(var.version(), 3);
             reading_kernel(&engine, "read", &var);
             issued(&gpu, 4, 0);
             gpu.advance(ms(1));
             engine.wait_for_all().unwrap();
-            assert_eq!(engine.version(&var), 3, "a read counts nothing");
+            assert_eq!(var.version(), 3, "a read counts nothing");
         });
     }
 }
@@ -82,7 +81,7 @@ fn tokens_and_values_of_the_host_are_in_order_with_device_operations() {
                     // The function may use values of the host; the kernel comes later.
                     let on_gpu = engine.op("gpu").on(GPU).writes([&token]);
                     on_gpu
-                        .launch((log.write(), var.read()), move |stream, (log, var)| {
+                        .launch_any((log.write(), var.read()), move |stream, (log, var)| {
                             log.push(2 * round + 1);
                             simulated(stream).launch(Duration::ZERO, var, move |_| by_kernel.add(2 * round + 1))
                         })
@@ -109,7 +108,7 @@ fn values_go_from_one_gpu_to_another_and_back() {
                     engine.op("across").on(OTHER).copy_peer(&one, &other).unwrap();
                     // It must not be seen by the copy before.
                     kernel(&engine, "overwrite", &one, |values| values.fill(u64::MAX));
-                    let add = engine.op("add").on(OTHER).launch(other.write(), |stream, other| {
+                    let add = engine.op("add").on(OTHER).launch_any(other.write(), |stream, other| {
                         simulated(stream).launch(Duration::ZERO, other, |values| {
                             values.iter_mut().for_each(|value| *value += 1);
                         })
@@ -120,7 +119,7 @@ fn values_go_from_one_gpu_to_another_and_back() {
                 }
                 assert_eq!(download(&engine, &one, 8), (20..28).collect::<Vec<_>>(), "{kind}, seed {seed}");
                 engine.wait_for_all().unwrap();
-                assert_eq!(engine.version(&other), 20, "{kind}");
+                assert_eq!(other.version(), 20, "{kind}");
             }
         });
     }
@@ -176,8 +175,8 @@ fn copies_work_in_both_directions_on_any_lane() {
             for (round, &property) in properties.iter().cycle().take(20).enumerate() {
                 let (host, var, back) = (pinned(&engine, 4), device(&engine, 4), pinned(&engine, 4));
                 engine.op("fill").push(host.write(), move |host| host.fill(round as u64)).unwrap();
-                engine.op("in").on(GPU).property(property).copy_to_device(&host, &var).unwrap();
-                engine.op("out").on(GPU).property(property).copy_from_device(&var, &back).unwrap();
+                engine.op("in").on(GPU).kind(property).copy_to_device(&host, &var).unwrap();
+                engine.op("out").on(GPU).kind(property).copy_from_device(&var, &back).unwrap();
                 let look = engine.op("look").submit(back.read(), |back| back.to_vec()).unwrap();
                 assert_eq!(look.wait().unwrap(), [round as u64; 4], "{kind} {property:?}");
             }
@@ -195,12 +194,12 @@ fn an_operator_of_a_device_may_be_pushed_again_while_it_is_pending() {
             upload(&engine, &var, vec![0]);
             engine.wait_for_all().unwrap();
             gpu.stall();
-            let add = engine.op("add").on(GPU).launch_operator(var.write(), |stream, var| {
+            let add = engine.op("add").on(GPU).launch_operator_any(var.write(), |stream, var| {
                 simulated(stream).launch(Duration::ZERO, var, |values| values[0] += 1)
             });
             let add = add.unwrap();
             (0..100).for_each(|number| add.push_with_priority(number % 3).unwrap());
-            engine.delete_operator(add);
+            drop(add);
             issued(&gpu, 100, 1);
             gpu.resume();
             assert_eq!(download(&engine, &var, 1), [100], "{kind}");
@@ -244,7 +243,7 @@ fn sixteen_threads_push_on_one_device() {
             }
             assert_eq!(download(&engine, &shared, 1), [THREADS * EACH * (EACH - 1) / 2], "{kind}");
             engine.wait_for_all().unwrap();
-            assert_eq!(engine.version(&shared), THREADS * EACH + 1, "{kind}");
+            assert_eq!(shared.version(), THREADS * EACH + 1, "{kind}");
             assert_eq!(gpu.counts().launches, 2 * THREADS * EACH);
         });
     }
@@ -289,7 +288,7 @@ fn a_variable_deleted_in_flight_ends_after_the_kernel() {
                 let (first, second) = (journal.clone(), journal.clone());
                 kernel(&engine, "kernel", &var, move |_| first.add("kernel"));
                 engine.delete_variable(&var, move |_| second.add("deleted")).unwrap();
-                let late = engine.op("late").on(GPU).launch(var.write(), |_, _| {});
+                let late = engine.op("late").on(GPU).launch_any(var.write(), |_, _| {});
                 assert_eq!(late, Err(raddle::PushError::DeletedVariable));
                 engine.wait_for_all().unwrap();
                 assert_eq!(journal.take(), ["kernel", "deleted"], "{kind}, seed {seed}");
@@ -351,12 +350,14 @@ fn everything_captured_by_device_operations_is_dropped_once() {
                         gpu.lose();
                     }
                     let (captured, inner) = (drops.make(), drops.make());
-                    let handle =
-                        engine.op("drops").on(GPU).try_launch(var.write(), move |stream: &mut GpuStream, var| {
+                    let handle = engine.op("drops").on(GPU).submit_launch_any(
+                        var.write(),
+                        move |stream: &mut GpuStream, var| {
                             captured.touch();
                             simulated(stream).launch(Duration::ZERO, var, move |_| inner.touch())?;
                             Ok::<_, raddle::DeviceError>(captured)
-                        });
+                        },
+                    );
                     let handle = handle.unwrap();
                     match number % 3 {
                         0 => drop(handle.wait()),
@@ -385,20 +386,24 @@ fn an_asynchronous_operation_of_a_device_ends_with_its_completion() {
             upload(&engine, &var, vec![1]);
             let journal = Journal::new();
             let (first, second, third) = (journal.clone(), journal.clone(), journal.clone());
-            let begin = engine.op("asynchronous").on(GPU).writes([&*var]).push_async(move |cx, done| {
-                assert_eq!(cx.context(), GPU);
-                first.add("begun");
-                thread::spawn(move || {
-                    second.add("done");
-                    done.complete();
-                });
-            });
+            let begin = engine.op("asynchronous").on(GPU).writes([var.token()]).push_async_any(
+                raddle::cx(),
+                move |cx, done| {
+                    assert_eq!(cx.device(), GPU);
+                    first.add("begun");
+                    thread::spawn(move || {
+                        second.add("done");
+                        done.complete();
+                    });
+                },
+            );
             begin.unwrap();
             kernel(&engine, "behind", &var, move |_| third.add("kernel"));
             engine.wait_for_var(&var).unwrap();
             assert_eq!(journal.take(), ["begun", "done", "kernel"], "{kind}");
-            assert_eq!(engine.version(&var), 3, "{kind}");
-            let lost = engine.op("lost").on(GPU).writes([&*var]).push_async(|_, done| drop(done));
+            assert_eq!(var.version(), 3, "{kind}");
+            let lost =
+                engine.op("lost").on(GPU).writes([var.token()]).push_async_any(raddle::cx(), |_, done| drop(done));
             lost.unwrap();
             kernel(&engine, "skipped", &var, |_| {});
             let failed = crate::common::failure(engine.wait_for_var(&var));
@@ -486,7 +491,7 @@ fn a_kernel_comes_after_the_cpu_operation_before_it() {
             let engine = engine(kind, &gpu);
             let (var, token) = (device(&engine, 1), engine.token());
             let gate = hold(&engine, &token);
-            let launch = engine.op("behind").on(GPU).reads([&token]).try_launch(var.write(), |stream, var| {
+            let launch = engine.op("behind").on(GPU).reads([&token]).submit_launch_any(var.write(), |stream, var| {
                 simulated(stream).launch(Duration::ZERO, var, |values| values[0] = 1)
             });
             let mut handle = launch.unwrap();
@@ -506,19 +511,19 @@ fn names_of_devices_are_checked() {
         let (var, host) = (device(&engine, 1), pinned(&engine, 1));
         let nowhere = Device::Gpu(1);
         let refused = Err(raddle::PushError::NoSuchDevice(nowhere));
-        assert_eq!(engine.op("").on(nowhere).launch(var.write(), |_, _| {}), refused, "{kind}");
+        assert_eq!(engine.op("").on(nowhere).launch_any(var.write(), |_, _| {}), refused, "{kind}");
         assert_eq!(engine.op("").on(nowhere).copy_to_device(&host, &var), refused, "{kind}");
         assert_eq!(engine.op("").on(nowhere).push_sync(|_| {}), refused, "{kind}");
-        assert!(engine.op("").on(nowhere).launch_operator(var.write(), |_, _| {}).is_err(), "{kind}");
+        assert!(engine.op("").on(nowhere).launch_operator_any(var.write(), |_, _| {}).is_err(), "{kind}");
         assert!(engine.device_var::<u64>(nowhere, 1).is_err() && engine.pinned_var::<u64>(nowhere, 1).is_err());
         let not_on_one = raddle::PushError::NotOnDevice;
-        assert_eq!(engine.op("").launch(var.write(), |_, _| {}), Err(not_on_one.clone()), "{kind}");
+        assert_eq!(engine.op("").launch_any(var.write(), |_, _| {}), Err(not_on_one.clone()), "{kind}");
         assert_eq!(engine.op("").copy_from_device(&var, &host), Err(not_on_one.clone()), "{kind}");
         assert_eq!(engine.op("").copy_peer(&var, &var), Err(not_on_one), "{kind}");
         let aliased = engine.op("").on(GPU).copy_peer(&var, &var);
         assert_eq!(aliased, Err(raddle::PushError::AliasedVariable), "{kind}");
         engine.wait_for_all().unwrap();
-        assert_eq!(engine.version(&var) + engine.version(&host), 0);
+        assert_eq!(var.version() + host.version(), 0);
     }
 }
 
@@ -527,16 +532,19 @@ fn properties_that_mean_nothing_on_a_device_are_refused() {
     for kind in KINDS {
         let engine = engine(kind, &SimulatedGpu::default());
         let (var, host) = (device(&engine, 1), pinned(&engine, 1));
-        for property in [Property::CpuPrioritized, Property::Async] {
-            let refused = Err(raddle::PushError::NotOfDevice(property));
-            let op = || engine.op("").on(GPU).property(property);
-            assert_eq!(op().launch(var.write(), |_, _| {}), refused, "{kind}");
+        for (property, refused) in [
+            (Property::CpuPrioritized, raddle::PushError::NotOfDevice(raddle::Property::CpuPrioritized)),
+            (Property::Async, raddle::PushError::EagerOnDevice),
+        ] {
+            let refused = Err(refused);
+            let op = || engine.op("").on(GPU).kind(property);
+            assert_eq!(op().launch_any(var.write(), |_, _| {}), refused, "{kind}");
             assert_eq!(op().copy_to_device(&host, &var), refused, "{kind}");
             assert_eq!(op().push_sync(|_| {}), refused, "{kind}");
-            assert!(op().launch_operator(var.write(), |_, _| {}).is_err(), "{kind}");
+            assert!(op().launch_operator_any(var.write(), |_, _| {}).is_err(), "{kind}");
         }
         engine.wait_for_all().unwrap();
-        assert_eq!(engine.version(&var) + engine.version(&host), 0);
+        assert_eq!(var.version() + host.version(), 0);
     }
 }
 
@@ -577,7 +585,7 @@ fn what_is_done_is_known_however_much_more_is_pushed() {
             };
             // All is there when the lane begins.
             let gate = hold_lane(&engine, Property::Normal);
-            let first = engine.op("first").on(GPU).try_launch(var.write(), launch).unwrap();
+            let first = engine.op("first").on(GPU).submit_launch_any(var.write(), launch).unwrap();
             for _ in 0..2000 {
                 kernel(&engine, "later", &later, |_| {});
             }

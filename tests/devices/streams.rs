@@ -1,13 +1,14 @@
 //! Streams of the program's own, which operations issue work on.
 
+use crate::common::shapes::*;
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use raddle::{
-    BoxError, Cause, Device, DeviceError, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, Property,
-    SimulatedGpu, Var, WaitError,
+    BoxError, Cause, Device, DeviceError, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, SimulatedGpu, Var,
+    WaitError,
 };
 
 use super::{
@@ -38,7 +39,7 @@ fn fold_on(engine: &Engine, property: Property, values: &Var<DeviceVec<u64>>, ow
     let launch = move |stream: &mut GpuStream, (values, own): (&mut DeviceVec<u64>, &mut ImportedStream)| {
         stream.include(own, |own| fold(own, values, term))?
     };
-    let pushed = engine.op("fold").on(GPU).property(property).launch((values.write(), own.overwrite()), launch);
+    let pushed = engine.op("fold").on(GPU).kind(property).launch_any((values.write(), own.overwrite()), launch);
     pushed.expect("the engine is open");
 }
 
@@ -61,7 +62,7 @@ fn what_is_issued_on_an_imported_stream_is_in_order_with_all_operations() {
                     stream.include(own, |own| fold(own, values, 4).and_then(|()| fold(own, values, 5)))??;
                     fold(stream, values, 6)
                 };
-                engine.op("both").on(GPU).launch((var.write(), own.overwrite()), launch).unwrap();
+                engine.op("both").on(GPU).launch_any((var.write(), own.overwrite()), launch).unwrap();
                 fold_on(&engine, Property::GpuPrioritized, &var, &own, 7);
                 fold_on(&engine, Property::Normal, &var, &own, 8);
                 assert_eq!(download(&engine, &var, 1), [folded(1..=8)], "{kind}, seed {seed}");
@@ -80,7 +81,7 @@ fn imported_streams_can_be_nested() {
                 let (outer, inner) = (engine.stream_var(own(&gpu)), engine.stream_var(own(&gpu)));
                 let var = device(&engine, 1);
                 upload(&engine, &var, vec![1]);
-                let launch = engine.op("nest").on(GPU).try_launch(
+                let launch = engine.op("nest").on(GPU).submit_launch_any(
                     (var.write(), outer.overwrite(), inner.overwrite()),
                     |stream, (values, outer, inner)| {
                         assert_eq!(stream.context(), GPU);
@@ -148,7 +149,9 @@ fn an_operation_is_complete_when_its_work_on_an_imported_stream_is_done() {
             let mut handle = engine
                 .op("kernel")
                 .on(GPU)
-                .try_launch(var.write(), move |stream, values| stream.include(&mut own, |own| fold(own, values, 3))?)
+                .submit_launch_any(var.write(), move |stream, values| {
+                    stream.include(&mut own, |own| fold(own, values, 3))?
+                })
                 .unwrap();
             issued(&gpu, 1, 0);
             assert!(matches!(handle.wait_timeout(MOMENT), Err(WaitError::TimedOut)), "{kind}");
@@ -174,7 +177,7 @@ fn a_stream_of_another_device_is_refused_and_its_function_not_called() {
                 let launch = engine
                     .op("try")
                     .on(context)
-                    .try_launch((var.write(), abroad.overwrite()), move |stream, (_, abroad)| {
+                    .submit_launch_any((var.write(), abroad.overwrite()), move |stream, (_, abroad)| {
                         stream.include(abroad, |_| *lock(&calls) = true)
                     });
                 let result = launch.unwrap().wait();
@@ -201,7 +204,7 @@ fn what_was_issued_before_a_panic_or_an_error_is_in_order_all_the_same() {
                     let engine = engine(kind, &gpu);
                     let own = engine.stream_var(own(&gpu));
                     let var = device(&engine, 1);
-                    let launch = engine.op("fail").on(GPU).try_launch(
+                    let launch = engine.op("fail").on(GPU).submit_launch_any(
                         (var.write(), own.overwrite()),
                         move |stream, (values, own)| {
                             stream.include(own, |own| {
@@ -238,7 +241,7 @@ fn a_refusal_at_any_call_of_an_imported_stream_fails_one_operation_or_is_made_up
                 upload(&engine, &var, vec![1]);
                 engine.wait_for_all().unwrap();
                 let refusing = gpu.clone();
-                let launch = engine.op("try").on(GPU).try_launch(
+                let launch = engine.op("try").on(GPU).submit_launch_any(
                     (var.write(), own.overwrite()),
                     move |stream, (values, own)| {
                         refusing.refuse_at(refused);
@@ -272,15 +275,17 @@ fn a_device_lost_while_an_imported_stream_is_included_fails_the_operation_and_al
             let own = engine.stream_var(own(&gpu));
             let (var, host) = (device(&engine, 1), pinned(&engine, 1));
             let pulled = gpu.clone();
-            let launch =
-                engine.op("lose").on(GPU).try_launch((var.write(), own.overwrite()), move |stream, (values, own)| {
+            let launch = engine.op("lose").on(GPU).submit_launch_any(
+                (var.write(), own.overwrite()),
+                move |stream, (values, own)| {
                     // That the function goes on as if nothing had happened helps nobody.
                     let _ = stream.include(own, |own| {
                         pulled.lose();
                         fold(own, values, 1)
                     });
                     Ok::<(), BoxError>(())
-                });
+                },
+            );
             let lost = failure(launch.unwrap().wait());
             assert!(lost.to_string().contains("taken away"), "{kind}: {lost}");
             fold_on(&engine, Property::Normal, &var, &own, 1);
@@ -304,7 +309,7 @@ fn a_device_that_refuses_the_end_of_an_imported_stream_for_good_is_given_up() {
             let cpu = engine.var(0);
             let refusing = gpu.clone();
             let gate = (kind != EngineKind::Naive).then(|| hold_lane(&engine, Property::Normal));
-            let launch = engine.op("try").on(GPU).try_launch(
+            let launch = engine.op("try").on(GPU).submit_launch_any(
                 (vars[0].write(), own.overwrite()),
                 move |stream, (values, own)| {
                     // What the function makes of the error does not matter.
@@ -351,7 +356,7 @@ fn a_stream_that_is_dropped_with_work_under_way_leaves_the_work_alone() {
             let launch = engine
                 .op("kernel")
                 .on(GPU)
-                .launch(var.write(), move |stream, values| stream.include(&mut own, |own| fold(own, values, 1))?);
+                .launch_any(var.write(), move |stream, values| stream.include(&mut own, |own| fold(own, values, 1))?);
             launch.unwrap();
             gate.open();
             issued(&gpu, 1, 1);

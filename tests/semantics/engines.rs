@@ -58,7 +58,7 @@ fn in_a_child_a_long_queue_of_the_naive_engine() {
     }
     let engine = engine(EngineKind::Naive, 1);
     let value = engine.var(0_usize);
-    let gate = hold(&engine, &value);
+    let gate = hold(&engine, value.token());
     for _ in 0..100_000 {
         engine.op("").push(value.write(), |value| *value += 1).unwrap();
     }
@@ -86,7 +86,7 @@ fn in_a_child_a_long_asynchronous_queue_of_the_naive_engine() {
     }
     gate.open();
     engine.wait_for_var(&token).unwrap();
-    assert_eq!(engine.version(&token), 100_001);
+    assert_eq!(token.version(), 100_001);
 }
 
 /// Operations that begin on the pushing thread, and push others that do: on the naive engine all, elsewhere those with
@@ -108,7 +108,7 @@ fn in_a_child_pushes_inside_pushes() {
     fn descend(here: Engine, there: Engine, count: Arc<AtomicUsize>) {
         if count.fetch_add(1, SeqCst) + 1 < DEPTH {
             let (next_here, next_there) = (there.clone(), here);
-            there.op("").property(Property::Async).push((), move |()| descend(next_here, next_there, count)).unwrap();
+            there.op("").eager().push((), move |()| descend(next_here, next_there, count)).unwrap();
         }
     }
     if !is_child() {

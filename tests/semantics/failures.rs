@@ -25,7 +25,7 @@ fn a_failure_tells_the_name_the_location_and_the_cause() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let line = line!() + 1;
-        engine.op("parse").push(value.write(), |value| "x".parse::<i32>().map(|n| *value = n)).unwrap();
+        engine.op("parse").push_any(value.write(), |value| "x".parse::<i32>().map(|n| *value = n)).unwrap();
         let error = failure(engine.wait_for_var(&value));
         assert_eq!(error.name(), "parse");
         assert_eq!((error.location().file(), error.location().line()), (file!(), line));
@@ -51,22 +51,22 @@ fn every_way_to_push_tells_its_location() {
         };
         let value = engine.var(0);
         let fresh = || engine.clear_error(&value).unwrap();
-        engine.push_sync(|_| Err::<(), _>("no"), [], [&value]).unwrap();
+        engine.push_sync(|_| Err::<(), _>("no"), [], [value.token()]).unwrap();
         check(line!() - 1, failure(engine.wait_for_var(&value)));
         fresh();
-        engine.push_async(|_, done| done.fail("no"), [], [&value]).unwrap();
+        engine.push_async(|_, done| done.fail("no"), [], [value.token()]).unwrap();
         check(line!() - 1, failure(engine.wait_for_var(&value)));
         fresh();
         let handle = engine.op("").submit(value.write(), |_| panic!("no")).unwrap();
         check(line!() - 1, failure(handle.wait()));
         fresh();
-        let handle = engine.op("").try_submit(value.write(), |_| Err::<(), _>("no")).unwrap();
+        let handle = engine.op("").submit_any(value.write(), |_| Err::<(), _>("no")).unwrap();
         check(line!() - 1, failure(handle.wait()));
         fresh();
-        engine.op("").writes([&*value]).push_sync(|_| Err::<(), _>("no")).unwrap();
+        engine.op("").writes([value.token()]).push_sync(|_| Err::<(), _>("no")).unwrap();
         check(line!() - 1, failure(engine.wait_for_var(&value)));
         fresh();
-        engine.op("").writes([&*value]).push_async(|_, done| done.fail("no")).unwrap();
+        engine.op("").writes([value.token()]).push_async_any(raddle::cx(), |_, done| done.fail("no")).unwrap();
         check(line!() - 1, failure(engine.wait_for_var(&value)));
     });
 }
@@ -93,7 +93,7 @@ fn an_operation_that_names_a_failed_variable_is_skipped_and_passes_the_same_erro
         let first = failure(engine.wait_for_var(&tokens[0]));
         for token in &tokens {
             assert!(failure(engine.wait_for_var(token)).ptr_eq(&first));
-            assert_eq!(engine.version(token), 0);
+            assert_eq!(token.version(), 0);
         }
         assert_eq!(ran.load(SeqCst), 0);
         // What a function has captured that did not run is dropped after the variables were passed on.
@@ -108,7 +108,7 @@ fn a_mutation_of_a_failed_variable_is_skipped() {
         let value = engine.var(1);
         engine
             .op("first")
-            .push(value.write(), |value| {
+            .push_any(value.write(), |value| {
                 *value = 2;
                 Err("half done")
             })
@@ -124,7 +124,7 @@ fn a_mutation_of_a_failed_variable_is_skipped() {
 fn a_skipped_reader_tells_through_its_handle() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(1);
-        engine.op("first").push(value.write(), |_| Err("no")).unwrap();
+        engine.op("first").push_any(value.write(), |_| Err("no")).unwrap();
         let first = failure(engine.wait_for_var(&value));
         let submitted = engine.op("").submit(value.read(), |value| *value).unwrap();
         assert!(failure(submitted.wait()).ptr_eq(&first));
@@ -137,7 +137,7 @@ fn a_skipped_reader_tells_through_its_handle() {
 fn a_failing_reader_leaves_what_it_reads_alone() {
     on_kinds(&KINDS, 1, |engine| {
         let (read, written) = (engine.var(1), engine.var(2));
-        engine.op("reader").push((read.read(), written.write()), |_| Err("no")).unwrap();
+        engine.op("reader").push_any((read.read(), written.write()), |_| Err("no")).unwrap();
         assert_eq!(engine.get(&read).unwrap(), 1);
         assert_eq!(failure(engine.get(&written)).name(), "reader");
     });
@@ -147,8 +147,8 @@ fn a_failing_reader_leaves_what_it_reads_alone() {
 fn every_waiter_sees_the_same_error() {
     on_kinds(&KINDS, 2, |engine| {
         let value = engine.var(0);
-        let gate = hold(&engine, &value);
-        engine.op("fails").push(value.write(), |_| Err("no")).unwrap();
+        let gate = hold(&engine, value.token());
+        engine.op("fails").push_any(value.write(), |_| Err("no")).unwrap();
         let errors = Mutex::new(Vec::new());
         thread::scope(|scope| {
             for number in 0..12 {
@@ -157,7 +157,7 @@ fn every_waiter_sees_the_same_error() {
                     let error = match number % 6 {
                         0 => failure(engine.wait_for_var(value)),
                         1 => failure(engine.wait_to_read(value)),
-                        2 => failure(engine.wait_to_write(value)),
+                        2 => failure(engine.wait_for_var(value)),
                         3 => failure(engine.get(value)),
                         4 => failure(engine.wait_for_var_timeout(value, Duration::MAX)),
                         _ => failure(block_on(engine.wait_for_var_async(value))),
@@ -183,8 +183,8 @@ fn every_waiter_sees_the_same_error() {
 fn clear_error_ends_the_failure_in_push_order() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
-        let gate = hold(&engine, &value);
-        engine.op("fails").push(value.write(), |_| Err("no")).unwrap();
+        let gate = hold(&engine, value.token());
+        engine.op("fails").push_any(value.write(), |_| Err("no")).unwrap();
         let before = engine.op("").submit(value.write(), |value| *value += 1).unwrap();
         engine.clear_error(&value).unwrap();
         let after = engine.op("").submit(value.write(), |value| *value += 10).unwrap();
@@ -193,7 +193,7 @@ fn clear_error_ends_the_failure_in_push_order() {
         after.wait().unwrap();
         assert_eq!(engine.get(&value).unwrap(), 10);
         engine.wait_for_all().unwrap();
-        assert_eq!(engine.version(&value), 2);
+        assert_eq!(value.version(), 2);
     });
 }
 
@@ -203,7 +203,7 @@ fn clear_error_of_a_sound_variable_does_nothing() {
         let value = engine.var(3);
         engine.clear_error(&value).unwrap();
         assert_eq!(engine.get(&value).unwrap(), 3);
-        assert_eq!(engine.version(&value), 0);
+        assert_eq!(value.version(), 0);
     });
 }
 
@@ -225,13 +225,13 @@ fn clear_error_heals_one_variable_only() {
 fn overwrite_heals() {
     on_kinds(&KINDS, 1, |engine| {
         let (value, token) = (engine.var(0), engine.token());
-        push_failing(&engine, "fails", &[], &[&value, &token]);
+        push_failing(&engine, "fails", &[], &[value.token(), &token]);
         engine.op("").push(value.overwrite(), |value| *value = 9).unwrap();
         engine.op("").overwrites([&token]).push_sync(|_| {}).unwrap();
         assert_eq!(engine.get(&value).unwrap(), 9);
         engine.wait_for_var(&token).unwrap();
         engine.wait_for_all().unwrap();
-        assert_eq!((engine.version(&value), engine.version(&token)), (1, 1));
+        assert_eq!((value.version(), token.version()), (1, 1));
     });
 }
 
@@ -239,7 +239,7 @@ fn overwrite_heals() {
 fn an_operation_that_overwrites_is_skipped_for_what_it_reads() {
     on_kinds(&KINDS, 1, |engine| {
         let (source, target) = (engine.var(0), engine.var(0));
-        push_failing(&engine, "source", &[], &[&source]);
+        push_failing(&engine, "source", &[], &[source.token()]);
         engine.op("").push((source.read(), target.overwrite()), |_| {}).unwrap();
         assert_eq!(failure(engine.get(&target)).name(), "source");
     });
@@ -253,7 +253,7 @@ fn what_is_also_read_or_written_is_not_overwritten() {
         engine.op("").overwrites([&token]).reads([&token]).push_sync(|_| {}).unwrap();
         engine.op("").overwrites([&token]).writes([&token]).push_sync(|_| {}).unwrap();
         assert_eq!(failure(engine.wait_for_var(&token)).name(), "fails");
-        assert_eq!(engine.version(&token), 0);
+        assert_eq!(token.version(), 0);
     });
 }
 
@@ -261,9 +261,9 @@ fn what_is_also_read_or_written_is_not_overwritten() {
 fn a_failed_overwrite_leaves_the_variable_failed() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
-        engine.op("overwrite").push(value.overwrite(), |_| Err("no")).unwrap();
+        engine.op("overwrite").push_any(value.overwrite(), |_| Err("no")).unwrap();
         assert_eq!(failure(engine.get(&value)).name(), "overwrite");
-        assert_eq!(engine.version(&value), 0);
+        assert_eq!(value.version(), 0);
     });
 }
 
@@ -272,9 +272,9 @@ fn a_failed_overwrite_leaves_the_variable_failed() {
 fn a_failed_overwrite_of_a_failed_variable_does_not_hide() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
-        engine.op("first").push(value.write(), |_| Err("no")).unwrap();
-        engine.op("second").push(value.overwrite(), |_| Err("no")).unwrap();
-        assert_told_of_second(&engine, &value);
+        engine.op("first").push_any(value.write(), |_| Err("no")).unwrap();
+        engine.op("second").push_any(value.overwrite(), |_| Err("no")).unwrap();
+        assert_told_of_second(&engine, value.token());
     });
 }
 
@@ -282,9 +282,9 @@ fn a_failed_overwrite_of_a_failed_variable_does_not_hide() {
 fn a_failed_no_skip_operation_on_a_failed_variable_does_not_hide() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
-        engine.op("first").push(value.write(), |_| Err("no")).unwrap();
-        engine.op("second").no_skip().push(value.write(), |_| Err("no")).unwrap();
-        assert_told_of_second(&engine, &value);
+        engine.op("first").push_any(value.write(), |_| Err("no")).unwrap();
+        engine.op("second").run_always().push_any(value.write(), |_| Err("no")).unwrap();
+        assert_told_of_second(&engine, value.token());
     });
 }
 
@@ -305,8 +305,8 @@ fn assert_told_of_second(engine: &Engine, variable: &Token) {
 fn no_skip_runs() {
     on_kinds(&KINDS, 1, |engine| {
         let (failed, sound) = (engine.var(0), engine.var(0));
-        push_failing(&engine, "fails", &[], &[&failed]);
-        let ran = engine.op("").no_skip().submit((failed.write(), sound.write()), |(a, b)| {
+        push_failing(&engine, "fails", &[], &[failed.token()]);
+        let ran = engine.op("").run_always().submit((failed.write(), sound.write()), |(a, b)| {
             *a += 1;
             *b += 1;
         });
@@ -314,7 +314,7 @@ fn no_skip_runs() {
         // Such a run neither ends the failure nor passes it on.
         assert_eq!(failure(engine.get(&failed)).name(), "fails");
         assert_eq!(engine.get(&sound).unwrap(), 1);
-        assert_eq!((engine.version(&failed), engine.version(&sound)), (1, 1));
+        assert_eq!((failed.version(), sound.version()), (1, 1));
         engine.clear_error(&failed).unwrap();
         assert_eq!(engine.get(&failed).unwrap(), 1);
     });
@@ -324,16 +324,16 @@ fn no_skip_runs() {
 fn a_failure_without_mutated_variables_is_reported_once_by_its_handle_or_by_wait_for_all() {
     on_kinds(&KINDS, 1, |engine| {
         let read = engine.var(0);
-        let handle = engine.op("lonely").try_submit(read.read(), |_| Err::<(), _>("no")).unwrap();
+        let handle = engine.op("lonely").submit_any(read.read(), |_| Err::<(), _>("no")).unwrap();
         assert_eq!(failure(handle.wait()).name(), "lonely");
         engine.wait_for_all().expect("the handle has told of it");
-        drop(engine.op("alone").try_submit(read.read(), |_| Err::<(), _>("no")).unwrap());
+        drop(engine.op("alone").submit_any(read.read(), |_| Err::<(), _>("no")).unwrap());
         engine.op("second").push((), |()| panic!("no")).unwrap();
         assert_eq!(failure(engine.wait_for_all()).name(), "alone");
         assert_eq!(failure(engine.wait_for_all()).name(), "second");
         engine.wait_for_all().expect("each was reported once");
         for name in ["third", "fourth", "fifth"] {
-            engine.op(name).push((), |()| Err("no")).unwrap();
+            engine.op(name).push_any((), |()| Err("no")).unwrap();
         }
         assert_eq!(failure(engine.wait_for_all()).name(), "third");
         let (first, count) = engine.clear_errors().unwrap();
@@ -350,7 +350,7 @@ const BEYOND: usize = 904;
 
 /// Has `count` operations fail that mutate nothing; they have failed when this returns.
 fn fail_many(engine: &Engine, count: usize) -> Vec<OpHandle<()>> {
-    let submit = |_| engine.op("lonely").try_submit((), |()| Err::<(), _>("no")).unwrap();
+    let submit = |_| engine.op("lonely").submit_any((), |()| Err::<(), _>("no")).unwrap();
     let handles: Vec<_> = (0..count).map(submit).collect();
     eventually("all operations have failed", || handles.iter().all(OpHandle::is_done));
     handles
@@ -510,7 +510,7 @@ fn a_failure_that_was_told_and_cleared_is_not_reported_again() {
         for round in 0..2000 {
             {
                 let temporary = engine.var(0);
-                engine.op("fails").push(temporary.write(), |_| Err("no")).unwrap();
+                engine.op("fails").push_any(temporary.write(), |_| Err("no")).unwrap();
                 engine.op("").push((temporary.read(), kept.write()), |(from, to)| *to = *from).unwrap();
             }
             if round % 2 == 0 {
@@ -527,14 +527,14 @@ fn deletions_run_on_failed_variables() {
     on_kinds(&KINDS, 1, |engine| {
         let drops = Drops::new();
         let value = engine.var(drops.make());
-        push_failing(&engine, "fails", &[], &[&value]);
+        push_failing(&engine, "fails", &[], &[value.token()]);
         let ran = Gate::new();
         let inner = ran.clone();
         engine.delete_variable(&value, move |_| inner.open()).unwrap();
         ran.pass();
         drops.assert_all_gone();
         let dropped = engine.var(drops.make());
-        push_failing(&engine, "fails", &[], &[&dropped]);
+        push_failing(&engine, "fails", &[], &[dropped.token()]);
         drop(dropped);
         eventually("the value is dropped", || drops.dropped() == 2);
     });

@@ -5,7 +5,7 @@ fn what_an_operation_is_told_about_its_run() {
     on_kinds(&KINDS, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
         let tell = move |cx: &OpContext<'_>| {
-            sender.send((cx.name().to_owned(), cx.context(), cx.worker(), cx.engine().kind())).unwrap();
+            sender.send((cx.name().to_owned(), cx.device(), cx.worker(), cx.engine().kind())).unwrap();
         };
         engine.op(format!("named {}", 7)).push_sync(tell).unwrap();
         let worker = (engine.kind() != EngineKind::Naive).then_some(0);
@@ -36,8 +36,8 @@ fn async_completes_from_any_thread() {
             let inner = Arc::clone(&slot);
             engine
                 .op("async")
-                .writes([&*value])
-                .push_async(move |_, done| {
+                .writes([value.token()])
+                .push_async_any(raddle::cx(), move |_, done| {
                     thread::spawn(move || {
                         inner.store(number, SeqCst);
                         done.complete();
@@ -51,7 +51,7 @@ fn async_completes_from_any_thread() {
             }
         }
         assert_eq!(engine.get(&value).unwrap(), 50);
-        assert_eq!(engine.version(&value), 100);
+        assert_eq!(value.version(), 100);
     });
 }
 
@@ -100,12 +100,16 @@ fn a_completion_used_inside_the_function_passes_the_variables_on() {
 fn a_dropped_completion_is_an_error() {
     on_kinds(&KINDS, 1, |engine| {
         let tokens = [(); 3].map(|()| engine.token());
-        engine.op("inside").writes([&tokens[0]]).push_async(|_, done| drop(done)).unwrap();
-        engine.op("elsewhere").writes([&tokens[1]]).push_async(|_, done| drop(thread::spawn(|| drop(done)))).unwrap();
+        engine.op("inside").writes([&tokens[0]]).push_async_any(raddle::cx(), |_, done| drop(done)).unwrap();
+        engine
+            .op("elsewhere")
+            .writes([&tokens[1]])
+            .push_async_any(raddle::cx(), |_, done| drop(thread::spawn(|| drop(done))))
+            .unwrap();
         engine
             .op("by a panic elsewhere")
             .writes([&tokens[2]])
-            .push_async(|_, done| {
+            .push_async_any(raddle::cx(), |_, done| {
                 drop(thread::spawn(move || {
                     let _done = done;
                     std::panic::resume_unwind(Box::new("a thread dies"));
@@ -182,7 +186,7 @@ fn a_completion_dropped_in_its_own_function_ends_the_operation_at_once() {
         engine
             .push_async(
                 move |_, done| {
-                    told.op("next").no_skip().writes([&variable]).push_sync(move |_| opens.open()).unwrap();
+                    told.op("next").run_always().writes([&variable]).push_sync(move |_| opens.open()).unwrap();
                     drop(done);
                     sender.send(next.pass_within(common::SOON)).unwrap();
                 },
@@ -242,7 +246,7 @@ fn an_async_function_that_fails_after_its_completion_was_used_is_reported_by_wai
             )
             .unwrap();
         engine.wait_for_var(&token).unwrap();
-        assert_eq!(engine.version(&token), 1);
+        assert_eq!(token.version(), 1);
         let mut told = None;
         eventually("the failure is there", || {
             told = engine.wait_for_all().err();
@@ -298,7 +302,7 @@ fn a_completion_dropped_with_a_variables_value_is_an_error() {
 fn operator_pushed_again_while_pending() {
     on_kinds(&KINDS, 2, |engine| {
         let (value, step) = (engine.var(0), engine.var(1));
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         let add = engine.op("add").operator((step.read(), value.write()), |(step, value)| *value += step).unwrap();
         for _ in 0..100 {
             add.push().unwrap();
@@ -309,7 +313,7 @@ fn operator_pushed_again_while_pending() {
         }
         gate.open();
         assert_eq!(engine.get(&value).unwrap(), 1100);
-        assert_eq!(engine.version(&value), 201);
+        assert_eq!(value.version(), 201);
     });
 }
 
@@ -320,12 +324,13 @@ fn operators_of_all_three_kinds() {
         let typed = engine.op("typed").operator(value.write(), |value| value.push('t')).unwrap();
         let ran = Arc::new(AtomicUsize::new(0));
         let inner = Arc::clone(&ran);
-        let sync = engine.op("sync").writes([&*value]).operator_sync(move |_| _ = inner.fetch_add(1, SeqCst)).unwrap();
+        let sync =
+            engine.op("sync").writes([value.token()]).operator_sync(move |_| _ = inner.fetch_add(1, SeqCst)).unwrap();
         let inner = Arc::clone(&ran);
         let asynchronous = engine
             .op("async")
-            .writes([&*value])
-            .operator_async(move |_, done| {
+            .writes([value.token()])
+            .operator_async(raddle::cx(), move |_, done| {
                 let ran = Arc::clone(&inner);
                 thread::spawn(move || {
                     ran.fetch_add(100, SeqCst);
@@ -341,7 +346,7 @@ fn operators_of_all_three_kinds() {
         assert_eq!(engine.get(&value).unwrap().len(), 10);
         engine.wait_for_var(&value).unwrap();
         assert_eq!(ran.load(SeqCst), 1010);
-        assert_eq!(engine.version(&value), 30);
+        assert_eq!(value.version(), 30);
     });
 }
 
@@ -382,7 +387,7 @@ fn a_deleted_operator_runs_what_was_pushed_and_is_dropped_after_that() {
         for _ in 0..10 {
             operator.push().unwrap();
         }
-        engine.delete_operator(operator);
+        drop(operator);
         assert_eq!(drops.dropped(), 0, "it is dropped while pending");
         gate.open();
         engine.wait_for_all().unwrap();
@@ -424,7 +429,7 @@ fn a_failed_run_of_an_operator_does_not_spoil_it() {
         let value = engine.var(0);
         let operator = engine
             .op("operator")
-            .operator(value.write(), |value| {
+            .operator_any(value.write(), |value| {
                 *value += 1;
                 if *value == 2 { Err("two") } else { Ok(()) }
             })
@@ -436,7 +441,7 @@ fn a_failed_run_of_an_operator_does_not_spoil_it() {
         engine.clear_error(&value).unwrap();
         operator.push().unwrap();
         assert_eq!(engine.get(&value).unwrap(), 3);
-        assert_eq!(engine.version(&value), 2);
+        assert_eq!(value.version(), 2);
     });
 }
 
@@ -513,9 +518,9 @@ fn a_typed_operation_returns_a_value_from_its_handle() {
         let value = engine.var(String::from("warp"));
         let length = engine.op("").submit(value.read(), |value| value.len()).unwrap();
         assert_eq!(length.wait().unwrap(), 4);
-        let good = engine.op("").try_submit(value.read(), |value| value.parse::<i32>().or(Ok::<_, String>(-1)));
+        let good = engine.op("").submit_any(value.read(), |value| value.parse::<i32>().or(Ok::<_, String>(-1)));
         assert_eq!(good.unwrap().wait().unwrap(), -1);
-        let bad = engine.op("bad").try_submit(value.write(), |value| value.parse::<i32>());
+        let bad = engine.op("bad").submit_any(value.write(), |value| value.parse::<i32>());
         assert_eq!(failure(bad.unwrap().wait()).name(), "bad");
         assert_eq!(failure(engine.get(&value)).name(), "bad");
     });

@@ -4,7 +4,7 @@ use super::*;
 fn deletion_runs_after_pending_and_on_failed_variables() {
     on_kinds(&KINDS, 1, |engine| {
         let (value, journal) = (engine.var(0), Journal::new());
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         for number in 0..5 {
             let journal = journal.clone();
             engine.op("").push(value.read(), move |_| journal.add(number)).unwrap();
@@ -12,7 +12,7 @@ fn deletion_runs_after_pending_and_on_failed_variables() {
         let inner = journal.clone();
         engine
             .op("")
-            .push(value.write(), move |_| {
+            .push_any(value.write(), move |_| {
                 inner.add(100);
                 Err("no")
             })
@@ -53,7 +53,7 @@ fn a_deleted_variable_refuses_everything_but_waits() {
         assert_eq!(engine.op("").push(value.read(), |_| {}), Err(deleted.clone()));
         assert_eq!(engine.op("").push(value.overwrite(), |_| {}), Err(deleted.clone()));
         assert_eq!(engine.op("").submit(value.write(), |_| {}).map(drop), Err(deleted.clone()));
-        assert_eq!(engine.push_sync(|_| {}, [&value], []), Err(deleted.clone()));
+        assert_eq!(engine.push_sync(|_| {}, [value.token()], []), Err(deleted.clone()));
         assert_eq!(engine.op("").operator(value.read(), |_| {}).map(drop), Err(deleted.clone()));
         assert_eq!(engine.delete_variable(&value, |_| {}), Err(deleted.clone()));
         assert_eq!(engine.clear_error(&value), Err(deleted.clone()));
@@ -76,7 +76,7 @@ fn last_handle_dropped_drops_the_value_on_a_worker() {
         let (sender, receiver) = mpsc::channel();
         let value = engine.var(Tells(sender));
         let clone = value.clone();
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         drop(value);
         drop(clone);
         assert!(receiver.recv_timeout(MOMENT).is_err(), "the value is gone while an operation holds it");
@@ -107,20 +107,20 @@ fn a_dropped_variable_stays_until_its_operations_are_done() {
 fn version_counts_mutations_that_ran_to_completion() {
     on_kinds(&KINDS, 2, |engine| {
         let value = engine.var(0);
-        assert_eq!(engine.version(&value), 0);
+        assert_eq!(value.version(), 0);
         for _ in 0..10 {
             engine.op("").push(value.read(), |_| {}).unwrap();
         }
         engine.wait_for_var(&value).unwrap();
-        assert_eq!(engine.version(&value), 0);
+        assert_eq!(value.version(), 0);
         for number in 1..=10 {
             engine.op("").push(value.write(), |_| {}).unwrap();
             engine.wait_to_read(&value).unwrap();
-            assert_eq!(engine.version(&value), number);
+            assert_eq!(value.version(), number);
         }
         engine.op("").push(value.overwrite(), |_| {}).unwrap();
         engine.wait_to_read(&value).unwrap();
-        assert_eq!(engine.version(&value), 11);
+        assert_eq!(value.version(), 11);
     });
 }
 
@@ -135,10 +135,10 @@ fn a_skipped_mutation_does_not_count_in_version() {
         engine.push_sync(|_| {}, [&failed], [&after]).unwrap();
         engine.push_async(|_, done| drop(done), [], [&after]).unwrap();
         engine.wait_for_all().unwrap_err();
-        assert_eq!((engine.version(&failed), engine.version(&after)), (1, 1));
+        assert_eq!((failed.version(), after.version()), (1, 1));
         engine.clear_error(&failed).unwrap();
         engine.wait_for_var(&failed).unwrap();
-        assert_eq!(engine.version(&failed), 1);
+        assert_eq!(failed.version(), 1);
     });
 }
 
@@ -202,7 +202,7 @@ fn drain_runs_everything_that_was_pushed() {
             engine.op("").push(value.write(), |value| *value += 1).unwrap();
         }
         engine.shutdown(Shutdown::Drain, None).unwrap();
-        assert_eq!(engine.version(&value), 1000);
+        assert_eq!(value.version(), 1000);
         // Values can still be read.
         assert_eq!(engine.get(&value).unwrap(), 1000);
         assert_eq!(engine.op("").push(value.write(), |_| {}), Err(PushError::ShutDown));
@@ -247,7 +247,7 @@ fn drain_lets_operations_push_and_refuses_others() {
 fn drain_with_a_deadline_gives_up_waiting_and_goes_on() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         engine.op("").push(value.write(), |value| *value = 1).unwrap();
         assert_eq!(engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)), Err(ShutdownError::TimedOut));
         assert_eq!(engine.shutdown(Shutdown::Drain, Some(MOMENT)), Err(ShutdownError::TimedOut));
@@ -263,7 +263,7 @@ fn cancel_fails_what_has_not_started_and_waiters_return() {
     on_kinds(&KINDS, 1, |engine| {
         let (drops, ran) = (Drops::new(), Arc::new(AtomicUsize::new(0)));
         let value = engine.var(drops.make());
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         let handles: Vec<_> = (0..20)
             .map(|_| {
                 let (captured, ran) = (drops.make(), Arc::clone(&ran));
@@ -301,7 +301,7 @@ fn cancel_fails_what_has_not_started_and_waiters_return() {
         assert_eq!(ran.load(SeqCst), 0);
         assert_eq!(drops.dropped(), 20, "the closures are not all gone, or the value is");
         // Only the one that had started counts.
-        assert_eq!(engine.version(&value), 1);
+        assert_eq!(value.version(), 1);
         drop(value);
         drops.assert_all_gone();
     });
@@ -312,18 +312,13 @@ fn cancel_lets_deletions_run() {
     on_kinds(&KINDS, 1, |engine| {
         let (drops, journal) = (Drops::new(), Journal::new());
         let (deleted, dropped) = (engine.var(drops.make()), engine.var(drops.make()));
-        let gates = [hold(&engine, &deleted), hold(&engine, &dropped)];
+        let gates = [hold(&engine, deleted.token()), hold(&engine, dropped.token())];
         let inner = journal.clone();
         engine.op("").push(deleted.write(), move |_| inner.add("operation")).unwrap();
         let inner = journal.clone();
         engine.delete_variable(&deleted, move |_| inner.add("deletion")).unwrap();
         let inner = journal.clone();
-        engine
-            .op("")
-            .property(Property::DeleteVar)
-            .reads([&*dropped])
-            .push_sync(move |_| inner.add("property"))
-            .unwrap();
+        engine.op("").cleanup().reads([dropped.token()]).push_sync(move |_| inner.add("property")).unwrap();
         drop(dropped);
         engine.notify_shutdown();
         assert_eq!(engine.push_sync(|_| {}, [], []), Err(PushError::ShutDown));

@@ -20,13 +20,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use common::shapes::*;
 use common::{
     Drops, Gate, Journal, KINDS, MOMENT, Meeting, PATIENCE, THREADED, block_on, child_succeeds, engine, eventually,
     failure, hold, is_child, lock, occupy, on_kinds, poll_once, watched,
 };
 use raddle::{
-    Cause, Completion, Device, Engine, EngineKind, Name, OpContext, OpError, OpHandle, Operator, Placement, Property,
-    PushError, Shutdown, ShutdownError, Token, Var, VarWait, WaitError,
+    Cause, Completion, Device, Engine, EngineKind, Name, OpContext, OpError, OpHandle, Operator, Placement, PushError,
+    Shutdown, ShutdownError, Token, Var, VarWait, WaitError,
 };
 
 /// Pushes an operation over tokens that fails, and is named.

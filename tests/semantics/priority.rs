@@ -26,7 +26,7 @@ fn the_prioritised_lane_orders_by_priority_too() {
     on_kinds(&[EngineKind::PerDevice], 1, |engine| {
         let (gate, started, journal) = (Gate::new(), Gate::new(), Journal::new());
         let (inner_gate, inner_started) = (gate.clone(), started.clone());
-        let lane = |priority| engine.op("").property(Property::CpuPrioritized).priority(priority);
+        let lane = |priority| engine.op("").kind(Property::CpuPrioritized).priority(priority);
         lane(0)
             .push_sync(move |_| {
                 inner_started.open();

@@ -5,7 +5,7 @@ fn thread_of(engine: &Engine, property: Property) -> String {
     let (sender, receiver) = mpsc::channel();
     engine
         .op("")
-        .property(property)
+        .kind(property)
         .push_sync(move |_| {
             sender.send(thread::current().name().unwrap_or_default().to_owned()).unwrap();
         })
@@ -92,7 +92,7 @@ fn copies_of_both_directions_overlap() {
         let meeting = Meeting::new(3);
         let handles = [Property::CopyToGpu, Property::CopyFromGpu, Property::Normal].map(|property| {
             let meeting = meeting.clone();
-            engine.op("").property(property).submit((), move |()| meeting.join_within(PATIENCE)).unwrap()
+            engine.op("").kind(property).submit((), move |()| meeting.join_within(PATIENCE)).unwrap()
         });
         handles.into_iter().for_each(|handle| assert!(handle.wait().unwrap()));
     });
@@ -106,7 +106,7 @@ fn operations_of_all_lanes_are_ordered_by_their_variables() {
         let journal = engine.var(Vec::new());
         let properties = [Normal, CopyToGpu, CopyFromGpu, CpuPrioritized, GpuPrioritized, Async, DeleteVar, NoSkip];
         for number in 0..800 {
-            let builder = engine.op("").property(properties[number % 8]).priority(number as i32 % 7 - 3);
+            let builder = engine.op("").kind(properties[number % 8]).priority(number as i32 % 7 - 3);
             builder.push(journal.write(), move |journal| journal.push(number)).unwrap();
         }
         assert!(engine.get(&journal).unwrap().into_iter().eq(0..800));
@@ -120,7 +120,7 @@ fn prioritised_operations_of_the_pooled_engine_go_first() {
         let journal = Journal::new();
         let push = |property, priority, name: &'static str| {
             let journal = journal.clone();
-            engine.op("").property(property).priority(priority).push_sync(move |_| journal.add(name)).unwrap();
+            engine.op("").kind(property).priority(priority).push_sync(move |_| journal.add(name)).unwrap();
         };
         push(Property::Normal, 0, "normal");
         push(Property::Normal, 1000, "urgent");
@@ -138,10 +138,10 @@ fn an_async_property_starts_on_the_pushing_thread_when_ready() {
         let id = Arc::new(Mutex::new(None));
         let inner = Arc::clone(&id);
         let note = move |_: &OpContext<'_>| *lock(&inner) = Some(thread::current().id());
-        engine.op("").property(Property::Async).writes([&token]).push_sync(note).unwrap();
+        engine.op("").eager().writes([&token]).push_sync(note).unwrap();
         // It has run when the push returns.
         assert_eq!(*lock(&id), Some(thread::current().id()));
-        assert_eq!(engine.version(&token), 1);
+        assert_eq!(token.version(), 1);
     });
 }
 
@@ -151,12 +151,7 @@ fn an_async_property_starts_on_a_worker_when_not_ready_at_once() {
         let token = engine.token();
         let gate = hold(&engine, &token);
         let (sender, receiver) = mpsc::channel();
-        engine
-            .op("")
-            .property(Property::Async)
-            .writes([&token])
-            .push_sync(move |cx| sender.send(cx.worker()).unwrap())
-            .unwrap();
+        engine.op("").eager().writes([&token]).push_sync(move |cx| sender.send(cx.worker()).unwrap()).unwrap();
         gate.open();
         assert_eq!(receive(&receiver), Some(0));
     });
@@ -173,7 +168,7 @@ fn delete_var_goes_before_all_others() {
             (Property::DeleteVar, -1, "deletion"),
         ] {
             let journal = journal.clone();
-            engine.op("").property(property).priority(priority).push_sync(move |_| journal.add(name)).unwrap();
+            engine.op("").kind(property).priority(priority).push_sync(move |_| journal.add(name)).unwrap();
         }
         gate.open();
         engine.wait_for_all().unwrap();
@@ -189,7 +184,7 @@ fn delete_var_and_no_skip_run_on_failed_variables() {
         for property in [Property::DeleteVar, Property::NoSkip] {
             let ran = Gate::new();
             let inner = ran.clone();
-            engine.op("").property(property).writes([&token]).push_sync(move |_| inner.open()).unwrap();
+            engine.op("").kind(property).writes([&token]).push_sync(move |_| inner.open()).unwrap();
             assert_eq!(failure(engine.wait_for_var(&token)).name(), "first");
             assert!(ran.is_open(), "{property:?} was skipped");
         }
@@ -208,7 +203,7 @@ fn a_runs_priority_does_not_undo_its_property() {
             (Property::CpuPrioritized, 0, "prioritised"),
         ] {
             let journal = journal.clone();
-            let operator = engine.op("").property(property).operator_sync(move |_| journal.add(name)).unwrap();
+            let operator = engine.op("").kind(property).operator_sync(move |_| journal.add(name)).unwrap();
             operator.push_with_priority(priority).unwrap();
         }
         gate.open();

@@ -27,7 +27,7 @@ fn push_returns_without_waiting() {
 fn push_on_a_held_variable_returns_without_waiting() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         for _ in 0..1000 {
             engine.op("").push(value.write(), |value| *value += 1).unwrap();
         }
@@ -79,7 +79,7 @@ fn a_variable_read_and_mutated_counts_as_mutated() {
         gate.open();
         engine.wait_for_var(&token).unwrap();
         assert!(ran.is_open());
-        assert_eq!(engine.version(&token), 1);
+        assert_eq!(token.version(), 1);
     });
 }
 
@@ -89,11 +89,11 @@ fn a_variable_named_twice_is_named_once() {
         let token = engine.token();
         engine.push_sync(|_| {}, [&token, &token], []).unwrap();
         engine.wait_for_var(&token).unwrap();
-        assert_eq!(engine.version(&token), 0);
+        assert_eq!(token.version(), 0);
         engine.push_sync(|_| {}, [], [&token, &token]).unwrap();
         engine.push_sync(|_| {}, [&token, &token], [&token, &token]).unwrap();
         engine.wait_for_var(&token).unwrap();
-        assert_eq!(engine.version(&token), 2);
+        assert_eq!(token.version(), 2);
     });
 }
 
@@ -117,7 +117,7 @@ fn a_refused_push_enqueues_nothing() {
         // The closures are gone already, and the good variable has nothing pending.
         drops.assert_all_gone();
         engine.wait_for_var(&own).unwrap();
-        assert_eq!(engine.version(&own), 0);
+        assert_eq!(own.version(), 0);
     });
 }
 

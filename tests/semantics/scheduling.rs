@@ -192,10 +192,10 @@ mod on_linux {
             let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).build().unwrap();
             let wait_in = |property, token: &Token| {
                 let (inner, token) = (engine.clone(), token.clone());
-                engine.op("").property(property).submit((), move |()| inner.wait_for_var(&token)).unwrap()
+                engine.op("").kind(property).submit((), move |()| inner.wait_for_var(&token)).unwrap()
             };
             let cores = || {
-                let handle = engine.op("").property(Property::CpuPrioritized);
+                let handle = engine.op("").kind(Property::CpuPrioritized);
                 handle.submit((), |()| common::allowed_cores()).unwrap().wait().unwrap()
             };
             assert_eq!(cores(), all);

@@ -43,7 +43,7 @@ fn consecutive_readers_run_concurrently() {
 fn consecutive_readers_after_a_mutation_run_concurrently() {
     on_kinds(&THREADED, 3, |engine| {
         let (value, meeting) = (engine.var(1), Meeting::new(3));
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         let readers = [(); 3].map(|()| {
             let meeting = meeting.clone();
             engine.op("read").submit(value.read(), move |_| meeting.join_within(PATIENCE)).unwrap()
@@ -63,7 +63,7 @@ fn a_wait_does_not_keep_readers_apart() {
             assert!(matches!(result, Err(WaitError::TimedOut)), "{result:?}");
         }),
         ("wait_to_write_timeout", |engine, token| {
-            let result = engine.wait_to_write_timeout(token, Duration::ZERO);
+            let result = engine.wait_for_var_timeout(token, Duration::ZERO);
             assert!(matches!(result, Err(WaitError::TimedOut)), "{result:?}");
         }),
         ("wait_to_read", |engine, token| engine.wait_to_read(token).unwrap()),
@@ -78,7 +78,7 @@ fn a_wait_does_not_keep_readers_apart() {
                 first_meeting.join_within(Duration::from_secs(5))
             });
             started.pass();
-            wait(&engine, &value);
+            wait(&engine, value.token());
             let second = engine.op("second").submit(value.read(), move |_| meeting.join_within(PATIENCE));
             for reader in [first, second] {
                 assert!(reader.unwrap().wait().unwrap(), "{name} between two readers keeps them apart");

@@ -6,11 +6,11 @@ fn a_fresh_variable_needs_no_waiting() {
         let token = engine.token();
         engine.wait_for_var(&token).unwrap();
         engine.wait_to_read(&token).unwrap();
-        engine.wait_to_write(&token).unwrap();
+        engine.wait_for_var(&token).unwrap();
         engine.wait_for_var_timeout(&token, Duration::ZERO).unwrap();
         assert_eq!(poll_once(&mut engine.wait_for_var_async(&token)).map(|result| result.is_ok()), Poll::Ready(true));
         engine.wait_for_all().unwrap();
-        assert_eq!(engine.version(&token), 0);
+        assert_eq!(token.version(), 0);
     });
 }
 
@@ -36,11 +36,11 @@ fn wait_to_read_waits_for_mutations_only() {
         engine.wait_to_read(&value).unwrap();
         engine.wait_to_read_timeout(&value, Duration::ZERO).unwrap();
         block_on(engine.wait_to_read_async(&value)).unwrap();
-        assert!(matches!(engine.wait_to_write_timeout(&value, MOMENT), Err(WaitError::TimedOut)));
+        assert!(matches!(engine.wait_for_var_timeout(&value, MOMENT), Err(WaitError::TimedOut)));
         gate.open();
-        engine.wait_to_write(&value).unwrap();
         engine.wait_for_var(&value).unwrap();
-        engine.wait_to_write_timeout(&value, Duration::ZERO).unwrap();
+        engine.wait_for_var(&value).unwrap();
+        engine.wait_for_var_timeout(&value, Duration::ZERO).unwrap();
     });
 }
 
@@ -49,8 +49,8 @@ fn wait_for_var_and_wait_to_write_wait_for_readers_too() {
     on_kinds(&THREADED, 1, |engine| {
         let (value, gate) = with_a_reader(&engine);
         assert!(matches!(engine.wait_for_var_timeout(&value, MOMENT), Err(WaitError::TimedOut)));
-        assert!(matches!(engine.wait_to_write_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
-        let mut future = engine.wait_to_write_async(&value);
+        assert!(matches!(engine.wait_for_var_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
+        let mut future = engine.wait_for_var_async(&value);
         assert!(poll_once(&mut future).is_pending());
         gate.open();
         block_on(future).unwrap();
@@ -68,7 +68,7 @@ fn wait_to_read_waits_for_a_pending_mutation() {
         assert!(matches!(engine.wait_to_read_timeout(&token, MOMENT), Err(WaitError::TimedOut)));
         gate.open();
         block_on(future).unwrap();
-        assert_eq!(engine.version(&token), 1);
+        assert_eq!(token.version(), 1);
     });
 }
 
@@ -107,15 +107,15 @@ fn a_wait_for_a_variable_is_not_prolonged_by_later_pushes() {
 fn a_wait_leaves_the_version_alone() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         for _ in 0..10 {
             drop(engine.wait_for_var_async(&value));
-            assert!(engine.wait_to_write_timeout(&value, Duration::ZERO).is_err());
+            assert!(engine.wait_for_var_timeout(&value, Duration::ZERO).is_err());
         }
         gate.open();
         engine.wait_for_var(&value).unwrap();
         engine.get(&value).unwrap();
-        assert_eq!(engine.version(&value), 1);
+        assert_eq!(value.version(), 1);
     });
 }
 
@@ -344,7 +344,7 @@ fn a_handle_is_waited_on_awaited_or_dropped() {
 fn a_handle_whose_wait_timed_out_can_be_waited_on_again() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         let mut handle = engine.op("").submit(value.write(), |_| 8).unwrap();
         assert!(!handle.is_done());
         assert!(matches!(handle.wait_timeout(Duration::ZERO), Err(WaitError::TimedOut)));
@@ -365,7 +365,7 @@ fn a_handle_is_done_after_its_variables_are_passed_on() {
         let value = engine.var(0);
         for number in 1..500 {
             engine.op("").submit(value.write(), |value| *value += 1).unwrap().wait().unwrap();
-            assert_eq!(engine.version(&value), number);
+            assert_eq!(value.version(), number);
             engine.wait_for_var_timeout(&value, Duration::ZERO).unwrap();
         }
     });
@@ -376,9 +376,9 @@ fn futures_are_woken_from_other_threads() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         for _ in 0..20 {
-            let gate = hold(&engine, &value);
+            let gate = hold(&engine, value.token());
             let handle = engine.op("").submit(value.write(), |value| *value).unwrap();
-            let waits = [engine.wait_for_var_async(&value), engine.wait_to_write_async(&value)];
+            let waits = [engine.wait_for_var_async(&value), engine.wait_for_var_async(&value)];
             let all = engine.wait_for_all_async();
             let opener = thread::spawn(move || {
                 thread::sleep(Duration::from_millis(2));
@@ -401,7 +401,7 @@ fn futures_are_woken_from_other_threads() {
 fn a_future_may_move_between_tasks() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         let mut handle = engine.op("").submit(value.read(), |_| 1).unwrap();
         let mut wait = engine.wait_for_var_async(&value);
         let mut all = Box::pin(engine.wait_for_all_async());
@@ -426,7 +426,7 @@ fn a_future_may_move_between_tasks() {
 fn dropped_futures_do_no_harm() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
-        let gate = hold(&engine, &value);
+        let gate = hold(&engine, value.token());
         for _ in 0..100 {
             drop(engine.wait_for_var_async(&value));
             drop(engine.wait_for_all_async());

@@ -59,7 +59,7 @@ fn no_data_race() {
     let token = engine.token();
     for _ in 0..2 {
         let hole = Arc::clone(&hole);
-        engine.op("does not race").writes([&token]).push_sync(move |_| hole.add(1)).expect("the engine is open");
+        engine.op("does not race").writes([&token]).push((), move |()| hole.add(1)).expect("the engine is open");
     }
     engine.wait_for_all().expect("nothing fails");
 }

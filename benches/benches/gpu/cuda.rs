@@ -16,6 +16,7 @@ use raddle::{
         nvrtc::Ptx,
     },
 };
+use raddle_benches::shapes::*;
 
 use super::{Bed, DeviceWords, GPU, KERNEL, Peer, Peers, SMALL, THREADS, told, word};
 
@@ -212,7 +213,7 @@ pub fn lose_inside() {
     // What the waiters wait for is behind this one, which goes on when they do.
     let (go, gone) = std::sync::mpsc::channel::<()>();
     let poison = kernels.poison.clone();
-    let first = engine.op("poison").on(GPU).try_launch(vars[0].write(), move |stream, _| {
+    let first = engine.op("poison").on(GPU).submit_launch_any(vars[0].write(), move |stream, _| {
         _ = gone.recv();
         let stream = stream.cuda().expect("it is a CUDA device");
         let now = Instant::now();
@@ -225,7 +226,7 @@ pub fn lose_inside() {
         let step = move |stream: &mut GpuStream, words: &mut DeviceWords| {
             kernels.in_operation(stream, words, Duration::ZERO);
         };
-        engine.op("step").on(GPU).launch(var.write(), step).expect("push");
+        engine.op("step").on(GPU).launch_any(var.write(), step).expect("push");
     }
     let nanos = told(&engine, &vars, || {
         drop(go);

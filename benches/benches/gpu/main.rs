@@ -15,6 +15,7 @@ use raddle::{
     Device, DeviceVec, Engine, EngineKind, GpuDriver, GpuStream, IdlePolicy, PinnedVec, Property, SimulatedGpu, Var,
     simulated::Clock,
 };
+use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
     report::{Cell, Report, Table, grouped, number, spread},
@@ -103,7 +104,7 @@ impl Bed {
 fn push(launch: &Launch, engine: &Engine, var: &Var<DeviceWords>, property: Property, time: Duration) {
     let launch = Arc::clone(launch);
     let op = engine.op("kernel").on(GPU).property(property);
-    op.launch(var.write(), move |stream, words| launch(stream, words, time)).expect("push");
+    op.launch_any(var.write(), move |stream, words| launch(stream, words, time)).expect("push");
 }
 
 fn word(engine: &Engine) -> Var<DeviceWords> {
@@ -155,7 +156,7 @@ fn same_stream(bed: &Bed, report: &mut Report) {
     };
     let launch = Arc::clone(&bed.launch);
     let again = engine.op("again").on(GPU);
-    let operator = again.launch_operator(var.write(), move |stream, words| launch(stream, words, Duration::ZERO));
+    let operator = again.launch_operator_any(var.write(), move |stream, words| launch(stream, words, Duration::ZERO));
     let operator = operator.expect("an operator");
     let prebuilt = || {
         let start = Instant::now();
@@ -166,7 +167,7 @@ fn same_stream(bed: &Bed, report: &mut Report) {
     // The lane's thread stands in an operation while all are pushed; then the pusher only waits.
     let apart = || {
         let (go, gone) = std::sync::mpsc::channel::<()>();
-        let hold = engine.op("hold").on(GPU).launch(var.write(), move |_, _| _ = gone.recv());
+        let hold = engine.op("hold").on(GPU).launch_any(var.write(), move |_, _| _ = gone.recv());
         hold.expect("push");
         let start = Instant::now();
         (0..count).for_each(|_| push(&bed.launch, &engine, &var, Property::Normal, Duration::ZERO));
@@ -179,7 +180,7 @@ fn same_stream(bed: &Bed, report: &mut Report) {
     let at_once = || {
         let launch = Arc::clone(&bed.launch);
         let start = Instant::now();
-        let all = engine.op("all").on(GPU).try_launch(var.write(), move |stream, words| {
+        let all = engine.op("all").on(GPU).submit_launch_any(var.write(), move |stream, words| {
             let start = Instant::now();
             (0..count).for_each(|_| launch(stream, words, Duration::ZERO));
             Ok::<_, raddle::BoxError>(start.elapsed())
@@ -256,7 +257,7 @@ fn ends(bed: &Bed, engine: &Engine, count: usize) -> Vec<f64> {
     let var = word(engine);
     let sample = |_| {
         let launch = Arc::clone(&bed.launch);
-        let kernel = engine.op("kernel").on(GPU).try_launch(var.write(), move |stream, words| {
+        let kernel = engine.op("kernel").on(GPU).submit_launch_any(var.write(), move |stream, words| {
             let before = Instant::now();
             launch(stream, words, KERNEL);
             Ok::<_, raddle::BoxError>(before)
@@ -465,7 +466,7 @@ fn chain(bed: &Bed, report: &mut Report) {
     let at_once = || {
         let launch = Arc::clone(&bed.launch);
         let start = Instant::now();
-        let all = engine.op("all").on(GPU).launch(var.write(), move |stream, words| {
+        let all = engine.op("all").on(GPU).launch_any(var.write(), move |stream, words| {
             (0..COUNT).for_each(|_| launch(stream, words, SMALL));
         });
         all.expect("push");
@@ -515,7 +516,7 @@ fn simulated() -> Bed {
         gpu.stall();
         let vars: Vec<_> = (0..THREADS).map(|_| word(&engine)).collect();
         for var in &vars {
-            let op = engine.op("kernel").on(GPU).launch(var.write(), |stream, words: &mut DeviceWords| {
+            let op = engine.op("kernel").on(GPU).launch_any(var.write(), |stream, words: &mut DeviceWords| {
                 let mut gpu = stream.simulated().expect("it is the simulated device");
                 gpu.launch(Duration::ZERO, words, |_| {})
             });

@@ -12,13 +12,32 @@ use std::{
 
 use super::*;
 use crate::{
-    Engine, EngineKind, ImportedStream,
+    Accesses, Engine, EngineKind, GpuStream, ImportedStream, OpBuilder, OpHandle, PushError,
     device::{
         memory::{DeviceVec, PinnedVec},
         simulated::SimulatedGpu,
     },
     values::device::Device,
 };
+
+/// `try_submit_launch` with the device's error.
+trait SubmitLaunch {
+    fn submit_launch_any<A: Accesses, R: Send + 'static>(
+        self,
+        accesses: A,
+        f: impl for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<R, DeviceError> + Send + 'static,
+    ) -> Result<OpHandle<R>, PushError>;
+}
+
+impl SubmitLaunch for OpBuilder<'_> {
+    fn submit_launch_any<A: Accesses, R: Send + 'static>(
+        self,
+        accesses: A,
+        f: impl for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<R, DeviceError> + Send + 'static,
+    ) -> Result<OpHandle<R>, PushError> {
+        self.try_submit_launch(accesses, move |stream, refs| Ok(f(stream, refs)?))
+    }
+}
 
 /// Set in the process that finds the library.
 const INSIDE: &str = "RADDLE_FAKE_CUDA";
@@ -320,7 +339,7 @@ fn inside_imported_streams_are_put_in_order() {
         let own = engine.stream_var(ImportedStream::cuda(&gpus[0], Arc::clone(&streams[0])).unwrap());
         let waits = || number_of("fakeWaits");
         let (before, expected) = (waits(), streams[0].cu_stream().addr());
-        let include = engine.op("include").on(Device::Gpu(0)).try_launch(own.overwrite(), move |stream, own| {
+        let include = engine.op("include").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), move |stream, own| {
             let lane = stream.cuda().expect("it is CUDA's").cu_stream().addr();
             assert_ne!(lane, expected);
             stream.include(own, |own| assert_eq!(own.cuda().expect("it is CUDA's").cu_stream().addr(), expected))
@@ -577,55 +596,67 @@ fn inside_a_capture_that_is_left_open_fails_its_operation_only() {
             [(true, false, "CUDA_ERROR_INVALID_VALUE"), (false, false, left), (false, true, left)]
         {
             if fails || cfg!(debug_assertions) {
-                let record = move |stream: &mut crate::GpuStream, own: &mut ImportedStream| {
+                let record = move |stream: &mut GpuStream, own: &mut ImportedStream| {
                     if included {
                         return stream.include(own, |own| capture_on(own.inner()));
                     }
                     capture_on(stream.inner());
                     if fails { check("the program", CUresult::CUDA_ERROR_INVALID_VALUE) } else { Ok(()) }
                 };
-                let failed = engine.op("record").on(Device::Gpu(0)).try_launch(own.overwrite(), record).unwrap();
+                let failed = engine.op("record").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), record).unwrap();
                 let error = failed.wait().expect_err("the capture is open").to_string();
                 assert!(error.contains(wanted), "{error}");
-                let next = |stream: &mut crate::GpuStream, _: &mut ImportedStream| {
+                let next = |stream: &mut GpuStream, _: &mut ImportedStream| {
                     stream.cuda().expect("the device is sound");
                     Ok::<(), DeviceError>(())
                 };
-                let next = engine.op("next").on(Device::Gpu(0)).try_launch(own.overwrite(), next);
+                let next = engine.op("next").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), next);
                 next.unwrap().wait().unwrap();
             }
         }
         engine.clear_errors();
         // An event of a stream that is captured would bring the other one into the capture.
-        let fork = |stream: &mut crate::GpuStream, own: &mut ImportedStream| {
+        let fork = |stream: &mut GpuStream, own: &mut ImportedStream| {
             capture_on(stream.inner());
             let refused = stream.include(own, |_| unreachable!("it is refused")).expect_err("the stream is captured");
             let graph = stream.cuda().expect("it is CUDA's").end_capture(sys::CUgraphInstantiate_flags(0));
             assert!(refused.message().contains("end the capture before"), "{refused}");
             graph.map(drop).map_err(DeviceError::from)
         };
-        engine.op("fork").on(Device::Gpu(0)).try_launch(own.overwrite(), fork).unwrap().wait().unwrap();
+        engine.op("fork").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), fork).unwrap().wait().unwrap();
         assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not captured");
         // One that is begun on the lane's stream in there fails the operation, and the device is used on.
-        let inside = |stream: &mut crate::GpuStream, own: &mut ImportedStream| {
+        let inside = |stream: &mut GpuStream, own: &mut ImportedStream| {
             let lane = stream.cuda().expect("it is CUDA's");
             stream.include(own, |_| begin_capture(&lane))
         };
-        let inside = engine.op("inside").on(Device::Gpu(0)).try_launch(own.overwrite(), inside);
+        let inside = engine.op("inside").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), inside);
         let error = inside.unwrap().wait().expect_err("the capture is open").to_string();
         assert!(error.contains(left), "{error}");
         engine.clear_errors();
         // Nor is one found less that begins behind an included stream.
-        let late = |stream: &mut crate::GpuStream, own: &mut ImportedStream| {
+        let late = |stream: &mut GpuStream, own: &mut ImportedStream| {
             let lane = stream.cuda().expect("it is CUDA's");
             stream.include(own, |_| ())?;
             begin_capture(&lane);
             drop(lane);
             check("the program", CUresult::CUDA_ERROR_INVALID_VALUE)
         };
-        engine.op("late").on(Device::Gpu(0)).try_launch(own.overwrite(), late).unwrap().wait().expect_err("it fails");
+        engine
+            .op("late")
+            .on(Device::Gpu(0))
+            .submit_launch_any(own.overwrite(), late)
+            .unwrap()
+            .wait()
+            .expect_err("it fails");
         engine.clear_errors();
-        engine.op("next").on(Device::Gpu(0)).try_launch((), |_, ()| Ok::<(), DeviceError>(())).unwrap().wait().unwrap();
+        engine
+            .op("next")
+            .on(Device::Gpu(0))
+            .submit_launch_any((), |_, ()| Ok::<(), DeviceError>(()))
+            .unwrap()
+            .wait()
+            .unwrap();
         assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not captured");
         // A capture of the program's on its own stream is the program's.
         let theirs = gpu.context().new_stream_with_priority(0).unwrap();
@@ -635,7 +666,7 @@ fn inside_a_capture_that_is_left_open_fails_its_operation_only() {
             let include = engine
                 .op("include")
                 .on(Device::Gpu(0))
-                .try_launch(imported.overwrite(), |stream, own| stream.include(own, |own| drop(own.cuda())));
+                .submit_launch_any(imported.overwrite(), |stream, own| stream.include(own, |own| drop(own.cuda())));
             let included = include.unwrap().wait();
             if captured {
                 let error = included.expect_err("the stream is captured").to_string();

@@ -9,6 +9,7 @@
 //! * a push is refused only for a reason, and always after a shutdown that the same thread has begun;
 //! * everything comes to its end.
 
+use crate::shapes::*;
 use std::{
     sync::{
         Arc, Mutex,
@@ -22,7 +23,7 @@ use std::{
 };
 
 use raddle::{
-    Builder, Cause, Completion, Device, Engine, OpContext, OpHandle, Operator, Property, PushError, Shutdown,
+    Cause, Completion, Device, Engine, EngineBuilder, OpContext, OpHandle, Operator, PushError, Shutdown,
     ShutdownError, SimulatedGpu, Var, WaitError, simulated::Clock,
 };
 
@@ -101,7 +102,7 @@ enum End {
 
 #[derive(Debug)]
 struct Program {
-    engines: Vec<(Builder, End)>,
+    engines: Vec<(EngineBuilder, End)>,
     /// The engine of each.
     variables: Vec<usize>,
     operations: Vec<Operation>,
@@ -344,7 +345,7 @@ impl World {
         let mut inside = hands.clone();
         inside.engines.clear();
         let kept = operation.keeps_engine.then(|| hands.engines.get(operation.engine).cloned()).flatten();
-        let builder = engine.op("").property(operation.property);
+        let builder = engine.op("").kind(operation.property);
         // Copies are a device's, on the thread of its lane.
         let builder = if operation.property == Property::CopyToGpu { builder.on(Device::Gpu(0)) } else { builder };
         let result = match operation.kind {
@@ -356,12 +357,12 @@ impl World {
                     world.end(id).map(|()| drop_once)
                 };
                 let handle = if operation.reads == operation.writes {
-                    builder.try_submit(writes.write(), move |value| {
+                    builder.submit_any(writes.write(), move |value| {
                         value.touch();
                         body(drop_once)
                     })
                 } else {
-                    builder.try_submit((reads.read(), writes.write()), move |(from, to)| {
+                    builder.submit_any((reads.read(), writes.write()), move |(from, to)| {
                         *to = from.clone();
                         body(drop_once)
                     })
@@ -369,7 +370,7 @@ impl World {
                 handle.map(|handle| Some((id, handle)))
             }
             Kind::Sync => {
-                let pushed = builder.reads([&**reads]).writes([&**writes]).push_sync(move |cx| {
+                let pushed = builder.reads([reads.token()]).writes([writes.token()]).push_sync(move |cx| {
                     drop_once.touch();
                     world.body(id, Some((cx, &inside)));
                     drop(kept);
@@ -378,29 +379,32 @@ impl World {
                 pushed.map(|()| None)
             }
             Kind::Early | Kind::Elsewhere | Kind::Pocket => {
-                let pushed = builder.reads([&**reads]).writes([&**writes]).push_async(move |cx, done| {
-                    let operation = &world.program.operations[id];
-                    let (ends, kind) = (operation.ends, operation.kind);
-                    drop_once.touch();
-                    if ends == Ends::Panic {
-                        world.body(id, None);
-                        return world.end(id);
-                    }
-                    if kind == Kind::Early {
-                        use_completion(done, ends);
+                let pushed = builder.reads([reads.token()]).writes([writes.token()]).push_async_any(
+                    raddle::cx(),
+                    move |cx, done| {
+                        let operation = &world.program.operations[id];
+                        let (ends, kind) = (operation.ends, operation.kind);
+                        drop_once.touch();
+                        if ends == Ends::Panic {
+                            world.body(id, None);
+                            return world.end(id);
+                        }
+                        if kind == Kind::Early {
+                            use_completion(done, ends);
+                            world.body(id, Some((cx, &inside)));
+                            return Ok(());
+                        }
                         world.body(id, Some((cx, &inside)));
-                        return Ok(());
-                    }
-                    world.body(id, Some((cx, &inside)));
-                    // Before the end: the program may be over then.
-                    drop(drop_once);
-                    if kind == Kind::Elsewhere {
-                        elsewhere(move || use_completion(done, ends));
-                    } else {
-                        lock(&world.pocket).push((done, ends));
-                    }
-                    Ok(())
-                });
+                        // Before the end: the program may be over then.
+                        drop(drop_once);
+                        if kind == Kind::Elsewhere {
+                            elsewhere(move || use_completion(done, ends));
+                        } else {
+                            lock(&world.pocket).push((done, ends));
+                        }
+                        Ok(())
+                    },
+                );
                 pushed.map(|()| None)
             }
         };

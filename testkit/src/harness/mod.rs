@@ -23,7 +23,7 @@ use std::{
 };
 
 use arbitrary::Unstructured;
-use raddle::{Builder, Engine, EngineKind, IdlePolicy};
+use raddle::{Engine, EngineBuilder, EngineKind, IdlePolicy};
 
 use crate::{PanicsOnDrop, lock, program::Source};
 
@@ -65,7 +65,7 @@ impl Source for Bytes<'_> {
 }
 
 /// The description of an engine with one to four workers, of one of `kinds`.
-pub fn engine_plan(bytes: &mut Bytes<'_>, kinds: &[EngineKind]) -> Builder {
+pub fn engine_plan(bytes: &mut Bytes<'_>, kinds: &[EngineKind]) -> EngineBuilder {
     let idle = match bytes.below(8) {
         0..=2 => IdlePolicy::default(),
         3..=4 => IdlePolicy::Park,

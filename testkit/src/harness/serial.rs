@@ -19,7 +19,7 @@ use std::{
 };
 
 use raddle::{
-    Builder, Completion, Device, DeviceVec, Engine, EngineKind, GpuStream, OpBuilder, OpError, Operator, Property,
+    Completion, Device, DeviceVec, Engine, EngineBuilder, EngineKind, GpuStream, OpBuilder, OpError, Operator,
     PushError, Shutdown, SimulatedGpu, Token, Var, WaitError, simulated::Clock,
 };
 
@@ -28,6 +28,7 @@ use super::{
     shapes::{self, Content, Narrow, Ref, SHAPES, Submitted, Wide},
     watched,
 };
+use crate::shapes::*;
 use crate::{
     Droppable, Drops, PanicsOnDrop, THREADED, block_on, lock, poll_once,
     program::{Access, Finish, Source},
@@ -580,9 +581,11 @@ impl Model {
             Some(PushError::NoSuchDevice(Device::Gpu(1)))
         } else if operation.gpu == Some(0)
             && operation.is_for_device()
-            && matches!(operation.property, Property::CpuPrioritized | Property::Async)
+            && operation.property == Property::CpuPrioritized
         {
-            Some(PushError::NotOfDevice(operation.property))
+            Some(PushError::NotOfDevice(raddle::Property::CpuPrioritized))
+        } else if operation.gpu == Some(0) && operation.is_for_device() && operation.property == Property::Async {
+            Some(PushError::EagerOnDevice)
         } else if operation.foreign {
             Some(PushError::ForeignVariable)
         } else if self.names_deleted(program, id) {
@@ -661,8 +664,8 @@ impl Handle {
     fn token(&self) -> &Token {
         match self {
             Self::Bare(token) => token,
-            Self::Narrow(variable) => variable,
-            Self::Wide(variable) => variable,
+            Self::Narrow(variable) => variable.token(),
+            Self::Wide(variable) => variable.token(),
             Self::Gone => unreachable!("programs do not name variables that they have dropped"),
         }
     }
@@ -907,9 +910,9 @@ impl Runner {
     }
 
     fn describe<'r>(&'r self, id: usize, operation: &Operation) -> OpBuilder<'r> {
-        let mut builder = self.engine.op(format!("#{id}")).priority(operation.priority).property(operation.property);
+        let mut builder = self.engine.op(format!("#{id}")).priority(operation.priority).kind(operation.property);
         if operation.no_skip {
-            builder = builder.no_skip();
+            builder = builder.run_always();
         }
         match operation.gpu {
             Some(0) if !operation.is_for_device() => {}
@@ -937,11 +940,11 @@ impl Runner {
         let handle = match operation.kind {
             Kind::Sync if operation.gpu == Some(0) => {
                 return builder
-                    .launch(self.scratch.read(), move |stream, scratch| Arc::new(run).on_device(stream, scratch));
+                    .launch_any(self.scratch.read(), move |stream, scratch| Arc::new(run).on_device(stream, scratch));
             }
             Kind::Sync => return builder.push_sync(move |_| run.untyped()),
             Kind::Async(finish) => {
-                return builder.push_async(move |_, done| Arc::new(run).asynchronous(done, finish));
+                return builder.push_async_any(raddle::cx(), move |_, done| Arc::new(run).asynchronous(done, finish));
             }
             Kind::Push => return shapes::push(builder, operation.shape, &operation.typed, &self.variables, run),
             Kind::Submit => shapes::submit(builder, operation.shape, &operation.typed, &self.variables, run),
@@ -957,17 +960,17 @@ impl Runner {
         let operator = match operation.kind {
             Kind::Sync if operation.gpu == Some(0) => {
                 let run = Arc::new(run);
-                builder.launch_operator(self.scratch.read(), move |stream, scratch| {
+                builder.launch_operator_any(self.scratch.read(), move |stream, scratch| {
                     Arc::clone(&run).on_device(stream, scratch)
                 })
             }
             Kind::Sync => builder.operator_sync(move |_| run.untyped()),
             Kind::Async(finish) => {
                 let (world, drops) = (Arc::clone(&self.world), self.world.drops.clone());
-                builder.operator_async(move |_, done| {
+                builder.try_operator_async(raddle::cx(), move |_, done| {
                     run.drop.touch();
                     let run = Run { world: Arc::clone(&world), id, drop: drops.make() };
-                    Arc::new(run).asynchronous(done, finish)
+                    Arc::new(run).asynchronous(done, finish).map_err(Into::into)
                 })
             }
             _ => shapes::operator(builder, operation.shape, &operation.typed, &self.variables, run),
@@ -998,7 +1001,7 @@ impl Runner {
             },
             Step::DropOperator(id) => {
                 if let Some(operator) = self.operators.remove(&id) {
-                    engine.delete_operator(operator);
+                    drop(operator);
                 }
                 Answer::Nothing
             }
@@ -1052,7 +1055,7 @@ impl Runner {
         match wait {
             Wait::ForVar(variable) => wait!(variable, wait_for_var, wait_for_var_timeout, wait_for_var_async),
             Wait::ToRead(variable) => wait!(variable, wait_to_read, wait_to_read_timeout, wait_to_read_async),
-            Wait::ToWrite(variable) => wait!(variable, wait_to_write, wait_to_write_timeout, wait_to_write_async),
+            Wait::ToWrite(variable) => wait!(variable, wait_for_var, wait_for_var_timeout, wait_for_var_async),
             Wait::Get(variable) => {
                 fn value<T: Content>(value: T) -> Answer {
                     value.get().map_or(Answer::Other("a torn value".to_owned()), Answer::Value)
@@ -1103,7 +1106,7 @@ impl Runner {
             if standing == Standing::Dropped {
                 continue;
             }
-            let version = self.engine.version(self.variables[variable].token());
+            let version = self.variables[variable].token().version();
             equal(&what("the version"), version, model.versions[variable])?;
             let waited = self.wait(Wait::ForVar(variable), Limit::None);
             expect(&what("a wait"), &Expected::Exactly(model.wait(variable)), &waited)?;
@@ -1132,8 +1135,8 @@ fn equal<T: PartialEq + std::fmt::Debug>(what: &str, is: T, should: T) -> Result
 }
 
 /// Runs a program on one engine.
-fn run(program: &Arc<Program>, plan: &Builder, watch: &Watch) -> Result<(), String> {
-    let build = |plan: Builder| plan.build().map_err(|error: raddle::BuildError| error.to_string());
+fn run(program: &Arc<Program>, plan: &EngineBuilder, watch: &Watch) -> Result<(), String> {
+    let build = |plan: EngineBuilder| plan.build().map_err(|error: raddle::BuildError| error.to_string());
     let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(program.steps.len() as u64).build();
     let engine = build(plan.clone().gpu(gpu))?;
     let abroad = build(Engine::builder().kind(EngineKind::Naive))?;

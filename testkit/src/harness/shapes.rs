@@ -3,6 +3,7 @@
 use raddle::{OpBuilder, Operator, PushError, Var};
 
 use super::serial::{Handle, Run};
+use crate::shapes::*;
 use crate::{Droppable, program::Access};
 
 /// What a typed variable holds, or a part of it.
@@ -196,7 +197,7 @@ pub fn push(
 ) -> Result<(), PushError> {
     macro_rules! then {
         ($accesses:expr) => {
-            builder.push($accesses, function!(run))
+            builder.push_any($accesses, function!(run))
         };
     }
     declare!(shape, handles, variables, then)
@@ -232,7 +233,7 @@ pub fn try_submit(
 ) -> Result<Submitted, PushError> {
     macro_rules! then {
         ($accesses:expr) => {
-            builder.try_submit($accesses, move |refs| {
+            builder.submit_any($accesses, move |refs| {
                 let mut all = Vec::new();
                 refs.flat(&mut all);
                 run.typed_value(all)
@@ -251,7 +252,7 @@ pub fn operator(
 ) -> Result<Operator, PushError> {
     macro_rules! then {
         ($accesses:expr) => {
-            builder.operator($accesses, function!(run))
+            builder.operator_any($accesses, function!(run))
         };
     }
     declare!(shape, handles, variables, then)

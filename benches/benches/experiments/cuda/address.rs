@@ -5,7 +5,7 @@ use std::{ffi::CStr, fs, path::Path};
 use raddle::cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use super::{
-    Experiment, Oneshot,
+    Experiment, Outcome,
     child::{self, figure, leaving},
     hand,
 };
@@ -18,7 +18,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     part,
 };
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let part = child::run("address", &[], &[], 15)?.well()?;
     let [same, own, made, cores] = ["same", "own", "made", "cores"].map(|name| part.get(name) != 0.0);
     part.complete()?;

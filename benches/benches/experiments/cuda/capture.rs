@@ -14,10 +14,11 @@ use raddle::{
     Cause, CudaGpu, DeviceError, Engine, GpuStream, IdlePolicy, PinnedVec, WaitError,
     cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode as Mode},
 };
+use raddle_benches::shapes::*;
 use raddle_benches::{machine, report::Table};
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, End, figure, leaving},
     hand::{self, Event, Kernels, Pinned, Stream, lane},
     whole,
@@ -79,7 +80,7 @@ impl Pair {
     }
 }
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let hand = child::run("capture", &["hand"], &[], 20)?;
     let mut table = Table::new(
         "capture",
@@ -325,7 +326,7 @@ fn work(engine: &Engine, kernels: Kernels, round: u32) -> Result<(), (String, bo
         kernels.spin(lane(stream), 1, Duration::from_micros(200)).result()?;
         kernels.fill_vec(stream, words, round)
     };
-    engine.op("step").on(GPU).launch(words.write(), step).map_err(|error| plain(&error))?;
+    engine.op("step").on(GPU).launch_any(words.write(), step).map_err(|error| plain(&error))?;
     engine.op("out").on(GPU).copy_from_device(&words, &back).map_err(|error| plain(&error))?;
     let right = move |back: &PinnedVec<u32>| back.iter().all(|&word| word == round);
     let right = engine.op("look").submit(back.read(), right).map_err(|error| plain(&error))?;

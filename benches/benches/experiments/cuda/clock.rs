@@ -6,6 +6,7 @@ use std::{
 };
 
 use raddle::{CudaGpu, GpuStream, IdlePolicy};
+use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
     report::{Table, number},
@@ -13,7 +14,7 @@ use raddle_benches::{
 };
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, figure, figures, leaving},
     hand::{self, Kernels, Pinned, lane, ns},
     whole,
@@ -37,7 +38,7 @@ const WAYS: [(&str, &str); 5] = [
     ("wait", "by hand: cuStreamSynchronize"),
 ];
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let part = child::run("clock", &[], &[], 40)?.well()?;
     let mut table = Table::new("clock", "", "", &["%globaltimer, ns", "smallest", "median", "largest"]);
     let [least, median, largest] = ["least", "median", "largest"].map(|name| part.get(&format!("step.{name}")));
@@ -178,7 +179,7 @@ impl Bed {
                 // SAFETY: as in `stamp`.
                 unsafe { kernels.stamp(lane(stream), at, time) }.result()
             };
-            engine.op("kernel").on(GPU).launch(var.write(), step).expect("pushed");
+            engine.op("kernel").on(GPU).launch_any(var.write(), step).expect("pushed");
             let next = engine.op("next").submit(var.read(), |_| Instant::now()).expect("pushed");
             next.wait().expect("it succeeds")
         });

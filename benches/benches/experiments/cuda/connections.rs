@@ -9,7 +9,7 @@ use raddle_benches::{
 };
 
 use super::{
-    Experiment, Oneshot,
+    Experiment, Outcome,
     child::{self, figure, leaving},
     hand::{self, ns},
 };
@@ -32,7 +32,7 @@ const KERNEL: Duration = Duration::from_micros(100);
 
 const ORDERS: [&str; 2] = ["by stream", "in turns"];
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let ideal = KERNELS as f64 * ns(KERNEL) / 1e6;
     let mut table = Table::new("connections", "", "", &["connections, ms", ORDERS[0], ORDERS[1], "one stream alone"]);
     let mut times = vec![];

@@ -10,13 +10,14 @@ use std::{
 };
 
 use raddle::{Engine, GpuStream, IdlePolicy, Property, Var};
+use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
     report::{Table, number},
 };
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, figure, figures, leaving},
     hand::{self, lane, ns},
     whole,
@@ -40,7 +41,7 @@ fn micros(time: Duration) -> f64 {
 /// Launches in a row that take long together where a stream is full.
 const RUN: u32 = 128;
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let engine = child::run("depth", &["engine"], &[], 15)?.well()?;
     let mut table = Table::new("depth", "", "", &["through the engine, µs", "p50", "p99", "longest", "of"]);
     let row = |table: &mut Table, part: &child::Part, name: &'static str, key: &str| {
@@ -127,7 +128,7 @@ impl Probe {
     fn urgent(&self) -> f64 {
         let (kernels, start) = (self.kernels, Instant::now());
         let op = self.engine.op("urgent").on(GPU).property(Property::GpuPrioritized);
-        let launched = op.try_launch(self.word.write(), move |stream, _| kernels.nothing(lane(stream)).result());
+        let launched = op.submit_launch_any(self.word.write(), move |stream, _| kernels.nothing(lane(stream)).result());
         launched.expect("pushed").wait().expect("it succeeds");
         ns(start.elapsed())
     }
@@ -162,7 +163,7 @@ fn engine() {
         let is_done = Arc::new(AtomicBool::new(false));
         for _ in 0..many() {
             let step = move |stream: &mut GpuStream, _: &mut _| kernels.spin(lane(stream), 1, KERNEL).result();
-            probe.engine.op("many").on(GPU).launch(many_of.write(), step).expect("pushed");
+            probe.engine.op("many").on(GPU).launch_any(many_of.write(), step).expect("pushed");
         }
         let behind = Arc::clone(&is_done);
         // Relaxed: nothing else goes with it, here and below.

@@ -7,6 +7,7 @@ use std::{
 };
 
 use raddle::{CudaGpu, DeviceVec, GpuStream, IdlePolicy, Var};
+use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
     report::{Table, number},
@@ -14,7 +15,7 @@ use raddle_benches::{
 };
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, figure, leaving},
     hand::{self, Kernels, lane, ns},
 };
@@ -32,7 +33,7 @@ const THREADS: std::ops::RangeInclusive<usize> = 1..=4;
 /// Launches between two waits, less than a stream holds.
 const BATCH: usize = 256;
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let part = child::run("launch", &[], &[], 20)?.well()?;
     let columns =
         ["threads", "by hand, a call", "that by the threads", "engine, an operation", "engine, its lane's call"];
@@ -130,7 +131,7 @@ fn by_engine(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
                 *calls.lock().unwrap_or_else(PoisonError::into_inner) += start.elapsed();
                 launched
             };
-            engine.op("step").on(GPU).launch(var.write(), step).expect("pushed");
+            engine.op("step").on(GPU).launch_any(var.write(), step).expect("pushed");
         }
     };
     push(&vars[0], 10);

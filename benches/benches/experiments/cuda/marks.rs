@@ -6,13 +6,14 @@ use std::{
 };
 
 use raddle::{CudaGpu, DeviceVec, Engine, EngineKind, GpuStream, Property, Var};
+use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
     report::{Table, number},
 };
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, End, Part, figure},
     hand::{self, Kernels, lane},
     whole,
@@ -34,7 +35,7 @@ const ENGINES: [&str; 2] = ["1", "4"];
 /// What the kernels take that are late.
 const AWHILE: Duration = Duration::from_micros(200);
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let mut table = Table::new("marks", "", "", &["marks, engines", "checks", "wrong", "ms", "end"]);
     let (mut bad, mut good) = (vec![], vec![]);
     for (engines, mode) in ENGINES.iter().flat_map(|engines| MODES.map(|mode| (engines, mode))) {
@@ -134,7 +135,7 @@ impl Check<'_> {
                 kernels.spin(lane(stream), 1, AWHILE).result()?;
                 kernels.fill_vec(stream, words, !round)
             };
-            engine.op("fill").on(GPU).launch(device.write(), fill).unwrap();
+            engine.op("fill").on(GPU).launch_any(device.write(), fill).unwrap();
             engine.op("out").on(GPU).copy_from_device(&device, &back).unwrap();
             let all =
                 engine.op("all").submit(back.read(), move |back| back.iter().all(|&word| word == !round)).unwrap();
@@ -169,7 +170,7 @@ impl Check<'_> {
                 }
                 kernels.fill_vec(stream, words, step)
             };
-            engine.op("fill").on(GPU).property(property).launch(vars[to].write(), fill).unwrap();
+            engine.op("fill").on(GPU).property(property).launch_any(vars[to].write(), fill).unwrap();
             expected[to] = Some(step);
             if step % 20 == 19 {
                 self.compare(engine, &vars[to], Some(step));

@@ -10,7 +10,7 @@ use raddle_benches::{
 };
 
 use super::{
-    Experiment, Oneshot,
+    Experiment, Outcome,
     child::{self, figure, figures, leaving},
     hand::{self, Event, Kernels, Pinned, Stream, ns},
     whole,
@@ -25,7 +25,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     part,
 };
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let part = child::run("marks-cost", &[], &[], 20)?.well()?;
     let mut table = Table::new("host", "", "", &["the host's time", "ns"]);
     let rows = [

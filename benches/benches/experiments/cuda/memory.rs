@@ -8,13 +8,14 @@ use std::{
 };
 
 use raddle::{CudaGpu, DeviceVec, Engine, GpuStream, IdlePolicy, PinnedVec, Var, cudarc::driver::sys};
+use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
     report::{Table, number},
 };
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, figure, figures, leaving},
     hand::{self, Kernels, lane, ns},
     whole,
@@ -41,7 +42,7 @@ const ACTS: [(&str, &str); 5] = [
     ("device.free", "cuMemFree"),
 ];
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let large = child::run("memory", &["large"], &[], 20)?;
     let gib = |bytes: f64| bytes / f64::from(1 << 30);
     println!("the device has {:.1} GiB, of which {:.1} are free", gib(large.get("total")), gib(large.get("free")));
@@ -165,7 +166,7 @@ fn is_usable(engine: &Engine, kernels: Kernels, var: &Var<DeviceVec<u32>>) -> bo
         // SAFETY: as above, and so is the pinned vector, which is as large.
         unsafe { sys::cuMemcpyDtoHAsync_v2(to, at, 4 * TAIL, stream.0) }.result()
     };
-    engine.op("use").on(GPU).launch((var.write(), tail.write()), step).expect("pushed");
+    engine.op("use").on(GPU).launch_any((var.write(), tail.write()), step).expect("pushed");
     let right = engine.op("look").submit(tail.read(), |tail| tail.iter().all(|&word| word == VALUE)).expect("pushed");
     right.wait().unwrap_or_else(|error| {
         println!("{error}");

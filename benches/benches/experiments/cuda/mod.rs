@@ -30,13 +30,13 @@ mod poison;
 const GPU: Device = Device::Gpu(0);
 
 /// A verdict, or why an experiment could not be made.
-type Oneshot = Result<String, String>;
+type Outcome = Result<String, String>;
 
 struct Experiment {
     name: &'static str,
     /// What it does.
     about: &'static str,
-    run: fn() -> Oneshot,
+    run: fn() -> Outcome,
     /// A part of it, in a process of its own.
     part: fn(&[&str]),
 }

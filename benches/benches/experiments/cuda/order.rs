@@ -6,10 +6,11 @@ use std::{
 };
 
 use raddle::{CudaGpu, GpuStream, IdlePolicy, PinnedVec};
+use raddle_benches::shapes::*;
 use raddle_benches::{machine, report::Table};
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, figure, leaving},
     hand::{self, Kernels, Pinned},
     whole,
@@ -26,7 +27,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 /// How the host learns of the end, the copies that it is tried with at most, and for how many seconds.
 const MEANS: [(&str, u32, u64); 3] = [("counter", 100_000, 36), ("event", 20_000, 8), ("engine", 20_000, 6)];
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let mut table = Table::new("order", "", "", &["the end by", "copies", "wrong"]);
     let (mut copies, mut wrong) = (0.0, vec![]);
     for (means, _, seconds) in MEANS {
@@ -119,7 +120,7 @@ fn by_engine(gpu: &CudaGpu, kernels: Kernels, goes_on: impl Fn(u32) -> bool) {
         copies += 1;
         let value = copies;
         let fill = move |stream: &mut GpuStream, words: &mut _| kernels.fill_vec(stream, words, value);
-        engine.op("fill").on(GPU).launch(memory.write(), fill).expect("pushed");
+        engine.op("fill").on(GPU).launch_any(memory.write(), fill).expect("pushed");
         engine.op("out").on(GPU).copy_from_device(&memory, &target).expect("pushed");
         let look = move |target: &PinnedVec<u32>| {
             let target = Pinned { host: target.as_ptr().cast_mut().cast(), device: 0 };

@@ -12,9 +12,10 @@ use raddle::{
     cudarc::driver::sys::{self, CUresult},
 };
 use raddle_benches::report::{Table, number};
+use raddle_benches::shapes::*;
 
 use super::{
-    Experiment, GPU, Oneshot,
+    Experiment, GPU, Outcome,
     child::{self, End, figure, leaving},
     hand::{self, lane, ns},
     whole,
@@ -34,7 +35,7 @@ const EAGER: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
 /// Threads that wait for operations behind the kernel.
 const WAITERS: usize = 16;
 
-fn run() -> Oneshot {
+fn run() -> Outcome {
     let mut table =
         Table::new("poison", "", "", &["marks, then", "first told, µs", "last told, µs", "exit, ms", "end"]);
     let (mut slowest, mut hangs, mut reopened) = (0.0f64, vec![], vec![]);
@@ -115,10 +116,10 @@ fn engine(drop_all: bool) {
         LAUNCHED.set(Instant::now()).expect("once");
         kernels.poison(lane(stream)).result()
     };
-    engine.op("poison").on(GPU).launch(vars[0].write(), poison).expect("pushed");
+    engine.op("poison").on(GPU).launch_any(vars[0].write(), poison).expect("pushed");
     for var in &vars {
         let step = move |stream: &mut GpuStream, words: &mut _| kernels.fill_vec(stream, words, 1);
-        engine.op("step").on(GPU).launch(var.write(), step).expect("pushed");
+        engine.op("step").on(GPU).launch_any(var.write(), step).expect("pushed");
     }
     let barrier = Barrier::new(WAITERS + 1);
     let times: Vec<Instant> = thread::scope(|scope| {
@@ -173,7 +174,7 @@ fn works(gpu: &CudaGpu) -> Result<(), String> {
     let engine = hand::engine(gpu, IdlePolicy::default());
     let var = engine.device_var::<u32>(GPU, 16).map_err(|error| error.to_string())?;
     let step = move |stream: &mut GpuStream, words: &mut _| kernels.fill_vec(stream, words, 1);
-    engine.op("step").on(GPU).launch(var.write(), step).map_err(|error| error.to_string())?;
+    engine.op("step").on(GPU).launch_any(var.write(), step).map_err(|error| error.to_string())?;
     engine.wait_for_var(&var).map_err(|error| error.to_string())
 }
 

@@ -1,0 +1,284 @@
+//! The calls that push in shapes that tests want and the library does not offer: over untyped variables, with the function
+//! first, and with functions that return nothing or an error of any type.
+
+use raddle::{
+    Accesses, BoxError, Completion, Engine, GpuStream, OpBuilder, OpContext, OpHandle, Operator, PushError, Token, cx,
+};
+
+/// What a function may return: nothing, an error of any type, or `!`.
+pub trait Report {
+    fn into_result(self) -> Result<(), BoxError>;
+}
+
+impl Report for () {
+    fn into_result(self) -> Result<(), BoxError> {
+        Ok(())
+    }
+}
+
+impl<E: Into<BoxError>> Report for Result<(), E> {
+    fn into_result(self) -> Result<(), BoxError> {
+        self.map_err(Into::into)
+    }
+}
+
+/// Names the type of functions that never return.
+pub trait Returns {
+    type Type;
+}
+
+impl<R> Returns for fn() -> R {
+    type Type = R;
+}
+
+impl Report for <fn() -> ! as Returns>::Type {
+    fn into_result(self) -> Result<(), BoxError> {
+        self
+    }
+}
+
+/// Calls of a description.
+pub trait DescriptionShapes: Sized {
+    /// Describes an operation of this kind.
+    fn kind(self, property: Property) -> Self;
+
+    /// Pushes a function of the context, over the untyped variables declared so far.
+    fn push_sync<F, R>(self, f: F) -> Result<(), PushError>
+    where
+        F: FnOnce(&OpContext<'_>) -> R + Send + 'static,
+        R: Report;
+
+    /// Makes an operator of a function of the context, over the untyped variables declared so far.
+    fn operator_sync<F, R>(self, f: F) -> Result<Operator, PushError>
+    where
+        F: Fn(&OpContext<'_>) -> R + Send + Sync + 'static,
+        R: Report;
+
+    /// `push` or `try_push`, as the function returns.
+    fn push_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(A::Refs<'a>) -> R + Send + 'static,
+        R: Report;
+
+    /// `push_async` or `try_push_async`, as the function returns.
+    fn push_async_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(A::Refs<'a>, Completion) -> R + Send + 'static,
+        R: Report;
+
+    /// `operator` or `try_operator`, as the function returns.
+    fn operator_any<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
+    where
+        A: Accesses,
+        F: for<'a> Fn(A::Refs<'a>) -> R + Send + Sync + 'static,
+        R: Report;
+
+    /// `try_submit` with an error of any type.
+    fn submit_any<A, F, R, E>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(A::Refs<'a>) -> Result<R, E> + Send + 'static,
+        R: Send + 'static,
+        E: Into<BoxError>;
+
+    /// `launch` or `try_launch`, as the function returns.
+    fn launch_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> R + Send + 'static,
+        R: Report;
+
+    /// `try_submit_launch` with an error of any type.
+    fn submit_launch_any<A, F, R, E>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<R, E> + Send + 'static,
+        R: Send + 'static,
+        E: Into<BoxError>;
+
+    /// `launch_operator` or `try_launch_operator`, as the function returns.
+    fn launch_operator_any<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
+    where
+        A: Accesses,
+        F: for<'a> Fn(&mut GpuStream, A::Refs<'a>) -> R + Send + Sync + 'static,
+        R: Report;
+}
+
+impl DescriptionShapes for OpBuilder<'_> {
+    fn kind(self, property: Property) -> Self {
+        match property {
+            Property::Normal => self.property(raddle::Property::Normal),
+            Property::CopyFromGpu => self.property(raddle::Property::CopyFromGpu),
+            Property::CopyToGpu => self.property(raddle::Property::CopyToGpu),
+            Property::CpuPrioritized => self.property(raddle::Property::CpuPrioritized),
+            Property::GpuPrioritized => self.property(raddle::Property::GpuPrioritized),
+            Property::Async => self.eager(),
+            Property::DeleteVar => self.cleanup(),
+            Property::NoSkip => self.run_always(),
+        }
+    }
+
+    #[inline]
+    #[track_caller]
+    fn push_sync<F, R>(self, f: F) -> Result<(), PushError>
+    where
+        F: FnOnce(&OpContext<'_>) -> R + Send + 'static,
+        R: Report,
+    {
+        self.try_push(cx(), move |cx| f(cx).into_result())
+    }
+
+    #[track_caller]
+    fn operator_sync<F, R>(self, f: F) -> Result<Operator, PushError>
+    where
+        F: Fn(&OpContext<'_>) -> R + Send + Sync + 'static,
+        R: Report,
+    {
+        self.try_operator(cx(), move |cx| f(cx).into_result())
+    }
+
+    #[track_caller]
+    fn push_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(A::Refs<'a>) -> R + Send + 'static,
+        R: Report,
+    {
+        self.try_push(accesses, move |refs| f(refs).into_result())
+    }
+
+    #[track_caller]
+    fn push_async_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(A::Refs<'a>, Completion) -> R + Send + 'static,
+        R: Report,
+    {
+        self.try_push_async(accesses, move |refs, done| f(refs, done).into_result())
+    }
+
+    #[track_caller]
+    fn operator_any<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
+    where
+        A: Accesses,
+        F: for<'a> Fn(A::Refs<'a>) -> R + Send + Sync + 'static,
+        R: Report,
+    {
+        self.try_operator(accesses, move |refs| f(refs).into_result())
+    }
+
+    #[track_caller]
+    fn submit_any<A, F, R, E>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(A::Refs<'a>) -> Result<R, E> + Send + 'static,
+        R: Send + 'static,
+        E: Into<BoxError>,
+    {
+        self.try_submit(accesses, move |refs| f(refs).map_err(Into::into))
+    }
+
+    #[track_caller]
+    fn launch_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> R + Send + 'static,
+        R: Report,
+    {
+        self.try_launch(accesses, move |stream, refs| f(stream, refs).into_result())
+    }
+
+    #[track_caller]
+    fn submit_launch_any<A, F, R, E>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<R, E> + Send + 'static,
+        R: Send + 'static,
+        E: Into<BoxError>,
+    {
+        self.try_submit_launch(accesses, move |stream, refs| f(stream, refs).map_err(Into::into))
+    }
+
+    #[track_caller]
+    fn launch_operator_any<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
+    where
+        A: Accesses,
+        F: for<'a> Fn(&mut GpuStream, A::Refs<'a>) -> R + Send + Sync + 'static,
+        R: Report,
+    {
+        self.try_launch_operator(accesses, move |stream, refs| f(stream, refs).into_result())
+    }
+}
+
+/// Calls of an engine.
+pub trait EngineShapes {
+    /// Pushes an operation without a name that is done when its function returns.
+    fn push_sync<F, R, const READS: usize, const WRITES: usize>(
+        &self,
+        f: F,
+        reads: [&Token; READS],
+        writes: [&Token; WRITES],
+    ) -> Result<(), PushError>
+    where
+        F: FnOnce(&OpContext<'_>) -> R + Send + 'static,
+        R: Report;
+
+    /// Pushes an operation without a name that is done when its completion is used.
+    fn push_async<F, R, const READS: usize, const WRITES: usize>(
+        &self,
+        f: F,
+        reads: [&Token; READS],
+        writes: [&Token; WRITES],
+    ) -> Result<(), PushError>
+    where
+        F: FnOnce(&OpContext<'_>, Completion) -> R + Send + 'static,
+        R: Report;
+}
+
+impl EngineShapes for Engine {
+    #[inline]
+    #[track_caller]
+    fn push_sync<F, R, const READS: usize, const WRITES: usize>(
+        &self,
+        f: F,
+        reads: [&Token; READS],
+        writes: [&Token; WRITES],
+    ) -> Result<(), PushError>
+    where
+        F: FnOnce(&OpContext<'_>) -> R + Send + 'static,
+        R: Report,
+    {
+        self.op("").reads(reads).writes(writes).push_sync(f)
+    }
+
+    #[track_caller]
+    fn push_async<F, R, const READS: usize, const WRITES: usize>(
+        &self,
+        f: F,
+        reads: [&Token; READS],
+        writes: [&Token; WRITES],
+    ) -> Result<(), PushError>
+    where
+        F: FnOnce(&OpContext<'_>, Completion) -> R + Send + 'static,
+        R: Report,
+    {
+        let description = self.op("").reads(reads).writes(writes);
+        description.try_push_async(cx(), move |cx, done| f(cx, done).into_result())
+    }
+}
+
+/// The kinds of operation of a random program: the properties, and the calls of a description that MXNet has as properties.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Property {
+    #[default]
+    Normal,
+    CopyFromGpu,
+    CopyToGpu,
+    CpuPrioritized,
+    GpuPrioritized,
+    Async,
+    DeleteVar,
+    NoSkip,
+}
