@@ -73,6 +73,9 @@ pub use api::{
     var::{Read, Var, Write},
 };
 /// The crate that [`CudaGpu`] is made of, in the version that it takes.
+///
+/// It is a 0.x crate: a change of its minor version can break programs that use it by this name, so such a change is a breaking
+/// change of this crate as well. A program that wants another version must depend on it by itself.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 #[cfg(feature = "cuda")]
@@ -98,6 +101,16 @@ pub use values::{
     name::Name,
     property::Property,
 };
+
+#[cfg(feature = "derive")]
+pub use raddle_derive::Accesses;
+
+/// What the expansion of `#[derive(Accesses)]` names. Not for use by programs.
+#[cfg(feature = "derive")]
+#[doc(hidden)]
+pub mod __derive {
+    pub use crate::api::accesses::sealed::{Derived, List};
+}
 
 /// The guide: one page for each topic that is too long for the documentation of one item.
 #[cfg(any(doc, doctest))]

@@ -301,10 +301,10 @@ type Deletes = fn(&Engine, Foreign);
 
 const DELETIONS: [(&str, Deletes); 4] = [
     ("the closure of a deletion", |engine, foreign| {
-        engine.delete_variable(&engine.token(), move |_| drop(foreign)).unwrap();
+        engine.delete_variable(engine.token(), move |_| drop(foreign)).unwrap();
     }),
     ("the value of a deleted variable", |engine, foreign| {
-        engine.delete_variable(&engine.var(foreign), |_| ()).unwrap();
+        engine.delete_variable(engine.var(foreign), |_| ()).unwrap();
     }),
     ("the value of a variable whose last handle is dropped", |engine, foreign| drop(engine.var(foreign))),
     ("what an operator has captured", |engine, foreign| {

@@ -436,7 +436,7 @@ impl Pusher<'_> {
             83..92 => {
                 ledger.note("clears a failure");
                 engine.clear_error(&*self.any_value())?;
-                engine.clear_error(&self.any_token())
+                engine.clear_error(self.any_token())
             }
             92..95 => {
                 ledger.note("deletes a variable");

@@ -173,7 +173,7 @@ fn in_a_child_the_logger_waits_where_an_operation_cannot() {
             let pushed = inner.op("another").submit((), |()| 7).expect("the engine is open");
             let refused = {
                 let _none = NoThreads::new();
-                inner.wait_for_var(&pending(&inner)).map_err(|error| error.to_string())
+                inner.wait_for_var(pending(&inner)).map_err(|error| error.to_string())
             };
             (refused, pushed.wait())
         });

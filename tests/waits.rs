@@ -136,7 +136,7 @@ impl Pending {
             .op("pending")
             .writes(tokens)
             .push_async_any(raddle::cx(), move |_, done| {
-                sender.send(done).unwrap_or_else(|_| unreachable!("the test goes on"))
+                sender.send(done).unwrap_or_else(|_| unreachable!("the test goes on"));
             })
             .expect("the engine is open");
         self.0.recv().expect("it starts")

@@ -11,7 +11,7 @@ use syn::{
 ///
 /// Every field must be an access itself: `Read`, `Write`, `Cx`, a tuple, an array or a `Vec` of accesses, or another struct
 /// with this derive. For a struct `Step`, the function of the operation gets a `StepRefs` with the same fields and the same
-/// visibility.
+/// visibility. A struct can be no more public than the types of its fields.
 #[proc_macro_derive(Accesses)]
 pub fn derive_accesses(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
@@ -66,19 +66,12 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
         GenericParam::Lifetime(_) => unreachable!("lifetimes were filtered out"),
     });
     let args: Vec<_> = args.collect();
-    let mut bounds: Vec<TokenStream> = lasting.iter().map(|ty| quote!(#ty: ::raddle::Accesses)).collect();
-    if let Some(clause) = where_clause {
-        bounds.extend(clause.predicates.iter().map(|predicate| quote!(#predicate)));
-    }
-    // The bounds of a struct without parameters hold or do not; they need not be repeated.
-    let bounds = if params.is_empty() { quote!() } else { quote!(where #(#bounds),*) };
-
     let refs = format_ident!("{name}Refs");
     let visibility = &input.vis;
     let documentation = format!("What the function of an operation gets that declares [`{name}`].");
     Ok(quote! {
         #[doc = #documentation]
-        #visibility struct #refs<#call, #(#params),*> #bounds {
+        #visibility struct #refs<#call, #(#params),*> #where_clause {
             #(
                 #[allow(missing_docs)]
                 #visibilities #names: <#lasting as ::raddle::Accesses>::Refs<#call>,
@@ -86,12 +79,14 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
         }
 
         #[automatically_derived]
-        impl #impl_generics ::raddle::__derive::Sealed for #name #ty_generics #where_clause {}
+        // SAFETY: the implementation below does for each field what the field does.
+        unsafe impl #impl_generics ::raddle::__derive::Derived for #name #ty_generics #where_clause {}
 
         #[automatically_derived]
-        impl #impl_generics ::raddle::Accesses for #name #ty_generics #bounds {
+        impl #impl_generics ::raddle::Accesses for #name #ty_generics #where_clause {
             type Refs<#call> = #refs<#call, #(#args),*>;
             type Captured = (#(<#types as ::raddle::Accesses>::Captured,)*);
+            const REFERS: bool = false #(|| <#types as ::raddle::Accesses>::REFERS)*;
 
             #[inline]
             fn declare(&self, list: &mut ::raddle::__derive::List<'_>) {

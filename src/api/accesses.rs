@@ -32,6 +32,30 @@ use crate::{
 /// # }
 /// ```
 ///
+/// With the feature `derive`, a struct of accesses is one itself, and the function gets a struct of references:
+///
+/// ```
+/// # #[cfg(feature = "derive")]
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Accesses, Read, Write};
+///
+/// #[derive(Accesses)]
+/// struct Step<'v> {
+///     weights: Write<'v, Vec<f32>>,
+///     gradient: Read<'v, Vec<f32>>,
+/// }
+///
+/// let engine = raddle::Engine::builder().workers(1).build()?;
+/// let (weights, gradient) = (engine.var(vec![1.0f32]), engine.var(vec![0.25f32]));
+/// let step = Step { weights: weights.write(), gradient: gradient.read() };
+/// engine.op("step").push(step, |step| step.weights[0] -= step.gradient[0])?;
+/// assert_eq!(engine.get(&weights)?, [0.75]);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "derive"))]
+/// # fn main() {}
+/// ```
+///
 /// The trait is sealed: its methods are not for use outside this crate.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not declare what an operation reads and mutates",
@@ -68,6 +92,15 @@ pub(crate) mod sealed {
     use super::Entries;
 
     pub trait Sealed {}
+
+    /// What `#[derive(Accesses)]` implements beside [`Accesses`](super::Accesses).
+    ///
+    /// # Safety
+    /// 1. `declare` and `capture` do what those of each field do, in the same order, and nothing else.
+    /// 2. `refs` calls those of each field once, with what the field has captured.
+    pub unsafe trait Derived {}
+
+    impl<A: Derived> Sealed for A {}
 
     /// Where accesses declare themselves.
     #[derive(Debug)]

@@ -154,7 +154,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Runs the operation even if a variable that it names has failed. Such a run neither clears nor propagates the error.
-    /// MXNet calls it `kNoSkip`.
+    /// `MXNet` calls it `kNoSkip`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -173,7 +173,7 @@ impl<'e> OpBuilder<'e> {
 
     /// Marks the operation as one that releases a resource: it has the highest priority, it runs even if a variable that it
     /// names has failed, and [`Shutdown::Cancel`](crate::Shutdown::Cancel) does not cancel it. It keeps the lane of its
-    /// [property](Self::property). MXNet calls it `kDeleteVar`.
+    /// [property](Self::property). `MXNet` calls it `kDeleteVar`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -191,7 +191,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Starts the operation on the pushing thread if it is ready when it is pushed; otherwise it goes to its lane. It is for
-    /// work that is short or only starts something. MXNet calls it `kAsync`.
+    /// work that is short or only starts something. `MXNet` calls it `kAsync`.
     ///
     /// Operations of a device start on its lane's thread; for them the push is refused with
     /// [`PushError::EagerOnDevice`].

@@ -38,7 +38,8 @@ impl fmt::Display for BuildError {
 impl Error for BuildError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::Thread(error) => Some(error),
+            // The message has the error.
+            Self::Thread(error) => error.source(),
             _ => None,
         }
     }

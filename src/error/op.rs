@@ -216,12 +216,60 @@ impl fmt::Display for OpError {
     }
 }
 
+/// The message names the operation and its cause, so `source` returns the source of the cause: a printer of the whole chain
+/// shows each error once. The cause itself is [`OpError::cause`] or [`OpError::downcast_ref`].
 impl Error for OpError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error().and_then(Error::source)
+    }
+}
+
+impl OpError {
+    /// The error that the operation failed with, if it failed with one.
+    fn error(&self) -> Option<&(dyn Error + 'static)> {
         match self.cause() {
             Cause::Error(error) => Some(&**error),
             Cause::Device(error) => Some(error),
             _ => None,
         }
+    }
+
+    /// Returns the error that the operation's function or [`Completion`](crate::Completion) reported, or its device's
+    /// [`DeviceError`], if it is an `E`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::WaitError;
+    /// use std::num::ParseIntError;
+    ///
+    /// let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let number = engine.op("parse").try_submit((), |()| Ok("12x".parse::<i32>()?))?;
+    /// let Err(WaitError::Failed(error)) = number.wait() else { panic!("it fails") };
+    /// assert!(error.downcast_ref::<ParseIntError>().is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn downcast_ref<E: Error + 'static>(&self) -> Option<&E> {
+        self.error().and_then(<dyn Error>::downcast_ref)
+    }
+
+    /// Whether the operation's function or [`Completion`](crate::Completion) reported an `E`, or its device a
+    /// [`DeviceError`] that is asked for.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::WaitError;
+    ///
+    /// let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let read = engine.op("read").try_submit((), |()| Ok(std::fs::read("no such file")?))?;
+    /// let Err(WaitError::Failed(error)) = read.wait() else { panic!("it fails") };
+    /// assert!(error.is::<std::io::Error>());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn is<E: Error + 'static>(&self) -> bool {
+        self.downcast_ref::<E>().is_some()
     }
 }

@@ -48,8 +48,9 @@ impl fmt::Display for WaitError {
 impl Error for WaitError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::Failed(error) => Some(error),
-            Self::Refused(error) => Some(error),
+            // The message is the error's own, and so is the source.
+            Self::Failed(error) => error.source(),
+            Self::Refused(error) => error.source(),
             _ => None,
         }
     }

@@ -20,9 +20,9 @@
 /// | `CopyFromGpu` | the thread for copies from devices | the copy thread | the pushing thread |
 /// | `CpuPrioritized`, `GpuPrioritized` | the workers for prioritised operations | the workers, at the maximum priority | the pushing thread |
 ///
-/// These are the `FnProperty`s of MXNet that name a lane. Its others are calls of the builder:
+/// These are the `FnProperty`s of `MXNet` that name a lane. Its others are calls of the builder:
 ///
-/// | MXNet | raddle |
+/// | `MXNet` | raddle |
 /// |---|---|
 /// | `kNoSkip` | [`OpBuilder::run_always`](crate::OpBuilder::run_always) |
 /// | `kDeleteVar` | [`OpBuilder::cleanup`](crate::OpBuilder::cleanup) |
@@ -41,16 +41,16 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Property {
-    /// Ordinary work. MXNet's `kNormal`.
+    /// Ordinary work. `MXNet`'s `kNormal`.
     #[default]
     Normal,
-    /// A copy from a device, on a thread of its own, so that it overlaps with computation. MXNet's `kCopyFromGPU`.
+    /// A copy from a device, on a thread of its own, so that it overlaps with computation. `MXNet`'s `kCopyFromGPU`.
     CopyFromGpu,
-    /// A copy to a device, on a thread of its own, so that it overlaps with computation. MXNet's `kCopyToGPU`.
+    /// A copy to a device, on a thread of its own, so that it overlaps with computation. `MXNet`'s `kCopyToGPU`.
     CopyToGpu,
-    /// Work that must start even if all workers are busy. MXNet's `kCPUPrioritized`.
+    /// Work that must start even if all workers are busy. `MXNet`'s `kCPUPrioritized`.
     CpuPrioritized,
-    /// Urgent work of a device; without a device, like [`CpuPrioritized`](Self::CpuPrioritized). MXNet's
+    /// Urgent work of a device; without a device, like [`CpuPrioritized`](Self::CpuPrioritized). `MXNet`'s
     /// `kGPUPrioritized`.
     GpuPrioritized,
 }

@@ -269,7 +269,7 @@ impl EngineShapes for Engine {
     }
 }
 
-/// The kinds of operation of a random program: the properties, and the calls of a description that MXNet has as properties.
+/// The kinds of operation of a random program: the properties, and the calls of a description that `MXNet` has as properties.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Property {
     #[default]

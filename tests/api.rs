@@ -1,0 +1,182 @@
+//! The edges of the public interface: the context as a parameter, handles that do not keep an engine open, typed asynchronous
+//! operations, and handles of variables.
+
+#![cfg(not(any(raddle_loom, raddle_shuttle)))]
+
+mod common;
+
+use std::{
+    collections::HashSet,
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+
+use common::{KINDS, MOMENT, child, engine, is_child, on_kinds};
+use raddle::{Cause, Device, Engine, PushError, SimulatedGpu, WaitError, cx};
+
+#[test]
+fn the_context_stands_anywhere_among_the_accesses() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (a, b) = (engine.var(1), engine.var(2));
+        let nested =
+            engine.op("nested").submit((a.read(), [(cx(), b.read())], (cx(), ())), |(a, [(inner, b)], (cx, ()))| {
+                (*a + *b, inner.name().to_owned(), cx.device())
+            });
+        assert_eq!(nested.unwrap().wait().unwrap(), (3, "nested".to_owned(), Device::Cpu));
+        let operator = engine.op("operator").operator((cx(), a.write()), |(cx, a)| *a += cx.name().len()).unwrap();
+        operator.push().unwrap();
+        engine
+            .op("asynchronous")
+            .push_async((cx(), a.write()), |(cx, a), done| {
+                *a += cx.name().len();
+                done.complete();
+            })
+            .unwrap();
+        assert_eq!(engine.get(&a).unwrap(), 1 + "operator".len() + "asynchronous".len());
+    });
+}
+
+#[test]
+fn the_current_engine_is_that_of_the_running_operation() {
+    on_kinds(&KINDS, 1, |engine| {
+        assert!(Engine::current().is_none());
+        let var = engine.var(0);
+        let inner = var.clone();
+        let pushed = engine.op("outer").submit((), move |()| {
+            let engine = Engine::current().expect("this is an operation");
+            engine.op("inner").push(inner.write(), |value| *value += 1)
+        });
+        pushed.unwrap().wait().unwrap().unwrap();
+        assert_eq!(engine.get(&var).unwrap(), 1);
+        assert!(Engine::current().is_none());
+    });
+}
+
+#[test]
+fn a_downgraded_handle_does_not_keep_the_engine_open() {
+    for kind in KINDS {
+        let engine = engine(kind, 1);
+        let handle = engine.downgrade();
+        handle.op("").push((), |()| {}).unwrap();
+        drop(engine);
+        assert_eq!(handle.op("").push((), |()| {}), Err(PushError::ShutDown), "{kind}");
+    }
+}
+
+/// The completion is used while the function still has its reference: nothing else may have the value until it returns.
+#[test]
+fn a_typed_asynchronous_operation_holds_its_values_until_its_function_returns() {
+    on_kinds(&common::THREADED, 2, |engine| {
+        let (var, inside) = (engine.var(0), Arc::new(AtomicBool::new(true)));
+        let (mark, (sender, returned)) = (Arc::clone(&inside), mpsc::channel());
+        engine
+            .op("asynchronous")
+            .push_async(var.write(), move |value, done| {
+                thread::spawn(move || done.complete()).join().unwrap();
+                thread::sleep(MOMENT);
+                *value += 1;
+                mark.store(false, SeqCst);
+                sender.send(()).unwrap();
+            })
+            .unwrap();
+        let next = engine.op("next").submit(var.write(), move |value| {
+            *value += 1;
+            (*value, inside.load(SeqCst))
+        });
+        assert_eq!(next.unwrap().wait().unwrap(), (2, false));
+        returned.recv_timeout(Duration::from_secs(10)).unwrap();
+    });
+}
+
+#[test]
+fn a_typed_asynchronous_function_that_fails_fails_its_operation() {
+    on_kinds(&KINDS, 1, |engine| {
+        for completes in [true, false] {
+            let var = engine.var(0);
+            engine
+                .op("fails")
+                .try_push_async(var.write(), move |_, done| {
+                    if completes {
+                        done.complete();
+                    }
+                    Err("on purpose".into())
+                })
+                .unwrap();
+            let error = common::failure(engine.wait_for_var(&var));
+            assert!(matches!(error.cause(), Cause::Error(error) if error.to_string() == "on purpose"), "{error}");
+            let var = engine.var(0);
+            engine
+                .op("panics")
+                .push_async(var.write(), move |_, done| {
+                    if completes {
+                        done.complete();
+                    }
+                    std::panic::resume_unwind(Box::new("on purpose"));
+                })
+                .unwrap();
+            let error = common::failure(engine.wait_for_var(&var));
+            assert!(matches!(error.cause(), Cause::Panic(_)), "{error}");
+        }
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn an_eager_operation_of_a_device_is_refused() {
+    for kind in KINDS {
+        let engine = Engine::builder().kind(kind).workers(1).pin(false).gpu(SimulatedGpu::default()).build().unwrap();
+        let pushed = engine.op("").on(Device::Gpu(0)).eager().launch((), |_, ()| {});
+        assert_eq!(pushed, Err(PushError::EagerOnDevice));
+    }
+}
+
+#[test]
+fn handles_of_one_variable_are_equal() {
+    let engine = engine(KINDS[0], 1);
+    let (var, token) = (engine.var(1), engine.token());
+    assert!(var == var.clone() && var.token() != &token && token == token.clone());
+    let set: HashSet<_> = [var.token().clone(), token.clone(), token.clone()].into_iter().collect();
+    assert_eq!(set.len(), 2);
+    let vars = vec![var.clone(), engine.var(2)];
+    engine.op("").reads(&vars).writes([&token]).push((), |()| {}).unwrap();
+    engine.wait_for_var(&token).unwrap();
+    assert!(matches!(engine.wait_for_var_timeout(token, Duration::from_secs(10)), Ok(()) | Err(WaitError::TimedOut)));
+}
+
+/// The process ends by the return of `main`, right after the drop of the only handle.
+#[test]
+fn what_operations_push_by_their_context_is_not_lost_when_main_ends() {
+    for kind in KINDS {
+        let (success, text) =
+            child("in_a_child_operations_push_by_their_context", &[("RADDLE_ENGINE", &kind.to_string())]);
+        // It has ended by itself, before the test's own result could be printed.
+        assert!(
+            !success && text.starts_with("exit status: 0") && text.contains("the last of 100 has run"),
+            "{kind}: {text}"
+        );
+    }
+}
+
+fn chain(engine: &Engine, left: u32) {
+    let push = engine.op("link").push(cx(), move |cx| {
+        thread::sleep(Duration::from_millis(1));
+        if left > 0 {
+            return chain(&cx.engine(), left - 1);
+        }
+        eprintln!("the last of 100 has run");
+    });
+    push.expect("operations may push during a drain");
+}
+
+#[test]
+#[ignore = "run by another test in a process of its own"]
+fn in_a_child_operations_push_by_their_context() {
+    if is_child() {
+        let engine = Engine::builder().workers(1).build().unwrap();
+        chain(&engine, 100);
+        drop(engine);
+        std::process::exit(0);
+    }
+}

@@ -1,0 +1,92 @@
+//! `#[derive(Accesses)]`: a struct declares the accesses of an operation, and its function gets a struct of references.
+
+#![forbid(unsafe_code)]
+
+use raddle::{Accesses, Cx, Engine, PushError, Read, Var, Write, cx};
+
+/// A step of an optimiser.
+#[derive(Accesses)]
+struct Step<'v> {
+    weights: Write<'v, Vec<f32>>,
+    gradient: Read<'v, Vec<f32>>,
+}
+
+/// Accesses of every kind, and a struct inside a struct.
+#[derive(Accesses)]
+struct Mixed<'v, T: Send + Sync + 'static, const N: usize>
+where
+    T: Clone,
+{
+    parts: Vec<Read<'v, T>>,
+    pair: (Read<'v, u32>, Write<'v, String>),
+    array: [Write<'v, T>; N],
+    step: Step<'v>,
+    cx: Cx,
+}
+
+fn engine() -> Engine {
+    Engine::builder().workers(2).pin(false).build().expect("the engine is built")
+}
+
+#[test]
+fn a_function_gets_a_struct_of_references() {
+    let engine = engine();
+    let (weights, gradient) = (engine.var(vec![1.0, 2.0]), engine.var(vec![0.5, 0.25]));
+    let step = Step { weights: weights.write(), gradient: gradient.read() };
+    let update = |step: StepRefs<'_>| {
+        step.weights.iter_mut().zip(step.gradient).for_each(|(weight, gradient)| *weight -= gradient);
+    };
+    engine.op("step").push(step, update).unwrap();
+    assert_eq!(engine.get(&weights).unwrap(), [0.5, 1.75]);
+}
+
+#[test]
+fn structs_nest_with_every_other_access() {
+    let engine = engine();
+    let parts: Vec<Var<u64>> = (1..=3).map(|n| engine.var(n)).collect();
+    let (count, text) = (engine.var(2), engine.var(String::new()));
+    let sums = [engine.var(0u64), engine.var(0u64)];
+    let (weights, gradient) = (engine.var(vec![0.0]), engine.var(vec![1.0]));
+    let mixed = Mixed {
+        parts: parts.iter().map(Var::read).collect(),
+        pair: (count.read(), text.write()),
+        array: sums.each_ref().map(Var::write),
+        step: Step { weights: weights.write(), gradient: gradient.read() },
+        cx: cx(),
+    };
+    let extra = engine.var(7);
+    engine
+        .op("mixed")
+        .push((mixed, extra.read()), |(mixed, extra)| {
+            let sum: u64 = mixed.parts.iter().copied().sum();
+            for total in mixed.array {
+                *total = sum * u64::from(*mixed.pair.0) + extra;
+            }
+            mixed.pair.1.push_str(mixed.cx.name());
+            mixed.step.weights[0] += mixed.step.gradient[0];
+        })
+        .unwrap();
+    assert_eq!(engine.get(&sums[1]).unwrap(), 19);
+    assert_eq!(engine.get(&text).unwrap(), "mixed");
+    assert_eq!(engine.get(&weights).unwrap(), [1.0]);
+}
+
+#[test]
+fn operators_and_results_take_structs_as_well() {
+    let engine = engine();
+    let (weights, gradient) = (engine.var(vec![0.0]), engine.var(vec![1.0]));
+    let step = || Step { weights: weights.write(), gradient: gradient.read() };
+    let operator = engine.op("step").operator(step(), |step| step.weights[0] += step.gradient[0]).unwrap();
+    (0..10).for_each(|_| operator.push().unwrap());
+    let last = engine.op("last").submit(step(), |step| step.weights[0]).unwrap();
+    assert_eq!(last.wait().unwrap(), 10.0);
+}
+
+#[test]
+fn a_variable_in_two_fields_is_refused_as_in_a_tuple() {
+    let engine = engine();
+    let values = engine.var(vec![1.0]);
+    let aliased = Step { weights: values.write(), gradient: values.read() };
+    let error = engine.op("step").push(aliased, |_| ()).unwrap_err();
+    assert!(matches!(error, PushError::AliasedVariable { .. }), "{error}");
+}
