@@ -3,7 +3,7 @@
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
-mod common;
+use raddle_testkit as common;
 
 use std::{
     collections::HashSet,

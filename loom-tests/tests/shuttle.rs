@@ -352,7 +352,7 @@ fn an_engine(kind: EngineKind) {
                                     Ok(())
                                 }
                             };
-                            engine.op("may fail").push(logs[a].write(), fail).unwrap();
+                            engine.op("may fail").try_push(logs[a].write(), fail).unwrap();
                             if below(2) == 0 {
                                 engine.clear_error(&logs[a]).unwrap();
                             }
