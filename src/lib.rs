@@ -29,7 +29,8 @@
 //! * Two operations that name the same variable, at least one to mutate it, run one after the other, in push order.
 //! * Any number of threads may push at once, operations included. A push is atomic over all its variables: there is one
 //!   order of all pushes that every variable agrees with, and it respects each thread's own order and real time. No set
-//!   of pushes can deadlock. The algorithm of a push is lock-free; the README says what is outside of it.
+//!   of pushes can deadlock. The algorithm of a push is lock-free; the [guide](guide::promises) says what is
+//!   not covered.
 //! * What an operation wrote is visible to every operation that comes after it by a variable, and to whoever waited for it.
 //! * An operation that fails, by an error, a panic or a lost [`Completion`], makes the variables it mutates *failed*;
 //!   operations that name a failed variable are skipped and pass the same [`OpError`] on, until [`Engine::clear_error`] or
@@ -111,11 +112,35 @@ pub mod __derive {
     pub use crate::api::accesses::sealed::{Derived, List};
 }
 
-/// Topics that are too long for the documentation of one item.
+/// The guide: one page for each topic that is too long for the documentation of one item.
 #[cfg(any(doc, doctest))]
 pub mod guide {
+    #[doc = include_str!("guide/first_steps.md")]
+    pub mod first_steps {}
+    #[doc = include_str!("guide/typed_variables.md")]
+    pub mod typed_variables {}
+    #[doc = include_str!("guide/pushing_from_operations.md")]
+    pub mod pushing_from_operations {}
+    #[doc = include_str!("guide/tokio_service.md")]
+    pub mod tokio_service {}
+    #[doc = include_str!("guide/bounding_work.md")]
+    pub mod bounding_work {}
+    #[doc = include_str!("guide/failures.md")]
+    pub mod failures {}
+    #[doc = include_str!("guide/latency.md")]
+    pub mod latency {}
     #[doc = include_str!("guide/gpus.md")]
     pub mod gpus {}
+    #[doc = include_str!("guide/hangs.md")]
+    pub mod hangs {}
+    #[doc = include_str!("guide/slow.md")]
+    pub mod slow {}
+    #[doc = include_str!("guide/promises.md")]
+    pub mod promises {}
+    #[doc = include_str!("guide/verification.md")]
+    pub mod verification {}
+    #[doc = include_str!("guide/coming_from.md")]
+    pub mod coming_from {}
 }
 
 /// The program in the README compiles and runs.
