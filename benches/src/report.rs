@@ -34,7 +34,7 @@ pub fn grouped(value: f64, decimals: usize) -> String {
     let (whole, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
     let mut out = String::new();
     for (i, c) in whole.chars().enumerate() {
-        if i > 0 && (whole.len() - i).is_multiple_of(3) && !out.ends_with('-') {
+        if i > 0 && (whole.len() - i) % 3 == 0 && !out.ends_with('-') {
             out.push(',');
         }
         out.push(c);

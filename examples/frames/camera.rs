@@ -94,7 +94,7 @@ impl Camera {
 
     /// Captures one frame, with the noise of a small sensor.
     pub fn capture(&self, frame: u64) -> Result<RgbImage, FrameLost> {
-        if self.lose_every > 0 && (frame + 1).is_multiple_of(self.lose_every) {
+        if self.lose_every > 0 && (frame + 1) % self.lose_every == 0 {
             return Err(FrameLost(frame));
         }
         let Size { width, height } = self.size;

@@ -115,7 +115,7 @@ pub mod cuda {
     #[expect(unsafe_code, reason = "what a kernel does, the compiler cannot see")]
     fn launch(stream: &mut GpuStream, kernel: &CudaFunction, vecs: &[&DeviceVec<u8>]) -> Result<(), DriverError> {
         let bytes = vecs[0].len();
-        assert!(vecs.iter().all(|vec| vec.len() == bytes) && bytes.is_multiple_of(WIDTH), "rows that are whole");
+        assert!(vecs.iter().all(|vec| vec.len() == bytes) && bytes % WIDTH == 0, "rows that are whole");
         let pointers: Vec<u64> = vecs.iter().map(|vec| vec.cuda_ptr().expect("it is a CUDA device's memory")).collect();
         let rows = u32::try_from(bytes / WIDTH).expect("chunks are smaller");
         let stream = stream_of(stream);

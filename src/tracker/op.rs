@@ -132,7 +132,8 @@ impl<T> Op<T> {
                 align_of::<Boxed<T>>() <= align_of::<Access<T>>() && size_of::<Boxed<T>>() <= size_of::<Access<T>>()
             );
             assert!((offset_of!(Self, room) + offset_of!(Room<T>, task)) / STEP <= u8::MAX as usize);
-            assert!(offset_of!(Self, room) % STEP == 0 && size_of::<Access<T>>() % STEP == 0);
+            let (room, access) = (offset_of!(Self, room), size_of::<Access<T>>());
+            assert!(room.next_multiple_of(STEP) == room && access.next_multiple_of(STEP) == access);
         }
         offset_of!(Self, room) + places * size_of::<Access<T>>()
     }

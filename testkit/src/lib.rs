@@ -2,6 +2,12 @@
 //! programs of operations; and the functions that the fuzz targets run.
 
 #![allow(missing_docs, missing_debug_implementations, reason = "a private crate of tests")]
+#![allow(
+    clippy::len_without_is_empty,
+    clippy::new_without_default,
+    clippy::should_implement_trait,
+    reason = "no more is offered than the tests use"
+)]
 
 pub mod harness;
 pub mod logger;
