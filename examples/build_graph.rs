@@ -1,0 +1,78 @@
+//! A build graph that grows as it runs: an operation finds out what else must be built, and pushes it.
+//!
+//! ```text
+//! cargo run --example build_graph
+//! ```
+//!
+//! Look at `build`. Its operation reads the source of a module, and pushes the builds of the modules that are
+//! declared there through `cx().engine()`. It is asynchronous: it holds its token until `compile` uses the
+//! completion. So a wait for the token of `main` covers operations that did not exist when the wait began, and no
+//! operation blocks a worker to wait for another.
+
+use std::error::Error;
+use std::sync::OnceLock;
+
+use raddle::{Engine, PushError, Token, cx};
+
+static MODULES: [Module; 7] = [
+    Module::new("main", "mod parser;\nmod runtime;\nfn main() {}"),
+    Module::new("parser", "mod lexer;\nmod tree;\nfn parse() {}"),
+    Module::new("lexer", "fn next() {}\nfn peek() {}"),
+    Module::new("tree", "fn insert() {}\nfn walk() {}\nfn drop() {}"),
+    Module::new("runtime", "mod heap;\nmod stack;"),
+    Module::new("heap", "fn allocate() {}\nfn free() {}"),
+    Module::new("stack", "fn push() {}\nfn pop() {}"),
+];
+
+struct Module {
+    name: &'static str,
+    source: &'static str,
+    /// The result of `compile`: the number of functions in this module and in those below it. A token stands for it.
+    functions: OnceLock<usize>,
+}
+
+impl Module {
+    const fn new(name: &'static str, source: &'static str) -> Self {
+        Self { name, source, functions: OnceLock::new() }
+    }
+
+    /// Returns the modules that the source declares.
+    fn children(&self) -> Vec<&'static Self> {
+        let names = self.source.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+        names.filter_map(|name| MODULES.iter().find(|module| module.name == name)).collect()
+    }
+
+    fn compile(&self, children: &[&Self]) {
+        let own = self.source.lines().filter(|line| line.starts_with("fn ")).count();
+        let below: usize = children.iter().map(|child| child.functions.get().expect("it was compiled before")).sum();
+        println!("compiled {:8}functions: {own} own, {below:2} below", self.name);
+        self.functions.set(own + below).expect("a module is compiled once");
+    }
+}
+
+/// Pushes the build of a module. Returns the token that the build holds.
+fn build(engine: &Engine, module: &'static Module) -> Result<Token, PushError> {
+    let built = engine.token();
+    engine.op("build").writes([&built]).try_push_async(cx(), move |cx, done| {
+        let engine = cx.engine();
+        let children = module.children();
+        let tokens = children.iter().map(|child| build(&engine, child)).collect::<Result<Vec<_>, _>>()?;
+        engine.op("compile").reads(&tokens).push((), move |()| {
+            module.compile(&children);
+            done.complete();
+        })?;
+        Ok(())
+    })?;
+    Ok(built)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let engine = Engine::builder().build()?;
+    // This is the only push from outside. The other operations are pushed by operations.
+    let built = build(&engine, &MODULES[0])?;
+    engine.wait_for_var(&built)?;
+
+    assert!(MODULES.iter().all(|module| module.functions.get().is_some()));
+    assert_eq!(MODULES[0].functions.get(), Some(&11));
+    Ok(())
+}

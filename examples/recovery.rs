@@ -1,0 +1,77 @@
+//! Failures and recovery: what a failure does to variables, and two ways to make them usable again.
+//!
+//! ```text
+//! cargo run --example recovery
+//! ```
+//!
+//! Look at who sees the error. `parse` fails, so the variable that it writes has failed. `scale` reads that
+//! variable, so it is skipped and its own variable fails with the same error. `count` names neither, so it runs.
+//! Later, `overwrite` replaces a value regardless of its state, and `clear_error` keeps the value that the failed
+//! operation left.
+
+use std::error::Error;
+use std::num::ParseIntError;
+
+use raddle::{Engine, OpError, WaitError};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let engine = Engine::builder().build()?;
+    let text = engine.var("12 apples");
+    let (number, scaled, words) = (engine.var(1), engine.var(10), engine.var(0));
+
+    // The function of `try_push` may return any error. An error fails the variables that the operation writes.
+    let parse = || {
+        engine.op("parse").try_push((text.read(), number.write()), |(text, number)| {
+            *number = text.parse::<i32>()?;
+            Ok(())
+        })
+    };
+    let scale = || engine.op("scale").push((number.read(), scaled.write()), |(number, scaled)| *scaled = 10 * number);
+    parse()?;
+    scale()?;
+    engine.op("count").push((text.read(), words.write()), |(text, words)| *words = text.split(' ').count())?;
+
+    // A wait for either variable returns the one failure: which operation it was, and why.
+    let error = failure(engine.wait_for_var(&number));
+    println!("{error}");
+    assert_eq!(error.name(), "parse");
+    assert!(error.downcast_ref::<ParseIntError>().is_some());
+    assert!(failure(engine.get(&scaled)).ptr_eq(&error));
+    assert_eq!(engine.get(&words)?, 2);
+
+    // An operation that is marked `run_always` is not skipped. It does not clear the error.
+    let seen = engine.op("log").run_always().submit(scaled.read(), |scaled| *scaled)?;
+    assert_eq!(seen.wait()?, 10);
+
+    // `overwrite` runs although the variables have failed, and clears their errors. A plain `write` would be skipped.
+    engine
+        .op("default")
+        .push((number.overwrite(), scaled.overwrite()), |(number, scaled)| (*number, *scaled) = (0, 0))?;
+    println!("after `overwrite`: {} and {}", engine.get(&number)?, engine.get(&scaled)?);
+    assert_eq!((engine.get(&number)?, engine.get(&scaled)?), (0, 0));
+
+    // With a sound input the same operations succeed.
+    engine.op("edit").push(text.write(), |text| *text = "12")?;
+    parse()?;
+    scale()?;
+    assert_eq!(engine.get(&scaled)?, 120);
+
+    // A panic is a failure as well. `clear_error` makes the variable usable with the value that it has.
+    engine.op("index").push(number.write(), |number| {
+        *number = 7;
+        panic!("this panic is a part of the example");
+    })?;
+    println!("{}", failure(engine.wait_for_var(&number)));
+    engine.clear_error(&number)?;
+    println!("after `clear_error`: {}", engine.get(&number)?);
+    assert_eq!(engine.get(&number)?, 7);
+    Ok(())
+}
+
+/// Returns the failure that a wait returned.
+fn failure<T>(result: Result<T, WaitError>) -> OpError {
+    match result {
+        Err(WaitError::Failed(error)) => error,
+        _ => panic!("the operation should have failed"),
+    }
+}

@@ -1,0 +1,78 @@
+//! A tokio service with a pool of buffers: requests are tasks, and their computations are operations.
+//!
+//! ```text
+//! cargo run --release --example service
+//! ```
+//!
+//! Look at `count_primes`: a push does not block, and the handle of an operation is a future, so the one thread of
+//! tokio serves all requests while the workers compute. Each request writes its buffer, so a buffer has one user
+//! at a time, without a lock or a list of free buffers. A request that fails does not spoil its buffer, because
+//! the next one overwrites it.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use raddle::{BoxError, Engine, Var};
+use tokio::runtime;
+
+const BUFFERS: usize = 4;
+const LIMIT: usize = 200_000;
+
+/// Requests and their answers. The last request is above the limit, so it fails.
+const REQUESTS: [(usize, Option<usize>); 3] = [(10, Some(4)), (100_000, Some(9_592)), (1_000_000, None)];
+
+struct Service {
+    engine: Engine,
+    buffers: Vec<Var<Vec<bool>>>,
+    requests: AtomicUsize,
+}
+
+impl Service {
+    /// Returns how many primes are below `n`.
+    async fn count_primes(&self, n: usize) -> Result<usize, BoxError> {
+        let buffer = &self.buffers[self.requests.fetch_add(1, Relaxed) % BUFFERS];
+        let count = self.engine.op("count primes").try_submit(buffer.overwrite(), move |composite| {
+            if n > LIMIT {
+                return Err(format!("{n} is above the limit of {LIMIT}").into());
+            }
+            composite.clear();
+            composite.resize(n, false);
+            Ok(sieve(composite))
+        })?;
+        Ok(count.await?)
+    }
+}
+
+/// Marks the composite numbers, and returns how many others there are from 2 on.
+fn sieve(composite: &mut [bool]) -> usize {
+    let mut primes = 0;
+    for n in 2..composite.len() {
+        if !composite[n] {
+            primes += 1;
+            composite.iter_mut().skip(n * n).step_by(n).for_each(|multiple| *multiple = true);
+        }
+    }
+    primes
+}
+
+async fn serve(service: Arc<Service>) -> Result<(), Box<dyn Error>> {
+    let mut tasks = Vec::new();
+    for (n, expected) in REQUESTS.into_iter().cycle().take(100) {
+        let service = Arc::clone(&service);
+        tasks.push((tokio::spawn(async move { service.count_primes(n).await.ok() }), expected));
+    }
+    for (task, expected) in tasks {
+        assert_eq!(task.await?, expected);
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let engine = Engine::builder().build()?;
+    let buffers = (0..BUFFERS).map(|_| engine.var(Vec::new())).collect();
+    let service = Arc::new(Service { engine, buffers, requests: AtomicUsize::new(0) });
+    runtime::Builder::new_current_thread().build()?.block_on(serve(Arc::clone(&service)))?;
+    println!("one thread answered {} requests with {BUFFERS} buffers", service.requests.load(Relaxed));
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! A pipeline on a simulated GPU: copy in, compute, copy out, sum on the CPU. It needs no hardware.
+//!
+//! ```text
+//! cargo run --example simulated_gpu
+//! ```
+//!
+//! Look at what is missing: streams and events. Host and device buffers are variables, so the engine orders the
+//! copies and the kernel of a chunk, and the chunks in different slots overlap: one is copied while another is
+//! computed. No worker of the CPU blocks until a copy or a kernel is complete.
+
+use std::error::Error;
+use std::time::Duration;
+
+use raddle::{Device, Engine, SimulatedGpu};
+
+const GPU: Device = Device::Gpu(0);
+const SLOTS: usize = 2;
+const CHUNKS: usize = 16;
+const LEN: usize = 1024;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let gpu = SimulatedGpu::default();
+    let engine = Engine::builder().gpu(gpu.clone()).build()?;
+
+    // A slot has a buffer in memory of the host that the device can copy from, and one in memory of the device.
+    let mut slots = Vec::new();
+    for _ in 0..SLOTS {
+        slots.push((engine.pinned_var::<f32>(GPU, LEN)?, engine.device_var::<f32>(GPU, LEN)?));
+    }
+
+    let mut sums = Vec::new();
+    for chunk in 0..CHUNKS {
+        let (host, device) = &slots[chunk % SLOTS];
+        engine.op("fill").push(host.overwrite(), move |host| {
+            host.iter_mut().zip(chunk..).for_each(|(value, n)| *value = n as f32);
+        })?;
+        engine.op("copy in").on(GPU).copy_to_device(host, device)?;
+        engine.op("double").on(GPU).try_launch(device.write(), |stream, device| {
+            // The function runs when the kernel can be issued; the operation is complete when the device has run it.
+            let mut gpu = stream.simulated().ok_or("it is not a simulated GPU")?;
+            gpu.launch(Duration::from_micros(20), device, |values| values.iter_mut().for_each(|v| *v *= 2.0))?;
+            Ok(())
+        })?;
+        engine.op("copy out").on(GPU).copy_from_device(device, host)?;
+        sums.push(engine.op("sum").submit(host.read(), |host| host.iter().sum::<f32>())?);
+    }
+
+    for (chunk, sum) in sums.into_iter().enumerate() {
+        let expected = LEN * (2 * chunk + LEN - 1);
+        assert_eq!(sum.wait()?, expected as f32, "chunk {chunk}");
+    }
+    let counts = gpu.counts();
+    println!("{CHUNKS} chunks with the right sums, from {} kernels and {} copies", counts.launches, counts.copies);
+    assert_eq!((counts.launches, counts.copies), (CHUNKS as u64, 2 * CHUNKS as u64));
+    Ok(())
+}
