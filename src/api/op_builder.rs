@@ -222,7 +222,7 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Declares variables that the operation reads: [`Token`]s or [`Var`](crate::Var)s, by reference.
+    /// Declares variables that the operation reads: [`Token`]s or [`Var`]s, by reference.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
