@@ -81,8 +81,8 @@ impl Core {
         Epilogue::CleanUp(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
     }
 
-    /// The first part of [`complete`](Self::complete) for an operation that leaves the state of its variables alone, or that
-    /// a GPU ran.
+    /// The first part of [`complete`](Self::complete) for an operation that leaves the state of its variables alone, or
+    /// that a GPU ran.
     fn note_special(&self, op: &Op<Task>, result: &mut Result<(), OpError>, ended: &mut Vec<OpError>) {
         match result {
             Ok(()) if op.task().has(flag::SILENT) => {}
@@ -106,20 +106,22 @@ impl Core {
             // SAFETY: the operation holds its variables until the tracker completes it.
             unsafe { cell.mutated() };
             if access.mode() == Mode::Overwrite && cell.fault().has_failed() {
-                // SAFETY: the operation holds its variables, and as one of the CPU it follows the completed work of GPUs.
+                // SAFETY: the operation holds its variables, and as one of the CPU it follows the completed work of
+                // GPUs.
                 let failure = unsafe { cell.fault().set_failure(None) };
                 ended.extend(failure.inspect(OpError::mark_reported));
             }
         }
     }
 
-    /// Clears the failures that a GPU's operation overwrites, when it has been issued: operations behind it on that GPU may
-    /// run.
+    /// Clears the failures that a GPU's operation overwrites, when it has been issued: operations behind it on that GPU
+    /// may run.
     pub(crate) fn clear_overwritten(&self, op: &Op<Task>, ended: &mut Vec<OpError>) {
         for access in op.accesses() {
             let cell = VarCell::of(access);
             if access.mode() == Mode::Overwrite && cell.fault().has_failed() {
-                // SAFETY: the operation holds its variables until the tracker completes it, and this is under the fault lock.
+                // SAFETY: the operation holds its variables until the tracker completes it, and this is under the fault
+                // lock.
                 let cleared = self.fault_lock.with(|| unsafe { cell.fault().set_failure(None) });
                 ended.extend(cleared.inspect(OpError::mark_reported));
             }
@@ -133,9 +135,9 @@ impl Core {
         }
     }
 
-    /// [`fail_variables`](Self::fail_variables) for an operation of a GPU, whose variables may be held by the operations
-    /// behind it. Returns the failure: if the GPU is lost and the loss has already failed one of the variables, that of the
-    /// other operation.
+    /// [`fail_variables`](Self::fail_variables) for an operation of a GPU, whose variables may be held by the
+    /// operations behind it. Returns the failure: if the GPU is lost and the loss has already failed one of the
+    /// variables, that of the other operation.
     pub(crate) fn fail_on_device(&self, op: &Op<Task>, failure: OpError) -> OpError {
         self.fault_lock.with(|| {
             // SAFETY: this is under the fault lock.
@@ -159,9 +161,9 @@ impl Core {
         for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
             let cell = VarCell::of(access);
             if !cell.fault().has_failed() {
-                // SAFETY: the operation holds its variables until the tracker completes it; or the caller is the lane of a
-                // GPU and has the fault lock, and no thread but other lanes looks before the lane's timeline says that the
-                // operation is complete.
+                // SAFETY: the operation holds its variables until the tracker completes it; or the caller is the lane
+                // of a GPU and has the fault lock, and no thread but other lanes looks before the lane's timeline says
+                // that the operation is complete.
                 let none = unsafe { cell.fault().set_failure(Some(failure.clone())) };
                 debug_assert!(none.is_none(), "the variable had not failed");
             }

@@ -62,11 +62,11 @@ impl Core {
         if self.gpus.is_empty() { schedule(op) } else { self.schedule_beside_gpus(op) }
     }
 
-    /// [`schedule`](Self::schedule) on an engine with GPUs, where an operation of the CPU may depend on commands that a GPU
-    /// has yet to complete.
+    /// [`schedule`](Self::schedule) on an engine with GPUs, where an operation of the CPU may depend on commands that a
+    /// GPU has yet to complete.
     ///
-    /// An operation of the CPU enters its lane once, when it waits for nothing any more: the injector of the lane relies on
-    /// that. Commands that GPUs are given later for the same variables come after it.
+    /// An operation of the CPU enters its lane once, when it waits for nothing any more: the injector of the lane
+    /// relies on that. Commands that GPUs are given later for the same variables come after it.
     #[cold]
     fn schedule_beside_gpus(&self, op: OpRef<Task>) {
         if op.task().lane >= FIRST_LANE {
@@ -83,14 +83,15 @@ impl Core {
 
     // ------------------------------------------------------------------------------------ after a completion ----
 
-    /// Dispatches operations that a completion made ready, and then runs the epilogues of the operations that completed.
+    /// Dispatches operations that a completion made ready, and then runs the epilogues of the operations that
+    /// completed.
     pub(crate) fn dispatch_ready(self: &Arc<Self>, ready: &mut ReadyList<Task>, epilogues: Epilogues) {
         let here = self.schedule_ready(ready, |op| worker_thread::schedule(self, op));
         self.run_here(here, epilogues);
     }
 
-    /// Gives the operations in `ready` to their lanes, by `schedule` if that is a lane of workers. Returns those that must
-    /// [run here](Self::run_here).
+    /// Gives the operations in `ready` to their lanes, by `schedule` if that is a lane of workers. Returns those that
+    /// must [run here](Self::run_here).
     #[inline(always)]
     pub(super) fn schedule_ready(
         &self,
@@ -142,8 +143,8 @@ impl Core {
     /// Runs a ready operation on this thread, or leaves it to a loop that runs on this thread already.
     #[inline(never)]
     fn run_now(self: &Arc<Self>, op: OpRef<Task>) {
-        // The work that the function of a device operation has issued is not complete when it returns, so no operation of
-        // the program may run inside that function.
+        // The work that the function of a device operation has issued is not complete when it returns, so no operation
+        // of the program may run inside that function.
         let forbidden = !op.task().has(flag::INLINE) && frame::in_device_function();
         if forbidden && self.has_workers() {
             return self.schedule(op);
@@ -156,8 +157,8 @@ impl Core {
         self.run_nested(Some(op), &mut ReadyList::default(), &mut iter::empty());
     }
 
-    /// Starts a ready loop inside those that run on this thread, or leaves its work to the one around it if they are nested
-    /// too deeply.
+    /// Starts a ready loop inside those that run on this thread, or leaves its work to the one around it if they are
+    /// nested too deeply.
     fn run_nested(
         self: &Arc<Self>,
         first: Option<OpRef<Task>>,
@@ -174,8 +175,8 @@ impl Core {
         }
     }
 
-    /// Leaves the program's operations and all epilogues to `ready_loop`, a loop that runs on this thread already, and runs the
-    /// engine's own operations.
+    /// Leaves the program's operations and all epilogues to `ready_loop`, a loop that runs on this thread already, and
+    /// runs the engine's own operations.
     #[cold]
     fn leave(
         self: &Arc<Self>,
@@ -200,8 +201,8 @@ impl Core {
         if self.has_workers() { self.schedule(op) } else { ready_loop.push(op) }
     }
 
-    /// Runs a ready operation on this thread. Leaves its epilogue to `ready_loop` until the operations that it made ready have
-    /// been dispatched.
+    /// Runs a ready operation on this thread. Leaves its epilogue to `ready_loop` until the operations that it made
+    /// ready have been dispatched.
     fn execute_in(self: &Arc<Self>, ready_loop: &ReadyLoop, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
         match self.execute_plainly(op, ready) {
             Ok(ticket) if ready.is_empty() => self.count_out(ticket),
@@ -233,9 +234,9 @@ impl Core {
 
     /// Runs a ready loop: `first`, then all that becomes ready and must run here, and the epilogues.
     ///
-    /// The engine's own operations run first. Then come the epilogues, since the program's code in them may take its time,
-    /// and then the program's operations, one at a time. Program code that waits inside the loop finds in it what is left
-    /// ([`catch_up`](Self::catch_up)).
+    /// The engine's own operations run first. Then come the epilogues, since the program's code in them may take its
+    /// time, and then the program's operations, one at a time. Program code that waits inside the loop finds in it what
+    /// is left ([`catch_up`](Self::catch_up)).
     fn run_loop(
         self: &Arc<Self>,
         first: Option<OpRef<Task>>,

@@ -28,8 +28,8 @@ impl Core {
         sound && !op.is_rejected() && self.phase.load(Relaxed) < phase::CANCELLING
     }
 
-    /// Decides what becomes of a ready operation that is about to be issued `at` a GPU, or to run on the CPU. Does not ask
-    /// which events a stream must wait for.
+    /// Decides what becomes of a ready operation that is about to be issued `at` a GPU, or to run on the CPU. Does not
+    /// ask which events a stream must wait for.
     #[cold]
     pub(crate) fn disposition_at(&self, op: &Op<Task>, at: Device) -> Disposition {
         let task = op.task();
@@ -64,8 +64,8 @@ impl Core {
             for access in op.accesses() {
                 let cell = VarCell::of(access);
                 if cell.fault().has_failed() && access.mode() != Mode::Overwrite {
-                    // SAFETY: the operation is ready, so it holds its variables; and the writes of GPUs to them are complete,
-                    // or the caller has the fault lock.
+                    // SAFETY: the operation is ready, so it holds its variables; and the writes of GPUs to them are
+                    // complete, or the caller has the fault lock.
                     if let Some(failure) = unsafe { cell.fault().failure() } {
                         return Disposition::Skip(failure);
                     }
@@ -75,9 +75,9 @@ impl Core {
         Disposition::Run
     }
 
-    /// The lane of a GPU that must still complete a dependency of `op` before it may run `at` the lane of another GPU or on
-    /// the CPU. The caller sends the operation to that lane, which sends it back later. Each lane is returned once at most:
-    /// commands that it is given later, such as those of readers beside a wait, are no dependencies.
+    /// The lane of a GPU that must still complete a dependency of `op` before it may run `at` the lane of another GPU
+    /// or on the CPU. The caller sends the operation to that lane, which sends it back later. Each lane is returned
+    /// once at most: commands that it is given later, such as those of readers beside a wait, are no dependencies.
     pub(crate) fn pending_on_device(&self, op: &Op<Task>, at: Device) -> Option<usize> {
         let waited = &op.task().waited;
         // Relaxed: only the owner of a ready operation uses this field.
@@ -100,8 +100,8 @@ impl Core {
             pending = pending.into_iter().chain(lane).min();
         }
         if let Some(lane) = pending {
-            // Relaxed: only the owner of a ready operation uses this field. It fits: an engine has fewer lanes than a byte
-            // has values.
+            // Relaxed: only the owner of a ready operation uses this field. It fits: an engine has fewer lanes than a
+            // byte has values.
             waited.store(lane as u8 + 1, Relaxed);
         }
         pending

@@ -22,8 +22,8 @@ use crate::{
 };
 
 impl Core {
-    /// Returns the epilogue that must wait until the operations that became ready have been dispatched: all of it, except
-    /// in a model.
+    /// Returns the epilogue that must wait until the operations that became ready have been dispatched: all of it,
+    /// except in a model.
     pub(super) fn defer_epilogue(self: &Arc<Self>, epilogue: Epilogue) -> Epilogue {
         if !removed(Step::PlaceBeforeTelling) {
             return epilogue;
@@ -87,7 +87,8 @@ impl Core {
         self.count_out(ticket);
     }
 
-    /// Runs `f`, program code of an operation that has completed. A panic becomes a failure that `wait_for_all` returns.
+    /// Runs `f`, program code of an operation that has completed. A panic becomes a failure that `wait_for_all`
+    /// returns.
     pub(super) fn run_program_code(self: &Arc<Self>, op: &Op<Task>, f: impl FnOnce()) {
         // The code may take its time.
         worker_thread::share_slot();
@@ -108,9 +109,9 @@ impl Core {
     /// Wakes futures that wait for all operations.
     #[cold]
     fn wake(self: &Arc<Self>, wakers: Wakers) {
-        // On a worker, but not when the workers may have ended: the operation would run here, and when it is counted out it
-        // would wake the waker that ends the engine, which would find the operation pending and ask to be woken again, and
-        // so on.
+        // On a worker, but not when the workers may have ended: the operation would run here, and when it is counted
+        // out it would wake the waker that ends the engine, which would find the operation pending and ask to be woken
+        // again, and so on.
         if self.leaves_to_workers() || removed(Step::WakeHereOnceClosed) && worker_thread::serves_device() {
             return self.hand_over(|_| wakers.wake());
         }

@@ -2,13 +2,13 @@
 //!
 //! [`Core::push`] goes straight through these steps:
 //!
-//! 1. [`check_and_sort`](Core::check_and_sort): every variable belongs to this engine and is not deleted; the accesses are
-//!    sorted by variable and distinct.
-//! 2. [`begin_inline`](Core::begin_inline): the operation is counted as pending and gets a record, unless the engine is shut
-//!    down.
+//! 1. [`check_and_sort`](Core::check_and_sort): every variable belongs to this engine and is not deleted; the accesses
+//!    are sorted by variable and distinct.
+//! 2. [`begin_inline`](Core::begin_inline): the operation is counted as pending and gets a record, unless the engine is
+//!    shut down.
 //! 3. [`Task::fill`]: the function goes into the record.
-//! 4. [`enqueue`](Core::enqueue): the tracker appends the accesses to the queues of their variables. If the operation is
-//!    ready, it is [dispatched](Core::dispatch).
+//! 4. [`enqueue`](Core::enqueue): the tracker appends the accesses to the queues of their variables. If the operation
+//!    is ready, it is [dispatched](Core::dispatch).
 //!
 //! Only step 3 depends on the type of the function; the other steps are compiled once.
 
@@ -92,8 +92,9 @@ impl Core {
         Ok(())
     }
 
-    /// Checks every variable, sorts the entries by variable and merges those of one variable: a variable that is both read
-    /// and mutated is mutated, and it is overwritten only if every entry overwrites it. Returns the entries that are left.
+    /// Checks every variable, sorts the entries by variable and merges those of one variable: a variable that is both
+    /// read and mutated is mutated, and it is overwritten only if every entry overwrites it. Returns the entries that
+    /// are left.
     #[inline]
     pub(crate) fn check_and_sort<'e>(&self, entries: &'e mut [Entry]) -> Result<&'e [Entry], PushError> {
         let check = |entry: &Entry| {
@@ -151,8 +152,9 @@ impl Core {
         entries: &[Entry],
     ) -> Result<OpRef<Task>, PushError> {
         let ticket = self.pending.enter();
-        // Relaxed: the operation was counted first. Either the shutdown's wait covers it, or it entered a generation that
-        // was opened after the phase was set; entering has acquired that (edge `open`), so the phase is visible here.
+        // Relaxed: the operation was counted first. Either the shutdown's wait covers it, or it entered a generation
+        // that was opened after the phase was set; entering has acquired that (edge `open`), so the phase is visible
+        // here.
         let phase = self.phase.load(Relaxed);
         if phase != phase::OPEN {
             self.check_phase(phase, spec, ticket)?;
@@ -166,8 +168,8 @@ impl Core {
         let accesses = entries.iter().map(|entry| (VarCell::queue_ptr(entry.cell), entry.mode));
         // SAFETY: the record has room for a task there, which is uninitialised; the caller fills it (1).
         let init = |task: *mut Task| unsafe { Task::begin(task, ticket, spec.lane, spec.flags) };
-        // SAFETY: the maker of the entries keeps handles of their variables until the push returns. `init` begins the task,
-        // and the caller fills it (1). A slice knows its length.
+        // SAFETY: the maker of the entries keeps handles of their variables until the push returns. `init` begins the
+        // task, and the caller fills it (1). A slice knows its length.
         Ok(unsafe { OpRef::new_with(init, band, passes_closed, accesses) })
     }
 

@@ -23,8 +23,8 @@ use crate::{
 };
 
 impl Core {
-    /// Runs a ready operation on this thread, and adds the operations that become ready to `ready`. The caller dispatches
-    /// those, and then [runs](Self::finish) the epilogue.
+    /// Runs a ready operation on this thread, and adds the operations that become ready to `ready`. The caller
+    /// dispatches those, and then [runs](Self::finish) the epilogue.
     pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
         match self.execute_plainly(op, ready) {
             Ok(ticket) => Epilogue::CountOut(ticket),
@@ -171,7 +171,8 @@ impl Core {
         }
     }
 
-    /// Keeps the failure of an asynchronous function for its completion, or reports it if the completion was used before.
+    /// Keeps the failure of an asynchronous function for its completion, or reports it if the completion was used
+    /// before.
     #[cold]
     fn fail_late(self: &Arc<Self>, op: &Op<Task>, failure: OpError) {
         let Some(state) = op.task().async_state() else { unreachable!("the operation is asynchronous") };

@@ -7,8 +7,8 @@
 //! | cancelling | the engine's own operations; operations that have not started fail | closed |
 //! | closed | the engine's own operations, which run on the pushing thread | - |
 //!
-//! A shutdown waits until no operation is pending, closes the engine, and waits once more: an operation that was counted
-//! before the engine closed still finds its workers. Only then do the threads end.
+//! A shutdown waits until no operation is pending, closes the engine, and waits once more: an operation that was
+//! counted before the engine closed still finds its workers. Only then do the threads end.
 
 use std::{
     sync::{Arc, Weak},
@@ -49,8 +49,8 @@ impl Core {
         self.phase.load(Relaxed) >= phase::CLOSED
     }
 
-    /// Refuses the pushes of operations as well, once none was pending. Program code that the engine still runs, such as a
-    /// deletion, would push to threads that are about to end.
+    /// Refuses the pushes of operations as well, once none was pending. Program code that the engine still runs, such
+    /// as a deletion, would push to threads that are about to end.
     fn close(&self) {
         // Relaxed: an operation that is counted later has acquired the phase with the count (edge `open`).
         self.phase.fetch_max(phase::CLOSED, Relaxed);
@@ -131,8 +131,8 @@ impl Core {
         }
     }
 
-    /// Warns of `failure`. An engine that the logger shuts down ends in the background, since the logger may run on a thread
-    /// of that engine, or inside its shutdown.
+    /// Warns of `failure`. An engine that the logger shuts down ends in the background, since the logger may run on a
+    /// thread of that engine, or inside its shutdown.
     fn warn(self: &Arc<Self>, failure: OpError) {
         // The closure drops the failure as well.
         frame::enter_after(self, move || {

@@ -1,7 +1,7 @@
 //! Waits, for one variable and for all operations.
 //!
-//! A wait for a variable is itself an operation, a [`WaitJob`], that sets a [`Oneshot`] when its turn comes. A wait for all
-//! operations closes the current generation of the [pending count](crate::notify::pending).
+//! A wait for a variable is itself an operation, a [`WaitJob`], that sets a [`Oneshot`] when its turn comes. A wait for
+//! all operations closes the current generation of the [pending count](crate::notify::pending).
 
 use std::{
     future::Future,
@@ -51,8 +51,8 @@ impl Core {
         }
     }
 
-    /// Joins the last wait for a variable, or pushes a new one. Returns `None` if no operation is pending on the variable and
-    /// it has not failed.
+    /// Joins the last wait for a variable, or pushes a new one. Returns `None` if no operation is pending on the
+    /// variable and it has not failed.
     pub(crate) fn begin_wait(
         self: &Arc<Self>,
         var: VarRef<'_>,
@@ -131,11 +131,11 @@ impl Core {
         wait(oneshot)
     }
 
-    /// Runs the work that the calling thread has deferred, for every engine. A caller that waits, or that asks whether an
-    /// operation is complete, may depend on it.
+    /// Runs the work that the calling thread has deferred, for every engine. A caller that waits, or that asks whether
+    /// an operation is complete, may depend on it.
     pub(crate) fn catch_up() {
-        // The work that the function of a device operation has issued is not complete when it returns, so no operation of
-        // the program may run inside that function.
+        // The work that the function of a device operation has issued is not complete when it returns, so no operation
+        // of the program may run inside that function.
         if frame::in_device_function() {
             return;
         }
@@ -261,7 +261,8 @@ impl Job for WaitJob {
     /// Never called: a wait is neither rejected, skipped nor cancelled.
     fn discard(&mut self) {}
 
-    /// Sets the result here and not in `start`: a thread that has waited may ask immediately whether the variable is idle.
+    /// Sets the result here and not in `start`: a thread that has waited may ask immediately whether the variable is
+    /// idle.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         let Some(oneshot) = self.oneshot.take() else { return Cleanup::default() };
         let wakers = oneshot.set(self.failure.take().map_or(Ok(()), Err));

@@ -1,8 +1,8 @@
 //! The state of an engine's thread: its engine, its duty, and the worker that it runs.
 //!
-//! A thread finds its own state through a thread-local. Code of other crates may run inside the deque of the worker, since
-//! crossbeam-deque pins crossbeam's default collector, which runs what other crates have deferred there. So the worker is
-//! marked as busy while its deque is in use, and what that code makes ready goes to the injector instead.
+//! A thread finds its own state through a thread-local. Code of other crates may run inside the deque of the worker,
+//! since crossbeam-deque pins crossbeam's default collector, which runs what other crates have deferred there. So the
+//! worker is marked as busy while its deque is in use, and what that code makes ready goes to the injector instead.
 
 use std::{cell::Cell, ptr, sync::Arc};
 
@@ -65,8 +65,8 @@ impl Drop for Entered<'_> {
 #[inline]
 fn with_current<R>(f: impl FnOnce(&WorkerThread) -> R) -> Option<R> {
     let current = CURRENT.with(Cell::get);
-    // SAFETY: the `WorkerThread` lives on the stack of the thread's main function; `Entered` clears the pointer before it
-    // goes, on every way out.
+    // SAFETY: the `WorkerThread` lives on the stack of the thread's main function; `Entered` clears the pointer before
+    // it goes, on every way out.
     unsafe { current.as_ref() }.map(f)
 }
 
@@ -82,8 +82,8 @@ impl WorkerThread {
         Entered(self)
     }
 
-    /// The worker that the thread runs now. The reference must not be kept across code of other crates or of the program,
-    /// which may give the worker away.
+    /// The worker that the thread runs now. The reference must not be kept across code of other crates or of the
+    /// program, which may give the worker away.
     #[inline]
     fn worker(&self) -> Option<&Worker<Task>> {
         // SAFETY: only this thread uses the cell, and its content is not replaced while the reference is used.
@@ -177,8 +177,8 @@ pub(super) fn share_slot() {
     with_current(WorkerThread::share_slot);
 }
 
-/// Runs `f` as the main function of a thread that serves the lane of a GPU. The thread stays on those cores of the engine
-/// that are `near` the GPU, if there are any.
+/// Runs `f` as the main function of a thread that serves the lane of a GPU. The thread stays on those cores of the
+/// engine that are `near` the GPU, if there are any.
 pub(crate) fn serve_device<R>(core: &Arc<Core>, near: &[usize], f: impl FnOnce() -> R) -> R {
     let thread = WorkerThread::new(Arc::clone(core), Duty::Device);
     let _entered = thread.enter();
@@ -193,8 +193,8 @@ pub(super) fn serves_device() -> bool {
     with_current(|thread| matches!(thread.duty, Duty::Device)) == Some(true)
 }
 
-/// Returns the cores that an engine built by the calling thread may use: those of the thread or, because that may be pinned,
-/// those of the engine that owns it.
+/// Returns the cores that an engine built by the calling thread may use: those of the thread or, because that may be
+/// pinned, those of the engine that owns it.
 pub(crate) fn cores_here() -> Box<[usize]> {
     with_current(|thread| thread.core.threads().mask().into()).unwrap_or_else(topology::allowed)
 }
@@ -202,9 +202,9 @@ pub(crate) fn cores_here() -> Box<[usize]> {
 /// Runs `f` while the calling thread may use all cores of its engine, even if it is pinned to one of them.
 ///
 /// A thread inherits the cores of the thread that starts it. A thread that an operation starts on a
-/// [pinned](crate::EngineBuilder::pin) worker is therefore pinned to the worker's core as well, and a thread pool that is first
-/// used there has all its threads on one core. Start such threads inside `unpinned`. When `f` returns or panics, the thread
-/// is pinned again.
+/// [pinned](crate::EngineBuilder::pin) worker is therefore pinned to the worker's core as well, and a thread pool that
+/// is first used there has all its threads on one core. Start such threads inside `unpinned`. When `f` returns or
+/// panics, the thread is pinned again.
 ///
 /// Outside the threads of an engine, and on systems other than Linux, `unpinned` only calls `f`.
 ///

@@ -1,8 +1,8 @@
 //! The main function of the threads that run workers.
 //!
 //! An operation that waits inside its function gives its worker to a spare thread and sleeps. When it wakes it finishes
-//! without a worker, and its thread becomes a spare one. So a wait never occupies a worker. Nor can one wait bury another
-//! one beneath it on a stack, which happens where waiting threads run further operations.
+//! without a worker, and its thread becomes a spare one. So a wait never occupies a worker. Nor can one wait bury
+//! another one beneath it on a stack, which happens where waiting threads run further operations.
 
 use std::sync::Arc;
 
@@ -108,15 +108,16 @@ fn run_thread(
 fn run(thread: &WorkerThread, number: usize) {
     let mut ready = ReadyList::default();
     loop {
-        // The program's functions have barriers of their own. This one keeps a defect of the engine, and code that other
-        // crates have deferred in crossbeam's default collector, from losing the worker and the operations queued here.
+        // The program's functions have barriers of their own. This one keeps a defect of the engine, and code that
+        // other crates have deferred in crossbeam's default collector, from losing the worker and the operations queued
+        // here.
         let result = panics::catch(|| {
             thread.core.dispatch_ready(&mut ready, Epilogues::new());
             run_operations(thread, &mut ready);
         });
         let Err(payload) = result else { return };
-        // Other threads must find the operations that are left here, since the drop of the payload and the logger may wait
-        // for them.
+        // Other threads must find the operations that are left here, since the drop of the payload and the logger may
+        // wait for them.
         let placed = panics::catch(|| {
             thread.core.dispatch_ready(&mut ready, Epilogues::new());
             share_slot();

@@ -66,12 +66,14 @@ pub enum ShutdownError {
     /// It was called inside an operation, which it would have to wait for, in a logger that the engine calls, or in a
     /// destructor of a thread-local of one of its threads. The shutdown goes on by itself.
     InsideOperation,
-    /// Nothing was pending any more, but threads of the engine had not ended at the deadline. These are their names. They
-    /// are in code of the program, such as the function of an asynchronous operation that goes on after its completion, a
-    /// destructor of a thread-local, or a logger; or there was no time for them to end. They keep what they use, and
-    /// end when that code returns. Calling it again waits again; dropping the engine does not wait for them.
+    /// Nothing was pending any more, but threads of the engine had not ended at the deadline. These are their names.
+    /// They are in code of the program, such as the function of an asynchronous operation that goes on after its
+    /// completion, a destructor of a thread-local, or a logger; or there was no time for them to end. They keep what
+    /// they use, and end when that code returns. Calling it again waits again; dropping the engine does not wait for
+    /// them.
     ThreadsLeft(Vec<String>),
-    /// The engine was made before this process was forked from the one that has its threads. There is nothing to shut down.
+    /// The engine was made before this process was forked from the one that has its threads. There is nothing to shut
+    /// down.
     Forked,
 }
 

@@ -29,8 +29,8 @@ impl DeviceError {
         Self(Arc::new(Details { code, message: message.into(), lost: true }))
     }
 
-    /// Whether there is no room: on the device, or for the operating system to pin memory (304). The simulated device has
-    /// CUDA's number for that.
+    /// Whether there is no room: on the device, or for the operating system to pin memory (304). The simulated device
+    /// has CUDA's number for that.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         !self.is_lost() && matches!(self.code(), 2 | 304)
     }
@@ -50,8 +50,8 @@ impl DeviceError {
         error.downcast().map(|error| *error)
     }
 
-    /// The driver's number for it: a `CUresult`, whose numbers the [simulated device](crate::simulated) uses as well. Negative
-    /// where the driver was not reached or has none.
+    /// The driver's number for it: a `CUresult`, whose numbers the [simulated device](crate::simulated) uses as well.
+    /// Negative where the driver was not reached or has none.
     #[must_use]
     pub fn code(&self) -> i32 {
         self.0.code

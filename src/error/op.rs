@@ -95,8 +95,8 @@ impl Drop for Failure {
     }
 }
 
-/// An operation's failure. It is cheap to clone; the failed operation's variables, the operations skipped because of it and
-/// every waiter share one.
+/// An operation's failure. It is cheap to clone; the failed operation's variables, the operations skipped because of it
+/// and every waiter share one.
 #[derive(Clone)]
 pub struct OpError(Arc<Failure>);
 
@@ -215,8 +215,8 @@ impl fmt::Display for OpError {
     }
 }
 
-/// The message names the operation and its cause, so `source` returns the source of the cause: a printer of the whole chain
-/// shows each error once. The cause itself is [`OpError::cause`] or [`OpError::downcast_ref`].
+/// The message names the operation and its cause, so `source` returns the source of the cause: a printer of the whole
+/// chain shows each error once. The cause itself is [`OpError::cause`] or [`OpError::downcast_ref`].
 impl Error for OpError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.error().and_then(Error::source)

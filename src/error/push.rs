@@ -26,13 +26,13 @@ pub enum PushError {
     NoSuchDevice(Device),
     /// The thread that serves the device could not be started.
     DeviceUnavailable(Device),
-    /// The function of a device operation pushes on a naive engine that is not its own: that would have to run the operation
-    /// at once, and nothing may run inside such a function. Push it elsewhere, or on another kind of engine.
+    /// The function of a device operation pushes on a naive engine that is not its own: that would have to run the
+    /// operation at once, and nothing may run inside such a function. Push it elsewhere, or on another kind of engine.
     InDeviceFunction,
     /// The property says where an operation of the CPU runs, and means nothing on a device.
     NotOfDevice(Property),
-    /// [`OpBuilder::eager`](crate::OpBuilder::eager) starts an operation on the pushing thread, and operations of a device
-    /// start on its lane's thread.
+    /// [`OpBuilder::eager`](crate::OpBuilder::eager) starts an operation on the pushing thread, and operations of a
+    /// device start on its lane's thread.
     EagerOnDevice,
     /// The call is for operations of a device, and [`OpBuilder::on`](crate::OpBuilder::on) was not given one.
     NotOnDevice,

@@ -12,8 +12,8 @@ pub enum WaitError {
     Failed(OpError),
     /// The time was up. What was waited for goes on.
     TimedOut,
-    /// The calling operation itself would have to end first; or the caller is code that ran by chance on a worker that was
-    /// looking for work, such as what another crate has deferred in crossbeam-epoch's default collector.
+    /// The calling operation itself would have to end first; or the caller is code that ran by chance on a worker that
+    /// was looking for work, such as what another crate has deferred in crossbeam-epoch's default collector.
     WouldDeadlock,
     /// Too many operations wait inside their functions at once to give their worker's work to another thread; let
     /// operations name what they need as variables instead of waiting for it.
@@ -21,8 +21,8 @@ pub enum WaitError {
     /// The caller is the function of a device operation, whose thread must not wait: it is what the device's other
     /// operations go on by. Let operations name what they need as variables.
     OnDevice,
-    /// The caller is a deletion: the function of [`Engine::delete_variable`](crate::Engine::delete_variable), or the drop of
-    /// what a variable or an operator owned. Push an operation that waits, or wait elsewhere.
+    /// The caller is a deletion: the function of [`Engine::delete_variable`](crate::Engine::delete_variable), or the
+    /// drop of what a variable or an operator owned. Push an operation that waits, or wait elsewhere.
     InDeletion,
     /// What was to be waited for could not be pushed.
     Refused(PushError),

@@ -37,9 +37,9 @@
 //!
 //! * **An operation enters an injector with several poppers once.** After the pop it is run or goes to a worker's
 //!   deque, and nothing returns from there to the injector (`Worker`). Nor does a popper put an operation into `ready`
-//!   twice. The rule is an obligation of the callers of [`Lane::inject`](super::lane::Lane::inject): an operation that a
-//!   worker of such a lane was given must not be given to that lane again, not even after another lane has had it. The
-//!   engine ensures it before it first gives an operation to a lane, and models assert it there.
+//!   twice. The rule is an obligation of the callers of [`Lane::inject`](super::lane::Lane::inject): an operation that
+//!   a worker of such a lane was given must not be given to that lane again, not even after another lane has had it.
+//!   The engine ensures it before it first gives an operation to a lane, and models assert it there.
 //! * **The record of a popped operation is not reused** while a popper that may have loaded it as a head is pinned.
 //!
 //! A chain that is prepended may cover a head, which later comes to the top again. Such a head was in `ready` all the

@@ -263,8 +263,8 @@ impl Sleep {
         // Relaxed: ordered by the SleepFence.
         word.sleepers.fetch_or(bit, Relaxed);
         if before == SearchState::Searching {
-            // Relaxed: if a notifier sees this decrement and yet not the bit, its fence comes before the SleepFence, and
-            // so before the last search.
+            // Relaxed: if a notifier sees this decrement and yet not the bit, its fence comes before the SleepFence,
+            // and so before the last search.
             self.searchers.fetch_sub(1, Relaxed);
         }
         // SleepFence: pairs with NotifyFence.

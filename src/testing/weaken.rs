@@ -45,7 +45,8 @@ pub enum Step {
     /// A CPU operation does not wait for devices any more once it has entered its lane
     /// (`Core::schedule_beside_devices`).
     EndWaitingForDevices,
-    /// Operations that became ready are scheduled before the program is notified (`Core::defer_epilogue`, `workers::execute_otherwise`).
+    /// Operations that became ready are scheduled before the program is notified (`Core::defer_epilogue`,
+    /// `workers::execute_otherwise`).
     PlaceBeforeTelling,
     /// The thread of a device's lane wakes futures itself once the engine is closed (`Core::wake`).
     WakeHereOnceClosed,

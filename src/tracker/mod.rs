@@ -66,8 +66,8 @@
 //!
 //! B's access of x lacks `WRITE_OK`, so B's thread leaves it there. A's access is spent by its `DONE`, so A's thread
 //! propagates `READ_OK` and `WRITE_OK` to B's access, which is spent by that. It retires B's access and goes on to C's,
-//! which it satisfies: it takes one off C's `wait`. B's thread then satisfies C's access of y and finds 1 in `wait`: C is
-//! ready.
+//! which it satisfies: it takes one off C's `wait`. B's thread then satisfies C's access of y and finds 1 in `wait`: C
+//! is ready.
 //!
 //! If A's thread comes first, it stops at B's access, because `WRITE_OK` without `DONE` grants nothing new, and B's
 //! thread spends that access and goes on to C's:
