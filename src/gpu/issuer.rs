@@ -1,5 +1,5 @@
-//! The thread of a device's lane: it issues operations on its stream, watches how far that is, and sends on who waits for
-//! it.
+//! The thread of a GPU lane: it issues operations on its stream, polls the stream, and sends on the operations of other
+//! lanes that wait for it.
 //!
 //! # States of an operation here
 //!
@@ -10,14 +10,16 @@
 //! | complete | the device has done it, or never will: it is counted, reported and counted out | – |
 //! | watched | a guest whose operation here is in flight; in `watched` | sent on |
 //!
-//! # When the host asks the device
+//! # Marks and events
 //!
-//! An operation that stands before one of the CPU, or before nothing yet while the stream is quiet, is followed by a
-//! *mark*, which `passed` reports. At most one mark for nobody in particular is under way at a time, and one more behind
-//! every 64 operations, so that a chain of operations that only the device cares about costs none beyond these. An operation that stands before one of another
-//! stream of the device is followed by a recorded event. Where what comes after is not known yet, it is recorded when that
-//! one asks, as a guest; it may wait for a little more then. So after such a guest each operation is followed by an event,
-//! as long as events are asked for.
+//! An operation with an operation of the CPU behind it, or with nothing behind it while the stream is quiet, is followed by
+//! a *mark*, which `passed` reports. Beyond these, at most one mark is in flight at a time, and one more behind every 64
+//! operations: a chain of operations that stays on the GPU costs no others.
+//!
+//! An operation with an operation of another stream of the GPU behind it is followed by a recorded *event*. If the
+//! operation behind it is pushed later, the event is recorded when that operation arrives here as a waiter, and then covers
+//! a little more than it must. So after such a waiter every operation is followed by an event, as long as other streams
+//! wait for events.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -46,36 +48,36 @@ use crate::{
     values::device::Device,
 };
 
-/// Operations issued between two looks at the stream.
+/// Operations issued between two polls of the stream.
 const BATCH: usize = 16;
 
-/// Operations that are in flight on a stream at most. CUDA's queue for a stream holds about a thousand commands; a call that
-/// finds it full blocks, and the thread cannot look at the stream meanwhile. Besides what its function issues, an operation
-/// takes up to three waits, an event and a mark: as many as this, with two commands each, are less than a thousand. Functions
-/// that issue more may still fill it.
+/// The most operations in flight on a stream. CUDA's queue for a stream holds about a thousand commands; a call that finds
+/// it full blocks, and the thread cannot poll the stream meanwhile. Besides the commands of its function, an operation
+/// takes up to three waits, an event and a mark: this many, with two commands each, are less than a thousand. Functions
+/// that issue more may still fill the queue.
 const MAX_IN_FLIGHT: usize = 128;
 
-/// Operations without a mark at most, so that there is room for new ones before the device has done all that it has.
+/// The most operations without a mark, so that there is room for new ones before the GPU has completed all it was given.
 const MAX_UNMARKED: u64 = MAX_IN_FLIGHT as u64 / 2;
 
-/// Operations that are followed by an event in any case, once somebody has asked for one too late. Picked: seldom enough
-/// that the next late one does not matter, few enough that they do not either where nobody asks again.
+/// Operations that are followed by an event in any case, once another stream has asked for an event too late. Picked: so
+/// many that a late request is rare, so few that the events cost little if no stream asks again.
 const FORESIGHT: u32 = 64;
 
-/// An operation that the device has not done yet.
+/// An operation that the GPU has not completed.
 struct InFlight {
     seq: u64,
     op: Hold<Task>,
     result: Result<(), OpError>,
-    /// Failures that the operation has ended.
+    /// Failures that the operation has cleared.
     ended: Vec<OpError>,
-    /// What the operation comes after on other streams.
+    /// The dependencies of the operation on other streams.
     clock: Clock,
 }
 
-/// Who is known to come after an operation.
+/// Which operations are known to follow an operation.
 struct Followers {
-    /// Operations of other streams of the device.
+    /// Operations of other streams of the GPU.
     streams: bool,
     /// Operations that wait for the host.
     host: bool,
@@ -91,25 +93,25 @@ struct Issuer<'c> {
     context: Device,
     worker: Worker<Task>,
     stream: GpuStream,
-    /// The last operation issued, the last one with a mark behind it, and the last one that is complete.
+    /// The last operation that was issued, the last one with a mark behind it, and the last one that is complete.
     issued: u64,
     marked: u64,
     passed: u64,
     mark_tries: u32,
     /// Operations still to be followed by an event in any case.
     foresight: u32,
-    /// What the stream has waited for.
+    /// What the stream has waited for on other streams.
     seen: Clock,
     in_flight: VecDeque<InFlight>,
-    /// Guests, and what they wait for here.
-    watched: Vec<(u64, OpRef<Task>)>,
+    /// Cross-lane waiters, and the operation here that each waits for.
+    watched: VecDeque<(u64, OpRef<Task>)>,
     ready: ReadyList<Task>,
     backoff: Backoff,
 }
 
-/// The main function of the thread of lane `number`.
+/// The main function of the thread of GPU lane `number`.
 pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
-    // All that are near, and not one: the workers are pinned to all.
+    // All cores near the GPU, and not one of them: workers are pinned to each.
     let near = |gpu: &Gpu| if core.gpus().pins { gpu.driver.cores_near() } else { Vec::new() };
     let near = near(&core.gpus().gpus[core.gpus().lanes()[number].gpu]);
     worker_thread::serve_device(core, &near, || serve_lane(core, number, worker));
@@ -142,19 +144,19 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
         foresight: 0,
         seen: Clock::default(),
         in_flight: VecDeque::new(),
-        watched: Vec::new(),
+        watched: VecDeque::new(),
         ready: ReadyList::default(),
         backoff: Backoff::new(),
     };
     let mut over = false;
     while !over {
-        // The user's code has its own barriers; this one keeps a defect of the engine from losing the lane.
+        // The program's functions have barriers of their own. This one keeps a defect of the engine from losing the lane.
         let run = panics::catch(|| {
             issuer.run();
             over = true;
         });
         if let Err(payload) = run {
-            // What the panic has left goes where others find it before the program's code runs.
+            // Other threads must find the operations that are left here before program code runs.
             let placed = panics::catch(|| issuer.place_ready(Epilogues::new()));
             frame::enter_after(core, || {
                 for payload in [Some(payload), placed.err()].into_iter().flatten() {
@@ -165,7 +167,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
         }
     }
     if core.is_forked() {
-        // This thread has forked. What it had is the parent's, and its device may be locked.
+        // This is a forked child: everything here is the parent's, and the device may be locked.
         std::mem::forget(issuer);
     }
 }
@@ -178,7 +180,7 @@ impl Issuer<'_> {
     /// Serves the lane until it ends.
     fn run(&mut self) {
         self.place_ready(Epilogues::new());
-        // What a panic has kept from being told.
+        // Operations that a panic has kept from being reported.
         self.conclude();
         while !self.core.is_forked() {
             for _ in 0..BATCH {
@@ -209,7 +211,7 @@ impl Issuer<'_> {
         } else if op.task().has(flag::DEVICE) {
             self.begin(op)
         } else {
-            // It has no stream, and comes after what is complete, like those of the CPU.
+            // An asynchronous operation has no stream: like those of the CPU, it waits until its dependencies are complete.
             match self.core.pending_on_device(&op, Device::Cpu) {
                 Some(number) => {
                     self.send(number, op);
@@ -235,14 +237,14 @@ impl Issuer<'_> {
         self.core.dispatch_ready(&mut others, epilogues);
     }
 
-    /// Whether `op` is an operation of this lane, and no guest.
+    /// Whether `op` is an operation of this lane, and not a cross-lane waiter.
     fn is_own(&self, op: &Op<Task>) -> bool {
         usize::from(op.task().lane) == usize::from(FIRST_LANE) + self.number
     }
 
-    // ----------------------------------------------------------------------------------------------------- guests ----
+    // ------------------------------------------------------------------------------------------ cross-lane waiters ----
 
-    /// Sees to it that a guest can go on: by a mark that is watched, or by an event.
+    /// Makes sure that a cross-lane waiter will be sent on: by a mark that this lane watches, or by an event.
     fn receive(&mut self, op: OpRef<Task>) {
         let own = self.is_own(&op);
         let (mut watch, mut event) = (0, 0);
@@ -258,14 +260,14 @@ impl Issuer<'_> {
         if event > self.passed {
             self.foresight = FORESIGHT;
             if self.lane().timeline.after(event).is_none() && !self.record() {
-                // The host waits in the device's stead.
+                // The host waits instead of the GPU.
                 watch = event.max(watch);
             }
         }
         self.watch(op, watch);
     }
 
-    /// Sends an operation of this lane to the one that it waits for.
+    /// Sends an operation of this lane to the lane that it depends on.
     fn send(&mut self, number: usize, op: OpRef<Task>) {
         if number == self.number {
             self.receive(op);
@@ -283,12 +285,12 @@ impl Issuer<'_> {
         if self.marked < seq {
             self.mark();
         }
-        self.watched.push((seq, op));
+        self.watched.push_back((seq, op));
     }
 
     // ------------------------------------------------------------------------------------------------------ issue ----
 
-    /// Issues an operation of this lane, or whatever it comes to instead.
+    /// Issues an operation of this lane, or skips, forwards or discards it.
     fn begin(&mut self, op: OpRef<Task>) -> Epilogue {
         match self.core.disposition_at(&op, self.context) {
             Disposition::Run => match self.order(&op) {
@@ -306,8 +308,8 @@ impl Issuer<'_> {
         Epilogue::Nothing
     }
 
-    /// Has the stream wait for what `op` comes after on other streams of the device; `Some` is a lane that must record an
-    /// event first.
+    /// Lets the stream wait for the dependencies of `op` on other streams of the GPU. Returns a lane that must record an
+    /// event first, if there is one.
     fn order(&mut self, op: &Op<Task>) -> Result<Option<usize>, DeviceError> {
         let (gpus, first) = (self.core.gpus(), self.number - self.local);
         let mut wanted = Clock::default();
@@ -352,7 +354,7 @@ impl Issuer<'_> {
             return;
         }
         if let Some(error) = self.stream.given_up().or_else(|| result.as_ref().err()?.loss()) {
-            // At once, so that what comes next is told of that, and not that its stream is dead.
+            // Immediately, so that later operations fail with this error, and not because their stream is dead.
             self.core.gpus().gpus[self.lane().gpu].lose(error);
         }
         let Followers { streams, host, own } = self.followers(&op);
@@ -377,9 +379,9 @@ impl Issuer<'_> {
         }
     }
 
-    /// What is known to stand behind `op`.
+    /// Which operations are known to follow `op`.
     fn followers(&self, op: &Op<Task>) -> Followers {
-        // Whoever has its handle is told by the host.
+        // The host reports to a handle.
         let mut found = Followers { streams: false, host: op.task().has(flag::REPORTS), own: false };
         tracker::followers(op, |next, access| {
             if !self.core.follows_on_device(next, VarCell::of(access), self.context) {
@@ -395,7 +397,7 @@ impl Issuer<'_> {
 
     // ----------------------------------------------------------------------------------------------------- stream ----
 
-    /// Lets other streams wait for what has been issued so far.
+    /// Records an event that other streams can wait for, behind all issued operations.
     fn record(&mut self) -> bool {
         match self.stream.inner().record() {
             Ok(event) => {
@@ -411,7 +413,7 @@ impl Issuer<'_> {
         }
     }
 
-    /// Has the stream say when what has been issued so far is complete.
+    /// Puts a mark behind all issued operations, so that the stream reports when they are complete.
     fn mark(&mut self) {
         if self.marked == self.issued || self.core.is_forked() {
             return;
@@ -423,7 +425,7 @@ impl Issuer<'_> {
                 self.mark_tries = 0;
             }
             Err(error) => {
-                // The next look at the stream tries again.
+                // The next poll tries again.
                 self.mark_tries += 1;
                 if error.is_lost() || self.mark_tries == MARK_TRIES {
                     self.core.gpus().gpus[self.lane().gpu].lose(&error);
@@ -432,7 +434,7 @@ impl Issuer<'_> {
         }
     }
 
-    /// Looks how far the stream is.
+    /// Polls the stream.
     fn poll(&mut self) {
         let looked = match self.core.gpus().lost(self.context) {
             Some(error) => Err(error.clone()),
@@ -447,7 +449,7 @@ impl Issuer<'_> {
                     self.backoff.renew();
                     self.advance(seq, None);
                 }
-                // What covers it on another lane may be complete because that has found the loss.
+                // A dependency on another lane may be complete only because that lane has found the loss.
                 (seq, Some(error)) if seq > self.passed => self.fail(&error.clone()),
                 _ => self.backoff.wait(),
             },
@@ -458,7 +460,7 @@ impl Issuer<'_> {
         }
     }
 
-    /// Ends everything that was issued, because of `error`.
+    /// Fails every operation in flight, because of `error`.
     fn fail(&mut self, error: &DeviceError) {
         // A stream that is still captured could not be waited for.
         let _ = self.stream.function_ended(true);
@@ -467,8 +469,8 @@ impl Issuer<'_> {
         self.advance(self.issued, Some(&loss));
     }
 
-    /// The last operation up to `seq` behind which nothing is left to be counted on other lanes: they end in their order,
-    /// so that nobody is told of one while what comes before it is not known to be over, and may still fail.
+    /// The last operation up to `seq` whose dependencies on other lanes are complete. Operations end in their order: none is
+    /// reported while one of its dependencies may still fail.
     fn covered(&self, seq: u64) -> u64 {
         let first = self.number - self.local;
         let lanes = &self.core.gpus().lanes()[first..first + self.core.gpus().lanes_each];
@@ -479,9 +481,9 @@ impl Issuer<'_> {
         self.in_flight.iter().take_while(is_covered).last().map_or(self.passed, |flight| flight.seq)
     }
 
-    /// Ends everything up to `seq`, with `fault` if the device does not do it any more.
+    /// Completes every operation up to `seq`, or fails it with `fault` if the GPU is lost.
     fn advance(&mut self, seq: u64, fault: Option<&DeviceError>) {
-        // First what others see by the timeline, then who waits for it here, and then whom it is told.
+        // First the state that other threads read after the timeline, then the waiters here, and then the reports.
         for flight in self.in_flight.iter_mut().take_while(|flight| flight.seq <= seq) {
             match (&flight.result, fault) {
                 (Ok(()), None) => self.core.count_on_device(&flight.op),
@@ -491,29 +493,31 @@ impl Issuer<'_> {
         }
         self.passed = seq;
         self.lane().timeline.complete(seq);
-        for (wanted, op) in std::mem::take(&mut self.watched) {
+        // Each waiter once, in their order, and without another buffer.
+        for _ in 0..self.watched.len() {
+            let Some((wanted, op)) = self.watched.pop_front() else { break };
             if wanted <= seq {
                 self.ready.push(op);
             } else {
-                self.watched.push((wanted, op));
+                self.watched.push_back((wanted, op));
             }
         }
         self.place_ready(Epilogues::new());
         self.conclude();
     }
 
-    /// Tells of the operations that have ended, and counts them out.
+    /// Reports the operations that have completed, and counts them out.
     fn conclude(&mut self) {
         let passed = self.passed;
         while self.in_flight.front().is_some_and(|flight| flight.seq <= passed) {
             let Some(InFlight { op, result, ended, .. }) = self.in_flight.pop_front() else { break };
-            // What is the program's is handed over, so that none of them waits for another.
+            // Program code is handed over to workers, so that no operation waits for that of another.
             self.core.finish(Core::epilogue_of(op, result, ended));
         }
     }
 }
 
-/// How the thread waits between two looks at a stream that has got no further.
+/// How the thread waits between two polls of a stream that has made no progress.
 #[derive(Debug)]
 struct Backoff {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -523,24 +527,23 @@ struct Backoff {
     looks: u32,
 }
 
-/// Looks with nothing but a pause between them, some 10 µs. After that the processor is offered to others.
+/// Polls with only a pause between them, some 10 µs. After these the thread yields the processor.
 const EAGER_LOOKS: u32 = 200;
 
-/// A stream that has not moved for so long is looked at less often.
+/// A stream that has made no progress for this time is polled less often.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const QUIET: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// Between two looks at a quiet stream; also the most by which an operation is issued later on account of it.
+/// The time between two polls of a quiet stream, and the most by which they delay the issue of an operation.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const NAP: std::time::Duration = std::time::Duration::from_micros(50);
 
-/// A stream that does not move is asked for its health so often. With the time that telling everybody takes, a fault is
-/// known within 5 ms.
+/// The time between two probes of a stream that makes no progress. A fault is reported within 5 ms.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PROBE: std::time::Duration = std::time::Duration::from_millis(1);
 
 impl Backoff {
-    /// The stream has got further, or has been given something to do.
+    /// Starts over: the stream has made progress, or was given work.
     fn renew(&mut self) {
         self.looks = 0;
     }
@@ -585,7 +588,7 @@ impl Backoff {
     }
 }
 
-/// Models have no clock: there every look that finds nothing new lets others run, and asks for the stream's health.
+/// Models have no clock: every poll that finds no progress yields, and probes the stream.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 impl Backoff {
     fn new() -> Self {
