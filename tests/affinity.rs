@@ -45,7 +45,7 @@ fn cores_of_a_thread() -> String {
 /// The thread of a device's lane is started by the first push for it, which may be inside an operation on a pinned worker.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
-fn the_thread_of_a_lane_that_an_operation_has_started_may_use_all_cores() {
+fn a_lane_thread_started_by_an_operation_may_use_all_cores() {
     for kind in THREADED {
         watched(move || {
             let engine = Engine::builder().kind(kind).workers(1).gpu(SimulatedGpu::new()).build().expect("it is built");
@@ -69,7 +69,7 @@ fn the_thread_of_a_lane_that_an_operation_has_started_may_use_all_cores() {
 /// Threads hand workers to each other when operations wait. Each is where its worker belongs afterwards.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
-fn a_thread_is_where_its_worker_belongs_whatever_it_carried_before() {
+fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
     watched(|| {
         let (all, cores) = (allowed_cores(), cores());
         let count = cores.len() + 1;
@@ -107,7 +107,7 @@ fn a_thread_is_where_its_worker_belongs_whatever_it_carried_before() {
 
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
-fn an_engine_that_an_operation_builds_has_the_cores_of_the_engine() {
+fn an_engine_built_inside_an_operation_may_use_the_cores_of_the_outer_engine() {
     watched(|| {
         let engine = Engine::builder().workers(1).build().expect("it is built");
         let build = || {
@@ -125,7 +125,7 @@ fn an_engine_that_an_operation_builds_has_the_cores_of_the_engine() {
 /// The mask of the thread that builds an engine is that of all of its threads, also of those that are started later by others.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
-fn an_engine_keeps_to_the_cores_of_the_thread_that_built_it() {
+fn an_engine_stays_on_the_cores_of_the_thread_that_built_it() {
     watched(|| {
         let last = *cores().last().expect("there is one");
         let engine = thread::spawn(move || {
@@ -184,7 +184,7 @@ fn in_a_child_two_engines_share_no_core_while_others_are_free() {
 
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
-fn threads_that_an_operation_starts_unpinned_may_use_all_cores() {
+fn threads_started_inside_unpinned_may_use_all_cores() {
     watched(|| {
         let engine = Engine::builder().workers(1).build().expect("it is built");
         let inside = engine.op("start").submit((), |()| {
@@ -206,7 +206,7 @@ fn threads_that_an_operation_starts_unpinned_may_use_all_cores() {
 
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
-fn unpinned_is_nothing_outside_of_engines() {
+fn unpinned_changes_nothing_outside_an_engine() {
     watched(|| {
         let last = *cores().last().expect("there is one");
         assert!(core_affinity::set_for_current(CoreId { id: last }));
@@ -220,7 +220,7 @@ fn unpinned_is_nothing_outside_of_engines() {
 /// A wait inside gives the worker to another thread. Afterwards both are where they belong.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
-fn a_wait_inside_unpinned_leaves_every_thread_where_it_belongs() {
+fn a_wait_inside_unpinned_leaves_every_thread_on_its_own_cores() {
     watched(|| {
         let engine = Engine::builder().workers(1).build().expect("it is built");
         let pinned = core_of(&engine.placements()[0]).to_string();

@@ -30,21 +30,21 @@ fn replay(target: &str) {
 }
 
 #[test]
-fn the_corpus_of_push_finds_nothing() {
+fn the_push_corpus_finds_no_failure() {
     replay("push");
 }
 
 #[test]
-fn the_corpus_of_concurrent_push_finds_nothing() {
+fn the_concurrent_push_corpus_finds_no_failure() {
     replay("concurrent_push");
 }
 
 #[test]
-fn the_corpus_of_typed_finds_nothing() {
+fn the_typed_corpus_finds_no_failure() {
     replay("typed");
 }
 
 #[test]
-fn the_corpus_of_lifecycle_finds_nothing() {
+fn the_lifecycle_corpus_finds_no_failure() {
     replay("lifecycle");
 }

@@ -57,7 +57,7 @@ fn in_a_child_the_engine_is_as_expected() {
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn each_kind_is_chosen_by_its_name() {
+fn each_kind_is_selected_by_its_name() {
     for kind in ["Naive", "Pooled", "PerDevice"] {
         expect(Some(kind), kind);
     }
@@ -65,13 +65,13 @@ fn each_kind_is_chosen_by_its_name() {
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn without_the_variable_it_is_per_device() {
+fn the_default_without_the_variable_is_per_device() {
     expect(None, "PerDevice");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn names_are_taken_in_any_case() {
+fn names_are_case_insensitive() {
     expect(Some("naive"), "Naive");
     expect(Some("POOLED"), "Pooled");
     expect(Some(" perdevice "), "PerDevice");
@@ -89,10 +89,10 @@ fn an_unknown_engine_is_an_error() {
 #[cfg(target_os = "linux")]
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn a_value_that_is_no_text_is_an_error() {
+fn a_value_that_is_not_unicode_is_an_error() {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt, process::Command};
     let output = Command::new(std::env::current_exe().expect("the test binary has a path"))
-        .args(["--exact", "in_a_child_a_value_is_no_text", "--ignored", "--nocapture"])
+        .args(["--exact", "in_a_child_a_value_is_not_unicode", "--ignored", "--nocapture"])
         .env("RADDLE_TEST_CHILD", "1")
         .env("RADDLE_ENGINE", OsStr::from_bytes(b"Na\xffive"))
         .output()
@@ -103,7 +103,7 @@ fn a_value_that_is_no_text_is_an_error() {
 
 #[test]
 #[ignore = "run by another test in a process of its own"]
-fn in_a_child_a_value_is_no_text() {
+fn in_a_child_a_value_is_not_unicode() {
     if is_child() {
         assert!(matches!(Engine::builder().build(), Err(BuildError::UnknownEngine(_))));
     }

@@ -138,22 +138,22 @@ fn nothing_is_left(end: End) {
 }
 
 #[test]
-fn nothing_is_left_after_a_wait_for_all() {
+fn every_value_is_dropped_after_a_wait_for_all() {
     nothing_is_left(End::Wait);
 }
 
 #[test]
-fn nothing_is_left_after_the_engine_is_dropped() {
+fn every_value_is_dropped_after_the_engine_is_dropped() {
     nothing_is_left(End::Drop);
 }
 
 #[test]
-fn nothing_is_left_after_a_drain() {
+fn every_value_is_dropped_after_a_drain() {
     nothing_is_left(End::Drain);
 }
 
 #[test]
-fn nothing_is_left_after_a_cancellation() {
+fn every_value_is_dropped_after_a_cancellation() {
     nothing_is_left(End::Cancel);
 }
 
@@ -174,7 +174,7 @@ fn a_variable_may_outlive_its_engine() {
 }
 
 #[test]
-fn an_engine_dropped_inside_its_last_operation_leaves_nothing() {
+fn an_engine_dropped_inside_its_last_operation_drops_every_value() {
     watched(|| {
         for kind in KINDS {
             let drops = Drops::new();

@@ -23,7 +23,7 @@ const LIMIT: usize = 16 * MEBIBYTE;
 
 #[test]
 #[cfg_attr(miri, ignore = "reads /proc")]
-fn pushes_through_one_variable_and_engines_that_come_and_go_leave_memory_flat() {
+fn memory_stays_flat_over_many_pushes_and_many_engines() {
     watched_for(Duration::from_secs(300), || {
         for kind in [EngineKind::PerDevice, EngineKind::Naive] {
             let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("the engine is built");

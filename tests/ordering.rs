@@ -139,7 +139,7 @@ fn a_large_program_of_eight_pushers_is_explained_by_some_order() {
 
 /// Operations that all name the same few variables, so that nearly every push meets another one half done.
 #[test]
-fn pushes_that_always_meet_are_explained_by_some_order() {
+fn pushes_that_always_conflict_are_explained_by_some_order() {
     watched(|| {
         for kind in KINDS {
             let shape = Shape { variables: 4, accesses: 4, threads: 8, operations: fewer(6000), ..Shape::default() };
@@ -154,7 +154,7 @@ fn pushes_that_always_meet_are_explained_by_some_order() {
 
 /// The generator makes what it says: every way to push, every property, one to eight variables, all modes.
 #[test]
-fn generated_programs_cover_what_there_is() {
+fn generated_programs_cover_every_kind_of_operation() {
     let shape = Shape { operations: 10_000, threads: 2, children: true, ..Shape::default() };
     let program = Program::generate(&shape, &mut Random::new(3));
     assert!(program.operations.len() >= 10_000);
@@ -183,7 +183,7 @@ fn generated_programs_cover_what_there_is() {
 
 /// A checker that cannot fail proves nothing: histories that were tampered with are refused.
 #[test]
-fn the_checker_refuses_wrong_histories() {
+fn the_checker_rejects_tampered_histories() {
     let shape = Shape { variables: 6, operations: 300, threads: 2, waits: false, ..Shape::default() };
     let program = Arc::new(Program::generate(&shape, &mut Random::new(9)));
     let history = run(&program, &engine(EngineKind::Pooled, 2), Watch::EVERYTHING);
@@ -197,7 +197,7 @@ fn the_checker_refuses_wrong_histories() {
 
 /// Two pushes that two variables see in different orders, as an engine whose push is not atomic would have it.
 #[test]
-fn the_checker_refuses_an_order_that_goes_round() {
+fn the_checker_rejects_a_cyclic_order() {
     let shape = Shape { variables: 2, accesses: 2, operations: 600, threads: 2, waits: false, ..Shape::default() };
     let program = Arc::new(Program::generate(&shape, &mut Random::new(1)));
     let history = run(&program, &engine(EngineKind::Naive, 1), Watch::ORDER);

@@ -106,7 +106,7 @@ fn comes_down_to(most: usize, count: &Count, engine: &Engine, what: &str) {
 /// One test, since all of the process is counted.
 #[test]
 #[cfg_attr(miri, ignore = "needs many operations")]
-fn records_are_reused_and_given_back() {
+fn records_are_reused_and_freed() {
     // It runs everything on the pushing thread, so that there is one cache of records.
     let engine = Engine::builder().kind(EngineKind::Naive).build().expect("the engine is built");
     let tokens: Vec<_> = (0..5).map(|_| engine.token()).collect();

@@ -76,7 +76,7 @@ fn goes_on(engine: &Engine) -> Gate {
 // The gate is opened after the shutdown has returned: whoever waits for the function hangs.
 
 #[test]
-fn a_deadline_holds_though_an_asynchronous_function_goes_on_after_its_completion() {
+fn a_deadline_holds_while_an_asynchronous_function_runs_past_its_completion() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = goes_on(&engine);
         for how in [Shutdown::Drain, Shutdown::Cancel] {
@@ -90,7 +90,7 @@ fn a_deadline_holds_though_an_asynchronous_function_goes_on_after_its_completion
 }
 
 #[test]
-fn a_deadline_holds_though_a_destructor_of_a_thread_local_blocks() {
+fn a_deadline_holds_while_a_thread_local_destructor_blocks() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = Gate::new();
         let inside = gate.clone();
@@ -102,7 +102,7 @@ fn a_deadline_holds_though_a_destructor_of_a_thread_local_blocks() {
 }
 
 #[test]
-fn a_deadline_holds_though_destructors_of_two_thread_locals_block_and_both_threads_are_named() {
+fn a_deadline_holds_while_two_thread_local_destructors_block_and_both_threads_are_named() {
     on_kinds(&THREADED, 2, |engine| {
         let (gate, meeting) = (Gate::new(), Meeting::new(2));
         for _ in 0..2 {
@@ -120,7 +120,7 @@ fn a_deadline_holds_though_destructors_of_two_thread_locals_block_and_both_threa
 }
 
 #[test]
-fn a_deadline_holds_though_another_thread_is_inside_a_shutdown() {
+fn a_deadline_holds_while_another_thread_is_inside_a_shutdown() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = goes_on(&engine);
         thread::scope(|scope| {
@@ -145,7 +145,7 @@ fn a_deadline_holds_though_another_thread_is_inside_a_shutdown() {
 
 /// What is left behind keeps what it uses, and nobody waits for it any more but who asks.
 #[test]
-fn threads_that_were_left_behind_keep_what_they_use_and_the_drop_does_not_wait_for_them() {
+fn threads_left_behind_keep_the_engine_alive_and_its_drop_does_not_wait_for_them() {
     on_kinds(&THREADED, 1, |engine| {
         let (gate, (sender, receiver)) = (Gate::new(), mpsc::channel());
         let (inside, value) = (gate.clone(), engine.var(7));
@@ -167,7 +167,7 @@ fn threads_that_were_left_behind_keep_what_they_use_and_the_drop_does_not_wait_f
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn a_deadline_holds_though_the_logger_blocks() {
+fn a_deadline_holds_while_the_logger_blocks() {
     child_succeeds("in_a_child_the_logger_blocks");
 }
 
@@ -209,13 +209,13 @@ thread_local!(static AT_THE_END: RefCell<Option<ShutsDown>> = const { RefCell::n
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn a_logger_that_ends_the_engine_which_warns_does_not_wait_for_itself() {
-    child_succeeds("in_a_child_the_logger_ends_the_engine");
+fn a_logger_that_shuts_down_the_warning_engine_does_not_wait_for_itself() {
+    child_succeeds("in_a_child_the_logger_shuts_the_engine_down");
 }
 
 #[test]
 #[ignore = "run by another test in a process of its own"]
-fn in_a_child_the_logger_ends_the_engine() {
+fn in_a_child_the_logger_shuts_the_engine_down() {
     const ACTS: [(&str, Act); 4] = [
         ("shuts down", |engine, told| drop(ShutsDown(engine, told))),
         ("drops the last handle", |engine, _| drop(engine)),
@@ -262,7 +262,7 @@ fn in_a_child_the_logger_ends_the_engine() {
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn what_a_shutdown_was_asked_to_cancel_is_no_reason_to_warn() {
+fn operations_cancelled_by_a_shutdown_cause_no_warning() {
     child_succeeds("in_a_child_operations_are_cancelled");
 }
 
@@ -304,13 +304,13 @@ mod without_threads {
 
     #[test]
     #[cfg_attr(miri, ignore = "starts a process")]
-    fn a_deadline_holds_with_no_thread_that_could_join_the_others() {
-        child_succeeds("without_threads::in_a_child_nobody_can_join");
+    fn a_deadline_holds_when_no_joining_thread_can_be_started() {
+        child_succeeds("without_threads::in_a_child_no_joining_thread_can_be_started");
     }
 
     #[test]
     #[ignore = "run by another test in a process of its own"]
-    fn in_a_child_nobody_can_join() {
+    fn in_a_child_no_joining_thread_can_be_started() {
         if !is_child() {
             return;
         }
@@ -328,13 +328,13 @@ mod without_threads {
 
     #[test]
     #[cfg_attr(miri, ignore = "starts a process")]
-    fn who_is_inside_a_destructor_is_named_with_no_thread_that_could_join_it() {
-        child_succeeds("without_threads::in_a_child_nobody_can_join_who_is_inside_a_destructor");
+    fn a_thread_inside_a_destructor_is_named_when_no_joining_thread_can_be_started() {
+        child_succeeds("without_threads::in_a_child_a_thread_inside_a_destructor_cannot_be_joined");
     }
 
     #[test]
     #[ignore = "run by another test in a process of its own"]
-    fn in_a_child_nobody_can_join_who_is_inside_a_destructor() {
+    fn in_a_child_a_thread_inside_a_destructor_cannot_be_joined() {
         if !is_child() {
             return;
         }
@@ -373,7 +373,7 @@ mod without_threads {
 
     #[test]
     #[cfg_attr(miri, ignore = "starts a process")]
-    fn the_last_handle_dropped_inside_an_operation_with_no_thread_to_be_had_ends_the_workers() {
+    fn dropping_the_last_handle_inside_an_operation_ends_the_workers_when_no_thread_can_be_started() {
         child_succeeds("without_threads::in_a_child_the_last_handle_is_dropped_inside");
     }
 
@@ -427,7 +427,7 @@ mod without_threads {
 
     /// A handle that does not keep the engine open may join what ends by itself.
     #[test]
-    fn an_explicit_shutdown_joins_what_the_last_handle_has_ended_in_the_background() {
+    fn an_explicit_shutdown_joins_the_background_end_of_the_engine() {
         on_kinds(&THREADED, 2, |engine| {
             let (sender, receiver) = mpsc::channel();
             let last = Mutex::new(Some(engine.clone()));

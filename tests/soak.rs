@@ -613,7 +613,7 @@ fn from_environment(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn random_work_on_engines_that_come_and_go_loses_nothing_hangs_nowhere_and_keeps_its_memory() {
+fn random_work_on_short_lived_engines_loses_nothing_never_hangs_and_keeps_memory_bounded() {
     let seconds = from_environment("RADDLE_SOAK_SECONDS").unwrap_or(2);
     let seed = from_environment("RADDLE_SOAK_SEED").unwrap_or_else(|| u64::from(std::process::id()));
     println!("seed {seed}, {seconds} s");

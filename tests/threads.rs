@@ -63,7 +63,7 @@ fn assert_both_work(engine: &Engine) {
 /// operations, and what the thread's locals do at its end finds no worker that is gone.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn a_logger_that_panics_loses_neither_the_worker_nor_its_operations() {
+fn a_panicking_logger_loses_neither_the_worker_nor_its_operations() {
     child_succeeds("in_a_child_the_logger_panics");
 }
 
@@ -114,7 +114,7 @@ fn in_a_child_the_logger_panics() {
 /// The logger is told that a worker has caught a panic. What it waits for then is run by another thread.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn a_logger_may_push_and_wait_where_a_worker_has_caught_a_panic() {
+fn a_logger_may_push_and_wait_while_a_worker_reports_a_panic() {
     child_succeeds("in_a_child_the_logger_waits");
 }
 
@@ -147,13 +147,13 @@ fn in_a_child_the_logger_waits() {
 /// again: a wait of the logger's is refused as well, and not one that nobody can end.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn a_logger_may_wait_where_an_operation_cannot() {
-    child_succeeds("in_a_child_the_logger_waits_where_an_operation_cannot");
+fn a_wait_in_the_logger_is_refused_when_no_thread_can_be_started() {
+    child_succeeds("in_a_child_a_wait_in_the_logger_is_refused");
 }
 
 #[test]
 #[ignore = "run by another test in a process of its own"]
-fn in_a_child_the_logger_waits_where_an_operation_cannot() {
+fn in_a_child_a_wait_in_the_logger_is_refused() {
     thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
     if !is_child() {
         return;
@@ -204,13 +204,13 @@ fn nest(engine: &Engine, depth: usize) -> Result<usize, WaitError> {
 
 #[test]
 #[cfg_attr(miri, ignore = "takes ten seconds")]
-fn threads_that_were_made_for_waits_end_when_idle() {
-    child_succeeds("in_a_child_threads_that_were_made_for_waits_end_when_idle");
+fn threads_started_for_waits_end_when_idle() {
+    child_succeeds("in_a_child_threads_started_for_waits_end_when_idle");
 }
 
 #[test]
 #[ignore = "run by another test in a process of its own"]
-fn in_a_child_threads_that_were_made_for_waits_end_when_idle() {
+fn in_a_child_threads_started_for_waits_end_when_idle() {
     const DEPTH: usize = 50;
     if !is_child() {
         return;
@@ -248,13 +248,13 @@ fn in_a_child_threads_that_were_made_for_waits_end_when_idle() {
 /// the time.
 #[test]
 #[cfg_attr(miri, ignore = "takes ten seconds")]
-fn threads_that_a_later_load_does_not_need_end_while_it_goes_on() {
-    child_succeeds("in_a_child_a_later_load_needs_fewer_threads");
+fn surplus_threads_end_while_a_smaller_load_continues() {
+    child_succeeds("in_a_child_a_smaller_load_continues");
 }
 
 #[test]
 #[ignore = "run by another test in a process of its own"]
-fn in_a_child_a_later_load_needs_fewer_threads() {
+fn in_a_child_a_smaller_load_continues() {
     if !is_child() {
         return;
     }

@@ -154,7 +154,7 @@ fn timed_out(result: Result<(), WaitError>) {
 // ------------------------------------------------------------------------------------------------- waits for all ----
 
 #[test]
-fn a_wait_for_all_is_not_prolonged_however_many_others_drain() {
+fn a_wait_for_all_is_not_prolonged_by_later_waits() {
     alone_on(&KINDS, 2, |engine| {
         let pending = Pending::new();
         let mut before = Vec::new();
@@ -181,7 +181,7 @@ fn a_wait_for_all_is_not_prolonged_however_many_others_drain() {
 }
 
 #[test]
-fn waits_for_all_that_overlap_end_in_any_order_of_what_they_cover() {
+fn overlapping_waits_for_all_end_when_the_operations_they_cover_complete() {
     alone_on(&KINDS, 2, |engine| {
         let pending = Pending::new();
         let mut rounds: Vec<_> = (0..130)
@@ -207,7 +207,7 @@ fn waits_for_all_that_overlap_end_in_any_order_of_what_they_cover() {
 
 /// Threads that wait are told when what they cover is over, though generations before and behind drain.
 #[test]
-fn threads_that_wait_for_all_are_woken_among_many_generations() {
+fn threads_in_a_wait_for_all_are_woken_while_many_generations_drain() {
     alone_on(&KINDS, 2, |engine| {
         let pending = Pending::new();
         let mut held = Vec::new();
@@ -230,7 +230,7 @@ fn threads_that_wait_for_all_are_woken_among_many_generations() {
 }
 
 #[test]
-fn dropped_waits_for_all_leave_nothing() {
+fn dropped_waits_for_all_leave_no_memory_behind() {
     alone_on(&KINDS, 2, |engine| {
         let done = Pending::new().begin(&engine, none());
         assert_flat("dropped waits for all", MANY, |_| {
@@ -279,7 +279,7 @@ fn waits_in_vain_leave_memory_flat(engine: &Engine, token: &Token) {
 }
 
 #[test]
-fn waits_in_vain_for_a_variable_leave_nothing() {
+fn abandoned_waits_for_a_variable_leave_no_memory_behind() {
     alone_on(&KINDS, 2, |engine| {
         let token = engine.token();
         let gate = hold(&engine, &token);
@@ -290,7 +290,7 @@ fn waits_in_vain_for_a_variable_leave_nothing() {
 }
 
 #[test]
-fn waits_in_vain_behind_a_reader_leave_nothing() {
+fn abandoned_waits_behind_a_reader_leave_no_memory_behind() {
     alone_on(&THREADED, 2, |engine| {
         let (var, gate) = (engine.var(0), Gate::new());
         let inside = gate.clone();
@@ -304,7 +304,7 @@ fn waits_in_vain_behind_a_reader_leave_nothing() {
 
 /// A device that stands still: its operation is over for the tracker, and the waits are the lane's guests.
 #[test]
-fn waits_in_vain_for_a_device_leave_nothing() {
+fn abandoned_waits_for_a_device_leave_no_memory_behind() {
     for kind in THREADED {
         alone(move || {
             let gpu = SimulatedGpu::builder().clock(Clock::Manual).build();
@@ -369,7 +369,7 @@ fn a_wait_that_joins_another_returns_the_failure() {
 }
 
 #[test]
-fn a_wait_covers_what_was_pushed_before_it_and_nothing_after() {
+fn a_wait_covers_earlier_pushes_and_no_later_ones() {
     alone_on(&KINDS, 2, |engine| {
         // For reading, or not.
         for kinds in [[true, true], [true, false], [false, true], [false, false]] {
@@ -408,7 +408,7 @@ fn a_wait_covers_what_was_pushed_before_it_and_nothing_after() {
 
 /// A wait that is ready lies on a thread that does something else first. Another has no need to wait for that one.
 #[test]
-fn a_wait_does_not_join_one_that_is_ready_and_held_up() {
+fn a_wait_does_not_join_a_ready_wait_that_is_held_up() {
     struct Block(Gate, Gate);
     impl Wake for Block {
         fn wake(self: Arc<Self>) {
@@ -435,7 +435,7 @@ fn a_wait_does_not_join_one_that_is_ready_and_held_up() {
 
 /// Deletions as well, by a call and by the last handle's drop; joined waits are told.
 #[test]
-fn waits_that_join_are_told_when_the_variable_is_deleted() {
+fn joined_waits_end_when_the_variable_is_deleted() {
     alone_on(&KINDS, 2, |engine| {
         let token = engine.token();
         let done = Pending::new().begin(&engine, [&token]);
@@ -469,7 +469,7 @@ fn futures(engine: &Engine, token: &Token) -> [Box<dyn Future<Output = bool> + U
 }
 
 #[test]
-fn a_dropped_future_is_not_woken_and_one_that_moves_only_where_it_is() {
+fn a_dropped_future_is_not_woken_and_a_moved_one_wakes_only_its_last_waker() {
     alone_on(&KINDS, 2, |engine| {
         let token = engine.token();
         let done = Pending::new().begin(&engine, [&token]);
@@ -495,7 +495,7 @@ fn a_dropped_future_is_not_woken_and_one_that_moves_only_where_it_is() {
 }
 
 #[test]
-fn one_future_that_is_polled_often_keeps_one_waker() {
+fn a_future_that_is_polled_often_keeps_one_waker() {
     alone_on(&KINDS, 2, |engine| {
         let token = engine.token();
         let done = Pending::new().begin(&engine, [&token]);
@@ -509,7 +509,7 @@ fn one_future_that_is_polled_often_keeps_one_waker() {
 
 /// Wakers are woken only when what their future waits for is over.
 #[test]
-fn a_future_is_not_woken_for_what_it_does_not_wait_for() {
+fn a_future_is_woken_only_by_the_operations_it_waits_for() {
     alone_on(&KINDS, 2, |engine| {
         let pending = Pending::new();
         let first = pending.begin(&engine, none());
@@ -581,7 +581,7 @@ impl Busy {
 }
 
 #[test]
-fn wakers_that_use_the_engine_stop_nobody() {
+fn wakers_may_use_the_engine() {
     alone_on(&KINDS, 2, |engine| {
         let token = engine.token();
         let done = Pending::new().begin(&engine, [&token]);
