@@ -1,4 +1,4 @@
-//! The fuzz targets over their committed corpora, and over inputs drawn from seeds; see `harness`.
+//! Runs the fuzz targets on their committed corpora and on inputs generated from seeds; see `harness`.
 //!
 //! The corpora are in `fuzz/corpus`, which is not in the published package.
 
