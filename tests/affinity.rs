@@ -1,4 +1,4 @@
-//! Which cores the threads of an engine stay on, and what they leave to threads that operations start.
+//! Core affinity: the cores that an engine's threads stay on, and the cores that threads started by operations may use.
 
 #![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
@@ -37,18 +37,19 @@ fn core_of(placement: &Placement) -> usize {
     }
 }
 
-/// The cores that threads may use which an operation starts.
+/// The cores that a thread started by the calling thread may use.
 fn cores_of_a_thread() -> String {
-    thread::spawn(allowed_cores).join().expect("it only looks")
+    thread::spawn(allowed_cores).join().expect("the thread does not panic")
 }
 
-/// The thread of a device's lane is started by the first push for it, which may be inside an operation on a pinned worker.
+/// The first push for a device starts the thread of its lane; that push may be inside an operation on a pinned worker.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
-fn the_thread_of_a_lane_that_an_operation_has_started_may_use_all_cores() {
+fn a_lane_thread_started_by_an_operation_may_use_all_cores() {
     for kind in THREADED {
         watched(move || {
-            let engine = Engine::builder().kind(kind).workers(1).gpu(SimulatedGpu::new()).build().expect("it is built");
+            let engine =
+                Engine::builder().kind(kind).workers(1).gpu(SimulatedGpu::new()).build().expect("the engine is built");
             let gpu = Device::Gpu(0);
             let memory = engine.device_var::<u32>(gpu, 4).expect("there is memory");
             let (inside, found) = (engine.clone(), Journal::new());
@@ -66,16 +67,16 @@ fn the_thread_of_a_lane_that_an_operation_has_started_may_use_all_cores() {
     }
 }
 
-/// Threads hand workers to each other when operations wait. Each is where its worker belongs afterwards.
+/// A thread hands its worker to another thread when an operation waits. Afterwards each runs on the core of its worker.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
-fn a_thread_is_where_its_worker_belongs_whatever_it_carried_before() {
+fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
     watched(|| {
         let (all, cores) = (allowed_cores(), cores());
         let count = cores.len() + 1;
-        let engine = Engine::builder().workers(count).build().expect("it is built");
+        let engine = Engine::builder().workers(count).build().expect("the engine is built");
         for round in 0..20 {
-            // All workers run an operation each, which look where they are, and then wait and so give the workers away.
+            // Each worker runs an operation that records its cores and then waits, which hands the worker over.
             let (meeting, found) = (Meeting::new(count), Arc::new(Mutex::new(Vec::new())));
             let token = engine.token();
             let gate = common::hold(&engine, &token);
@@ -92,13 +93,13 @@ fn a_thread_is_where_its_worker_belongs_whatever_it_carried_before() {
                 })
                 .collect();
             assert!(inside.iter().all(Result::is_ok));
-            common::eventually("all are there", || lock(&found).len() == count);
+            common::eventually("every operation has recorded its cores", || lock(&found).len() == count);
             gate.open();
             engine.wait_for_all().expect("nothing fails");
             for (worker, at) in lock(&found).iter() {
                 match engine.placements()[*worker] {
                     Placement::Pinned(core) => assert_eq!(list(at), [core], "worker {worker} in round {round}"),
-                    _ => assert_eq!(*at, all, "worker {worker} in round {round}, which is not pinned"),
+                    _ => assert_eq!(*at, all, "unpinned worker {worker} in round {round}"),
                 }
             }
         }
@@ -107,32 +108,33 @@ fn a_thread_is_where_its_worker_belongs_whatever_it_carried_before() {
 
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
-fn an_engine_that_an_operation_builds_has_the_cores_of_the_engine() {
+fn an_engine_built_inside_an_operation_may_use_the_cores_of_the_outer_engine() {
     watched(|| {
-        let engine = Engine::builder().workers(1).build().expect("it is built");
+        let engine = Engine::builder().workers(1).build().expect("the engine is built");
         let build = || {
-            let built = Engine::builder().build().expect("it is built");
+            let built = Engine::builder().build().expect("the engine is built");
             let look = built.op("look").priority(1).property(raddle::Property::CpuPrioritized);
             let at = look.submit((), |()| allowed_cores()).expect("it is open").wait().expect("nothing fails");
             (built.placements().len(), at)
         };
         let (outside, inside) = (build(), engine.op("build").submit((), move |()| build()));
         assert_eq!(inside.expect("it is open").wait().expect("nothing fails"), outside);
-        assert_eq!(outside, (thread::available_parallelism().expect("Linux tells").get(), allowed_cores()));
+        assert_eq!(outside, (thread::available_parallelism().expect("Linux reports it").get(), allowed_cores()));
     });
 }
 
-/// The mask of the thread that builds an engine is that of all of its threads, also of those that are started later by others.
+/// All threads of an engine have the affinity mask of the thread that built it, including those that other threads start
+/// later.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
-fn an_engine_keeps_to_the_cores_of_the_thread_that_built_it() {
+fn an_engine_stays_on_the_cores_of_the_thread_that_built_it() {
     watched(|| {
         let last = *cores().last().expect("there is one");
         let engine = thread::spawn(move || {
             assert!(core_affinity::set_for_current(CoreId { id: last }));
-            Engine::builder().gpu(SimulatedGpu::new()).build().expect("it is built")
+            Engine::builder().gpu(SimulatedGpu::new()).build().expect("the engine is built")
         });
-        let engine = engine.join().expect("it is built");
+        let engine = engine.join().expect("the engine is built");
         assert_eq!(engine.placements(), [Placement::Pinned(last)]);
         let gpu = Device::Gpu(0);
         let memory = engine.device_var::<u32>(gpu, 4).expect("there is memory");
@@ -163,19 +165,19 @@ fn in_a_child_two_engines_share_no_core_while_others_are_free() {
     }
     watched(|| {
         let cores = cores();
-        let build = |workers| Engine::builder().workers(workers).build().expect("it is built");
+        let build = |workers| Engine::builder().workers(workers).build().expect("the engine is built");
         let places = |engine: &Engine| engine.placements().iter().map(core_of).collect::<Vec<_>>();
         let mut engines: Vec<_> = cores.iter().map(|_| build(1)).collect();
         assert_eq!(engines.iter().flat_map(&places).collect::<Vec<_>>(), cores, "one engine each, in order");
-        // All are taken once: from the beginning.
+        // Every core is taken, so the next engine starts again from the first.
         let again = build(1);
         assert_eq!(places(&again), cores[..1]);
         drop(again);
-        // One that has ended gives its cores back, also while somebody has a handle of it.
+        // An engine that has ended releases its cores, even while a handle to it exists.
         let kept = engines.pop().expect("there is one core at least");
         kept.shutdown(raddle::Shutdown::Drain, None).expect("nothing hangs");
         assert_eq!(places(&build(1)), cores[cores.len() - 1..]);
-        // A larger one takes all there are, each once.
+        // An engine with a worker for each core takes each core once.
         assert_eq!(places(&build(cores.len())), cores);
     });
 }
@@ -184,17 +186,17 @@ fn in_a_child_two_engines_share_no_core_while_others_are_free() {
 
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
-fn threads_that_an_operation_starts_unpinned_may_use_all_cores() {
+fn threads_started_inside_unpinned_may_use_all_cores() {
     watched(|| {
-        let engine = Engine::builder().workers(1).build().expect("it is built");
+        let engine = Engine::builder().workers(1).build().expect("the engine is built");
         let inside = engine.op("start").submit((), |()| {
             let before = allowed_cores();
             let found = (cores_of_a_thread(), unpinned(cores_of_a_thread));
-            assert_eq!(allowed_cores(), before, "the worker is where it was");
+            assert_eq!(allowed_cores(), before, "the worker is back on its core");
             let panicked = catch_unwind(AssertUnwindSafe(|| unpinned(|| std::panic::resume_unwind(Box::new(())))));
             assert!(panicked.is_err());
-            assert_eq!(allowed_cores(), before, "the worker is where it was after a panic");
-            // One inside the other.
+            assert_eq!(allowed_cores(), before, "the worker is back on its core after a panic");
+            // Nested calls.
             assert_eq!(unpinned(|| (unpinned(allowed_cores), allowed_cores())), (found.1.clone(), found.1.clone()));
             assert_eq!(allowed_cores(), before);
             found
@@ -206,7 +208,7 @@ fn threads_that_an_operation_starts_unpinned_may_use_all_cores() {
 
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
-fn unpinned_is_nothing_outside_of_engines() {
+fn unpinned_changes_nothing_outside_an_engine() {
     watched(|| {
         let last = *cores().last().expect("there is one");
         assert!(core_affinity::set_for_current(CoreId { id: last }));
@@ -217,12 +219,12 @@ fn unpinned_is_nothing_outside_of_engines() {
     });
 }
 
-/// A wait inside gives the worker to another thread. Afterwards both are where they belong.
+/// A wait inside `unpinned` hands the worker to another thread. Afterwards both threads run on their own cores.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
-fn a_wait_inside_unpinned_leaves_every_thread_where_it_belongs() {
+fn a_wait_inside_unpinned_leaves_every_thread_on_its_own_cores() {
     watched(|| {
-        let engine = Engine::builder().workers(1).build().expect("it is built");
+        let engine = Engine::builder().workers(1).build().expect("the engine is built");
         let pinned = core_of(&engine.placements()[0]).to_string();
         for _ in 0..10 {
             let (inside, gate) = (engine.clone(), Gate::new());

@@ -1,7 +1,7 @@
 //! In steady state an operation allocates nothing: its record, its accesses and its function come from the pool.
 //!
-//! The epoch keeps what is retired in bags of its own, one for 1,280 operations, which is all that is allowed here.
-//! This is a binary of its own because it counts every allocation of the process.
+//! The epoch keeps retired objects in bags that it allocates, one for 1,280 operations; the test allows no more than that.
+//! A separate binary because it counts every allocation of the process.
 
 use raddle_testkit::shapes;
 
@@ -18,7 +18,7 @@ struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: everything is handed on to the system's allocator.
+// SAFETY: every call is forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Relaxed);
@@ -35,15 +35,15 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Operations between two looks at the number of allocations, for the usual ways to push and for the others.
+/// Operations between two readings of the number of allocations, for the common ways to push and for the others.
 const MANY: usize = 200_000;
 const SOME: usize = 50_000;
 
-/// Operations that may be pending, which bounds how many records are in use at once.
+/// The limit on pending operations, which bounds the number of records in use at a time.
 const BURST: usize = 500;
 
-/// Runs `push` for `OPERATIONS` operations, again and again, until there is at most one allocation in a thousand of them.
-/// Each operation mutates one of `variables`, whose versions tell how far they are, since a wait may allocate.
+/// Repeats rounds of `OPERATIONS` pushes until two rounds in a row have at most one allocation per thousand operations.
+/// Each operation mutates one of `variables`, whose versions show the progress, since a wait may allocate.
 fn assert_allocates_nothing<const OPERATIONS: usize>(what: &str, variables: &[&Token], push: impl Fn(usize)) {
     let done = || variables.iter().map(|variable| variable.version()).sum::<u64>();
     let run = || {
@@ -61,7 +61,8 @@ fn assert_allocates_nothing<const OPERATIONS: usize>(what: &str, variables: &[&T
         }
     };
     let mut history = Vec::new();
-    // The pool grows until it has seen how many records can be out at once. That is over when it has not grown twice.
+    // The pool grows until it holds as many records as are in use at a time: two rounds without growth show that it has
+    // stopped.
     while history.len() < 20 {
         let before = ALLOCATIONS.load(Relaxed);
         run();
@@ -73,10 +74,10 @@ fn assert_allocates_nothing<const OPERATIONS: usize>(what: &str, variables: &[&T
             return;
         }
     }
-    panic!("{what}: the allocations in {OPERATIONS} operations do not come down: {history:?}");
+    panic!("{what}: rounds of {OPERATIONS} operations keep allocating: {history:?}");
 }
 
-/// One test, since all of the process is counted.
+/// A single test, since the counts are of the whole process.
 #[test]
 #[cfg_attr(miri, ignore = "a steady state takes too many operations")]
 fn operations_in_steady_state_allocate_nothing() {
@@ -102,7 +103,7 @@ fn operations_in_steady_state_allocate_nothing() {
         assert_allocates_nothing::<SOME>(&format!("{kind}: completions"), &[&tokens[0]], |_| {
             engine.push_async(|_, done| done.complete(), [&tokens[1]], [&tokens[0]]).expect("the engine is open");
         });
-        // Priorities and other lanes have queues of their own.
+        // Priorities and other lanes have separate queues.
         let properties = [Property::Normal, Property::CopyToGpu, Property::CpuPrioritized, Property::Async];
         assert_allocates_nothing::<SOME>(&format!("{kind}: priorities and properties"), &[&tokens[0]], |i| {
             let operation = engine.op("").priority(i as i32 % 20 - 10).kind(properties[i % 4]);
@@ -112,8 +113,8 @@ fn operations_in_steady_state_allocate_nothing() {
     }
 }
 
-/// Operations of a device, with what they have behind them on the CPU. Kernels and events of the simulated device are
-/// boxes; copies are not.
+/// Operations of a device, and operations of the CPU that depend on them. Kernels and events of the simulated device are
+/// boxed; copies are not.
 fn devices(kind: EngineKind) {
     let gpu = Device::Gpu(0);
     let device = SimulatedGpu::builder().clock(Clock::Instantly).build();

@@ -1,4 +1,4 @@
-//! The fuzz targets over their committed corpora, and over inputs drawn from seeds; see `harness`.
+//! Runs the fuzz targets on their committed corpora and on inputs generated from seeds; see `harness`.
 //!
 //! The corpora are in `fuzz/corpus`, which is not in the published package.
 
@@ -30,21 +30,21 @@ fn replay(target: &str) {
 }
 
 #[test]
-fn the_corpus_of_push_finds_nothing() {
+fn the_push_corpus_finds_no_failure() {
     replay("push");
 }
 
 #[test]
-fn the_corpus_of_concurrent_push_finds_nothing() {
+fn the_concurrent_push_corpus_finds_no_failure() {
     replay("concurrent_push");
 }
 
 #[test]
-fn the_corpus_of_typed_finds_nothing() {
+fn the_typed_corpus_finds_no_failure() {
     replay("typed");
 }
 
 #[test]
-fn the_corpus_of_lifecycle_finds_nothing() {
+fn the_lifecycle_corpus_finds_no_failure() {
     replay("lifecycle");
 }

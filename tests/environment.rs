@@ -1,5 +1,5 @@
-//! `RADDLE_ENGINE` chooses the kind of engine, and never overrides what the program set. A binary of its own: each case
-//! runs in a process with an environment of its own.
+//! `RADDLE_ENGINE` selects the kind of engine, and never overrides a kind that the program sets. Each case runs in a
+//! process with its own environment.
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +11,7 @@ use common::shapes::*;
 use common::{child, is_child};
 use raddle::{BuildError, Engine, EngineKind};
 
-/// What the child is to expect.
+/// The variable that holds the result that the child must see.
 const EXPECT: &str = "RADDLE_TEST_EXPECT";
 
 #[track_caller]
@@ -19,7 +19,7 @@ fn expect(value: Option<&str>, expected: &str) {
     let mut variables = vec![(EXPECT, expected)];
     variables.extend(value.map(|value| ("RADDLE_ENGINE", value)));
     let (success, text) = child("in_a_child_the_engine_is_as_expected", &variables);
-    assert!(success, "RADDLE_ENGINE={value:?} should give {expected}: {text}");
+    assert!(success, "RADDLE_ENGINE={value:?} did not result in {expected}: {text}");
 }
 
 #[test]
@@ -28,7 +28,7 @@ fn in_a_child_the_engine_is_as_expected() {
     if !is_child() {
         return;
     }
-    let expected = std::env::var(EXPECT).expect("the parent says what to expect");
+    let expected = std::env::var(EXPECT).expect("the parent sets it");
     match Engine::builder().build() {
         Ok(engine) => {
             assert_eq!(engine.kind().to_string(), expected);
@@ -44,12 +44,12 @@ fn in_a_child_the_engine_is_as_expected() {
                 assert!(text.contains(name), "`{text}` does not name {name}");
             }
             assert!(matches!(Engine::global(), Err(BuildError::UnknownEngine(_))));
-            // The global engine can be asked for again.
+            // A second request for the global engine returns the same error.
             assert!(matches!(Engine::global(), Err(BuildError::UnknownEngine(_))));
         }
         Err(error) => panic!("{error}"),
     }
-    // What the program sets is never overridden, not even by nonsense.
+    // A kind that the program sets is never overridden, not even by an invalid value.
     for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
         assert_eq!(Engine::builder().kind(kind).workers(1).build().expect("the kind is set").kind(), kind);
     }
@@ -57,7 +57,7 @@ fn in_a_child_the_engine_is_as_expected() {
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn each_kind_is_chosen_by_its_name() {
+fn each_kind_is_selected_by_its_name() {
     for kind in ["Naive", "Pooled", "PerDevice"] {
         expect(Some(kind), kind);
     }
@@ -65,13 +65,13 @@ fn each_kind_is_chosen_by_its_name() {
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn without_the_variable_it_is_per_device() {
+fn the_default_without_the_variable_is_per_device() {
     expect(None, "PerDevice");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn names_are_taken_in_any_case() {
+fn names_are_case_insensitive() {
     expect(Some("naive"), "Naive");
     expect(Some("POOLED"), "Pooled");
     expect(Some(" perdevice "), "PerDevice");
@@ -85,14 +85,14 @@ fn an_unknown_engine_is_an_error() {
     }
 }
 
-/// What no text is, is an error as well, and no panic.
+/// A value that is not valid Unicode is an error, not a panic.
 #[cfg(target_os = "linux")]
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn a_value_that_is_no_text_is_an_error() {
+fn a_value_that_is_not_unicode_is_an_error() {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt, process::Command};
     let output = Command::new(std::env::current_exe().expect("the test binary has a path"))
-        .args(["--exact", "in_a_child_a_value_is_no_text", "--ignored", "--nocapture"])
+        .args(["--exact", "in_a_child_a_value_is_not_unicode", "--ignored", "--nocapture"])
         .env("RADDLE_TEST_CHILD", "1")
         .env("RADDLE_ENGINE", OsStr::from_bytes(b"Na\xffive"))
         .output()
@@ -103,13 +103,13 @@ fn a_value_that_is_no_text_is_an_error() {
 
 #[test]
 #[ignore = "run by another test in a process of its own"]
-fn in_a_child_a_value_is_no_text() {
+fn in_a_child_a_value_is_not_unicode() {
     if is_child() {
         assert!(matches!(Engine::builder().build(), Err(BuildError::UnknownEngine(_))));
     }
 }
 
-/// The program ends while the global engine, which nobody drops, still has something to do.
+/// The program ends while the global engine, which is never dropped, has pending operations.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_program_may_end_with_a_busy_global_engine() {
@@ -129,12 +129,12 @@ fn in_a_child_the_program_ends_with_a_busy_engine() {
         engine.op("").push((), |()| thread::sleep(std::time::Duration::from_millis(50))).unwrap();
     }
     let token = engine.token();
-    // Never completed: the completion lives in the program's memory for ever.
+    // Never completed: the completion is leaked.
     engine.push_async(|_, done| std::mem::forget(done), [], [&token]).unwrap();
     std::mem::forget(token);
 }
 
-/// A program that unwinds drops its engine on the way: the drop waits and does not panic again.
+/// A thread that unwinds drops its engine: the drop waits and does not panic again.
 #[test]
 #[ignore = "run by another test in a process of its own"]
 fn in_a_child_a_thread_panics_with_an_engine() {
@@ -154,7 +154,7 @@ fn in_a_child_a_thread_panics_with_an_engine() {
                     .push(value.write(), move |_| _ = inner.fetch_add(1, std::sync::atomic::Ordering::SeqCst))
                     .unwrap();
             }
-            engine.op("").push_any(value.write(), |_| Err("nobody is told")).unwrap();
+            engine.op("").push_any(value.write(), |_| Err("never reported")).unwrap();
             std::panic::resume_unwind(Box::new("on purpose"));
         })
         .join();

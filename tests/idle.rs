@@ -1,4 +1,4 @@
-//! An idle engine uses no CPU after its spin time. A binary of its own, with one test, because it looks at the CPU time of
+//! An idle engine uses no CPU after its spin time. A separate binary with one test, because it measures the CPU time of
 //! the whole process.
 
 #![forbid(unsafe_code)]
@@ -24,7 +24,7 @@ fn ticks() -> u64 {
     field(11).expect("the user's time") + field(12).expect("the system's time")
 }
 
-/// The share of one core that the process uses while it sleeps for a second.
+/// The share of one core that the process uses in one second while this thread sleeps.
 fn share_of_a_core() -> f64 {
     let (start, before) = (Instant::now(), ticks());
     thread::sleep(Duration::from_secs(1));
@@ -53,16 +53,16 @@ fn an_idle_engine_uses_no_cpu() {
                 engines.push(Engine::builder().kind(kind).workers(4).idle(idle).build().unwrap());
             }
         }
-        // Fresh, and never used.
+        // New engines that were never used.
         thread::sleep(Duration::from_millis(100));
         let share = share_of_a_core();
-        assert!(share < 0.04, "six engines that were never used take {share} of a core");
-        // Used, and idle again.
+        assert!(share < 0.04, "six unused engines use {share} of a core");
+        // Engines that are idle again after work.
         engines.iter().for_each(work);
         thread::sleep(Duration::from_millis(100));
         let share = share_of_a_core();
-        assert!(share < 0.04, "six engines that have nothing to do take {share} of a core");
-        // Something is pending, and threads wait for it, one of them inside an operation; but nobody can do anything.
+        assert!(share < 0.04, "six idle engines use {share} of a core");
+        // An operation is pending and three threads wait for it, one of them inside an operation, but none is ready to run.
         let engine = &engines[1];
         let token = engine.token();
         let gate = hold(engine, &token);
@@ -75,13 +75,13 @@ fn an_idle_engine_uses_no_cpu() {
             thread::sleep(Duration::from_millis(100));
             let share = share_of_a_core();
             gate.open();
-            assert!(share < 0.04, "waiting takes {share} of a core");
+            assert!(share < 0.04, "waiting threads use {share} of a core");
         });
         inside.wait().unwrap().unwrap();
-        // The policy that spins does use it, so the measure works.
+        // A spinning engine does use a core, which shows that the measurement works.
         let spinning = Engine::builder().kind(EngineKind::Pooled).workers(1).idle(IdlePolicy::Spin).build().unwrap();
         let share = share_of_a_core();
-        assert!(share > 0.2, "a spinning engine takes only {share} of a core");
+        assert!(share > 0.2, "a spinning engine uses only {share} of a core");
         drop(spinning);
     });
 }

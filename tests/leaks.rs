@@ -1,5 +1,5 @@
 //! Every function, captured value, variable's value and result is dropped exactly once: after success, failure, skips,
-//! refusals and cancellation, and however engines and handles go.
+//! refusals and cancellation, in whatever order engines and handles are dropped.
 #![forbid(unsafe_code)]
 
 use raddle_testkit as common;
@@ -10,7 +10,7 @@ use common::shapes::*;
 use common::{Drops, Gate, KINDS, on_kinds, program::fewer, watched};
 use raddle::{BoxError, Engine, EngineKind, Shutdown};
 
-/// What a workload does with its engine at the end.
+/// How a workload ends its engine.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Wait,
@@ -19,7 +19,7 @@ enum End {
     Cancel,
 }
 
-/// Everything an engine can be asked to keep, some of it failing.
+/// Pushes operations of every kind, some of which fail, with values that count their drops.
 fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
     let vars: Vec<_> = (0..6).map(|_| engine.var(vec![drops.make()])).collect();
     let token = engine.token();
@@ -44,7 +44,7 @@ fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
             mine.touch();
             a.clone()
         });
-        // Some handles are waited on, some dropped at once.
+        // Some handles are waited on, the others are dropped immediately.
         if let (Ok(handle), 0) = (handle, round % 5) {
             drop(handle.wait());
         }
@@ -56,7 +56,7 @@ fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
                 let inner = mine.clone();
                 thread::spawn(move || {
                     inner.touch();
-                    // Before the completion: this thread may end after everything else has.
+                    // Drop it before the completion: this thread may outlive the engine.
                     drop(inner);
                     match round % 4 {
                         0 => drop(done),
@@ -88,7 +88,7 @@ fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
         if round % 2 == 0 {
             let mine = drops.make();
             let _ = engine.delete_variable(&gone, move |_| mine.touch());
-            // Refused: it never runs, and is dropped.
+            // A refused operation never runs, and its function is dropped.
             let mine = drops.make();
             assert!(engine.op("late").push(gone.write(), move |_| mine.touch()).is_err());
         }
@@ -96,7 +96,7 @@ fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
     }
 }
 
-fn nothing_is_left(end: End) {
+fn every_value_is_dropped(end: End) {
     on_kinds(&KINDS, 2, move |engine| {
         let drops = Drops::new();
         let inner = drops.clone();
@@ -104,7 +104,7 @@ fn nothing_is_left(end: End) {
             End::Wait => {
                 workload(&engine, &inner, fewer(200));
                 let _ = engine.wait_for_all();
-                // Values go with the variables' handles, on a worker, which a second wait covers.
+                // Values are dropped on a worker after their variables' handles; the second wait covers these drops.
                 let _ = engine.wait_for_all();
                 common::eventually("everything is dropped", || drops.dropped() == drops.made());
                 drop(engine);
@@ -124,37 +124,37 @@ fn nothing_is_left(end: End) {
                 if waits {
                     engine.op("gate").push((), move |()| held.pass()).expect("the engine is open");
                 }
-                // Waits inside the workload need the workers that are left.
+                // Waits inside the workload need the remaining worker.
                 workload(&engine, &inner, 50);
                 engine.notify_shutdown();
                 gate.open();
                 engine.shutdown(Shutdown::Cancel, Some(Duration::from_secs(50))).expect("nothing hangs");
             }
         }
-        // The function of an asynchronous operation may still be ending when its completion was used.
+        // The function of an asynchronous operation may still be returning after its completion was used.
         common::eventually("everything is dropped", || drops.dropped() == drops.made());
         drops.assert_all_gone();
     });
 }
 
 #[test]
-fn nothing_is_left_after_a_wait_for_all() {
-    nothing_is_left(End::Wait);
+fn every_value_is_dropped_after_a_wait_for_all() {
+    every_value_is_dropped(End::Wait);
 }
 
 #[test]
-fn nothing_is_left_after_the_engine_is_dropped() {
-    nothing_is_left(End::Drop);
+fn every_value_is_dropped_after_the_engine_is_dropped() {
+    every_value_is_dropped(End::Drop);
 }
 
 #[test]
-fn nothing_is_left_after_a_drain() {
-    nothing_is_left(End::Drain);
+fn every_value_is_dropped_after_a_drain() {
+    every_value_is_dropped(End::Drain);
 }
 
 #[test]
-fn nothing_is_left_after_a_cancellation() {
-    nothing_is_left(End::Cancel);
+fn every_value_is_dropped_after_a_cancellation() {
+    every_value_is_dropped(End::Cancel);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_variable_may_outlive_its_engine() {
 }
 
 #[test]
-fn an_engine_dropped_inside_its_last_operation_leaves_nothing() {
+fn an_engine_dropped_inside_its_last_operation_drops_every_value() {
     watched(|| {
         for kind in KINDS {
             let drops = Drops::new();

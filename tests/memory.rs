@@ -1,5 +1,5 @@
-//! Memory stays flat: ten million pushes through one variable, and engines that come and go. A binary of its own because
-//! it looks at the memory of the whole process.
+//! Memory stays flat over ten million pushes through one variable, and over many short-lived engines. A separate binary
+//! because it measures the memory of the whole process.
 #![forbid(unsafe_code)]
 
 use raddle_testkit as common;
@@ -12,18 +12,18 @@ use raddle::{Engine, EngineKind};
 
 const PUSHES: usize = 10_000_000;
 
-/// Operations that may be pending at once.
+/// The limit on pending operations.
 const BURST: usize = 10_000;
 
 const MEBIBYTE: usize = 1 << 20;
 
-/// The epoch may hold back the records of two bursts while those of a third are in use, 3 MB each, if a thread is stopped at
-/// a bad moment before or after. Two bytes that are left of each operation are more.
+/// The growth allowed. The epoch may hold back the records of two bursts, 3 MB each, while those of a third are in use, if a
+/// thread is preempted at a bad moment. A leak of two bytes per operation exceeds the limit.
 const LIMIT: usize = 16 * MEBIBYTE;
 
 #[test]
 #[cfg_attr(miri, ignore = "reads /proc")]
-fn pushes_through_one_variable_and_engines_that_come_and_go_leave_memory_flat() {
+fn memory_stays_flat_over_many_pushes_and_many_engines() {
     watched_for(Duration::from_secs(300), || {
         for kind in [EngineKind::PerDevice, EngineKind::Naive] {
             let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("the engine is built");
@@ -51,7 +51,7 @@ fn pushes_through_one_variable_and_engines_that_come_and_go_leave_memory_flat() 
             assert_eq!(counter.version(), counted as u64);
         }
 
-        // Everything else that a program may do for ever.
+        // Everything else that a program may repeat without end.
         for kind in KINDS {
             let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("the engine is built");
             let (token, value) = (engine.token(), engine.var(vec![0_u8; 100]));
@@ -81,7 +81,7 @@ fn pushes_through_one_variable_and_engines_that_come_and_go_leave_memory_flat() 
             let before = resident_bytes();
             everything(30_000);
             let grown = resident_bytes().saturating_sub(before);
-            println!("{kind}: {} KiB more after all sorts of things", grown / 1024);
+            println!("{kind}: {} KiB more after operations of every kind", grown / 1024);
             assert!(grown < 8 * MEBIBYTE, "{kind}: {grown} bytes more");
         }
 
@@ -98,6 +98,6 @@ fn pushes_through_one_variable_and_engines_that_come_and_go_leave_memory_flat() 
         let grown = resident_bytes().saturating_sub(bytes);
         println!("200 engines: {} KiB more", grown / 1024);
         assert!(grown < 8 * MEBIBYTE, "200 engines: {grown} bytes more");
-        assert!(thread_count() <= threads, "threads of dropped engines are left");
+        assert!(thread_count() <= threads, "threads of dropped engines are still running");
     });
 }

@@ -1,7 +1,7 @@
-//! Random programs on every kind of engine, against the rule itself: conflicting operations run in push order.
+//! Random programs on every kind of engine, checked against the rule that conflicting operations run in push order.
 //!
-//! With one pushing thread everything must be exactly as in a serial run. With several, it must be exactly as in *some*
-//! serial run that every variable, every thread and the clock agree with; see `common::program` for how that is checked.
+//! With one pushing thread the results must equal those of a serial run. With several, they must equal those of *some*
+//! serial run that agrees with every variable, every thread and the clock; see `common::program` for the check.
 
 #![forbid(unsafe_code)]
 
@@ -57,7 +57,7 @@ fn many_seeds_equal_the_serial_run() {
 fn programs_that_fail_equal_the_serial_run() {
     watched(|| {
         for seed in 0..fewer(60) as u64 {
-            // An engine that has failures left would report them again.
+            // New engines for each seed: an engine with failures left would report them again.
             let engines = all_engines();
             let (label, engine) = &engines[seed as usize % engines.len()];
             let shape = Shape {
@@ -71,7 +71,7 @@ fn programs_that_fail_equal_the_serial_run() {
     });
 }
 
-/// A program run by each kind gives the same values as by the naive engine, which is the second oracle.
+/// Each kind computes the same values as the naive engine, which is a second oracle.
 #[test]
 fn all_kinds_agree_with_the_naive_engine() {
     watched(|| {
@@ -137,9 +137,9 @@ fn a_large_program_of_eight_pushers_is_explained_by_some_order() {
     });
 }
 
-/// Operations that all name the same few variables, so that nearly every push meets another one half done.
+/// All operations name the same few variables, so that nearly every push overlaps another.
 #[test]
-fn pushes_that_always_meet_are_explained_by_some_order() {
+fn pushes_that_always_conflict_are_explained_by_some_order() {
     watched(|| {
         for kind in KINDS {
             let shape = Shape { variables: 4, accesses: 4, threads: 8, operations: fewer(6000), ..Shape::default() };
@@ -152,9 +152,9 @@ fn pushes_that_always_meet_are_explained_by_some_order() {
 
 // ------------------------------------------------------------------------------------------ the checks, checked ----
 
-/// The generator makes what it says: every way to push, every property, one to eight variables, all modes.
+/// The generator produces every way to push, every property, and one to eight variables in all modes.
 #[test]
-fn generated_programs_cover_what_there_is() {
+fn generated_programs_cover_every_kind_of_operation() {
     let shape = Shape { operations: 10_000, threads: 2, children: true, ..Shape::default() };
     let program = Program::generate(&shape, &mut Random::new(3));
     assert!(program.operations.len() >= 10_000);
@@ -181,9 +181,9 @@ fn generated_programs_cover_what_there_is() {
     }
 }
 
-/// A checker that cannot fail proves nothing: histories that were tampered with are refused.
+/// A checker that cannot fail proves nothing, so it must reject histories that were tampered with.
 #[test]
-fn the_checker_refuses_wrong_histories() {
+fn the_checker_rejects_tampered_histories() {
     let shape = Shape { variables: 6, operations: 300, threads: 2, waits: false, ..Shape::default() };
     let program = Arc::new(Program::generate(&shape, &mut Random::new(9)));
     let history = run(&program, &engine(EngineKind::Pooled, 2), Watch::EVERYTHING);
@@ -195,13 +195,13 @@ fn the_checker_refuses_wrong_histories() {
     }
 }
 
-/// Two pushes that two variables see in different orders, as an engine whose push is not atomic would have it.
+/// Two variables see two pushes in different orders, as they would in an engine whose push is not atomic.
 #[test]
-fn the_checker_refuses_an_order_that_goes_round() {
+fn the_checker_rejects_a_cyclic_order() {
     let shape = Shape { variables: 2, accesses: 2, operations: 600, threads: 2, waits: false, ..Shape::default() };
     let program = Arc::new(Program::generate(&shape, &mut Random::new(1)));
     let history = run(&program, &engine(EngineKind::Naive, 1), Watch::ORDER);
     let round = history.going_round(&program).expect("two operations in a row conflict on both variables");
-    let error = explain(&program, &round).expect_err("the order goes round");
+    let error = explain(&program, &round).expect_err("the order is cyclic");
     assert!(error.contains("no order explains"), "{error}");
 }

@@ -1,5 +1,5 @@
-//! How an engine ends: a shutdown keeps its deadline whatever functions of the program do, and the last handle ends the
-//! threads wherever it is dropped.
+//! The end of an engine: a shutdown meets its deadline even if functions of the program block, and dropping the last
+//! handle ends the threads wherever it happens.
 
 #![cfg_attr(miri, allow(unused))]
 
@@ -27,25 +27,25 @@ use common::{
 use logger::log_to;
 use raddle::{Engine, OpContext, Shutdown, ShutdownError};
 
-/// Shuts the engine down again and again, which must leave `names` each time, until those are the only threads left.
+/// Shuts the engine down repeatedly until only the threads `names` are left; each attempt must report all of them.
 #[track_caller]
 fn assert_leaves<const N: usize>(engine: &Engine, how: Shutdown, names: [&str; N]) {
-    // At once, and then with time for those that end.
+    // Without a wait, and then with time for the other threads to end.
     for time in [Duration::ZERO, MOMENT] {
         eventually("the other threads have ended", || match engine.shutdown(how, Some(time)) {
             Err(ShutdownError::ThreadsLeft(left)) => {
                 for name in names {
-                    assert!(left.iter().any(|left| left == name), "{left:?} does not name {name}");
+                    assert!(left.iter().any(|left| left == name), "{name} is not among the reported threads {left:?}");
                 }
                 time.is_zero() || left.len() == N
             }
             Err(ShutdownError::TimedOut) => false,
-            other => panic!("a thread should have been left, but there is {other:?}"),
+            other => panic!("expected `ThreadsLeft`, got {other:?}"),
         });
     }
 }
 
-/// Blocks when it is dropped, until the gate is opened.
+/// Blocks in its drop until the gate is opened.
 struct Blocks(Gate);
 
 impl Drop for Blocks {
@@ -54,13 +54,13 @@ impl Drop for Blocks {
     }
 }
 
-/// Has the calling thread block when it ends, until the gate is opened.
+/// Makes the calling thread block at its end until the gate is opened.
 fn block_at_the_end(gate: Gate) {
     thread_local!(static LOCAL: RefCell<Option<Blocks>> = const { RefCell::new(None) });
     LOCAL.set(Some(Blocks(gate)));
 }
 
-/// An asynchronous operation that is complete, and whose function goes on until the gate is opened.
+/// Completes an asynchronous operation whose function keeps running until the returned gate is opened.
 fn goes_on(engine: &Engine) -> Gate {
     let gate = Gate::new();
     let inside = gate.clone();
@@ -73,24 +73,24 @@ fn goes_on(engine: &Engine) -> Gate {
     gate
 }
 
-// The gate is opened after the shutdown has returned: whoever waits for the function hangs.
+// The gate is opened after the shutdown has returned: a shutdown that waits for the function hangs.
 
 #[test]
-fn a_deadline_holds_though_an_asynchronous_function_goes_on_after_its_completion() {
+fn a_deadline_holds_while_an_asynchronous_function_runs_past_its_completion() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = goes_on(&engine);
         for how in [Shutdown::Drain, Shutdown::Cancel] {
             assert_leaves(&engine, how, ["raddle-cpu-0"]);
         }
         gate.open();
-        // Calling it again waits again.
+        // A second call waits again.
         engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the function returns");
         engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all have ended");
     });
 }
 
 #[test]
-fn a_deadline_holds_though_a_destructor_of_a_thread_local_blocks() {
+fn a_deadline_holds_while_a_thread_local_destructor_blocks() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = Gate::new();
         let inside = gate.clone();
@@ -102,7 +102,7 @@ fn a_deadline_holds_though_a_destructor_of_a_thread_local_blocks() {
 }
 
 #[test]
-fn a_deadline_holds_though_destructors_of_two_thread_locals_block_and_both_threads_are_named() {
+fn a_deadline_holds_while_two_thread_local_destructors_block_and_both_threads_are_named() {
     on_kinds(&THREADED, 2, |engine| {
         let (gate, meeting) = (Gate::new(), Meeting::new(2));
         for _ in 0..2 {
@@ -120,7 +120,7 @@ fn a_deadline_holds_though_destructors_of_two_thread_locals_block_and_both_threa
 }
 
 #[test]
-fn a_deadline_holds_though_another_thread_is_inside_a_shutdown() {
+fn a_deadline_holds_while_another_thread_is_inside_a_shutdown() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = goes_on(&engine);
         thread::scope(|scope| {
@@ -143,16 +143,18 @@ fn a_deadline_holds_though_another_thread_is_inside_a_shutdown() {
     });
 }
 
-/// What is left behind keeps what it uses, and nobody waits for it any more but who asks.
+/// A thread left behind keeps the engine alive, and only an explicit shutdown waits for it.
 #[test]
-fn threads_that_were_left_behind_keep_what_they_use_and_the_drop_does_not_wait_for_them() {
+fn threads_left_behind_keep_the_engine_alive_and_its_drop_does_not_wait_for_them() {
     on_kinds(&THREADED, 1, |engine| {
         let (gate, (sender, receiver)) = (Gate::new(), mpsc::channel());
         let (inside, value) = (gate.clone(), engine.var(7));
         let function = move |cx: &OpContext<'_>, done: raddle::Completion| {
             done.complete();
             inside.pass();
-            sender.send(cx.engine().get(&value).expect("it can still be read")).expect("somebody listens");
+            sender
+                .send(cx.engine().get(&value).expect("the variable can still be read"))
+                .expect("the test keeps the receiver");
         };
         engine.op("goes on").push_async_any(raddle::cx(), function).expect("the engine is open");
         engine.wait_for_all().expect("nothing fails");
@@ -167,7 +169,7 @@ fn threads_that_were_left_behind_keep_what_they_use_and_the_drop_does_not_wait_f
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn a_deadline_holds_though_the_logger_blocks() {
+fn a_deadline_holds_while_the_logger_blocks() {
     child_succeeds("in_a_child_the_logger_blocks");
 }
 
@@ -193,7 +195,7 @@ fn in_a_child_the_logger_blocks() {
     });
 }
 
-/// What the logger does with a handle of the engine that warns.
+/// The use that the logger makes of a handle to the engine that logs the warning.
 type Act = fn(Engine, mpsc::Sender<Result<(), ShutdownError>>);
 
 /// Shuts the engine down when it is dropped.
@@ -209,13 +211,13 @@ thread_local!(static AT_THE_END: RefCell<Option<ShutsDown>> = const { RefCell::n
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn a_logger_that_ends_the_engine_which_warns_does_not_wait_for_itself() {
-    child_succeeds("in_a_child_the_logger_ends_the_engine");
+fn a_logger_that_shuts_down_the_warning_engine_does_not_wait_for_itself() {
+    child_succeeds("in_a_child_the_logger_shuts_the_engine_down");
 }
 
 #[test]
 #[ignore = "run by another test in a process of its own"]
-fn in_a_child_the_logger_ends_the_engine() {
+fn in_a_child_the_logger_shuts_the_engine_down() {
     const ACTS: [(&str, Act); 4] = [
         ("shuts down", |engine, told| drop(ShutsDown(engine, told))),
         ("drops the last handle", |engine, _| drop(engine)),
@@ -242,14 +244,14 @@ fn in_a_child_the_logger_ends_the_engine() {
                     let (engine, tell) = common::lock(&last).take().expect("it warns once");
                     act(engine, tell);
                 });
-                // On a thread of its own, which ends, since the logger may run there.
+                // On a separate thread that ends, since the logger may run there and set its thread-local.
                 let ends = move || {
                     let first = uncounted.shutdown(Shutdown::Drain, limit);
                     (first, uncounted)
                 };
                 let (first, uncounted) = thread::spawn(ends).join().expect("it does not panic");
                 assert_eq!(first, Ok(()), "{what}");
-                // Inside the logger it goes on by itself; at the end of a thread of the program's it is over.
+                // Inside the logger the shutdown continues in the background; at the end of a program thread it is complete.
                 for result in told {
                     assert!(matches!(result, Ok(()) | Err(ShutdownError::InsideOperation)), "{what}: {result:?}");
                 }
@@ -262,7 +264,7 @@ fn in_a_child_the_logger_ends_the_engine() {
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn what_a_shutdown_was_asked_to_cancel_is_no_reason_to_warn() {
+fn operations_cancelled_by_a_shutdown_cause_no_warning() {
     child_succeeds("in_a_child_operations_are_cancelled");
 }
 
@@ -294,7 +296,7 @@ fn in_a_child_operations_are_cancelled() {
     });
 }
 
-// ----------------------------------------------------------------------- in the background, and with no threads ----
+// ---------------------------------------------------------------------- in the background, and without threads ----
 
 #[cfg(target_os = "linux")]
 mod without_threads {
@@ -304,13 +306,13 @@ mod without_threads {
 
     #[test]
     #[cfg_attr(miri, ignore = "starts a process")]
-    fn a_deadline_holds_with_no_thread_that_could_join_the_others() {
-        child_succeeds("without_threads::in_a_child_nobody_can_join");
+    fn a_deadline_holds_when_no_joining_thread_can_be_started() {
+        child_succeeds("without_threads::in_a_child_no_joining_thread_can_be_started");
     }
 
     #[test]
     #[ignore = "run by another test in a process of its own"]
-    fn in_a_child_nobody_can_join() {
+    fn in_a_child_no_joining_thread_can_be_started() {
         if !is_child() {
             return;
         }
@@ -328,13 +330,13 @@ mod without_threads {
 
     #[test]
     #[cfg_attr(miri, ignore = "starts a process")]
-    fn who_is_inside_a_destructor_is_named_with_no_thread_that_could_join_it() {
-        child_succeeds("without_threads::in_a_child_nobody_can_join_who_is_inside_a_destructor");
+    fn a_thread_inside_a_destructor_is_named_when_no_joining_thread_can_be_started() {
+        child_succeeds("without_threads::in_a_child_a_thread_inside_a_destructor_cannot_be_joined");
     }
 
     #[test]
     #[ignore = "run by another test in a process of its own"]
-    fn in_a_child_nobody_can_join_who_is_inside_a_destructor() {
+    fn in_a_child_a_thread_inside_a_destructor_cannot_be_joined() {
         if !is_child() {
             return;
         }
@@ -353,7 +355,7 @@ mod without_threads {
         });
     }
 
-    /// Notes when the engine that it is a failure of is gone.
+    /// An error whose drop shows that the engine that holds it is gone.
     #[derive(Debug)]
     struct Noted(Arc<AtomicBool>);
 
@@ -373,7 +375,7 @@ mod without_threads {
 
     #[test]
     #[cfg_attr(miri, ignore = "starts a process")]
-    fn the_last_handle_dropped_inside_an_operation_with_no_thread_to_be_had_ends_the_workers() {
+    fn dropping_the_last_handle_inside_an_operation_ends_the_workers_when_no_thread_can_be_started() {
         child_succeeds("without_threads::in_a_child_the_last_handle_is_dropped_inside");
     }
 
@@ -381,7 +383,7 @@ mod without_threads {
     #[ignore = "run by another test in a process of its own"]
     fn in_a_child_the_last_handle_is_dropped_inside() {
         const CHAIN: usize = 200;
-        /// Pushes another operation, and so on.
+        /// Pushes a chain of `left` further operations, each from inside the one before it.
         fn chain(cx: &OpContext<'_>, left: usize, ran: &Arc<AtomicUsize>) {
             ran.fetch_add(1, SeqCst);
             if left > 0 {
@@ -413,26 +415,26 @@ mod without_threads {
                         chain(cx, CHAIN, &ran);
                     };
                     engine.op("drops").push_sync(drops).expect("it is open");
-                    // The other handle goes first, and does not wait.
+                    // The other handle is dropped first, and does not wait.
                     drop(engine);
                     start.open();
                 }
                 over.pass();
                 eventually("the threads have ended", || thread_count() == before);
                 assert_eq!(ran.load(SeqCst), CHAIN + 1, "{kind}");
-                assert!(gone.load(SeqCst), "the {kind} engine is still there");
+                assert!(gone.load(SeqCst), "the {kind} engine was not dropped");
             }
         });
     }
 
-    /// A handle that does not keep the engine open may join what ends by itself.
+    /// A handle that does not keep the engine open can join its background end.
     #[test]
-    fn an_explicit_shutdown_joins_what_the_last_handle_has_ended_in_the_background() {
+    fn an_explicit_shutdown_joins_the_background_end_of_the_engine() {
         on_kinds(&THREADED, 2, |engine| {
             let (sender, receiver) = mpsc::channel();
             let last = Mutex::new(Some(engine.clone()));
             let drops = move |cx: &OpContext<'_>| {
-                sender.send(cx.engine()).expect("somebody listens");
+                sender.send(cx.engine()).expect("the test keeps the receiver");
                 drop(common::lock(&last).take());
             };
             engine.op("drops").push_sync(drops).expect("it is open");

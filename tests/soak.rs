@@ -1,9 +1,10 @@
-//! Everything at once, for as long as one likes: random operations that succeed, fail, panic and lose their completions,
-//! waits that run out of time, priorities, properties, deletions, and engines that come and go under several pushing
-//! threads. Nothing may be lost, hang, or grow.
+//! A soak test: random operations that succeed, fail, panic and lose their completions, waits that time out, priorities,
+//! properties, deletions, and short-lived engines with several pushing threads. No operation may be lost or hang, and
+//! memory may not grow.
 //!
-//! `RADDLE_SOAK_SECONDS` says how long (2 by default), `RADDLE_SOAK_SEED` with which seed; `.ci/run soak` takes 20 seconds.
-//! When nothing has happened for [`PATIENCE`], the process says what each thread did last and what is pending, and ends.
+//! `RADDLE_SOAK_SECONDS` sets the duration (2 by default) and `RADDLE_SOAK_SEED` the seed; `.ci/run soak` takes 20 seconds.
+//! After [`PATIENCE`] without progress, the process prints the last step of each thread and the pending operations, and
+//! exits.
 #![forbid(unsafe_code)]
 
 use raddle_testkit as common;
@@ -30,24 +31,24 @@ use raddle::{
     BoxError, Completion, Engine, EngineKind, IdlePolicy, PushError, Shutdown, ShutdownError, Token, Var, WaitError,
 };
 
-/// Threads that push on one engine, at most.
+/// The most threads that push on one engine.
 const PUSHERS: usize = 4;
 /// Typed variables of an engine, and as many tokens.
 const VARIABLES: usize = 6;
-/// Engines that live side by side.
+/// Engines that exist at a time.
 const DRIVERS: usize = 2;
-/// Engines that each driver builds before the memory is looked at.
+/// Engines that each driver builds between two readings of the memory.
 const ROUNDS: usize = 4;
-/// What the process may grow by from the first third of the time to the last: the records that are kept for reuse, 20 MiB,
-/// and something for the allocator.
+/// The growth allowed from the first third of the run to the last: 20 MiB of records kept for reuse, and a margin for the
+/// allocator.
 const GROWTH: usize = 40 << 20;
 
 // ------------------------------------------------------------------------------------------------------- ledger ----
 
-/// What is known of all threads and all operations; for the checks, and for the last words.
+/// The state of all threads and operations, for the checks and for the report of a hang.
 #[derive(Default)]
 struct Ledger {
-    /// Changes as long as anything happens.
+    /// Rises with each step of any thread.
     steps: AtomicU64,
     next_life: AtomicU64,
     lives: [Mutex<HashMap<u64, Pending>>; 16],
@@ -80,7 +81,7 @@ fn thread_name() -> String {
 }
 
 impl Ledger {
-    /// Notes what the calling thread does now.
+    /// Records the current step of the calling thread.
     fn note(&self, what: &'static str) {
         self.steps.fetch_add(1, SeqCst);
         let last = Last { what, at: Instant::now() };
@@ -116,7 +117,7 @@ impl Ledger {
         self.lives.iter().map(|shard| lock(shard).len()).sum()
     }
 
-    /// Something new that must be dropped.
+    /// Creates a value that must be dropped.
     fn life(self: &Arc<Self>, what: &'static str) -> Life {
         let id = self.next_life.fetch_add(1, SeqCst);
         let pending = Pending { what, by: thread_name(), began: None, since: Instant::now() };
@@ -124,7 +125,7 @@ impl Ledger {
         Life { id, ledger: Arc::clone(self), began: AtomicBool::new(false) }
     }
 
-    /// What each thread did last, and what is pending.
+    /// Describes the last step of each thread and the pending operations.
     fn last_words(&self) -> String {
         let mut words = String::from("threads, by what they did last:\n");
         for (name, slot) in lock(&self.threads).iter() {
@@ -156,7 +157,7 @@ struct Life {
 }
 
 impl Life {
-    /// The operation begins.
+    /// Records that the operation has begun.
     fn begin(&self) {
         if self.began.swap(true, SeqCst) {
             self.ledger.complain(format!("operation {} ran twice", self.id));
@@ -187,7 +188,7 @@ impl Drop for Life {
 
 /// A typed variable's value.
 struct Value {
-    /// Mutations that ended well, as the variable's version counts them.
+    /// Successful mutations, which the variable's version counts as well.
     mutations: u64,
     /// The number of the last operation of each pushing thread, which only rise.
     last: [u64; PUSHERS],
@@ -251,7 +252,7 @@ impl Random {
     }
 }
 
-/// What the pushing threads of one engine share.
+/// The state that the pushing threads of one engine share.
 struct Round {
     engine: Engine,
     ledger: Arc<Ledger>,
@@ -260,7 +261,7 @@ struct Round {
     completions: mpsc::Sender<(Completion, Life, usize)>,
 }
 
-/// One pushing thread.
+/// A pushing thread.
 struct Pusher<'r> {
     round: &'r Round,
     number: usize,
@@ -339,7 +340,7 @@ impl Pusher<'_> {
                         Ok::<(), BoxError>(())
                     },
                 );
-                // The same variable twice.
+                // The same variable named twice.
                 if pushed == Err(PushError::AliasedVariable) { Ok(()) } else { pushed }
             }
             30..45 => {
@@ -469,7 +470,7 @@ impl Pusher<'_> {
     }
 }
 
-/// Builds an engine, pushes on it from several threads, and ends it in some way; then nothing of it is left.
+/// Builds an engine, pushes on it from several threads, and ends it in a random way, after which nothing of it is left.
 fn round(ledger: &Arc<Ledger>, seed: u64) {
     let (mut random, start) = (Random(seed), Instant::now());
     let kind =
@@ -492,13 +493,13 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
         completions: sender,
         engine,
     };
-    // Ends asynchronous operations, until nobody can push any more.
+    // Completes asynchronous operations until no thread can push any more.
     let completer = thread::Builder::new().name("completer".to_owned()).spawn({
         let ledger = Arc::clone(ledger);
         move || {
             for (done, life, how) in receiver {
                 ledger.note("ends an asynchronous operation");
-                // Before the completion: whoever waits for that may look at what is left.
+                // Before the completion: a thread that waits for it may then check what is left.
                 drop(life);
                 match how {
                     0 => done.fail("on purpose"),
@@ -523,7 +524,7 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
                 .spawn_scoped(scope, move || pusher.run(operations));
             pusher.expect("a thread starts");
         }
-        // In the midst of the pushes.
+        // While threads push.
         match end {
             0 => {
                 ledger.note("cancels");
@@ -532,7 +533,7 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
             }
             1 => {
                 ledger.note("drains with a time limit");
-                // Half of the drains cannot end in time: an asynchronous operation goes on until they have given up.
+                // Half of the drains cannot end in time: an asynchronous operation stays pending until they time out.
                 let held = random.one_in(2).then(|| {
                     let (sender, receiver) = mpsc::channel();
                     let pushed = round.engine.op("held").push_async_any(raddle::cx(), move |_, done| {
@@ -586,7 +587,7 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
 
 // ---------------------------------------------------------------------------------------------------- watchdog ----
 
-/// Ends the process with last words when nothing has happened for [`PATIENCE`].
+/// Reports a hang and exits the process after [`PATIENCE`] without progress.
 fn watch(ledger: &Arc<Ledger>) -> mpsc::Sender<()> {
     let (sender, receiver) = mpsc::channel();
     let ledger = Arc::clone(ledger);
@@ -598,8 +599,8 @@ fn watch(ledger: &Arc<Ledger>) -> mpsc::Sender<()> {
                 (steps, since) = (now, Instant::now());
             } else if since.elapsed() >= PATIENCE {
                 let words = ledger.last_words();
-                // Past the capture of the test harness.
-                let _ = writeln!(std::io::stderr(), "the soak hangs: nothing has happened for {PATIENCE:?}\n{words}");
+                // `eprintln!` would be captured by the test harness.
+                let _ = writeln!(std::io::stderr(), "the soak hangs: no progress for {PATIENCE:?}\n{words}");
                 std::process::exit(101);
             }
         }
@@ -613,7 +614,7 @@ fn from_environment(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn random_work_on_engines_that_come_and_go_loses_nothing_hangs_nowhere_and_keeps_its_memory() {
+fn random_work_on_short_lived_engines_loses_nothing_never_hangs_and_keeps_memory_bounded() {
     let seconds = from_environment("RADDLE_SOAK_SECONDS").unwrap_or(2);
     let seed = from_environment("RADDLE_SOAK_SEED").unwrap_or_else(|| u64::from(std::process::id()));
     println!("seed {seed}, {seconds} s");
@@ -629,7 +630,7 @@ fn random_work_on_engines_that_come_and_go_loses_nothing_hangs_nowhere_and_keeps
             }
         });
         assert!(lock(&ledger.complaints).is_empty(), "{:?}", lock(&ledger.complaints));
-        // An engine whose last handle goes inside an operation ends in the background.
+        // An engine whose last handle is dropped inside an operation ends in the background.
         common::eventually("nothing is left of the engines", || ledger.alive() == 0);
         memory.push(resident_bytes());
     }
@@ -651,7 +652,7 @@ fn random_work_on_engines_that_come_and_go_loses_nothing_hangs_nowhere_and_keeps
     println!("{:>12.1} s for the engine that took longest: {engine}", time.as_secs_f64());
     println!("{:>12.1} s", start.elapsed().as_secs_f64());
     assert!(last < first + GROWTH, "memory grows from {first} to {last} bytes");
-    // Of a run that is long enough to have everything in it.
+    // A run of 20 s or more must contain every kind of event.
     if seconds >= 20 {
         for what in [
             "completions lost",

@@ -1,4 +1,4 @@
-//! The threads of an engine: what a logger may do there, and how long threads stay that were made for waits.
+//! The threads of an engine: a logger may push and wait on them, and threads started for waits end when they are idle.
 
 #![cfg(target_os = "linux")]
 #![cfg_attr(miri, allow(unused))]
@@ -29,10 +29,10 @@ use raddle::{Engine, EngineKind, PushError, Shutdown, Token, WaitError};
 
 // ----------------------------------------------------------------------------------------------------- loggers ----
 
-/// Has threads of the engine panic outside of operations, in what another crate has left to crossbeam's collector, until
-/// `is_enough`.
+/// Makes threads of the engine panic outside operations, in functions that another crate has deferred to crossbeam's
+/// collector, until `is_enough` returns true.
 fn panic_outside(engine: &Engine, is_enough: impl Fn() -> bool) {
-    eventually("code that others have deferred has run on a worker", || {
+    eventually("deferred functions of another crate have run on a worker", || {
         epoch::pin().defer(|| {
             if thread::current().name().is_some_and(|name| name.starts_with("raddle-")) {
                 resume_unwind(Box::new("deferred by another crate"));
@@ -46,7 +46,7 @@ fn panic_outside(engine: &Engine, is_enough: impl Fn() -> bool) {
     });
 }
 
-/// Asserts that both workers run operations, and that nothing is left.
+/// Asserts that both workers run operations, and that no operation is left pending.
 fn assert_both_work(engine: &Engine) {
     let meeting = Meeting::new(2);
     let meet = || {
@@ -59,11 +59,11 @@ fn assert_both_work(engine: &Engine) {
     engine.wait_for_all_timeout(common::SOON).expect("nothing is lost");
 }
 
-/// A logger that panics while a worker says that it has caught a panic takes neither the worker with it nor its
-/// operations, and what the thread's locals do at its end finds no worker that is gone.
+/// A logger that panics while a worker logs a caught panic loses neither the worker nor its operations, and destructors of
+/// the thread's locals do not use a worker that is gone.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn a_logger_that_panics_loses_neither_the_worker_nor_its_operations() {
+fn a_panicking_logger_loses_neither_the_worker_nor_its_operations() {
     child_succeeds("in_a_child_the_logger_panics");
 }
 
@@ -71,7 +71,7 @@ struct PushesWhenDropped(Engine, Arc<AtomicUsize>);
 
 impl Drop for PushesWhenDropped {
     fn drop(&mut self) {
-        // The engine has ended, since it joins the thread.
+        // The engine has ended, since it joins this thread.
         let pushed = self.0.push_sync(|_| {}, [], []);
         assert_eq!(pushed, Err(PushError::ShutDown));
         self.1.fetch_add(1, SeqCst);
@@ -111,10 +111,10 @@ fn in_a_child_the_logger_panics() {
     }
 }
 
-/// The logger is told that a worker has caught a panic. What it waits for then is run by another thread.
+/// A worker logs a caught panic, and the logger waits for an operation, which another thread then runs.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn a_logger_may_push_and_wait_where_a_worker_has_caught_a_panic() {
+fn a_logger_may_push_and_wait_while_a_worker_reports_a_panic() {
     child_succeeds("in_a_child_the_logger_waits");
 }
 
@@ -143,17 +143,17 @@ fn in_a_child_the_logger_waits() {
     }
 }
 
-/// No thread can be had for the worker of an operation that waits. The logger is told when the operation has its worker
-/// again: a wait of the logger's is refused as well, and not one that nobody can end.
+/// No thread can be started to run the worker of an operation that waits. The operation has its worker again when it logs
+/// this, so that a wait in the logger is refused as well instead of hanging.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn a_logger_may_wait_where_an_operation_cannot() {
-    child_succeeds("in_a_child_the_logger_waits_where_an_operation_cannot");
+fn a_wait_in_the_logger_is_refused_when_no_thread_can_be_started() {
+    child_succeeds("in_a_child_a_wait_in_the_logger_is_refused");
 }
 
 #[test]
 #[ignore = "run by another test in a process of its own"]
-fn in_a_child_the_logger_waits_where_an_operation_cannot() {
+fn in_a_child_a_wait_in_the_logger_is_refused() {
     thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
     if !is_child() {
         return;
@@ -186,16 +186,16 @@ fn in_a_child_the_logger_waits_where_an_operation_cannot() {
     });
 }
 
-/// A variable with something pending that nobody runs until this thread lets its worker go.
+/// Returns a variable with a pending operation that cannot run until this thread hands over its worker.
 fn pending(engine: &Engine) -> Token {
     let token = engine.token();
     engine.push_sync(|_| {}, [], [&token]).expect("the engine is open");
     token
 }
 
-// ------------------------------------------------------------------------------------------------------ spares ----
+// ---------------------------------------------------------------------------------------------- spare threads ----
 
-/// Waits inside each other, `depth` of them, each in an operation that gives its worker to another thread.
+/// Nests `depth` waits, each in an operation that hands its worker to another thread.
 fn nest(engine: &Engine, depth: usize) -> Result<usize, WaitError> {
     let inner = engine.clone();
     let next = engine.op("nest").submit_any((), move |()| if depth == 0 { Ok(0) } else { nest(&inner, depth - 1) });
@@ -204,13 +204,13 @@ fn nest(engine: &Engine, depth: usize) -> Result<usize, WaitError> {
 
 #[test]
 #[cfg_attr(miri, ignore = "takes ten seconds")]
-fn threads_that_were_made_for_waits_end_when_idle() {
-    child_succeeds("in_a_child_threads_that_were_made_for_waits_end_when_idle");
+fn threads_started_for_waits_end_when_idle() {
+    child_succeeds("in_a_child_threads_started_for_waits_end_when_idle");
 }
 
 #[test]
 #[ignore = "run by another test in a process of its own"]
-fn in_a_child_threads_that_were_made_for_waits_end_when_idle() {
+fn in_a_child_threads_started_for_waits_end_when_idle() {
     const DEPTH: usize = 50;
     if !is_child() {
         return;
@@ -224,14 +224,14 @@ fn in_a_child_threads_that_were_made_for_waits_end_when_idle() {
                 assert_eq!(nest(engine, DEPTH).expect("nothing fails"), DEPTH + 1);
             }
             let after = thread_count();
-            assert!(after > before + DEPTH - 10, "{after} threads, and {before} before");
-            // A wait in need of a thread finds one that is there.
+            assert!(after > before + DEPTH - 10, "{after} threads after the waits, {before} before");
+            // A wait that needs a thread reuses an idle one.
             if start.elapsed() < Duration::from_secs(5) {
                 assert_eq!(nest(&engines[0], DEPTH / 2).expect("nothing fails"), DEPTH / 2 + 1);
                 assert!(thread_count() <= after, "a thread was started while others were idle");
             }
             eventually("the threads have ended", || thread_count() == before);
-            assert!(start.elapsed() > Duration::from_secs(8), "they have ended too soon: {:?}", start.elapsed());
+            assert!(start.elapsed() > Duration::from_secs(8), "the threads ended too soon: {:?}", start.elapsed());
         }
         // The engines work as before.
         for engine in &engines {
@@ -244,17 +244,16 @@ fn in_a_child_threads_that_were_made_for_waits_end_when_idle() {
     });
 }
 
-/// What serves a workload that needs few threads at a time are few threads: the others end although there are waits all
-/// the time.
+/// A workload that needs few threads at a time keeps few threads: the others end even though waits continue.
 #[test]
 #[cfg_attr(miri, ignore = "takes ten seconds")]
-fn threads_that_a_later_load_does_not_need_end_while_it_goes_on() {
-    child_succeeds("in_a_child_a_later_load_needs_fewer_threads");
+fn surplus_threads_end_while_a_smaller_load_continues() {
+    child_succeeds("in_a_child_a_smaller_load_continues");
 }
 
 #[test]
 #[ignore = "run by another test in a process of its own"]
-fn in_a_child_a_later_load_needs_fewer_threads() {
+fn in_a_child_a_smaller_load_continues() {
     if !is_child() {
         return;
     }

@@ -1,5 +1,5 @@
-//! What waits cost and whom they wake: nothing is left of those that timed out or were dropped, nothing that is pushed later
-//! prolongs one, and wakers may do what they like. A binary of its own because it counts the bytes of the whole process.
+//! The memory and the wake-ups of waits: a wait that timed out or was dropped leaves no memory behind, later pushes do not
+//! prolong a wait, and wakers may call the engine. A separate binary because it counts the bytes of the whole process.
 
 use raddle_testkit as common;
 
@@ -30,10 +30,10 @@ use raddle::{
 
 struct Counting;
 
-/// Bytes that are in use.
+/// Allocated bytes.
 static BYTES: AtomicIsize = AtomicIsize::new(0);
 
-// SAFETY: everything is handed on to the system's allocator.
+// SAFETY: every call is forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES.fetch_add(layout.size() as isize, Relaxed);
@@ -51,7 +51,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One test of this binary at a time, so that each sees its own bytes.
+/// Serialises the tests of this binary, so that each counts only its own bytes.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[track_caller]
@@ -73,13 +73,13 @@ fn alone_on(kinds: &[EngineKind], workers: usize, f: impl Fn(Engine) + Clone + S
     }
 }
 
-/// Bytes that may come up while something is done [`MANY`] times, or three times as often: a few for each are too many.
+/// The growth allowed over [`MANY`] repetitions, or three times as many: a few bytes for each exceed it.
 const LIMIT: isize = 4 << 20;
 
-/// Runs `f` so many times and says that this leaves memory flat.
+/// Runs `f` `times` times and asserts that memory stays flat.
 #[track_caller]
 fn assert_flat(what: &str, times: usize, mut f: impl FnMut(usize)) {
-    // What is made for the first ones may stay.
+    // Allocations of the first calls may stay.
     (0..1000).for_each(&mut f);
     let before = BYTES.load(Relaxed);
     (0..times).for_each(&mut f);
@@ -90,7 +90,7 @@ fn assert_flat(what: &str, times: usize, mut f: impl FnMut(usize)) {
 
 const MANY: usize = fewer(100_000);
 
-/// A waker of a kibibyte that counts how often it is woken.
+/// A waker of one KiB that counts its wake-ups.
 struct Heavy {
     woken: AtomicUsize,
     _weight: [u8; 1024],
@@ -106,7 +106,7 @@ fn heavy() -> Arc<Heavy> {
     Arc::new(Heavy { woken: AtomicUsize::new(0), _weight: [1; 1024] })
 }
 
-/// Polls a future once with a waker of its own and says that it is pending.
+/// Polls a future once with a new waker and asserts that it is pending.
 #[track_caller]
 fn poll_heavily<F: Future + Unpin>(future: &mut F) -> Arc<Heavy> {
     let heavy = heavy();
@@ -118,9 +118,9 @@ fn poll_with<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output
     std::pin::Pin::new(future).poll(&mut Context::from_waker(waker))
 }
 
-// --------------------------------------------------------------------------------------- what stands still, and how ----
+// --------------------------------------------------------------------------------------------- pending operations ----
 
-/// Asynchronous operations that are done when the test says so.
+/// Asynchronous operations that the test completes.
 struct Pending(mpsc::Receiver<Completion>, mpsc::Sender<Completion>);
 
 impl Pending {
@@ -129,17 +129,17 @@ impl Pending {
         Self(receiver, sender)
     }
 
-    /// Begins one that writes `tokens`.
+    /// Starts an operation that writes `tokens`, and returns its completion.
     fn begin<'t>(&self, engine: &'t Engine, tokens: impl IntoIterator<Item = &'t Token>) -> Completion {
         let sender = self.1.clone();
         engine
             .op("pending")
             .writes(tokens)
             .push_async_any(raddle::cx(), move |_, done| {
-                sender.send(done).unwrap_or_else(|_| unreachable!("the test goes on"));
+                sender.send(done).unwrap_or_else(|_| unreachable!("the test keeps the receiver"));
             })
             .expect("the engine is open");
-        self.0.recv().expect("it starts")
+        self.0.recv().expect("the operation starts")
     }
 }
 
@@ -154,7 +154,7 @@ fn timed_out(result: Result<(), WaitError>) {
 // ------------------------------------------------------------------------------------------------- waits for all ----
 
 #[test]
-fn a_wait_for_all_is_not_prolonged_however_many_others_drain() {
+fn a_wait_for_all_is_not_prolonged_by_later_waits() {
     alone_on(&KINDS, 2, |engine| {
         let pending = Pending::new();
         let mut before = Vec::new();
@@ -167,7 +167,7 @@ fn a_wait_for_all_is_not_prolonged_however_many_others_drain() {
         let after = pending.begin(&engine, none());
         let mut last = Box::pin(engine.wait_for_all_async());
         assert!(poll_once(&mut last).is_pending());
-        // Each is over with the operations that were pushed before it, and not sooner.
+        // Each wait ends with the operations that were pushed before it, and not sooner.
         for (done, mut wait) in before.into_iter().zip(waits) {
             assert!(poll_once(&mut wait).is_pending());
             done.complete();
@@ -181,13 +181,13 @@ fn a_wait_for_all_is_not_prolonged_however_many_others_drain() {
 }
 
 #[test]
-fn waits_for_all_that_overlap_end_in_any_order_of_what_they_cover() {
+fn overlapping_waits_for_all_end_when_the_operations_they_cover_complete() {
     alone_on(&KINDS, 2, |engine| {
         let pending = Pending::new();
         let mut rounds: Vec<_> = (0..130)
             .map(|_| (Some(pending.begin(&engine, none())), Some(Box::pin(engine.wait_for_all_async()))))
             .collect();
-        // Those in the middle first: no wait is over while something earlier is pending.
+        // Complete the operations out of order: no wait ends while an earlier operation is pending.
         for at in (0..rounds.len()).map(|i| i * 37 % 130) {
             rounds[at].0.take().expect("each once").complete();
             let done = rounds.iter().take_while(|round| round.0.is_none()).count();
@@ -197,7 +197,7 @@ fn waits_for_all_that_overlap_end_in_any_order_of_what_they_cover() {
                 {
                     block_on(wait).expect("nothing failed");
                 } else if let Some(wait) = wait {
-                    assert!(poll_once(wait).is_pending(), "wait {i} is over, and operation {done} is not");
+                    assert!(poll_once(wait).is_pending(), "wait {i} ended while operation {done} was pending");
                 }
             }
         }
@@ -205,9 +205,9 @@ fn waits_for_all_that_overlap_end_in_any_order_of_what_they_cover() {
     });
 }
 
-/// Threads that wait are told when what they cover is over, though generations before and behind drain.
+/// A waiting thread wakes when the operations it covers are complete, while earlier and later generations drain.
 #[test]
-fn threads_that_wait_for_all_are_woken_among_many_generations() {
+fn threads_in_a_wait_for_all_are_woken_while_many_generations_drain() {
     alone_on(&KINDS, 2, |engine| {
         let pending = Pending::new();
         let mut held = Vec::new();
@@ -230,7 +230,7 @@ fn threads_that_wait_for_all_are_woken_among_many_generations() {
 }
 
 #[test]
-fn dropped_waits_for_all_leave_nothing() {
+fn dropped_waits_for_all_leave_no_memory_behind() {
     alone_on(&KINDS, 2, |engine| {
         let done = Pending::new().begin(&engine, none());
         assert_flat("dropped waits for all", MANY, |_| {
@@ -254,8 +254,8 @@ fn dropped_waits_for_all_leave_nothing() {
 
 // ------------------------------------------------------------------------------------------- waits for a variable ----
 
-/// The waits for a variable that stands still, each as a call that times out and as a future that is dropped.
-fn wait_in_vain(engine: &Engine, token: &Token, for_reading: bool, i: usize) {
+/// Waits for a variable with a pending operation, in turn by a call that times out and by a future that is dropped.
+fn abandon_wait(engine: &Engine, token: &Token, for_reading: bool, i: usize) {
     if i % 2 == 0 {
         timed_out(if for_reading {
             engine.wait_to_read_timeout(token, Duration::ZERO)
@@ -270,46 +270,51 @@ fn wait_in_vain(engine: &Engine, token: &Token, for_reading: bool, i: usize) {
     }
 }
 
-fn waits_in_vain_leave_memory_flat(engine: &Engine, token: &Token) {
+fn abandoned_waits_leave_memory_flat(engine: &Engine, token: &Token) {
     for (what, readers) in
         [("waits to read", [true; 2]), ("waits for all", [false; 2]), ("both in turn", [true, false])]
     {
-        assert_flat(what, 3 * MANY, |i| wait_in_vain(engine, token, readers[i / 2 % 2], i));
+        assert_flat(what, 3 * MANY, |i| abandon_wait(engine, token, readers[i / 2 % 2], i));
     }
 }
 
 #[test]
-fn waits_in_vain_for_a_variable_leave_nothing() {
+fn abandoned_waits_for_a_variable_leave_no_memory_behind() {
     alone_on(&KINDS, 2, |engine| {
         let token = engine.token();
         let gate = hold(&engine, &token);
-        waits_in_vain_leave_memory_flat(&engine, &token);
+        abandoned_waits_leave_memory_flat(&engine, &token);
         gate.open();
         engine.wait_for_var(&token).expect("nothing failed");
     });
 }
 
 #[test]
-fn waits_in_vain_behind_a_reader_leave_nothing() {
+fn abandoned_waits_behind_a_reader_leave_no_memory_behind() {
     alone_on(&THREADED, 2, |engine| {
         let (var, gate) = (engine.var(0), Gate::new());
         let inside = gate.clone();
         engine.op("read").push(var.read(), move |_| inside.pass()).expect("the engine is open");
-        assert_flat("waits for readers", 3 * MANY, |i| wait_in_vain(&engine, var.token(), false, i));
+        assert_flat("waits for readers", 3 * MANY, |i| abandon_wait(&engine, var.token(), false, i));
         engine.wait_to_read(&var).expect("a reader does not count");
         gate.open();
         engine.wait_for_var(&var).expect("nothing failed");
     });
 }
 
-/// A device that stands still: its operation is over for the tracker, and the waits are the lane's guests.
+/// The device stands still: its operation has been issued, and the waits are cross-lane waiters of its lane.
 #[test]
-fn waits_in_vain_for_a_device_leave_nothing() {
+fn abandoned_waits_for_a_device_leave_no_memory_behind() {
     for kind in THREADED {
         alone(move || {
             let gpu = SimulatedGpu::builder().clock(Clock::Manual).build();
-            let engine =
-                Engine::builder().kind(kind).workers(2).pin(false).gpu(gpu.clone()).build().expect("it is built");
+            let engine = Engine::builder()
+                .kind(kind)
+                .workers(2)
+                .pin(false)
+                .gpu(gpu.clone())
+                .build()
+                .expect("the engine is built");
             let var: Var<DeviceVec<u8>> = engine.device_var(Device::Gpu(0), 4).expect("memory");
             let issued = Gate::new();
             let inside = issued.clone();
@@ -323,7 +328,7 @@ fn waits_in_vain_for_a_device_leave_nothing() {
                 })
                 .expect("the engine is open");
             issued.pass();
-            waits_in_vain_leave_memory_flat(&engine, var.token());
+            abandoned_waits_leave_memory_flat(&engine, var.token());
             let wait = engine.wait_for_var_async(&var);
             let over = Arc::new(AtomicBool::new(false));
             let (device, is_over) = (gpu.clone(), Arc::clone(&over));
@@ -361,7 +366,7 @@ fn a_wait_that_joins_another_returns_the_failure() {
         for thread in threads {
             assert!(failure(thread.join().expect("it does not panic")).ptr_eq(&first));
         }
-        // A later one finds the same, until it is cleared.
+        // A later wait returns the same failure, until it is cleared.
         assert!(failure(engine.wait_for_var(&token)).ptr_eq(&first));
         engine.clear_error(&token).expect("the engine is open");
         engine.wait_for_var(&token).expect("it was cleared");
@@ -369,9 +374,9 @@ fn a_wait_that_joins_another_returns_the_failure() {
 }
 
 #[test]
-fn a_wait_covers_what_was_pushed_before_it_and_nothing_after() {
+fn a_wait_covers_earlier_pushes_and_no_later_ones() {
     alone_on(&KINDS, 2, |engine| {
-        // For reading, or not.
+        // Whether each wait is for reading.
         for kinds in [[true, true], [true, false], [false, true], [false, false]] {
             let (token, pending) = (engine.token(), Pending::new());
             let waits = || -> Vec<VarWait> {
@@ -386,16 +391,16 @@ fn a_wait_covers_what_was_pushed_before_it_and_nothing_after() {
             engine
                 .op("second")
                 .writes([&token])
-                .push_async_any(raddle::cx(), move |_, done| sender.send(done).expect("the test goes on"))
+                .push_async_any(raddle::cx(), move |_, done| sender.send(done).expect("the test keeps the receiver"))
                 .expect("the engine is open");
             let mut behind = waits();
             first.complete();
             for wait in before {
                 block_on(wait).expect("nothing failed");
             }
-            let second = second.recv().expect("it starts");
+            let second = second.recv().expect("the operation starts");
             for wait in &mut behind {
-                assert!(poll_once(wait).is_pending(), "the second operation is not done");
+                assert!(poll_once(wait).is_pending(), "the wait ended before the second operation");
             }
             second.complete();
             for wait in behind {
@@ -406,9 +411,9 @@ fn a_wait_covers_what_was_pushed_before_it_and_nothing_after() {
     });
 }
 
-/// A wait that is ready lies on a thread that does something else first. Another has no need to wait for that one.
+/// A ready wait is queued on a thread that is busy with something else. Another wait must not depend on it.
 #[test]
-fn a_wait_does_not_join_one_that_is_ready_and_held_up() {
+fn a_wait_does_not_join_a_ready_wait_that_is_held_up() {
     struct Block(Gate, Gate);
     impl Wake for Block {
         fn wake(self: Arc<Self>) {
@@ -433,9 +438,9 @@ fn a_wait_does_not_join_one_that_is_ready_and_held_up() {
     });
 }
 
-/// Deletions as well, by a call and by the last handle's drop; joined waits are told.
+/// The variable is deleted by a call and by the drop of its last handle; joined waits before and after the deletion end.
 #[test]
-fn waits_that_join_are_told_when_the_variable_is_deleted() {
+fn joined_waits_end_when_the_variable_is_deleted() {
     alone_on(&KINDS, 2, |engine| {
         let token = engine.token();
         let done = Pending::new().begin(&engine, [&token]);
@@ -448,7 +453,7 @@ fn waits_that_join_are_told_when_the_variable_is_deleted() {
         done.complete();
         before.into_iter().for_each(|wait| block_on(wait).expect("nothing failed"));
         behind.into_iter().for_each(|wait| block_on(wait).expect("nothing failed"));
-        assert!(gone.is_open(), "what was behind the deletion is over before it");
+        assert!(gone.is_open(), "the waits pushed after the deletion ended before it");
         engine.wait_for_all().expect("nothing failed");
     });
 }
@@ -469,7 +474,7 @@ fn futures(engine: &Engine, token: &Token) -> [Box<dyn Future<Output = bool> + U
 }
 
 #[test]
-fn a_dropped_future_is_not_woken_and_one_that_moves_only_where_it_is() {
+fn a_dropped_future_is_not_woken_and_a_moved_one_wakes_only_its_last_waker() {
     alone_on(&KINDS, 2, |engine| {
         let token = engine.token();
         let done = Pending::new().begin(&engine, [&token]);
@@ -483,11 +488,9 @@ fn a_dropped_future_is_not_woken_and_one_that_moves_only_where_it_is() {
         done.complete();
         engine.wait_for_all().expect("nothing failed");
         for waker in dropped.iter().chain(&before) {
-            assert_eq!(waker.woken.load(SeqCst), 0, "nobody is there to be woken");
+            assert_eq!(waker.woken.load(SeqCst), 0, "the waker of a dropped or moved future was woken");
         }
-        common::eventually("each future that is still there is woken", || {
-            after.iter().all(|waker| waker.woken.load(SeqCst) == 1)
-        });
+        common::eventually("each live future is woken", || after.iter().all(|waker| waker.woken.load(SeqCst) == 1));
         for future in moved {
             assert!(block_on(future), "nothing failed");
         }
@@ -495,7 +498,7 @@ fn a_dropped_future_is_not_woken_and_one_that_moves_only_where_it_is() {
 }
 
 #[test]
-fn one_future_that_is_polled_often_keeps_one_waker() {
+fn a_future_that_is_polled_often_keeps_one_waker() {
     alone_on(&KINDS, 2, |engine| {
         let token = engine.token();
         let done = Pending::new().begin(&engine, [&token]);
@@ -507,9 +510,9 @@ fn one_future_that_is_polled_often_keeps_one_waker() {
     });
 }
 
-/// Wakers are woken only when what their future waits for is over.
+/// A waker is woken only when the operations that its future waits for are complete.
 #[test]
-fn a_future_is_not_woken_for_what_it_does_not_wait_for() {
+fn a_future_is_woken_only_by_the_operations_it_waits_for() {
     alone_on(&KINDS, 2, |engine| {
         let pending = Pending::new();
         let first = pending.begin(&engine, none());
@@ -528,7 +531,7 @@ fn a_future_is_not_woken_for_what_it_does_not_wait_for() {
     });
 }
 
-/// A waker whose clone, wake and drop each use the engine: push, wait in vain, wait for what is over, poll and drop futures.
+/// A waker whose clone, wake and drop each use the engine: they push, wait with a zero timeout, and poll and drop futures.
 struct Busy {
     engine: Engine,
     token: Token,
@@ -546,7 +549,7 @@ impl Busy {
     }
 
     fn waker(self: &Arc<Self>) -> Waker {
-        // SAFETY: the functions below keep the contract of wakers with the count of an `Arc`, as `Wake` does.
+        // SAFETY: the functions of the table uphold the contract of wakers through the count of an `Arc`, as `Wake` does.
         unsafe { Waker::from_raw(Self::raw(Arc::clone(self))) }
     }
 
@@ -571,7 +574,7 @@ impl Busy {
     }
 
     fn borrow(data: *const ()) -> std::mem::ManuallyDrop<Arc<Self>> {
-        // SAFETY: made by `raw`, and not given up.
+        // SAFETY: `data` comes from `Arc::into_raw` in `raw`, and its count has not been released.
         std::mem::ManuallyDrop::new(unsafe { Arc::from_raw(data.cast()) })
     }
 
@@ -581,7 +584,7 @@ impl Busy {
 }
 
 #[test]
-fn wakers_that_use_the_engine_stop_nobody() {
+fn wakers_may_use_the_engine() {
     alone_on(&KINDS, 2, |engine| {
         let token = engine.token();
         let done = Pending::new().begin(&engine, [&token]);
@@ -589,7 +592,7 @@ fn wakers_that_use_the_engine_stop_nobody() {
             .map(|()| Arc::new(Busy { engine: engine.clone(), token: token.clone(), used: AtomicUsize::new(0) }));
         let mut stay = futures(&engine, &token);
         for future in &mut stay {
-            // Cloned, replaced by another, and that by the first again.
+            // The waker is cloned, replaced by another, and restored.
             for busy in [&busy[0], &busy[1], &busy[0]] {
                 assert!(poll_with(future, &busy.waker()).is_pending());
             }

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_a_peer_are_taken_apart() {
+    fn the_output_lines_of_a_peer_are_parsed() {
         let text = "mxnet PerDevice              chain                  1203 ns\n\
                     mxnet NewOperator+Push chain 800 ns\n\
                     oneTBB flow graph            METG50 stencil w16       1645 ns\n\

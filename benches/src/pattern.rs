@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn points_depend_on_points_that_there_are_and_on_none_twice() {
+    fn points_depend_on_existing_points_and_on_none_twice() {
         for dependence in Dependence::ALL {
             for width in [1, 2, 5, 16] {
                 let pattern = Pattern::new(dependence, width);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn five_are_read_where_the_type_says_so() {
+    fn patterns_with_five_dependencies_read_five_points() {
         assert_eq!(Pattern::new(Dependence::Nearest, 16).reads(1, 8), [6, 7, 8, 9, 10]);
         assert_eq!(Pattern::new(Dependence::Spread, 16).reads(1, 0).len(), 5);
         assert_eq!(Pattern::new(Dependence::Fft, 16).reads(3, 5), [5, 13]);

@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thousands_are_set_apart() {
+    fn thousands_are_separated() {
         assert_eq!(grouped(1_234_567.0, 0), "1,234,567");
         assert_eq!(grouped(123.456, 1), "123.5");
         assert_eq!(grouped(-1234.0, 0), "-1,234");

@@ -1,5 +1,5 @@
-//! What the tests and the fuzz targets share: engines of every kind, a watchdog, gates, and values that count their drops;
-//! programs of operations; and the functions that the fuzz targets run.
+//! Support for the tests and the fuzz targets: engines of every kind, a watchdog, gates, values that count their drops,
+//! programs of operations, and the functions that the fuzz targets run.
 
 #![allow(missing_docs, missing_debug_implementations, reason = "a private crate of tests")]
 #![allow(
@@ -38,30 +38,30 @@ use std::{
 
 use raddle::{Engine, EngineKind, IdlePolicy, OpError, Token, WaitError};
 
-/// How long a test may take before it counts as hanging. Miri takes hours for what else takes seconds.
+/// The time after which a test counts as hanging. Miri takes hours for work that otherwise takes seconds.
 pub const PATIENCE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 60 });
 
-/// How long something small may take where a planted bug makes it take for ever.
+/// The time limit of a short step that a planted bug makes hang.
 pub const AWHILE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 20 });
 
-/// How long something small may take inside a test that has something to say if it takes longer: less than any watchdog
-/// waits, also where `RADDLE_PATIENCE` has made it impatient.
+/// The time limit of a short step in a test that reports the delay itself: shorter than the limit of any watchdog, even
+/// where `RADDLE_PATIENCE` has lowered that.
 pub const SOON: Duration = Duration::from_secs(if cfg!(miri) { 18_000 } else { 5 });
 
-/// How long a test waits to see that something does *not* happen.
+/// The time that a test waits to see that something does *not* happen.
 pub const MOMENT: Duration = Duration::from_millis(50);
 
 pub const KINDS: [EngineKind; 3] = [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice];
 
 pub const THREADED: [EngineKind; 2] = [EngineKind::Pooled, EngineKind::PerDevice];
 
-/// An engine of `kind` with `workers` unpinned workers: pinned ones of tests that run side by side would share a core.
+/// Builds an engine of `kind` with `workers` unpinned workers: pinned workers of concurrent tests would share a core.
 pub fn engine(kind: EngineKind, workers: usize) -> Engine {
     Engine::builder().kind(kind).workers(workers).pin(false).build().expect("the engine is built")
 }
 
-/// Engines of every kind, with names for messages: one, two and four workers, some that spin for
-/// a while, some that sleep at once, some that are pinned.
+/// Builds engines of every kind, with names for messages: with one, two and four workers, some that spin before they park,
+/// some that park immediately, and some that are pinned.
 pub fn all_engines() -> Vec<(String, Engine)> {
     let mut engines = vec![("Naive".to_owned(), engine(EngineKind::Naive, 1))];
     let policies = [
@@ -82,16 +82,16 @@ pub fn all_engines() -> Vec<(String, Engine)> {
     engines
 }
 
-/// Runs `f` on a thread of its own and turns a hang into a failure with a message.
+/// Runs `f` on a separate thread and turns a hang into a failure with a message.
 #[track_caller]
 pub fn watched(f: impl FnOnce() + Send + 'static) {
     watched_for(PATIENCE, f);
 }
 
-/// As [`watched`], with another limit.
+/// Runs `f` as [`watched`] does, with another time limit.
 #[track_caller]
 pub fn watched_for(limit: Duration, f: impl FnOnce() + Send + 'static) {
-    // Where a hang is expected, as with a planted bug, nobody wants to wait for it: RADDLE_PATIENCE is in seconds.
+    // `RADDLE_PATIENCE`, in seconds, lowers the limit where a hang is expected, as with a planted bug.
     let patience = env::var("RADDLE_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
     let limit = patience.map_or(limit, |seconds| limit.min(Duration::from_secs(seconds)));
     let name = thread::current().name().unwrap_or("a test").to_owned();
@@ -100,7 +100,7 @@ pub fn watched_for(limit: Duration, f: impl FnOnce() + Send + 'static) {
         .name(name.clone())
         .spawn(move || {
             let result = panic::catch_unwind(panic::AssertUnwindSafe(f));
-            // Nobody listens if the time was up.
+            // The receiver is gone if the time was up.
             let _ = sender.send(result);
         })
         .expect("a thread starts");
@@ -128,7 +128,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A door that is closed until it is opened. Clones are the same door.
+/// A gate that is closed until it is opened. Clones refer to the same gate.
 #[derive(Clone, Default)]
 pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
@@ -152,7 +152,7 @@ impl Gate {
         assert!(self.pass_within(PATIENCE), "a gate stayed closed for {PATIENCE:?}");
     }
 
-    /// Waits until the gate is open; `false` if it was not in time.
+    /// Waits until the gate is open; returns `false` if `limit` expires first.
     pub fn pass_within(&self, limit: Duration) -> bool {
         let guard = lock(&self.0.0);
         let (guard, _) =
@@ -161,17 +161,17 @@ impl Gate {
     }
 }
 
-/// Threads that wait for each other.
+/// A point at which a number of threads wait for each other.
 #[derive(Clone)]
 pub struct Meeting(Arc<(Mutex<usize>, Condvar)>, usize);
 
 impl Meeting {
-    /// Of `count` threads.
+    /// Creates a meeting of `count` threads.
     pub fn new(count: usize) -> Self {
         Self(Arc::default(), count)
     }
 
-    /// Waits for all the others; `false` if they did not come in time.
+    /// Waits for all other threads; returns `false` if `limit` expires first.
     pub fn join_within(&self, limit: Duration) -> bool {
         let mut guard = lock(&self.0.0);
         *guard += 1;
@@ -184,10 +184,10 @@ impl Meeting {
         *guard >= self.1
     }
 
-    /// Waits for all the others, and panics if they do not come.
+    /// Waits for all other threads, and panics if they do not arrive in time.
     #[track_caller]
     pub fn join(&self) {
-        assert!(self.join_within(PATIENCE), "the others did not come within {PATIENCE:?}");
+        assert!(self.join_within(PATIENCE), "the other threads did not arrive within {PATIENCE:?}");
     }
 }
 
@@ -201,7 +201,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Keeps every ordinary worker of an engine busy until the gate that it gives is opened. When it returns they all are.
+/// Keeps every ordinary worker of an engine busy until the returned gate is opened. All of them are busy when it returns.
 pub fn occupy(engine: &Engine, workers: usize) -> Gate {
     let (gate, meeting) = (Gate::new(), Meeting::new(workers + 1));
     for _ in 0..workers {
@@ -218,8 +218,8 @@ pub fn occupy(engine: &Engine, workers: usize) -> Gate {
     gate
 }
 
-/// Makes an asynchronous operation that mutates `token` and is done when the gate that it gives is opened. When it returns,
-/// the operation has started. It works on all kinds of engines, and keeps no worker.
+/// Starts an asynchronous operation that mutates `token` and completes when the returned gate is opened. It has started
+/// when this returns. It works on all kinds of engines, and occupies no worker.
 pub fn hold(engine: &Engine, token: &Token) -> Gate {
     let (gate, started) = (Gate::new(), Gate::new());
     let (gate_inside, started_inside) = (gate.clone(), started.clone());
@@ -238,12 +238,12 @@ pub fn hold(engine: &Engine, token: &Token) -> Gate {
     gate
 }
 
-/// The failure that a wait ended with.
+/// Returns the failure that a wait ended with.
 #[track_caller]
 pub fn failure<T: Debug>(result: Result<T, WaitError>) -> OpError {
     match result {
         Err(WaitError::Failed(error)) => error,
-        other => panic!("an operation should have failed, but there is {other:?}"),
+        other => panic!("expected a failed operation, got {other:?}"),
     }
 }
 
@@ -258,18 +258,18 @@ impl Wake for Unpark {
     }
 }
 
-/// A future was not done in time.
+/// The error of a future that did not complete in time.
 #[derive(Debug)]
 pub struct NotInTime;
 
-/// Runs a future to its end on this thread, at most for `limit`.
+/// Runs a future to completion on this thread, for at most `limit`.
 pub fn block_on_within<F: Future>(future: F, limit: Duration) -> Result<F::Output, NotInTime> {
     let mut future = pin!(future);
     let unpark = Arc::new(Unpark(thread::current(), AtomicBool::new(true)));
     let waker = Waker::from(Arc::clone(&unpark));
     let start = Instant::now();
     loop {
-        // Only polled when woken, so that a lost wake-up is seen.
+        // Poll only when woken, so that a lost wake-up shows.
         if unpark.1.swap(false, SeqCst) {
             if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
                 return Ok(output);
@@ -282,7 +282,7 @@ pub fn block_on_within<F: Future>(future: F, limit: Duration) -> Result<F::Outpu
     }
 }
 
-/// Runs a future to its end on this thread, and panics if it is not woken in time.
+/// Runs a future to completion on this thread, and panics if it is not woken in time.
 #[track_caller]
 pub fn block_on<F: Future>(future: F) -> F::Output {
     block_on_within(future, PATIENCE).unwrap_or_else(|NotInTime| panic!("a future was not woken for {PATIENCE:?}"))
@@ -295,7 +295,7 @@ pub fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
 
 // --------------------------------------------------------------------------------------------------------- drops ----
 
-/// Makes things that must be dropped exactly once each, and counts.
+/// Creates and counts values that must each be dropped exactly once.
 #[derive(Clone, Default)]
 pub struct Drops(Arc<Counts>);
 
@@ -306,7 +306,7 @@ struct Counts {
     twice: AtomicUsize,
 }
 
-/// A thing that must be dropped exactly once.
+/// A value that must be dropped exactly once.
 pub struct Droppable {
     counts: Arc<Counts>,
     gone: AtomicBool,
@@ -330,18 +330,18 @@ impl Drops {
         self.0.dropped.load(SeqCst)
     }
 
-    /// Panics unless everything made was dropped exactly once.
+    /// Panics unless every value created was dropped exactly once.
     #[track_caller]
     pub fn assert_all_gone(&self) {
         self.check().unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Whether everything made was dropped exactly once.
+    /// Returns an error unless every value created was dropped exactly once.
     pub fn check(&self) -> Result<(), String> {
         match (self.0.twice.load(SeqCst), self.made(), self.dropped()) {
             (0, made, dropped) if made == dropped => Ok(()),
-            (0, made, dropped) => Err(format!("{made} things were made, and {dropped} dropped")),
-            (twice, ..) => Err(format!("{twice} things were dropped twice")),
+            (0, made, dropped) => Err(format!("{made} values were created, but {dropped} dropped")),
+            (twice, ..) => Err(format!("{twice} values were dropped twice")),
         }
     }
 }
@@ -353,9 +353,9 @@ impl Clone for Droppable {
 }
 
 impl Droppable {
-    /// Uses the thing, so that a closure captures it.
+    /// Uses the value, so that a closure captures it.
     pub fn touch(&self) {
-        assert!(!self.gone.load(SeqCst), "a thing is used after its drop");
+        assert!(!self.gone.load(SeqCst), "a value was used after its drop");
     }
 }
 
@@ -367,7 +367,7 @@ impl Drop for Droppable {
     }
 }
 
-/// Something whose drop panics, unless the thread unwinds already.
+/// A value whose drop panics, unless the thread is already unwinding.
 pub struct PanicsOnDrop(pub &'static str);
 
 impl Drop for PanicsOnDrop {
@@ -380,7 +380,7 @@ impl Drop for PanicsOnDrop {
 
 // ----------------------------------------------------------------------------------------------- the process ----
 
-/// Tells a test that it runs as [`child`].
+/// The environment variable that is set in a process started by [`child`].
 const CHILD: &str = "RADDLE_TEST_CHILD";
 
 /// Whether this process was started by [`child`].
@@ -388,14 +388,14 @@ pub fn is_child() -> bool {
     env::var_os(CHILD).is_some()
 }
 
-/// Runs the ignored test `name` of this binary in a process of its own, with more environment variables, and gives whether
-/// it succeeded and what it printed. For what would take the whole process down, or needs one of its own.
+/// Runs the ignored test `name` of this binary in a separate process, with additional environment variables, and returns
+/// whether it succeeded and its output. For tests that end their process or change its state.
 #[track_caller]
 pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
     struct Kill(Child);
     impl Drop for Kill {
         fn drop(&mut self) {
-            // It has ended, or it must.
+            // An error means that the process has already ended.
             let _ = self.0.kill();
             let _ = self.0.wait();
         }
@@ -438,26 +438,26 @@ pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
     }
 }
 
-/// Runs the ignored test `name` as [`child`] and panics unless it succeeds.
+/// Runs the ignored test `name` by [`child`] and panics unless it succeeds.
 #[track_caller]
 pub fn child_succeeds(name: &str) {
     let (success, text) = child(name, &[]);
-    assert!(success, "in a process of its own, {name} failed: {text}");
+    assert!(success, "{name} failed in its own process: {text}");
 }
 
-/// The number of threads of this process.
+/// Returns the number of threads of this process.
 #[cfg(target_os = "linux")]
 pub fn thread_count() -> usize {
     fs::read_dir("/proc/self/task").expect("procfs").count()
 }
 
-/// Bytes of this process that are in memory.
+/// Returns the resident bytes of this process.
 #[cfg(target_os = "linux")]
 pub fn resident_bytes() -> usize {
     status_bytes("VmRSS:")
 }
 
-/// Bytes of the addresses that this process has.
+/// Returns the bytes of address space that this process has mapped.
 #[cfg(target_os = "linux")]
 pub fn mapped_bytes() -> usize {
     status_bytes("VmSize:")
@@ -470,7 +470,7 @@ fn status_bytes(what: &str) -> usize {
     line.trim().trim_end_matches("kB").trim().parse::<usize>().expect("a number of kB") * 1024
 }
 
-/// The cores that the calling thread may use, as the kernel lists them.
+/// Returns the cores that the calling thread may use, as the kernel lists them.
 #[cfg(target_os = "linux")]
 pub fn allowed_cores() -> String {
     let status = fs::read_to_string("/proc/thread-self/status").expect("procfs");
@@ -478,7 +478,7 @@ pub fn allowed_cores() -> String {
     line.trim().to_owned()
 }
 
-/// Counts how often each of several things happened.
+/// Counts of events by name.
 #[derive(Clone, Default)]
 pub struct Tallies(Arc<Mutex<HashMap<String, usize>>>);
 
@@ -492,7 +492,7 @@ impl Tallies {
     }
 }
 
-/// A list that operations write down what they do in.
+/// A shared list to which operations append.
 #[derive(Clone)]
 pub struct Journal<T>(Arc<Mutex<Vec<T>>>);
 

@@ -1,4 +1,4 @@
-//! The logger of a test's process: a hook. Not a part of `mod.rs`, since not everybody who uses that has the crate `log`.
+//! A logger that passes the messages of a test's process to a hook.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -23,7 +23,7 @@ impl log::Log for Logger {
     fn flush(&self) {}
 }
 
-/// In this process, what is logged goes to `hook`.
+/// Passes all log messages of this process to `hook`.
 pub fn log_to(hook: impl Fn(&str) + Send + Sync + 'static) {
     *HOOK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hook));
     if log::set_logger(&Logger).is_ok() {

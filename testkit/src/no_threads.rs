@@ -1,14 +1,13 @@
-//! A process in which no thread can be started. Not a part of `mod.rs`, since not everybody who uses that has the crate
-//! `libc`.
+//! A guard that keeps the process from starting threads.
 
 use std::thread;
 
 use crate::{Gate, mapped_bytes};
 
-/// While this lives, no thread can be started: there is no room for its stack.
+/// While this value lives, no thread can be started: there is no address space for its stack.
 pub struct NoThreads {
     before: libc::rlimit,
-    /// They have what stacks are left of threads that have ended.
+    /// Threads that occupy the cached stacks of threads that have ended.
     parked: Vec<thread::JoinHandle<()>>,
     over: Gate,
 }
@@ -16,9 +15,9 @@ pub struct NoThreads {
 impl NoThreads {
     pub fn new() -> Self {
         let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: there is a place to write to.
+        // SAFETY: `before` is a live `rlimit` that the call may write.
         assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut before) }, 0);
-        // Less than a stack, enough for what is allocated meanwhile.
+        // The room is smaller than a stack, and large enough for the allocations made meanwhile.
         Self::set(libc::rlimit { rlim_cur: mapped_bytes() as u64 + (1 << 20), ..before });
         let over = Gate::new();
         let park = || {
@@ -30,7 +29,7 @@ impl NoThreads {
     }
 
     fn set(limit: libc::rlimit) {
-        // SAFETY: there is a limit to read.
+        // SAFETY: `limit` is a live `rlimit` that the call only reads.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
     }
 }
