@@ -14,7 +14,7 @@ use std::{
 };
 
 use common::{KINDS, MOMENT, child, engine, is_child, on_kinds};
-use raddle::{Cause, Device, Engine, PushError, SimulatedGpu, WaitError, cx};
+use raddle::{Cause, Completion, Device, Engine, PushError, SimulatedGpu, Var, WaitError, cx};
 
 #[test]
 fn the_context_stands_anywhere_among_the_accesses() {
@@ -178,5 +178,56 @@ fn in_a_child_operations_push_by_their_context() {
         chain(&engine, 100);
         drop(engine);
         std::process::exit(0);
+    }
+}
+
+/// A wait inside the function runs work that the thread has deferred, but must not complete the function's own operation.
+#[test]
+fn a_completion_that_a_panic_drops_leaves_the_operation_to_its_function() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// Waits while the function unwinds, with its reference to the value.
+    struct WaitOnDrop<'a>(&'a mut Vec<u8>, Engine, Var<u8>, mpsc::Sender<usize>);
+    impl Drop for WaitOnDrop<'_> {
+        fn drop(&mut self) {
+            let _ = self.1.wait_for_var(&self.2);
+            thread::sleep(Duration::from_millis(20));
+            let _ = self.3.send(self.0.len());
+        }
+    }
+
+    for catches in [true, false] {
+        let engine = Engine::builder().workers(2).pin(false).build().unwrap();
+        let (value, other) = (engine.var(vec![0u8; 4]), engine.var(0u8));
+        let (release, held) = mpsc::channel::<()>();
+        let (sender, lengths) = mpsc::channel();
+        engine.op("other").push(other.write(), move |_| _ = held.recv()).unwrap();
+        let (inner, its_other) = (engine.downgrade(), other.clone());
+        let first = move |value: &mut Vec<u8>, done: Completion| {
+            let waiting = WaitOnDrop(value, inner, its_other, sender);
+            if catches {
+                let dropped = catch_unwind(AssertUnwindSafe(move || {
+                    let _done = done;
+                    std::panic::resume_unwind(Box::new("caught"));
+                }));
+                assert!(dropped.is_err());
+            } else {
+                let _done = done;
+                std::panic::resume_unwind(Box::new("on purpose"));
+            }
+            drop(waiting);
+        };
+        engine.op("first").push_async(value.write(), first).unwrap();
+        engine.op("second").run_always().push(value.write(), |value| *value = vec![1; 100]).unwrap();
+        thread::sleep(Duration::from_millis(20));
+        drop(release);
+        assert_eq!(lengths.recv_timeout(Duration::from_secs(60)), Ok(4), "the next operation ran beside the function");
+        let error = match engine.wait_for_var(&value) {
+            Err(WaitError::Failed(error)) => error,
+            other => panic!("{other:?}"),
+        };
+        let is_lost = matches!(error.cause(), Cause::LostCompletion);
+        assert_eq!(is_lost, catches, "{error}");
+        engine.clear_errors();
     }
 }

@@ -24,6 +24,16 @@ where
     cx: Cx,
 }
 
+/// A bound that names the lifetime, and a type with lifetimes of its own.
+#[derive(Accesses)]
+struct Bounded<'v, T: Send + Sync + 'static + 'v>
+where
+    T: 'v,
+{
+    function: Write<'v, Box<dyn Fn(&T) -> usize + Send>>,
+    value: Read<'v, T>,
+}
+
 fn engine() -> Engine {
     Engine::builder().workers(2).pin(false).build().expect("the engine is built")
 }
@@ -89,4 +99,14 @@ fn a_variable_in_two_fields_is_refused_as_in_a_tuple() {
     let aliased = Step { weights: values.write(), gradient: values.read() };
     let error = engine.op("step").push(aliased, |_| ()).unwrap_err();
     assert!(matches!(error, PushError::AliasedVariable), "{error}");
+}
+
+#[test]
+fn bounds_and_types_may_name_lifetimes() {
+    let engine = engine();
+    let function = engine.var(Box::new(|text: &String| text.len()) as Box<dyn Fn(&String) -> usize + Send>);
+    let value = engine.var(String::from("four"));
+    let bounded = Bounded { function: function.write(), value: value.read() };
+    let length = engine.op("call").submit(bounded, |bounded| (bounded.function)(bounded.value)).unwrap();
+    assert_eq!(length.wait().unwrap(), 4);
 }

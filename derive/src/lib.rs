@@ -3,8 +3,7 @@
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote};
 use syn::{
-    Data, DeriveInput, Error, Fields, GenericParam, Ident, Lifetime, Type, parse_macro_input,
-    visit_mut::{self, VisitMut},
+    Data, DeriveInput, Error, Fields, GenericParam, Ident, Lifetime, Type, parse_macro_input, visit_mut::VisitMut,
 };
 
 /// Lets a struct declare the accesses of an operation, so that its function gets a struct of references.
@@ -18,17 +17,14 @@ pub fn derive_accesses(input: proc_macro::TokenStream) -> proc_macro::TokenStrea
     expand(&input).unwrap_or_else(Error::into_compile_error).into()
 }
 
-/// Replaces every lifetime by `'static`.
-struct MakeStatic;
+/// Replaces the lifetimes of the struct by `'static`.
+struct MakeStatic(Vec<Lifetime>);
 
 impl VisitMut for MakeStatic {
     fn visit_lifetime_mut(&mut self, lifetime: &mut Lifetime) {
-        *lifetime = Lifetime::new("'static", lifetime.span());
-    }
-
-    fn visit_type_reference_mut(&mut self, reference: &mut syn::TypeReference) {
-        reference.lifetime = Some(Lifetime::new("'static", Span::mixed_site()));
-        visit_mut::visit_type_reference_mut(self, reference);
+        if self.0.contains(lifetime) {
+            *lifetime = Lifetime::new("'static", lifetime.span());
+        }
     }
 }
 
@@ -47,9 +43,10 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
     let visibilities: Vec<_> = fields.named.iter().map(|field| &field.vis).collect();
     let types: Vec<&Type> = fields.named.iter().map(|field| &field.ty).collect();
     // A reference that an operation gets does not depend on how long the handles of its variables live.
+    let mut make_static = MakeStatic(input.generics.lifetimes().map(|param| param.lifetime.clone()).collect());
     let lasting = types.iter().map(|ty| {
         let mut ty = (*ty).clone();
-        MakeStatic.visit_type_mut(&mut ty);
+        make_static.visit_type_mut(&mut ty);
         ty
     });
     let lasting: Vec<Type> = lasting.collect();
@@ -58,8 +55,17 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
     let (impl_generics, ty_generics, where_clause) = input.generics.split_for_impl();
     let call = Lifetime::new("'__call", Span::mixed_site());
     // The struct of references has the type parameters, and one lifetime for all.
-    let params: Vec<_> =
-        input.generics.params.iter().filter(|param| !matches!(param, GenericParam::Lifetime(_))).collect();
+    let params = input.generics.params.iter().filter(|param| !matches!(param, GenericParam::Lifetime(_))).cloned();
+    let params: Vec<GenericParam> = params
+        .map(|mut param| {
+            make_static.visit_generic_param_mut(&mut param);
+            param
+        })
+        .collect();
+    let mut lasting_where = where_clause.cloned();
+    if let Some(clause) = &mut lasting_where {
+        make_static.visit_where_clause_mut(clause);
+    }
     let args = params.iter().map(|param| match param {
         GenericParam::Type(param) => &param.ident,
         GenericParam::Const(param) => &param.ident,
@@ -71,7 +77,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
     let documentation = format!("What the function of an operation gets that declares [`{name}`].");
     Ok(quote! {
         #[doc = #documentation]
-        #visibility struct #refs<#call, #(#params),*> #where_clause {
+        #visibility struct #refs<#call, #(#params),*> #lasting_where {
             #(
                 #[allow(missing_docs)]
                 #visibilities #names: <#lasting as ::raddle::Accesses>::Refs<#call>,

@@ -81,8 +81,8 @@ pub trait Accesses: sealed::Sealed {
     fn capture(&self) -> Self::Captured;
 
     /// # Safety
-    /// 1. `captured` came from [`capture`](Self::capture), and an operation that declared the same holds its variables for
-    ///    `'a`.
+    /// 1. `captured` came from [`capture`](Self::capture), and an operation that declared the same holds its variables
+    ///    for `'a`.
     /// 2. No variable is named twice where one of the references is exclusive, and this is called once per run.
     #[doc(hidden)]
     unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a>;
@@ -134,8 +134,8 @@ impl<T: Send + Sync + 'static> Accesses for Read<'_, T> {
     }
 
     unsafe fn refs<'a>(captured: &Captured<T>, _: &'a OpContext<'a>) -> &'a T {
-        // SAFETY: (1): the operation holds the variable for reading, so nobody mutates the value; it is the value's type,
-        // and what drops the value comes after this operation in the variable's order.
+        // SAFETY: (1): the operation holds the variable for reading, so nobody mutates the value; it is the value's
+        // type, and what drops the value comes after this operation in the variable's order.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
         // SAFETY: as above.
         unsafe { &*value }

@@ -1,4 +1,4 @@
-//! How an engine is made.
+//! The configuration of an engine.
 
 use std::{
     env,
@@ -36,8 +36,8 @@ impl Engine {
         EngineBuilder::default()
     }
 
-    /// Returns the engine of the process, built with the default settings by the first call. It is never dropped: a program
-    /// must call [`shutdown`](Self::shutdown) or wait before it exits. A forked child builds one of its own.
+    /// Returns the engine of the process, built with the default settings by the first call. It is never dropped: a
+    /// program must call [`shutdown`](Self::shutdown) or wait before it exits. A forked child builds one of its own.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -77,7 +77,7 @@ impl Global {
     }
 }
 
-/// Makes an [`Engine`]; from [`Engine::builder`].
+/// Configures and creates an [`Engine`], from [`Engine::builder`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -102,58 +102,60 @@ pub struct EngineBuilder {
 }
 
 impl EngineBuilder {
-    /// The kind of engine. Default: what the environment variable `RADDLE_ENGINE` says, else
-    /// [`PerDevice`](EngineKind::PerDevice). A kind set here is never overridden by the environment.
+    /// Sets the kind of engine. Default: the value of the environment variable `RADDLE_ENGINE`, and
+    /// [`PerDevice`](EngineKind::PerDevice) if that is not set. The environment never overrides a kind that is set
+    /// here.
     pub fn kind(mut self, kind: EngineKind) -> Self {
         self.kind = Some(kind);
         self
     }
 
-    /// The number of workers for ordinary operations. Default: one per core that the engine may use (see [`pin`](Self::pin)),
-    /// and no more than the quota of its control group. More workers than cores are allowed; those beyond are not pinned.
+    /// Sets the number of workers for ordinary operations. Default: one for each core that the engine may use (see
+    /// [`pin`](Self::pin)), limited by the quota of its control group. There may be more workers than cores; those
+    /// beyond the number of cores are not pinned.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = Some(workers);
         self
     }
 
-    /// The number of workers for [`Property::CpuPrioritized`](crate::Property::CpuPrioritized) operations, of
+    /// Sets the number of workers for [`Property::CpuPrioritized`](crate::Property::CpuPrioritized) operations of
     /// [`PerDevice`](EngineKind::PerDevice) engines. Default: 1. They are not pinned, so that the operating system can
-    /// put them beside busy workers.
+    /// schedule them beside busy workers.
     pub fn prioritized_workers(mut self, workers: usize) -> Self {
         self.prioritized_workers = Some(workers);
         self
     }
 
-    /// Whether each worker stays on a core of its own. Default: `true`. Where the operating system refuses, the worker runs
-    /// unpinned, [`Engine::placements`] tells, and a warning is logged. The threads of a GPU stay on the cores near it, where
-    /// Linux tells which these are.
+    /// Sets whether each worker is pinned to a core of its own. Default: `true`. If the operating system refuses, the
+    /// worker runs unpinned, [`Engine::placements`] reports it, and a warning is logged. The threads of a GPU run on
+    /// the cores near it, if Linux reports which cores these are.
     ///
-    /// An engine may use the cores that the thread which builds it may use at that moment; one that is built by a thread of
-    /// another engine has that engine's. All of its threads keep to them, and what happens to other threads later changes
-    /// nothing. Of these cores it takes as many as it has workers: those that have the fewest pinned workers of
-    /// other engines of the process, and among equals the first ones. A worker gives its core back when the engine ends.
+    /// An engine may use the cores that the building thread may use at that moment; an engine that is built by a thread
+    /// of another engine may use that engine's cores. All of its threads stay on these cores. The engine pins its
+    /// workers to those of them that have the fewest pinned workers of other engines of the process, and among equals
+    /// to the first ones. A worker releases its core when the engine ends.
     ///
-    /// A thread that an operation starts inherits the core of the worker; [`unpinned`](crate::unpinned) is for operations that
-    /// start threads, such as those of a thread pool.
+    /// A thread that an operation starts inherits the core of the worker. Operations that start threads, such as those
+    /// of a thread pool, do so inside [`unpinned`](crate::unpinned).
     pub fn pin(mut self, pin: bool) -> Self {
         self.unpinned = !pin;
         self
     }
 
-    /// What workers without work do. Default: [`IdlePolicy::SpinThenPark`] for 50 µs.
+    /// Sets what workers without work do. Default: [`IdlePolicy::SpinThenPark`] for 50 µs.
     pub fn idle(mut self, idle: IdlePolicy) -> Self {
         self.idle = idle;
         self
     }
 
-    /// Adds a GPU, which operations name by [`Device::Gpu`](crate::Device::Gpu) with the number of GPUs added before. Its
-    /// threads are started with the first operation that is for it.
+    /// Adds a GPU. Operations name it by [`Device::Gpu`](crate::Device::Gpu) with the number of GPUs that were added
+    /// before. Its threads start with the first operation for it.
     pub fn gpu(mut self, gpu: impl Into<GpuDriver>) -> Self {
         self.gpus.push(gpu.into());
         self
     }
 
-    /// Makes the engine and starts its threads.
+    /// Creates the engine and starts its threads.
     ///
     /// # Errors
     /// Zero or too many workers, too many GPUs, an unknown `RADDLE_ENGINE`, or a thread that could not be started.

@@ -16,14 +16,14 @@ use crate::{
     tracker::OpRef,
 };
 
-/// Ends an asynchronous operation: it is complete when this token is used, from any thread. Where the operation's function
-/// gets references to values, it is complete when the function has returned as well.
+/// Completes an asynchronous operation, from any thread. If the operation's function gets references to values, the
+/// operation is complete only when the function has returned as well.
 ///
-/// A token dropped unused ends its operation at once, with [`Cause::LostCompletion`], so a forgotten completion is an error
-/// and not a hang. That holds inside the operation's own function as well: an early return fails the operation with
-/// `LostCompletion`, and what it returns is reported by [`Engine::wait_for_all`](crate::Engine::wait_for_all); pass the error to
-/// [`fail`](Self::fail) instead. Only a panic that drops the token fails the operation by itself, when it has left the
-/// function.
+/// A completion that is dropped unused fails its operation immediately, with [`Cause::LostCompletion`]: a forgotten
+/// completion is an error and not a hang. This includes an early return of the operation's own function, whose error
+/// [`Engine::wait_for_all`](crate::Engine::wait_for_all) then reports; pass the error to [`fail`](Self::fail) instead.
+/// If a panic of the function drops the completion, the operation fails with the panic. A completion that is leaked, as
+/// by [`std::mem::forget`], never completes its operation: the operations behind it wait forever.
 ///
 /// What the thread that uses the token wrote before is visible to the operations that come after.
 ///
@@ -108,15 +108,23 @@ impl Drop for Completion {
         if removed(Step::DropCompletes) {
             return;
         }
-        // Where a panic of the operation's own function drops it, that is the error to tell.
-        if let Some(op) = frame::leave_lost(op) {
-            resolve(self.gate.take(), op, core, Err(Cause::LostCompletion));
+        if let Some(gate) = self.gate.take() {
+            // Not left with the frame: a wait inside the function would resolve it there, while the function still has
+            // its references. Behind the gate, a panic of the function replaces this cause.
+            resolve(Some(gate), op, core, Err(Cause::LostCompletion));
+        } else if let Some(op) = frame::leave_lost(op) {
+            // If a panic of the operation's own function drops the completion, the panic is the failure.
+            resolve(None, op, core, Err(Cause::LostCompletion));
         }
     }
 }
 
 /// Ends an operation by its completion; later, if its function still has references to values.
 fn resolve(gate: Option<Arc<Gate>>, op: OpRef<Task>, core: Arc<Core>, result: Result<(), Cause>) {
+    if core.is_forked() {
+        // Another thread of the parent process may have held the lock of the gate.
+        return std::mem::forget((gate, op, core, result));
+    }
     let used = Used { op, core, result };
     let passed = match gate {
         Some(gate) => gate.pass(used),
@@ -190,9 +198,14 @@ pub(crate) unsafe fn call_async<A: Accesses>(
     }
     let gate = Arc::<Gate>::default();
     done.gate = Some(Arc::clone(&gate));
-    // SAFETY: (1) and (2). The operation holds its variables until its completion is used, and the gate keeps it from ending
-    // until `f` has returned.
+    // SAFETY: (1) and (2). The operation holds its variables until its completion is used, and the gate keeps it from
+    // ending until `f` has returned.
     let result = panics::catch(|| f(unsafe { A::refs(captured, &cx) }, done));
+    if call.core().is_forked() {
+        // The parent process completes the operation, and another thread of it may have held the lock of the gate.
+        std::mem::forget((gate, result));
+        return Ok(());
+    }
     match (gate.open(), result) {
         (Some(Used { op, core, result }), Ok(Ok(()))) => {
             core.resolve(op, result);

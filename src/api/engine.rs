@@ -51,24 +51,24 @@ use crate::{
 /// How an engine is shut down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
-    /// What was pushed runs to its end; operations may still push others.
+    /// Pending operations run, and may push further operations. All other pushes are refused.
     Drain,
-    /// What has not started fails with [`Cause::Cancelled`](crate::Cause::Cancelled). Deletions still run.
+    /// Operations that have not started fail with [`Cause::Cancelled`](crate::Cause::Cancelled). Deletions still run.
     Cancel,
 }
 
-/// A dependency engine: operations that name what they read and what they mutate are pushed, conflicting ones run in push
-/// order, all others in parallel.
+/// A dependency engine. Programs push operations that name the variables they read and mutate. Conflicting operations
+/// run in push order, and all others in parallel.
 ///
-/// Any number of threads may push at once, operations included, and each push is atomic over all its variables: there is
-/// one order of all pushes that every variable agrees with, each thread's own order and real time included. Pushing never
-/// waits for others, whatever is running. Only operations of a [`Naive`](EngineKind::Naive) engine, and
-/// [eager](crate::OpBuilder::eager) ones that are ready, run inside a push.
+/// Any number of threads may push concurrently, operations included. Each push is atomic over all its variables: there
+/// is one order of all pushes that every variable agrees with, and it respects each thread's own order and real time. A
+/// push never waits for other operations. Only operations of a [`Naive`](EngineKind::Naive) engine, and
+/// [eager](crate::OpBuilder::eager) operations that are ready, run inside a push.
 ///
-/// Clones are handles of the same engine. Dropping the last one drains it: waits for what is pending and ends the threads.
-/// Inside an operation, of whichever engine, and in other code that an engine calls, it does so in the background. Variables
-/// may outlive their engine; they can still be read by
-/// [`get`](Self::get) as long as somebody has a handle of it.
+/// Clones are handles of the same engine. Dropping the last one drains the engine: the drop waits for the pending
+/// operations and ends the threads. Inside an operation of any engine, and in other code that an engine calls, the drop
+/// returns immediately and the engine ends in the background. Variables may outlive their engine. [`get`](Self::get)
+/// can read them as long as a handle of the engine is left.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -89,17 +89,19 @@ pub enum Shutdown {
 ///
 /// # Forked processes
 ///
-/// A child that was forked by `fork` has none of the threads of its parent's engines, and is not of use to them. On Linux,
-/// every call on such an engine, or on what it gave, ends at once there, with [`PushError::Forked`] where it can give an
-/// error: a wait with [`WaitError::Refused`], a shutdown with [`ShutdownError::Forked`], a future when it is polled. Nothing
-/// that was pending runs there, and drops do nothing: variables and their values stay in memory. The parent notices nothing.
+/// A forked child has none of the threads of its parent's engines, so those engines cannot work there. On Linux, every
+/// call on such an engine, or on its variables and handles, returns immediately in the child: a push with
+/// [`PushError::Forked`], a wait with [`WaitError::Refused`], a shutdown with [`ShutdownError::Forked`], and a future
+/// when it is polled. Pending operations do not run in the child, and drops do nothing there: variables and their
+/// values stay in memory. The parent is not affected.
 ///
-/// An engine that is built in the child works, as [`global`](Self::global) does, which is another one there. So does a child
-/// that was forked inside an operation; if that was on a thread of the engine, the thread ends when the operation's function
-/// has returned. GPUs of the parent are not for engines of the child: simulated ones are lost there, and CUDA cannot be used
-/// in a child of a process that has used it.
+/// A child may build engines of its own, and [`global`](Self::global) returns one of its own there. A child may also be
+/// forked inside an operation. If that happens on a thread of the engine, the thread ends when the operation's function
+/// returns. A child cannot use the GPUs of its parent: simulated ones are lost there, and CUDA does not work in a child
+/// of a process that has used it.
 ///
-/// Other systems, and `clone` without `fork`, are not noticed. The child must not use an engine there.
+/// Forks on other systems, and `clone` without `fork`, are not detected. The child must not use the engines of its
+/// parent there.
 pub struct Engine {
     core: Arc<Core>,
     /// Whether this handle keeps the engine open.
@@ -152,12 +154,12 @@ impl Engine {
         &self.core
     }
 
-    /// Returns a handle that pushes and waits, but does not keep the engine open: the engine drains when the last handle
-    /// that does is dropped, and what is pushed afterwards is refused with [`PushError::ShutDown`].
+    /// Returns a handle that pushes and waits, but does not keep the engine open: the engine drains when the last
+    /// handle that does is dropped, and what is pushed afterwards is refused with [`PushError::ShutDown`].
     ///
-    /// Operations of the engine may still push while it drains, and the drain waits for that work as well. So a downgraded
-    /// handle is the one for a closure to capture: with a clone of the engine itself, the engine stays open until the
-    /// closure is dropped, and nothing waits for its work when `main` returns.
+    /// Operations of the engine may still push while it drains, and the drain waits for that work as well. So a
+    /// downgraded handle is the one for a closure to capture: with a clone of the engine itself, the engine stays open
+    /// until the closure is dropped, and nothing waits for its work when `main` returns.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -175,8 +177,8 @@ impl Engine {
         Self::uncounted(Arc::clone(&self.core))
     }
 
-    /// Returns a handle of the engine whose operation runs on this thread, or `None` outside operations. As one from
-    /// [`downgrade`](Self::downgrade), it does not keep the engine open.
+    /// Returns a handle of the engine whose operation runs on this thread, or `None` outside operations. Like the
+    /// handle that [`downgrade`](Self::downgrade) returns, it does not keep the engine open.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -196,14 +198,14 @@ impl Engine {
         frame::current_engine().map(Self::uncounted)
     }
 
-    /// The engine's kind.
+    /// Returns the kind of the engine.
     #[must_use]
     pub fn kind(&self) -> EngineKind {
         self.core.kind()
     }
 
-    /// Where each worker of the CPU's lane was put when the engine was built. Engines of one process are put on different
-    /// cores while there are enough; [`EngineBuilder::pin`](crate::EngineBuilder::pin) says which.
+    /// Returns where each worker of the CPU's lane was placed when the engine was built. Engines of one process use
+    /// different cores while there are enough; [`EngineBuilder::pin`](crate::EngineBuilder::pin) states the rule.
     #[must_use]
     pub fn placements(&self) -> &[Placement] {
         self.core.placements.get().map_or(&[], |placements| placements)
@@ -211,38 +213,39 @@ impl Engine {
 
     // -------------------------------------------------------------------------------------------------- variables ----
 
-    /// Makes a variable with a value.
+    /// Creates a variable with a value.
     pub fn var<T: Send + 'static>(&self, value: T) -> Var<T> {
         Var::new(Token::typed(&self.core, value))
     }
 
-    /// Makes a variable for `len` values in a device's memory, of unspecified content. The memory comes from a pool; the
-    /// device's driver is asked on the calling thread if there is none.
+    /// Creates a variable for `len` values in the memory of a device, with unspecified content. The memory comes from a
+    /// pool. If the pool has none, the calling thread asks the driver of the device.
     ///
     /// # Errors
-    /// There is no such device, it has no memory left, or it is lost.
+    /// The engine has no such device, the device has no memory left, or it is lost.
     pub fn device_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<DeviceVec<T>>, DeviceError> {
         let memory = DeviceVec::<T>::new(&self.driver(gpu)?, len)?;
         Ok(Var::new(Token::placed(&self.core, memory, false)))
     }
 
-    /// Makes a variable for `len` values in memory of the host that the device copies to and from by itself: page-locked,
-    /// cacheable, at first zero. As for [`device_var`](Self::device_var), it comes from a pool.
+    /// Creates a variable for `len` values in page-locked memory of the host, which the device copies from and to
+    /// directly. The memory is cacheable and starts as zeros. It comes from a pool, as that of
+    /// [`device_var`](Self::device_var).
     ///
     /// # Errors
-    /// There is no such device, there is no memory left, or the device is lost.
+    /// The engine has no such device, there is no memory left, or the device is lost.
     pub fn pinned_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<PinnedVec<T>>, DeviceError> {
         let memory = PinnedVec::<T>::new(&self.driver(gpu)?, len)?;
         Ok(Var::new(Token::placed(&self.core, memory, true)))
     }
 
-    /// Makes a variable for a stream of the program's own, for operations that issue work on it by
-    /// [`GpuStream::include`](crate::GpuStream::include). An operation that mutates it has the stream to itself, and operations
-    /// of its device that do come after one another as those on a value in the device's memory do: without a wait of the
-    /// host.
+    /// Creates a variable for a stream of the program's own, for operations that issue work on it by
+    /// [`GpuStream::include`](crate::GpuStream::include). An operation that mutates the variable has the stream to
+    /// itself. Operations of its device that mutate it run in push order, and the host waits for none of them.
     ///
-    /// Name it with [`overwrite`](crate::Var::overwrite): then an operation that fails leaves the stream to the next. But the
-    /// success of the next ends the failure for this variable, so let operations mutate what their work is about as well.
+    /// Declare it with [`overwrite`](crate::Var::overwrite): then the next operation can use the stream even if the one
+    /// before it has failed. Its success clears the error of this variable, so operations should also mutate the
+    /// variables that hold their data.
     pub fn stream_var(&self, stream: ImportedStream) -> Var<ImportedStream> {
         Var::new(Token::placed(&self.core, stream, false))
     }
@@ -260,17 +263,19 @@ impl Engine {
         }
     }
 
-    /// Makes a variable without a value: it stands for something outside the engine.
+    /// Creates a variable without a value, which stands for something outside the engine.
     pub fn token(&self) -> Token {
         Token::typed(&self.core, ())
     }
 
-    /// Deletes a variable: its value is dropped and then `f` runs, after every operation pushed on it before. Later pushes
-    /// on it are refused; waits for it wait for the deletion. The deletion runs on the calling thread if nothing is
-    /// pending on the variable, also on failed variables, and also when the engine is shut down.
+    /// Deletes a variable: after every operation that was pushed on it before, its value is dropped, and then `f` runs.
+    /// Later pushes on the variable are refused, and waits for it wait for the deletion. The deletion runs on the
+    /// calling thread if no operation is pending on the variable. It runs even if the variable has failed, or the
+    /// engine is shut down.
     ///
     /// # Errors
-    /// [`PushError::ForeignVariable`], or [`PushError::DeletedVariable`] if it was deleted before; `f` does not run then.
+    /// [`PushError::ForeignVariable`], or [`PushError::DeletedVariable`] if the variable was deleted before. Then `f`
+    /// does not run.
     #[track_caller]
     pub fn delete_variable(
         &self,
@@ -280,7 +285,8 @@ impl Engine {
         self.core.delete_variable(variable.as_ref().var(), Location::caller(), |call| f(&OpContext::new(call)))
     }
 
-    /// Ends the failure of a variable, in push order: operations pushed before are still skipped, those pushed after run.
+    /// Clears the variable's error, in push order: operations that were pushed before this call are still skipped, and
+    /// those pushed after it run.
     ///
     /// # Errors
     /// [`PushError::ForeignVariable`] or [`PushError::DeletedVariable`].
@@ -289,8 +295,8 @@ impl Engine {
         self.core.clear_error(variable.as_ref().var(), Location::caller())
     }
 
-    /// Takes all failures that [`wait_for_all`](Self::wait_for_all) has yet to report; returns the earliest and how many
-    /// there were. Failed variables stay failed. In a forked child there are none.
+    /// Takes all errors that [`wait_for_all`](Self::wait_for_all) has yet to report. Returns the earliest one and how
+    /// many there were, or `None` if there were none. Failed variables stay failed. In a forked child there are none.
     pub fn clear_errors(&self) -> Option<(OpError, u64)> {
         if self.core.is_forked() {
             return None;
@@ -300,12 +306,12 @@ impl Engine {
 
     // ------------------------------------------------------------------------------------------------------ waits ----
 
-    /// Clones the value of a variable out, after every mutation pushed before. The clone is made on the calling thread if
-    /// no mutation is pending, else on a worker; other readers go on meanwhile.
+    /// Waits for every mutation of the variable that was pushed before, and returns a clone of its value. The clone is
+    /// made on the calling thread if no mutation is pending, and otherwise on a worker. Other readers run meanwhile.
     ///
     /// # Errors
-    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation names it,
-    /// [`WaitError::Refused`] if it is another engine's or deleted, [`WaitError::TooManyWaiting`].
+    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation names
+    /// it, [`WaitError::Refused`] if it belongs to another engine or is deleted, [`WaitError::TooManyWaiting`].
     #[track_caller]
     pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
         self.core.check_wait()?;
@@ -327,53 +333,55 @@ impl Engine {
         self.core.wait_for_result(&oneshot, None)
     }
 
-    /// Waits for every operation on the variable pushed before the call.
+    /// Waits for every operation on the variable that was pushed before the call.
     ///
-    /// On any thread, workers included: an operation that waits gives its worker to another thread meanwhile.
+    /// Any thread may wait. An operation that waits gives its worker to another thread meanwhile.
     ///
     /// # Errors
-    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation names it,
-    /// [`WaitError::TooManyWaiting`], or [`WaitError::Refused`] if it is another engine's. [`WaitError::OnDevice`] and
-    /// [`WaitError::InDeletion`] where nobody can wait, also if nothing is pending.
+    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation names
+    /// it, [`WaitError::TooManyWaiting`], or [`WaitError::Refused`] if it belongs to another engine.
+    /// [`WaitError::OnDevice`] and [`WaitError::InDeletion`] where waits are forbidden, even if no operation is
+    /// pending.
     #[track_caller]
     pub fn wait_for_var(&self, variable: impl AsRef<Token>) -> Result<(), WaitError> {
         self.wait(variable.as_ref(), false, None)
     }
 
-    /// As [`wait_for_var`](Self::wait_for_var), at most for `timeout`.
+    /// Does the same as [`wait_for_var`](Self::wait_for_var), for at most `timeout`.
     ///
     /// # Errors
-    /// As [`wait_for_var`](Self::wait_for_var), and [`WaitError::TimedOut`]; what is pending goes on then.
+    /// Those of [`wait_for_var`](Self::wait_for_var), and [`WaitError::TimedOut`]; the pending operations continue
+    /// then.
     #[track_caller]
     pub fn wait_for_var_timeout(&self, variable: impl AsRef<Token>, timeout: Duration) -> Result<(), WaitError> {
         self.wait(variable.as_ref(), false, Some(timeout))
     }
 
-    /// As [`wait_for_var`](Self::wait_for_var), for a future to await.
+    /// Returns a future that does the same as [`wait_for_var`](Self::wait_for_var).
     #[track_caller]
     pub fn wait_for_var_async(&self, variable: impl AsRef<Token>) -> VarWait {
         self.wait_async(variable.as_ref(), false)
     }
 
-    /// Waits for every mutation of the variable pushed before the call, not for readers.
+    /// Waits for every mutation of the variable that was pushed before the call, but not for its readers.
     ///
     /// # Errors
-    /// As [`wait_for_var`](Self::wait_for_var).
+    /// Those of [`wait_for_var`](Self::wait_for_var).
     #[track_caller]
     pub fn wait_to_read(&self, variable: impl AsRef<Token>) -> Result<(), WaitError> {
         self.wait(variable.as_ref(), true, None)
     }
 
-    /// As [`wait_to_read`](Self::wait_to_read), at most for `timeout`.
+    /// Does the same as [`wait_to_read`](Self::wait_to_read), for at most `timeout`.
     ///
     /// # Errors
-    /// As [`wait_for_var_timeout`](Self::wait_for_var_timeout).
+    /// Those of [`wait_for_var_timeout`](Self::wait_for_var_timeout).
     #[track_caller]
     pub fn wait_to_read_timeout(&self, variable: impl AsRef<Token>, timeout: Duration) -> Result<(), WaitError> {
         self.wait(variable.as_ref(), true, Some(timeout))
     }
 
-    /// As [`wait_to_read`](Self::wait_to_read), for a future to await.
+    /// Returns a future that does the same as [`wait_to_read`](Self::wait_to_read).
     #[track_caller]
     pub fn wait_to_read_async(&self, variable: impl AsRef<Token>) -> VarWait {
         self.wait_async(variable.as_ref(), true)
@@ -391,58 +399,63 @@ impl Engine {
         VarWait::new(self.core.begin_wait(token.var(), kind, Location::caller()))
     }
 
-    /// Waits for every operation pushed before the call, by whatever thread. Pushes after the call do not prolong it.
+    /// Waits for every operation that any thread pushed before the call. Later pushes do not prolong the wait.
     ///
     /// # Errors
-    /// [`WaitError::Failed`] with the earliest failure that nobody has been told of, which is told with that: no wait and no
-    /// handle has returned it, and it was not cleared on a variable that it had reached, by
-    /// [`clear_error`](Self::clear_error) or by an operation that overwrites. Call again for the next one, or
-    /// [`clear_errors`](Self::clear_errors) for all. The engine keeps 4,096 of them and counts those beyond; after the
-    /// last that is kept, one failure says how many these are. [`WaitError::WouldDeadlock`] inside an operation of this
-    /// engine, which is itself among what would have to end; [`WaitError::OnDevice`]; [`WaitError::InDeletion`].
+    /// [`WaitError::Failed`] with the earliest error that has not been reported: no wait and no handle has returned it,
+    /// and it was not cleared on a variable by [`clear_error`](Self::clear_error) or by an overwriting operation. This
+    /// call reports it. Call again for the next error, or [`clear_errors`](Self::clear_errors) for all. The engine
+    /// keeps 4,096 errors and counts further ones; after the last one that it keeps, one error states how many were
+    /// only counted.
+    ///
+    /// [`WaitError::WouldDeadlock`] inside an operation of this engine, which would wait for itself;
+    /// [`WaitError::OnDevice`]; [`WaitError::InDeletion`].
     pub fn wait_for_all(&self) -> Result<(), WaitError> {
         self.core.wait_for_all(None)
     }
 
-    /// As [`wait_for_all`](Self::wait_for_all), at most for `timeout`.
+    /// Does the same as [`wait_for_all`](Self::wait_for_all), for at most `timeout`.
     ///
     /// # Errors
-    /// As [`wait_for_all`](Self::wait_for_all), and [`WaitError::TimedOut`].
+    /// Those of [`wait_for_all`](Self::wait_for_all), and [`WaitError::TimedOut`].
     pub fn wait_for_all_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
         self.core.wait_for_all(deadline(Some(timeout)))
     }
 
-    /// As [`wait_for_all`](Self::wait_for_all), for a future to await. It covers what was pushed before this call.
+    /// Returns a future that does the same as [`wait_for_all`](Self::wait_for_all). It covers the operations that were
+    /// pushed before this call.
     pub fn wait_for_all_async(&self) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
         self.core.wait_for_all_async()
     }
 
     // --------------------------------------------------------------------------------------------------- shutdown ----
 
-    /// Shuts the engine down: refuses further pushes, waits until nothing is pending, and ends the threads; all that at most for
-    /// `timeout`, whatever the program's functions do. May be called again, on any handle.
+    /// Shuts the engine down: refuses further pushes, waits until no operation is pending, and ends the threads.
+    /// Returns after at most `timeout`, whatever the program's functions do. It may be called again, on any handle.
     ///
     /// A thread has ended when the destructors of its thread-locals have run. A shutdown with a `timeout` starts a
-    /// thread to wait for those; elsewhere than on Linux, it does not wait for them if none can be started.
+    /// thread to wait for those. On systems other than Linux it does not wait for them if no thread can be started.
     ///
     /// # Errors
-    /// [`ShutdownError::TimedOut`]: operations were still pending; the shutdown has begun, and calling again waits again.
-    /// [`ShutdownError::ThreadsLeft`]: nothing was pending, but these threads had not ended; calling again waits again.
-    /// [`ShutdownError::InsideOperation`]: it cannot wait for the operation that calls, or there is no thread to take its worker
-    /// over; it goes on in the background.
+    /// * [`ShutdownError::TimedOut`]: operations were still pending. The shutdown has begun, and a further call waits
+    ///   again.
+    /// * [`ShutdownError::ThreadsLeft`]: no operation was pending, but these threads had not ended. A further call
+    ///   waits again.
+    /// * [`ShutdownError::InsideOperation`]: the caller is an operation, which the shutdown would have to wait for, or
+    ///   no thread could take its worker over. The shutdown continues in the background.
     pub fn shutdown(&self, how: Shutdown, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         self.core.begin_shutdown(how == Shutdown::Cancel);
         self.core.finish_shutdown(deadline(timeout))
     }
 
-    /// Begins [`Shutdown::Cancel`] without waiting for its end: from now on operations that have not started fail with
-    /// [`Cause::Cancelled`](crate::Cause::Cancelled), and pushes are refused.
+    /// Begins a shutdown with [`Shutdown::Cancel`] and returns immediately: from now on operations that have not
+    /// started fail with [`Cause::Cancelled`](crate::Cause::Cancelled), and pushes are refused.
     pub fn notify_shutdown(&self) {
         self.core.begin_shutdown(true);
     }
 }
 
-/// The time `timeout` from now; `None` for ever, also if it is too far away to be told.
+/// Returns the time `timeout` from now, or `None` for an unlimited wait, or if the time cannot be represented.
 fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))
 }

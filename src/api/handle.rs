@@ -16,10 +16,10 @@ use crate::{
     sync::fork::ProcessMark,
 };
 
-/// The handle of a pushed operation: its result can be waited for, awaited, or left alone.
+/// A handle to a pushed operation. A thread can wait for the result, and a future can await it.
 ///
-/// Dropping the handle has no effect on the operation. When a wait has returned, everything the operation did is visible,
-/// and its variables have been passed on.
+/// Dropping the handle has no effect on the operation. When a wait has returned, everything that the operation did is
+/// visible, and later operations may use its variables.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,34 +47,71 @@ impl<R> OpHandle<R> {
         Self { waiter: Waiter::new(oneshot), core }
     }
 
-    /// Whether the operation is done. On a [`Naive`](crate::EngineKind::Naive) engine this runs it first if it was pushed
-    /// too deep inside other operations to run in its push. In a forked child it is `true` for what was pushed before the
-    /// fork: a wait does not wait.
+    /// Returns whether the operation is complete. On a [`Naive`](crate::EngineKind::Naive) engine this call runs the
+    /// operation if it was pushed too deep inside other operations to run in its push. In a forked child it returns
+    /// `true` for operations of the parent, since a wait for them returns immediately.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let handle = engine.op("nothing").submit((), |()| ())?;
+    /// while !handle.is_done() {
+    ///     std::hint::spin_loop();
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.core.is_forked() || is_done(&self.waiter)
     }
 
-    /// Waits for the operation and takes its result. Inside an operation, the worker goes on with others meanwhile.
+    /// Waits for the operation and takes its result. Inside an operation, another thread runs the worker meanwhile.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let answer = engine.op("answer").submit((), |()| 6 * 7)?;
+    /// assert_eq!(answer.wait()?, 42);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// [`WaitError::Failed`] if the operation failed or was skipped, [`WaitError::WouldDeadlock`] if it is the calling one,
-    /// [`WaitError::TooManyWaiting`].
+    /// [`WaitError::Failed`] if the operation failed or was skipped, [`WaitError::WouldDeadlock`] if it is the calling
+    /// one, [`WaitError::TooManyWaiting`].
     pub fn wait(self) -> Result<R, WaitError> {
         self.core.wait_for_result(self.waiter.oneshot(), None)
     }
 
-    /// Waits for the operation at most for `timeout` and takes its result. It can be called again after
+    /// Waits for the operation for at most `timeout` and takes its result. It can be called again after
     /// [`WaitError::TimedOut`].
     ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::WaitError;
+    /// use std::time::Duration;
+    ///
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (sender, receiver) = std::sync::mpsc::channel();
+    /// let mut handle = engine.op("receive").submit((), move |()| receiver.recv().unwrap_or(0))?;
+    /// let timed_out = handle.wait_timeout(Duration::from_millis(1));
+    /// assert!(matches!(timed_out, Err(WaitError::TimedOut)));
+    /// sender.send(7)?;
+    /// assert_eq!(handle.wait_timeout(Duration::from_secs(60))?, 7);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
-    /// As [`wait`](Self::wait), [`WaitError::TimedOut`], and [`WaitError::ValueTaken`] if an earlier call took the result.
+    /// Those of [`wait`](Self::wait), [`WaitError::TimedOut`], and [`WaitError::ValueTaken`] if an earlier call took
+    /// the result.
     pub fn wait_timeout(&mut self, timeout: Duration) -> Result<R, WaitError> {
         self.core.wait_for_result(self.waiter.oneshot(), Instant::now().checked_add(timeout))
     }
 }
 
-/// Whether the oneshot is there. If it is not, what the calling thread has put off is done first, since it may lead to it.
+/// Whether the result was set. If not, runs the work that the calling thread has deferred, since that may set it.
 fn is_done<R>(waiter: &Waiter<R>) -> bool {
     let is_done = || waiter.oneshot().is_done();
     is_done() || {
@@ -95,8 +132,8 @@ impl<R> Future for OpHandle<R> {
     }
 }
 
-/// A wait for a variable, to be awaited; from [`Engine::wait_for_var_async`](crate::Engine::wait_for_var_async) and its
-/// siblings.
+/// A future that waits for a variable, from [`Engine::wait_for_var_async`](crate::Engine::wait_for_var_async) and
+/// [`Engine::wait_to_read_async`](crate::Engine::wait_to_read_async).
 #[must_use = "futures do nothing unless awaited"]
 pub struct VarWait {
     waited: Waited,
@@ -105,7 +142,7 @@ pub struct VarWait {
 
 enum Waited {
     For(Waiter<()>),
-    /// Nothing was pending.
+    /// No operation was pending.
     Not,
     Refused(WaitError),
 }

@@ -66,11 +66,11 @@ impl Engine {
 ///
 /// # Accesses
 ///
-/// Variables are declared in two ways that may be mixed: untyped ones by [`reads`](Self::reads), [`writes`](Self::writes)
-/// and [`overwrites`](Self::overwrites), typed ones in the call that pushes, where [`cx()`](crate::cx) declares the
-/// operation's [`OpContext`]. Naming a variable twice is the same as naming it once; what is both read and mutated counts as
-/// mutated. Only typed accesses of one operation may not name a variable twice if one of them mutates it, since that would
-/// alias a `&mut`.
+/// Variables are declared in two ways that may be mixed: untyped ones by [`reads`](Self::reads),
+/// [`writes`](Self::writes) and [`overwrites`](Self::overwrites), typed ones in the call that pushes, where
+/// [`cx()`](crate::cx) declares the operation's [`OpContext`]. Naming a variable twice is the same as naming it once;
+/// what is both read and mutated counts as mutated. Only typed accesses of one operation may not name a variable twice
+/// if one of them mutates it, since that would alias a `&mut`.
 ///
 /// # Verbs
 ///
@@ -83,10 +83,10 @@ impl Engine {
 /// | the same, on a device | [`launch_operator`](Self::launch_operator) | [`try_launch_operator`](Self::try_launch_operator) | | |
 /// | the same, by a completion | [`operator_async`](Self::operator_async) | [`try_operator_async`](Self::try_operator_async) | | |
 ///
-/// A function that may fail returns `Result<_, BoxError>`, so that `?` takes any error. Only these verbs turn an `Err` into
-/// a failure of the operation; [`submit`](Self::submit) returns it as a value like any other.
+/// A function that may fail returns `Result<_, BoxError>`, so that `?` takes any error. Only these verbs turn an `Err`
+/// into a failure of the operation; [`submit`](Self::submit) returns it as a value like any other.
 ///
-/// The description borrows the variables that it names:
+/// The builder borrows the variables that are declared on it:
 ///
 /// ```compile_fail,E0505
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -114,11 +114,12 @@ impl<'e> OpBuilder<'e> {
         Self { core, spec: Spec::new(name), property: Property::Normal, device: Device::Cpu, entries: Entries::new() }
     }
 
-    /// Sets how urgent the operation is among those that are ready: higher first. Default: 0.
+    /// Sets the priority of the operation among those that are ready. Higher priorities run first. Default: 0.
     ///
-    /// A worker that becomes free takes a ready operation of the highest band in its lane, except that it may first finish
-    /// a run of at most 32 successors that it already holds. Priorities from -7 to 7 have a band each; beyond that each
-    /// doubling shares one (8 to 15, 16 to 31, ...). Among equals no order is promised, and none starves.
+    /// A worker that becomes free takes a ready operation of the highest band in its lane, except that it may first
+    /// finish a run of at most 32 successors that it already holds. Priorities from -7 to 7 have a band each; beyond
+    /// that each doubling shares one (8 to 15, 16 to 31, ...). Operations of one band run in no particular order, and
+    /// none starves.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -153,8 +154,8 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Runs the operation even if a variable that it names has failed. Such a run neither clears nor propagates the error.
-    /// `MXNet` calls it `kNoSkip`.
+    /// Runs the operation even if a variable that it names has failed. Such a run neither clears nor propagates the
+    /// error. `MXNet` calls it `kNoSkip`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -171,9 +172,9 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Marks the operation as one that releases a resource: it has the highest priority, it runs even if a variable that it
-    /// names has failed, and [`Shutdown::Cancel`](crate::Shutdown::Cancel) does not cancel it. It keeps the lane of its
-    /// [property](Self::property). `MXNet` calls it `kDeleteVar`.
+    /// Marks the operation as one that releases a resource: it has the highest priority, it runs even if a variable
+    /// that it names has failed, and [`Shutdown::Cancel`](crate::Shutdown::Cancel) does not cancel it. It keeps the
+    /// lane of its [property](Self::property). `MXNet` calls it `kDeleteVar`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -190,8 +191,8 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Starts the operation on the pushing thread if it is ready when it is pushed; otherwise it goes to its lane. It is for
-    /// work that is short or only starts something. `MXNet` calls it `kAsync`.
+    /// Starts the operation on the pushing thread if it is ready when it is pushed; otherwise it goes to its lane. It
+    /// is for work that is short or only starts something. `MXNet` calls it `kAsync`.
     ///
     /// Operations of a device start on its lane's thread; for them the push is refused with
     /// [`PushError::EagerOnDevice`].
@@ -215,8 +216,8 @@ impl<'e> OpBuilder<'e> {
     /// The function of a device's operation is called on the thread of the device's lane for its
     /// [property](Self::property): one for copies each way, one for urgent work
     /// ([`GpuPrioritized`](Property::GpuPrioritized)), one for all other. [`launch`](Self::launch) and
-    /// its siblings pass it the lane's stream; operations pushed by other calls have none, and run once their dependencies
-    /// are complete, like those of the CPU.
+    /// its siblings pass it the lane's stream; operations pushed by other calls have none, and run once their
+    /// dependencies are complete, like those of the CPU.
     pub fn on(mut self, device: Device) -> Self {
         self.device = device;
         self
@@ -255,8 +256,8 @@ impl<'e> OpBuilder<'e> {
         self.declare(variables, Mode::Write)
     }
 
-    /// Declares variables that the operation mutates regardless of their state: it is not skipped because they have failed,
-    /// and its success clears their errors.
+    /// Declares variables that the operation mutates regardless of their state: it is not skipped because they have
+    /// failed, and its success clears their errors.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -282,7 +283,8 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    // --------------------------------------------------------------------------------------------------- on a worker ----
+    // --------------------------------------------------------------------------------------------------- on a worker
+    // ----
 
     /// Pushes an operation whose function returns nothing.
     ///
@@ -300,7 +302,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
+    /// See [`PushError`]. Nothing is enqueued then.
     #[track_caller]
     pub fn push<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -318,8 +320,8 @@ impl<'e> OpBuilder<'e> {
         self.enqueue(location, &accesses, 0, FnJob::new(f))
     }
 
-    /// Pushes an operation whose function may fail: an `Err` fails every variable that the operation mutates, and later operations
-    /// that name one of these are skipped with the same error.
+    /// Pushes an operation whose function may fail. An `Err` fails every variable that the operation mutates, and later
+    /// operations that name one of these are skipped with the same error.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -335,7 +337,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
+    /// See [`PushError`]. Nothing is enqueued then.
     #[track_caller]
     pub fn try_push<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -354,8 +356,8 @@ impl<'e> OpBuilder<'e> {
 
     /// Pushes an operation whose function returns a value, and returns a handle to the result.
     ///
-    /// A `Result` is a value like any other: its `Err` does not fail the operation. Use [`try_submit`](Self::try_submit) for
-    /// that.
+    /// A `Result` is a value like any other: its `Err` does not fail the operation. Use
+    /// [`try_submit`](Self::try_submit) for that.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -368,7 +370,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
+    /// See [`PushError`]. Nothing is enqueued then.
     #[track_caller]
     pub fn submit<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -386,9 +388,9 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_returning(location, &accesses, 0, f)
     }
 
-    /// Pushes an operation whose function returns a value or fails, and returns a handle to the result: an `Err` fails every variable that the operation mutates, and later operations
-    /// that name one of these are skipped with the same error.
-    /// The handle returns the error as well.
+    /// Pushes an operation whose function returns a value or fails, and returns a handle to the result. An `Err` fails
+    /// every variable that the operation mutates, and later operations that name one of these are skipped with the same
+    /// error. The handle returns the error as well.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -401,7 +403,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
+    /// See [`PushError`]. Nothing is enqueued then.
     #[track_caller]
     pub fn try_submit<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -419,14 +421,16 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_returning(location, &accesses, 0, f)
     }
 
-    // --------------------------------------------------------------------------------------------------- on a device ----
+    // --------------------------------------------------------------------------------------------------- on a device
+    // ----
 
     /// Pushes an operation of a device, whose function returns nothing. The function gets the stream to issue work on
     /// and what `accesses` declares. See [`GpuStream`].
     ///
-    /// The function is called when everything that the operation depends on has been issued on the same device, and
-    /// is complete elsewhere; so it should return soon. Where a value lies in the host's memory, what devices do with it is
-    /// complete as well.
+    /// The function is called when the operation's dependencies have been issued on the same device, and those
+    /// elsewhere are complete. If it gets a reference to a value in the host's memory, the work of devices on that
+    /// value is complete as well. The function should only issue work and return: other operations of the lane wait for
+    /// it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -444,7 +448,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
+    /// See [`PushError`]. Nothing is enqueued then.
     #[track_caller]
     pub fn launch<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -457,9 +461,9 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Pushes an operation of a device, whose function may fail: an `Err` fails every variable that the operation mutates, and later operations
-    /// that name one of these are skipped with the same error.
-    /// An error of the device is told apart as [`Cause::Device`]. Otherwise as [`launch`](Self::launch).
+    /// Pushes an operation of a device, whose function may fail. An `Err` fails every variable that the operation
+    /// mutates, and later operations that name one of these are skipped with the same error. An error of the device
+    /// becomes [`Cause::Device`]. In all else this is [`launch`](Self::launch).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -485,7 +489,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
+    /// See [`PushError`]. Nothing is enqueued then.
     #[track_caller]
     pub fn try_launch<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -518,8 +522,9 @@ impl<'e> OpBuilder<'e> {
         self.enqueue(location, &accesses, flag::DEVICE | flags, FnJob::new(f))
     }
 
-    /// Pushes an operation of a device, whose function returns a value, and returns a handle to the result. The result is
-    /// there once the device has done what the function issued. Otherwise as [`launch`](Self::launch).
+    /// Pushes an operation of a device, whose function returns a value, and returns a handle to the result. The result
+    /// is available once the device has completed the work that the function issued. In all else this is
+    /// [`launch`](Self::launch).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -535,7 +540,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
+    /// See [`PushError`]. Nothing is enqueued then.
     #[track_caller]
     pub fn submit_launch<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -554,9 +559,10 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_returning(location, &accesses, flag::DEVICE, f)
     }
 
-    /// Pushes an operation of a device, whose function returns a value or fails, and returns a handle to the result: an `Err` fails every variable that the operation mutates, and later operations
-    /// that name one of these are skipped with the same error.
-    /// The handle returns the error as well. Otherwise as [`submit_launch`](Self::submit_launch).
+    /// Pushes an operation of a device, whose function returns a value or fails, and returns a handle to the result. An
+    /// `Err` fails every variable that the operation mutates, and later operations that name one of these are skipped
+    /// with the same error. The handle returns the error as well. In all else this is
+    /// [`submit_launch`](Self::submit_launch).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -575,7 +581,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
+    /// See [`PushError`]. Nothing is enqueued then.
     #[track_caller]
     pub fn try_submit_launch<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -596,11 +602,11 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_returning(location, &accesses, flag::DEVICE, f)
     }
 
-    /// Pushes a copy to a device's memory, of all of it. Unless a [property](Self::property) was set, it goes to the lane for
-    /// copies to the device. Copies of different lengths fail when they run.
+    /// Pushes a copy of a whole buffer to the memory of the operation's device. Unless a [property](Self::property) is
+    /// set, the copy goes to the lane for copies to the device. If the lengths differ, the operation fails.
     ///
     /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
+    /// See [`PushError`]. Nothing is enqueued then.
     #[track_caller]
     pub fn copy_to_device<T: Pod + Send + Sync>(
         self,
@@ -613,11 +619,11 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Pushes a copy from a device's memory, of all of it. Unless a [property](Self::property) was set, it goes to the lane
-    /// for copies from the device. Copies of different lengths fail when they run.
+    /// Pushes a copy of a whole buffer from the memory of the operation's device. Unless a [property](Self::property)
+    /// is set, the copy goes to the lane for copies from the device. If the lengths differ, the operation fails.
     ///
     /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
+    /// See [`PushError`]. Nothing is enqueued then.
     #[track_caller]
     pub fn copy_from_device<T: Pod + Send + Sync>(
         self,
@@ -630,12 +636,12 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Pushes a copy between two memories of devices, of all of it, on the device of this operation. Unless a
-    /// [property](Self::property) was set, it goes to the lane for copies to the device. Copies of different lengths fail
-    /// when they run.
+    /// Pushes a copy of a whole buffer between the memories of two devices, which the operation's device makes. Unless
+    /// a [property](Self::property) is set, the copy goes to the lane for copies to the device. If the lengths differ,
+    /// the operation fails.
     ///
     /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
+    /// See [`PushError`]. Nothing is enqueued then.
     #[track_caller]
     pub fn copy_peer<T: Pod + Send + Sync>(
         self,
@@ -648,16 +654,17 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    // ---------------------------------------------------------------------------------------------- by a completion ----
+    // ---------------------------------------------------------------------------------------------- by a completion
+    // ----
 
     /// Pushes an asynchronous operation: it is complete when its [`Completion`] is used, not when its function returns.
     ///
-    /// Where `accesses` gives the function references to values, the operation is complete when the function has returned
-    /// and the completion was used, so that nothing else can use the values meanwhile.
+    /// If `accesses` gives the function references to values, the operation is complete only when the function has
+    /// returned and the completion was used. So no other operation can use the values while the function runs.
     ///
-    /// If the function panics while the completion lives elsewhere, the operation fails with that when the completion is
-    /// used; if that had been used before, [`Engine::wait_for_all`] reports it, or where the function had references to
-    /// values, the operation fails with it.
+    /// If the function panics, the operation fails with that panic once its completion is used. If the completion was
+    /// used before, [`Engine::wait_for_all`] reports the panic. If the function has references to values, the operation
+    /// fails with the panic in both cases.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -673,7 +680,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
+    /// See [`PushError`]. Nothing is enqueued then.
     #[track_caller]
     pub fn push_async<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -690,13 +697,13 @@ impl<'e> OpBuilder<'e> {
         self.enqueue(location, &accesses, flag::ASYNC, work)
     }
 
-    /// Pushes an asynchronous operation whose function may fail: an `Err` fails every variable that the operation mutates, and later operations
-    /// that name one of these are skipped with the same error.
+    /// Pushes an asynchronous operation whose function may fail. An `Err` fails every variable that the operation
+    /// mutates, and later operations that name one of these are skipped with the same error.
     ///
-    /// It fails with the function's error when its completion is used. A completion that was dropped by an early return has
-    /// already failed it with [`Cause::LostCompletion`], so that [`Engine::wait_for_all`] reports the function's error; where
-    /// the function had references to values, the operation fails with the function's error. Otherwise as
-    /// [`push_async`](Self::push_async).
+    /// The operation fails with the function's error once its completion is used. If an early return dropped the
+    /// completion, the operation has already failed with [`Cause::LostCompletion`], and [`Engine::wait_for_all`]
+    /// reports the function's error. If the function has references to values, the operation fails with the function's
+    /// error in both cases. In all else this is [`push_async`](Self::push_async).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -713,7 +720,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]; nothing is enqueued then.
+    /// See [`PushError`]. Nothing is enqueued then.
     #[track_caller]
     pub fn try_push_async<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -727,9 +734,10 @@ impl<'e> OpBuilder<'e> {
         self.enqueue(location, &accesses, flag::ASYNC, work)
     }
 
-    // ----------------------------------------------------------------------------------------------------- operators ----
+    // ----------------------------------------------------------------------------------------------------- operators
+    // ----
 
-    /// Makes an operator whose function returns nothing, to be pushed often.
+    /// Creates an operator, an operation that can be pushed often, whose function returns nothing.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -760,8 +768,8 @@ impl<'e> OpBuilder<'e> {
         self.into_operator(&accesses, 0, Function::Sync(Box::new(f)))
     }
 
-    /// Makes an operator whose function may fail, to be pushed often: in each run, an `Err` fails every variable that the operation mutates, and later operations
-    /// that name one of these are skipped with the same error.
+    /// Creates an operator whose function may fail. In each run, an `Err` fails every variable that the operation
+    /// mutates, and later operations that name one of these are skipped with the same error.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -823,9 +831,9 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Makes an operator of a device whose function may fail, to be pushed often: in each run, an `Err` fails every variable that the operation mutates, and later operations
-    /// that name one of these are skipped with the same error.
-    /// See [`try_launch`](Self::try_launch).
+    /// Makes an operator of a device whose function may fail, to be pushed often: in each run, an `Err` fails every
+    /// variable that the operation mutates, and later operations that name one of these are skipped with the same
+    /// error. See [`try_launch`](Self::try_launch).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -893,9 +901,9 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Makes an asynchronous operator whose function may fail, to be pushed often: in each run, an `Err` fails every variable that the operation mutates, and later operations
-    /// that name one of these are skipped with the same error.
-    /// See [`try_push_async`](Self::try_push_async).
+    /// Makes an asynchronous operator whose function may fail, to be pushed often: in each run, an `Err` fails every
+    /// variable that the operation mutates, and later operations that name one of these are skipped with the same
+    /// error. See [`try_push_async`](Self::try_push_async).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

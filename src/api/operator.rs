@@ -1,4 +1,4 @@
-//! Operators: operations made once and pushed often.
+//! Operators: operations that are created once and pushed often.
 
 use std::{fmt, panic::Location, ptr::NonNull, sync::Arc};
 
@@ -25,22 +25,23 @@ pub(crate) enum Function {
 struct Inner {
     core: Arc<Core>,
     spec: Spec,
-    /// Sorted and distinct.
+    /// They have passed `Core::check_and_sort`.
     entries: Box<[Entry]>,
     function: Function,
     /// The property decides the priority.
     fixed_priority: bool,
 }
 
-// SAFETY: the pointers in `entries` are to cells that the tokens of the `Owner` keep, which are shared between threads anyway.
+// SAFETY: the pointers in `entries` are to cells that the tokens of the `Owner` keep, which are shared between threads
+// anyway.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
-/// What the handles of an operator share. Runs over variables do not count themselves: what they use is dropped by an
-/// operation that comes after them.
+/// The state that the handles of an operator share. Runs over variables are not counted: an operation behind them in
+/// the queues drops what they use.
 struct Owner {
-    /// From a box. By a pointer, since runs have it as well, also while this is dropped.
+    /// From a box. A pointer, since runs use it as well, even while this is dropped.
     inner: NonNull<Inner>,
     /// Keeps the variables of the entries.
     tokens: Box<[Token]>,
@@ -58,7 +59,7 @@ impl Owner {
     }
 }
 
-/// What is left of an operator whose last handle is gone.
+/// The state of an operator whose last handle was dropped.
 struct Remains(NonNull<Inner>);
 
 // SAFETY: as for `Owner`.
@@ -96,7 +97,7 @@ impl Drop for Owner {
     }
 }
 
-/// The operator as a run has it, with variables or without.
+/// How a run refers to its operator: by a pointer if it has variables, and else by a count.
 enum Own {
     NoWait(NonNull<Inner>),
     Counted(Arc<Owner>),
@@ -121,12 +122,13 @@ impl Own {
     }
 }
 
-/// An operation made once and pushed often, from [`OpBuilder::operator`](crate::OpBuilder::operator) and its siblings: its
-/// variables are sorted and its function is stored once, so that a push is cheaper than that of a new operation.
+/// An operation that is created once and pushed often, from [`OpBuilder::operator`](crate::OpBuilder::operator) and its
+/// siblings. Its variables are sorted and its function is stored once, so a push is cheaper than that of a new
+/// operation.
 ///
-/// Pushing it again while it is pending is allowed; the runs are ordered by its variables like those of any operations.
-/// Clones are the same operator. It keeps its variables; when the last handle is dropped, what it owns is dropped after its
-/// last run.
+/// An operator may be pushed again while it is pending. Its variables order the runs like any other operations. Clones
+/// are handles of the same operator. An operator keeps its variables alive. When the last handle is dropped, its
+/// function is dropped after the last run.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -177,16 +179,17 @@ impl Operator {
     /// Pushes a run of the operator.
     ///
     /// # Errors
-    /// A deleted variable, or an engine that shuts down.
+    /// [`PushError::DeletedVariable`], or [`PushError::ShutDown`].
     #[track_caller]
     pub fn push(&self) -> Result<(), PushError> {
         self.push_with_priority(self.inner().spec.priority)
     }
 
-    /// Pushes a run of the operator with another priority than it was made with; properties that decide the priority still do.
+    /// Pushes a run of the operator with another priority than that of its creation. It has no effect on operators
+    /// whose property decides the priority.
     ///
     /// # Errors
-    /// As [`push`](Self::push).
+    /// Those of [`push`](Self::push).
     #[track_caller]
     pub fn push_with_priority(&self, priority: i32) -> Result<(), PushError> {
         let inner = self.inner();

@@ -15,11 +15,10 @@ use crate::engine::{
     variable::{VarCell, VarRef},
 };
 
-/// An untyped handle of a variable: it stands for something outside the engine, or for a [`Var`](crate::Var), which is
-/// `AsRef<Token>`.
+/// An untyped handle to a variable, which stands for something outside the engine or belongs to a [`Var`](crate::Var).
 ///
-/// Clones are the same variable, and handles are equal if they are of the same variable. When the last handle is dropped,
-/// the variable is deleted after every operation on it.
+/// Clones are handles to the same variable, and handles are equal if they belong to the same variable. When the last
+/// handle is dropped, the variable is deleted after every operation on it.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -63,7 +62,7 @@ impl Token {
     /// One more handle of an entry's variable.
     ///
     /// # Safety
-    /// 1. Somebody has a handle of the variable now.
+    /// 1. The variable has a handle during the call.
     pub(crate) unsafe fn from_entry(entry: &Entry) -> Self {
         let token = ManuallyDrop::new(Self(entry.cell));
         Self::clone(&token)
@@ -109,8 +108,9 @@ impl Hash for Token {
 }
 
 impl Token {
-    /// Returns how many mutations of the variable have run to completion. Skipped, failed and cancelled ones do not count.
-    /// Other threads may count further at any time; what the counted ones did is visible to the caller.
+    /// Returns how many mutations of the variable have run to completion. Skipped, failed and cancelled ones do not
+    /// count. Other threads may raise the count at any time. The writes of the counted mutations are visible to the
+    /// caller.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

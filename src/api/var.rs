@@ -10,14 +10,15 @@ use std::{
 use super::token::Token;
 use crate::{engine::variable::VarCell, tracker::Mode};
 
-/// A handle of a variable with a value.
+/// A handle to a variable with a value.
 ///
-/// Clones are the same variable, and handles are equal if they are of the same variable. Every call that takes a [`Token`]
-/// takes a `Var` as well, by `AsRef<Token>`. The value is only reached by operations, through [`read`](Self::read), [`write`](Self::write) and [`overwrite`](Self::overwrite), or cloned
-/// out by [`Engine::get`](crate::Engine::get). When the last handle is dropped, the value is dropped on a worker after
-/// every operation on it.
+/// Clones are handles to the same variable, and handles are equal if they belong to the same variable. Every call that
+/// takes a [`Token`] takes a `Var` as well, by `AsRef<Token>`. The value is only reached by operations, through
+/// [`read`](Self::read), [`write`](Self::write) and [`overwrite`](Self::overwrite), or cloned out by
+/// [`Engine::get`](crate::Engine::get). When the last handle is dropped, the value is dropped on a worker after every
+/// operation on it.
 ///
-/// An operation gets what it declared and no more:
+/// The function of an operation can only read and mutate as the operation declared:
 ///
 /// ```compile_fail,E0594
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -28,7 +29,7 @@ use crate::{engine::variable::VarCell, tracker::Mode};
 /// # }
 /// ```
 ///
-/// and cannot keep it:
+/// It cannot keep a reference:
 ///
 /// ```compile_fail
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -40,7 +41,7 @@ use crate::{engine::variable::VarCell, tracker::Mode};
 /// # }
 /// ```
 ///
-/// Values that several readers may share must be [`Sync`]:
+/// Values that operations read must be [`Sync`], since readers run concurrently:
 ///
 /// ```compile_fail,E0277
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -51,7 +52,7 @@ use crate::{engine::variable::VarCell, tracker::Mode};
 /// # }
 /// ```
 ///
-/// and all values, and what the function captures, [`Send`]:
+/// All values, and everything that a function captures, must be [`Send`]:
 ///
 /// ```compile_fail,E0277
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -70,7 +71,7 @@ use crate::{engine::variable::VarCell, tracker::Mode};
 /// # }
 /// ```
 ///
-/// A function may not borrow from the pushing function's stack, which it can outlive:
+/// A function cannot borrow from the stack of the pushing function, which it may outlive:
 ///
 /// ```compile_fail,E0373
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -216,7 +217,7 @@ impl<T: Send + 'static> Var<T> {
     }
 }
 
-/// The declaration that an operation reads a variable; from [`Var::read`].
+/// Declares that an operation reads a variable, from [`Var::read`].
 #[derive(Debug)]
 #[must_use = "a declaration does nothing until it is pushed"]
 pub struct Read<'v, T>(pub(super) &'v Var<T>);
@@ -228,7 +229,7 @@ impl<T> Clone for Read<'_, T> {
 }
 impl<T> Copy for Read<'_, T> {}
 
-/// The declaration that an operation mutates a variable; from [`Var::write`] and [`Var::overwrite`].
+/// Declares that an operation mutates a variable, from [`Var::write`] and [`Var::overwrite`].
 #[derive(Debug)]
 #[must_use = "a declaration does nothing until it is pushed"]
 pub struct Write<'v, T> {

@@ -94,6 +94,8 @@ fn run_thread(
         if let Some(claim) = worker.as_ref().and_then(|worker| threads.core_of(worker)) {
             claim.give_back();
         }
+        // A worker of a lane that has ended is not kept while the thread waits.
+        drop(worker);
         // On systems other than Linux a pinned thread cannot run an unpinned worker.
         next = if core.is_none() || topology::CAN_WIDEN { threads.await_offer() } else { None };
     }

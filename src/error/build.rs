@@ -9,27 +9,27 @@ use crate::values::kind::EngineKind;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// Zero workers were asked for.
+    /// The builder was given zero workers.
     NoWorkers,
-    /// More workers were asked for than the given maximum.
+    /// The builder was given more workers than this maximum.
     TooManyWorkers(usize),
-    /// `RADDLE_ENGINE` names no kind of engine.
+    /// `RADDLE_ENGINE` has this value, which is no kind of engine.
     UnknownEngine(String),
     /// A thread could not be started.
     Thread(std::io::Error),
-    /// More GPUs were given than the given maximum.
+    /// The builder was given more GPUs than this maximum.
     TooManyGpus(usize),
 }
 
 impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoWorkers => f.write_str("an engine needs at least one worker in each lane"),
-            Self::TooManyWorkers(max) => write!(f, "an engine has at most {max} workers in a lane"),
+            Self::NoWorkers => f.write_str("an engine needs at least one worker in each lane; ask for one or more"),
+            Self::TooManyWorkers(max) => write!(f, "an engine has at most {max} workers in a lane; ask for fewer"),
             Self::UnknownEngine(value) => {
-                write!(f, "RADDLE_ENGINE is `{value}`; it may be `Naive`, `Pooled` or `PerDevice`")
+                write!(f, "RADDLE_ENGINE is `{value}`; set it to `Naive`, `Pooled` or `PerDevice`, or unset it")
             }
-            Self::TooManyGpus(max) => write!(f, "an engine has at most {max} GPUs"),
+            Self::TooManyGpus(max) => write!(f, "an engine has at most {max} GPUs; give it fewer"),
             Self::Thread(error) => write!(f, "a worker thread could not be started: {error}"),
         }
     }
@@ -48,7 +48,7 @@ impl Error for BuildError {
 impl FromStr for EngineKind {
     type Err = BuildError;
 
-    /// Reads `Naive`, `Pooled` or `PerDevice`, in any case.
+    /// Parses `Naive`, `Pooled` or `PerDevice`, ignoring case.
     fn from_str(name: &str) -> Result<Self, BuildError> {
         [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice]
             .into_iter()
@@ -57,34 +57,35 @@ impl FromStr for EngineKind {
     }
 }
 
-/// Why a shutdown did not come to its end.
+/// Why a shutdown returned before it was complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ShutdownError {
-    /// The deadline passed while operations were pending. The shutdown goes on by itself; calling it again waits again.
+    /// The deadline passed while operations were pending. The shutdown continues in the background, and a further call
+    /// waits again.
     TimedOut,
-    /// It was called inside an operation, which it would have to wait for, in a logger that the engine calls, or in a
-    /// destructor of a thread-local of one of its threads. The shutdown goes on by itself.
+    /// The caller is an operation, a logger that the engine calls, or a destructor of a thread-local on one of its
+    /// threads, and the shutdown would have to wait for it. The shutdown continues in the background.
     InsideOperation,
-    /// Nothing was pending any more, but threads of the engine had not ended at the deadline. These are their names.
-    /// They are in code of the program, such as the function of an asynchronous operation that goes on after its
-    /// completion, a destructor of a thread-local, or a logger; or there was no time for them to end. They keep what
-    /// they use, and end when that code returns. Calling it again waits again; dropping the engine does not wait for
-    /// them.
+    /// No operation was pending, but threads of the engine with these names had not ended at the deadline. They run
+    /// program code, such as the function of an asynchronous operation that continues after its completion, a
+    /// destructor of a thread-local, or a logger; or the time was too short for them to end. They end when that code
+    /// returns. A further call waits again; dropping the engine does not wait for them.
     ThreadsLeft(Vec<String>),
-    /// The engine was made before this process was forked from the one that has its threads. There is nothing to shut
-    /// down.
+    /// The engine was built by the parent of this forked process, which has its threads. Nothing is shut down.
     Forked,
 }
 
 impl fmt::Display for ShutdownError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TimedOut => f.write_str("operations were still pending at the deadline of the shutdown"),
-            Self::Forked => f.write_str(FORKED),
-            Self::InsideOperation => {
-                f.write_str("a shutdown inside an operation cannot wait for that operation; it goes on by itself")
+            Self::TimedOut => {
+                f.write_str("operations were still pending at the deadline of the shutdown, which continues")
             }
+            Self::Forked => f.write_str(FORKED),
+            Self::InsideOperation => f.write_str(
+                "a shutdown inside an operation cannot wait for that operation; it continues in the background",
+            ),
             Self::ThreadsLeft(names) => {
                 write!(
                     f,

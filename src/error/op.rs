@@ -95,8 +95,8 @@ impl Drop for Failure {
     }
 }
 
-/// An operation's failure. It is cheap to clone; the failed operation's variables, the operations skipped because of it
-/// and every waiter share one.
+/// The failure of an operation. Clones are cheap: the variables that the operation failed, the operations that are
+/// skipped because of it, and every waiter share one failure.
 #[derive(Clone)]
 pub struct OpError(Arc<Failure>);
 
@@ -120,19 +120,19 @@ impl OpError {
         }))
     }
 
-    /// The name of the operation that failed; empty if it was given none.
+    /// Returns the name of the operation that failed, or an empty string if it has none.
     #[must_use]
     pub fn name(&self) -> &str {
         self.0.name.as_str()
     }
 
-    /// Where the operation was pushed.
+    /// Returns where the operation was pushed.
     #[must_use]
     pub fn location(&self) -> &'static Location<'static> {
         self.0.location
     }
 
-    /// Why it failed.
+    /// Returns why the operation failed.
     #[must_use]
     pub fn cause(&self) -> &Cause {
         &self.0.cause

@@ -4,39 +4,53 @@ use std::{error::Error, fmt};
 
 use crate::values::{device::Device, property::Property};
 
-pub(crate) const FORKED: &str = "the engine is that of a process which has forked this one; make another engine";
+pub(crate) const FORKED: &str = "the engine belongs to the parent of this forked process; build another engine here";
 
-/// Why a push was refused. The operation will never run, and changes nothing.
+/// Why a push was refused. The operation never runs, and changes nothing.
 ///
-/// A push that loses a race against a deletion may find that out when it already has its place in the queues of other
-/// variables. There it stays, as an operation that does nothing, until everything before it is done; its function is
-/// dropped then.
+/// A push that races with a deletion may find out late, when the operation already stands in the queues of other
+/// variables. It stays there, as an operation that does nothing, until the operations before it are complete. Then its
+/// function is dropped.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::PushError;
+///
+/// let engine = raddle::Engine::builder().workers(1).build()?;
+/// let token = engine.token();
+/// engine.delete_variable(&token, |_| ())?;
+/// let refused = engine.op("late").writes([&token]).push((), |()| {});
+/// assert_eq!(refused, Err(PushError::DeletedVariable));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PushError {
     /// A variable belongs to another engine.
     ForeignVariable,
-    /// A variable was already deleted.
+    /// A variable was deleted before.
     DeletedVariable,
     /// A typed operation names one variable twice and mutates it, which would alias a `&mut`.
     AliasedVariable,
-    /// The engine is shutting down, or has. During a drain, operations may still push.
+    /// The engine is shut down or shutting down. While it drains, its operations may still push.
     ShutDown,
-    /// The context names a device that this engine does not have.
+    /// The engine has no such device.
     NoSuchDevice(Device),
     /// The thread that serves the device could not be started.
     DeviceUnavailable(Device),
-    /// The function of a device operation pushes on a naive engine that is not its own: that would have to run the
-    /// operation at once, and nothing may run inside such a function. Push it elsewhere, or on another kind of engine.
+    /// The function of a device operation pushes on a naive engine other than its own. That engine would run the
+    /// operation inside the push, and no operation may run inside such a function. Push elsewhere, or on an engine of
+    /// another kind.
     InDeviceFunction,
-    /// The property says where an operation of the CPU runs, and means nothing on a device.
+    /// The property selects a lane of the CPU, and the operation is for a device.
     NotOfDevice(Property),
-    /// [`OpBuilder::eager`](crate::OpBuilder::eager) starts an operation on the pushing thread, and operations of a
-    /// device start on its lane's thread.
+    /// [`OpBuilder::eager`](crate::OpBuilder::eager) starts an operation on the pushing thread, but operations of a
+    /// device start on the thread of its lane.
     EagerOnDevice,
-    /// The call is for operations of a device, and [`OpBuilder::on`](crate::OpBuilder::on) was not given one.
+    /// The call is for operations of a device, but no device was given to [`OpBuilder::on`](crate::OpBuilder::on).
     NotOnDevice,
-    /// The engine was made before this process was forked from the one that has its threads. Make another one.
+    /// The engine was built by the parent of this forked process, which has its threads. Build another engine here.
     Forked,
 }
 
@@ -46,27 +60,27 @@ impl fmt::Display for PushError {
             Self::ForeignVariable => {
                 f.write_str("a variable belongs to another engine; push on the engine that made it")
             }
-            Self::DeletedVariable => f.write_str("a variable was already deleted; push before deleting it"),
+            Self::DeletedVariable => f.write_str("a variable was deleted before this push; push before deleting it"),
             Self::AliasedVariable => {
-                f.write_str("the operation names a variable twice and mutates it; name it once, as written")
+                f.write_str("the operation declares a variable twice and mutates it; declare it once, with `write`")
             }
-            Self::ShutDown => f.write_str("the engine is shut down or shutting down"),
+            Self::ShutDown => f.write_str("the engine is shut down or shutting down; push before the shutdown"),
             Self::NoSuchDevice(context) => {
                 write!(f, "this engine has no device {context}; give it one with `EngineBuilder::gpu`")
             }
             Self::DeviceUnavailable(context) => {
-                write!(f, "the thread that serves {context} could not be started; see the log")
+                write!(f, "the thread for {context} could not be started; the log has the cause")
             }
             Self::InDeviceFunction => {
-                f.write_str("the function of a device operation cannot push on another engine that is naive")
+                f.write_str("the function of a device operation cannot push on another engine that is naive; push from an operation of the CPU")
             }
             Self::NotOfDevice(property) => {
-                write!(f, "the property {property:?} means nothing on a device; use another, or none")
+                write!(f, "the property {property:?} selects a lane of the CPU; leave it out, or choose another, for an operation of a device")
             }
             Self::EagerOnDevice => f.write_str(
-                "an operation of a device starts on its lane's thread, and cannot start inside the push; leave out `eager`",
+                "an operation of a device starts on the thread of its lane and not inside the push; leave out `eager`",
             ),
-            Self::NotOnDevice => f.write_str("the operation is for a device; name one with `on`"),
+            Self::NotOnDevice => f.write_str("the call is for operations of a device; choose one with `on`"),
             Self::Forked => f.write_str(FORKED),
         }
     }

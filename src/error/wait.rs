@@ -1,32 +1,33 @@
-//! Why a wait gave no result.
+//! Why a wait returned no result.
 
 use std::{error::Error, fmt};
 
 use super::{op::OpError, push::PushError};
 
-/// Why a wait gave no result.
+/// Why a wait returned no result.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum WaitError {
     /// An operation failed.
     Failed(OpError),
-    /// The time was up. What was waited for goes on.
+    /// The wait timed out. The operations continue.
     TimedOut,
-    /// The calling operation itself would have to end first; or the caller is code that ran by chance on a worker that
-    /// was looking for work, such as what another crate has deferred in crossbeam-epoch's default collector.
+    /// The caller would wait for itself: it is an operation that holds the variable or sets the result. Or the caller
+    /// is code that another crate has deferred in crossbeam-epoch's default collector, and that runs on a worker while
+    /// it looks for work.
     WouldDeadlock,
-    /// Too many operations wait inside their functions at once to give their worker's work to another thread; let
-    /// operations name what they need as variables instead of waiting for it.
+    /// Too many operations wait inside their functions, so no thread could take over the worker. Declare what an
+    /// operation needs as accesses instead of waiting for it.
     TooManyWaiting,
-    /// The caller is the function of a device operation, whose thread must not wait: it is what the device's other
-    /// operations go on by. Let operations name what they need as variables.
+    /// The caller is the function of a device operation. Its thread issues the other operations of the device as well,
+    /// and must not block. Declare what the operation needs as accesses.
     OnDevice,
     /// The caller is a deletion: the function of [`Engine::delete_variable`](crate::Engine::delete_variable), or the
-    /// drop of what a variable or an operator owned. Push an operation that waits, or wait elsewhere.
+    /// drop of a variable's value or of an operator's function. Push an operation that waits, or wait elsewhere.
     InDeletion,
-    /// What was to be waited for could not be pushed.
+    /// The wait could not be enqueued.
     Refused(PushError),
-    /// The value was taken by an earlier wait on the same handle.
+    /// An earlier wait on the same handle has taken the value.
     ValueTaken,
 }
 
@@ -34,13 +35,19 @@ impl fmt::Display for WaitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Failed(error) => error.fmt(f),
-            Self::TimedOut => f.write_str("the time to wait was up"),
-            Self::WouldDeadlock => f.write_str("the wait needs the end of the operation that waits"),
-            Self::TooManyWaiting => f.write_str("too many operations wait inside their functions at once"),
-            Self::OnDevice => f.write_str("the function of a device operation cannot wait"),
-            Self::InDeletion => f.write_str("a deletion cannot wait; push an operation that does"),
+            Self::TimedOut => f.write_str("the wait timed out; the operations continue"),
+            Self::WouldDeadlock => {
+                f.write_str("the operation would wait for itself; declare what it needs as accesses")
+            }
+            Self::TooManyWaiting => {
+                f.write_str("too many operations wait inside their functions; declare what they need as accesses")
+            }
+            Self::OnDevice => {
+                f.write_str("the function of a device operation cannot wait; declare what it needs as accesses")
+            }
+            Self::InDeletion => f.write_str("a deletion cannot wait; push an operation that waits"),
             Self::Refused(error) => error.fmt(f),
-            Self::ValueTaken => f.write_str("the operation's value was already taken"),
+            Self::ValueTaken => f.write_str("an earlier wait on this handle has taken the value"),
         }
     }
 }
@@ -48,7 +55,7 @@ impl fmt::Display for WaitError {
 impl Error for WaitError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            // The message is the error's own, and so is the source.
+            // The message is that of the inner error, so the source is that error's source.
             Self::Failed(error) => error.source(),
             Self::Refused(error) => error.source(),
             _ => None,

@@ -171,7 +171,7 @@ impl Bed {
     fn engine(&self, key: &str, idle: IdlePolicy) {
         let engine = hand::engine(&self.gpu, idle);
         let var = engine.device_var::<u32>(GPU, 1).expect("memory");
-        let lanes = engine.op("slack").on(GPU).try_launch(var.write(), |_, _| Ok::<_, raddle::BoxError>(slack()));
+        let lanes = engine.op("slack").on(GPU).submit_launch(var.write(), |_, _| slack());
         figure("slack", lanes.expect("pushed").wait().expect("it succeeds") as f64);
         self.samples(key, |time| {
             let (kernels, at) = (self.kernels, self.end.device);
