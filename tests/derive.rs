@@ -24,14 +24,22 @@ where
     cx: Cx,
 }
 
-/// A bound that names the lifetime, and a type with lifetimes of its own.
+type Function<T> = Box<dyn Fn(&T) -> usize + Send>;
+
+/// Bounds that name the lifetime.
 #[derive(Accesses)]
 struct Bounded<'v, T: Send + Sync + 'static + 'v>
 where
     T: 'v,
 {
-    function: Write<'v, Box<dyn Fn(&T) -> usize + Send>>,
+    function: Write<'v, Function<T>>,
     value: Read<'v, T>,
+}
+
+/// A type with lifetimes of its own.
+#[derive(Accesses)]
+struct Calls<'v> {
+    function: Write<'v, fn(&str) -> usize>,
 }
 
 fn engine() -> Engine {
@@ -104,9 +112,13 @@ fn a_variable_in_two_fields_is_refused_as_in_a_tuple() {
 #[test]
 fn bounds_and_types_may_name_lifetimes() {
     let engine = engine();
-    let function = engine.var(Box::new(|text: &String| text.len()) as Box<dyn Fn(&String) -> usize + Send>);
+    let function = engine.var(Box::new(String::len) as Function<String>);
     let value = engine.var(String::from("four"));
     let bounded = Bounded { function: function.write(), value: value.read() };
     let length = engine.op("call").submit(bounded, |bounded| (bounded.function)(bounded.value)).unwrap();
+    assert_eq!(length.wait().unwrap(), 4);
+    let function = engine.var(str::len as fn(&str) -> usize);
+    let calls = Calls { function: function.write() };
+    let length = engine.op("call").submit(calls, |calls| (calls.function)("text")).unwrap();
     assert_eq!(length.wait().unwrap(), 4);
 }
