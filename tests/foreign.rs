@@ -1,8 +1,8 @@
-//! The program's own code wherever the engine runs it: it may wait for what comes after, push, take its time, panic, and drop
-//! the last handle of the engine.
+//! Program code that the engine runs: once the operation has released its variables, the code may wait for dependent
+//! operations, push, block, panic, and drop the last handle of the engine.
 //!
-//! Each test goes through all places of [`after_the_end`], where an operation has passed its variables on, or of
-//! [`inside`], where it has not.
+//! The first tests visit every place of [`places_after_release`], where an operation has released its variables. The
+//! tests of deletions visit every entry of [`DELETIONS`], where it has not. The others are about devices and wakers.
 
 use raddle_testkit as common;
 
@@ -27,7 +27,7 @@ use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Simul
 
 type Act = Box<dyn FnOnce() + Send>;
 
-/// Code of the program's that runs once: when it is dropped, or when it is woken.
+/// Program code that runs once: when it is dropped, or when a waker is called.
 struct Foreign(Option<Act>);
 
 impl Foreign {
@@ -60,9 +60,9 @@ impl fmt::Display for Foreign {
     }
 }
 
-/// An error whose drop is foreign code. Errors are shared between threads.
+/// An error whose drop runs program code. The mutex makes it `Sync`, because errors are shared between threads.
 #[derive(Debug)]
-struct Failing(#[allow(dead_code, reason = "it is there to be dropped")] Mutex<Foreign>);
+struct Failing(#[allow(dead_code, reason = "held only to be dropped")] Mutex<Foreign>);
 
 impl fmt::Display for Failing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -85,51 +85,51 @@ impl Wake for OnWake {
     }
 }
 
-/// Polls `future` once, with a waker that is `foreign`, and keeps it.
-fn left_with_a_waker<F: Future + Send + 'static>(mut future: Pin<Box<F>>, foreign: Foreign) -> Box<dyn Any + Send>
+/// Polls `future` once, with a waker that runs `foreign`, and returns the future, which keeps the waker.
+fn poll_with_waker<F: Future + Send + 'static>(mut future: Pin<Box<F>>, foreign: Foreign) -> Box<dyn Any + Send>
 where
     F::Output: Send,
 {
     let waker = Waker::from(Arc::new(OnWake(Mutex::new(foreign))));
-    assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), "something is pending");
-    // The waker that the future has left is the only one.
+    assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), "the future must be pending");
+    // The future now keeps the only clone of the waker.
     drop(waker);
     Box::new(future)
 }
 
-/// A place where the engine runs code of the program's: pushes what leads there on a variable that is held, and gives what
-/// has to be kept until then.
+/// Makes the engine run program code at one place: pushes the operations that lead there, on a variable that is held,
+/// and returns a value that must be kept until the code has run.
 type Place = fn(&Engine, &Var<u32>, Foreign) -> Box<dyn Any + Send>;
 
-/// Places where an operation has passed its variables on.
-fn after_the_end() -> Vec<(&'static str, Place)> {
+/// Returns the places where an operation has released its variables, by name.
+fn places_after_release() -> Vec<(&'static str, Place)> {
     vec![
-        ("what a skipped function has captured", |engine, var, foreign| {
+        ("a value captured by a skipped function", |engine, var, foreign| {
             engine.op("fails").push_any(var.write(), |_| Err("as planned")).unwrap();
             engine.op("skipped").push(var.write(), move |_| drop(foreign)).unwrap();
             Box::new(())
         }),
-        ("what a skipped asynchronous function has captured", |engine, var, foreign| {
+        ("a value captured by a skipped asynchronous function", |engine, var, foreign| {
             engine.op("fails").push_any(var.write(), |_| Err("as planned")).unwrap();
             let skipped = engine.op("skipped").writes([var]);
             skipped.push_async_any(raddle::cx(), move |_, _done| drop(foreign)).unwrap();
             Box::new(())
         }),
-        ("a result that nobody wants", |engine, var, foreign| {
+        ("a result whose handle is dropped", |engine, var, foreign| {
             drop(engine.op("result").submit(var.write(), move |_| foreign).unwrap());
             Box::new(())
         }),
-        ("an error that is overwritten", |engine, var, foreign| {
+        ("an overwritten error", |engine, var, foreign| {
             engine.op("fails").push_any(var.write(), move |_| Err(failing(foreign))).unwrap();
             engine.op("overwrites").push(var.overwrite(), |_| ()).unwrap();
             Box::new(())
         }),
-        ("an error that is cleared", |engine, var, foreign| {
+        ("a cleared error", |engine, var, foreign| {
             engine.op("fails").push_any(var.write(), move |_| Err(failing(foreign))).unwrap();
             engine.clear_error(var).unwrap();
             Box::new(())
         }),
-        ("the error of a completion that is overwritten", |engine, var, foreign| {
+        ("the overwritten error of a completion", |engine, var, foreign| {
             let fails = engine.op("fails").writes([var]);
             fails
                 .push_async_any(raddle::cx(), move |_, done| _ = thread::spawn(move || done.fail(failing(foreign))))
@@ -137,37 +137,37 @@ fn after_the_end() -> Vec<(&'static str, Place)> {
             engine.op("overwrites").push(var.overwrite(), |_| ()).unwrap();
             Box::new(())
         }),
-        ("the payload of a panic that is overwritten", |engine, var, foreign| {
+        ("the overwritten payload of a panic", |engine, var, foreign| {
             let fails = engine.op("fails").writes([var]);
             fails.push_sync(move |_| std::panic::resume_unwind(Box::new(foreign))).unwrap();
             engine.op("overwrites").push(var.overwrite(), |_| ()).unwrap();
             Box::new(())
         }),
         ("the waker of a handle", |engine, var, foreign| {
-            left_with_a_waker(Box::pin(engine.op("told").submit(var.write(), |_| ()).unwrap()), foreign)
+            poll_with_waker(Box::pin(engine.op("awaited").submit(var.write(), |_| ()).unwrap()), foreign)
         }),
         ("the waker of a wait for a variable", |engine, var, foreign| {
             engine.op("before").push(var.write(), |_| ()).unwrap();
-            left_with_a_waker(Box::pin(engine.wait_for_var_async(var)), foreign)
+            poll_with_waker(Box::pin(engine.wait_for_var_async(var)), foreign)
         }),
         ("the waker of a wait to read", |engine, var, foreign| {
             engine.op("before").push(var.write(), |_| ()).unwrap();
-            left_with_a_waker(Box::pin(engine.wait_to_read_async(var)), foreign)
+            poll_with_waker(Box::pin(engine.wait_to_read_async(var)), foreign)
         }),
         ("the waker of a wait for all", |engine, var, foreign| {
             engine.op("before").push(var.write(), |_| ()).unwrap();
-            left_with_a_waker(Box::pin(engine.wait_for_all_async()), foreign)
+            poll_with_waker(Box::pin(engine.wait_for_all_async()), foreign)
         }),
     ]
 }
 
-/// Goes to each place on each kind of engine; `act` gives the code that runs there, and `check` says what must come of it.
-fn everywhere(
+/// Visits each place on each kind of engine. `act` returns the code that runs there, and `check` asserts its effects.
+fn at_every_place(
     act: impl Fn(&Engine, &Var<u32>) -> Act + Clone + Send + 'static,
     check: impl Fn(&str, &Engine, &Var<u32>) + Clone + Send + 'static,
 ) {
     for kind in KINDS {
-        for (name, place) in after_the_end() {
+        for (name, place) in places_after_release() {
             let (act, check) = (act.clone(), check.clone());
             watched(move || {
                 println!("{name}, on the {kind} engine");
@@ -183,15 +183,16 @@ fn everywhere(
     }
 }
 
-/// [Everywhere](everywhere), with code that gives something. `check` is told what that is, if it comes within `limit`.
-fn everywhere_gives<T: Send + 'static>(
+/// Visits each place as [`at_every_place`] does, with code that returns a value. `check` receives the value, or an
+/// error if the code does not return within `limit`.
+fn results_at_every_place<T: Send + 'static>(
     limit: Duration,
     act: impl Fn(&Engine, &Var<u32>) -> Box<dyn Fn() -> T + Send> + Clone + Send + 'static,
     check: impl Fn(&str, Result<T, mpsc::RecvTimeoutError>) + Clone + Send + 'static,
 ) {
     let (sender, receiver) = mpsc::channel();
     let receiver = Arc::new(Mutex::new(receiver));
-    everywhere(
+    at_every_place(
         move |engine, var| {
             let (act, sender) = (act(engine, var), sender.clone());
             Box::new(move || sender.send(act()).unwrap())
@@ -201,15 +202,15 @@ fn everywhere_gives<T: Send + 'static>(
 }
 
 #[test]
-fn it_may_wait_for_what_comes_after_the_operation() {
-    everywhere_gives(
+fn program_code_may_wait_for_dependent_operations() {
+    results_at_every_place(
         SOON,
         |engine, var| {
             let (engine, var) = (engine.clone(), var.clone());
             Box::new(move || engine.wait_for_var(&var).map(|()| var.version()))
         },
-        |name, told| match told {
-            // Behind a failure the next operation has run as well, and the failure is what the wait says.
+        |name, received| match received {
+            // After a failure, the next operation has run as well, and the wait returns the failure.
             Ok(Ok(_) | Err(WaitError::Failed(_))) => {}
             other => panic!("{name}: {other:?}"),
         },
@@ -217,45 +218,45 @@ fn it_may_wait_for_what_comes_after_the_operation() {
 }
 
 #[test]
-fn it_may_wait_for_what_it_pushes() {
-    everywhere_gives(
+fn program_code_may_wait_for_an_operation_it_pushes() {
+    results_at_every_place(
         SOON,
         |engine, _| {
             let engine = engine.clone();
             Box::new(move || engine.op("pushed").submit((), |()| 7).unwrap().wait())
         },
-        |name, told| assert!(matches!(told, Ok(Ok(7))), "{name}: {told:?}"),
+        |name, received| assert!(matches!(received, Ok(Ok(7))), "{name}: {received:?}"),
     );
 }
 
-/// By means that the engine does not know: with another worker idle, both have to run.
+/// The engine cannot see that the code blocks. The other worker is idle, and must run both operations.
 #[test]
-fn what_comes_after_and_what_it_pushes_run_while_it_blocks() {
-    everywhere_gives(
+fn dependent_and_pushed_operations_run_while_program_code_blocks() {
+    results_at_every_place(
         3 * SOON,
         |engine, var| {
             let (engine, var, gates) = (engine.clone(), var.clone(), [Gate::new(), Gate::new()]);
             let naive = engine.kind() == EngineKind::Naive;
             Box::new(move || {
-                let [after, pushed] = gates.clone();
+                let [dependent, pushed] = gates.clone();
                 engine.op("pushed").push((), move |()| pushed.open()).unwrap();
-                engine.op("behind").run_always().push(var.read(), move |_| after.open()).unwrap();
-                // The naive engine runs what comes after on this very thread.
+                engine.op("dependent").run_always().push(var.read(), move |_| dependent.open()).unwrap();
+                // The naive engine runs the dependent operation on this thread, after the code returns.
                 gates[1].pass_within(SOON) && (naive || gates[0].pass_within(SOON))
             })
         },
-        |name, told| assert_eq!(told, Ok(true), "{name}"),
+        |name, received| assert_eq!(received, Ok(true), "{name}: an operation has not run"),
     );
 }
 
 #[test]
-fn its_panic_loses_nothing() {
-    everywhere(
+fn a_panic_in_program_code_loses_no_operation() {
+    at_every_place(
         |_, _| Box::new(|| std::panic::resume_unwind(Box::new("foreign"))),
         |name, engine, var| {
-            // Once for the operation, once for the panic, if it has one to be reported by.
+            // One error is the operation's failure, and one the panic, if there is an operation to report it.
             while engine.wait_for_all_timeout(PATIENCE).is_err() {}
-            assert!(var.version() >= 1, "{name}: the next operation has run");
+            assert!(var.version() >= 1, "{name}: the next operation has not run");
             let more = engine.op("more").run_always().submit(var.write(), |_| ()).unwrap();
             more.wait().unwrap_or_else(|error| panic!("{name}: {error}"));
         },
@@ -263,9 +264,9 @@ fn its_panic_loses_nothing() {
 }
 
 #[test]
-fn it_may_drop_the_last_handle_of_the_engine() {
+fn program_code_may_drop_the_last_handle_of_the_engine() {
     for kind in KINDS {
-        for (name, place) in after_the_end() {
+        for (name, place) in places_after_release() {
             watched(move || {
                 println!("{name}, on the {kind} engine");
                 let own = engine(kind, 2);
@@ -287,16 +288,16 @@ fn it_may_drop_the_last_handle_of_the_engine() {
     }
 }
 
-/// A handle that does not keep the engine open.
+/// Returns a handle that does not keep the engine open.
 fn observer(engine: &Engine) -> Engine {
     let (sender, receiver) = mpsc::channel();
     engine.push_sync(move |cx| sender.send(cx.engine()).unwrap(), [], []).unwrap();
-    receiver.recv_timeout(PATIENCE).expect("it runs")
+    receiver.recv_timeout(PATIENCE).expect("the operation runs")
 }
 
-// ------------------------------------------------------------------------------------------------- before the end ----
+// --------------------------------------------------------------------------------------------- before the release ----
 
-/// A way to have a deletion run code of the program's.
+/// Makes a deletion run program code.
 type Deletes = fn(&Engine, Foreign);
 
 const DELETIONS: [(&str, Deletes); 4] = [
@@ -307,16 +308,16 @@ const DELETIONS: [(&str, Deletes); 4] = [
         engine.delete_variable(engine.var(foreign), |_| ()).unwrap();
     }),
     ("the value of a variable whose last handle is dropped", |engine, foreign| drop(engine.var(foreign))),
-    ("what an operator has captured", |engine, foreign| {
+    ("a value captured by an operator", |engine, foreign| {
         let (var, foreign) = (engine.token(), Mutex::new(foreign));
         let f = move |_: &OpContext<'_>| drop(lock(&foreign));
         drop(engine.op("operator").reads([&var]).operator_sync(f).unwrap());
     }),
 ];
 
-/// Waits there are refused, or are for what does not come after.
+/// Each wait inside a deletion is refused.
 #[test]
-fn deletions_may_push_and_panic_and_never_wait() {
+fn deletions_may_push_and_panic_but_not_wait() {
     for (name, deletes) in DELETIONS {
         on_kinds(&KINDS, 2, move |engine| {
             let (sender, receiver) = mpsc::channel();
@@ -337,19 +338,19 @@ fn deletions_may_push_and_panic_and_never_wait() {
                     std::panic::resume_unwind(Box::new("foreign"));
                 }),
             );
-            for refused in receiver.recv_timeout(PATIENCE).expect("it runs") {
+            for refused in receiver.recv_timeout(PATIENCE).expect("the deletion runs") {
                 assert!(matches!(refused, Err(WaitError::InDeletion)), "{name}: {refused:?}");
             }
             ran.pass();
-            assert!(engine.wait_for_all().is_err(), "{name}: the panic is reported");
+            assert!(engine.wait_for_all().is_err(), "{name}: the panic was not reported");
             engine.wait_for_all().unwrap_or_else(|error| panic!("{name}: {error}"));
         });
     }
 }
 
-/// On a naive engine it runs inside the deletion.
+/// On a naive engine, the pushed operation runs inside the deletion.
 #[test]
-fn what_a_deletion_pushes_may_wait() {
+fn operations_pushed_by_a_deletion_may_wait() {
     for (name, deletes) in DELETIONS {
         on_kinds(&KINDS, 2, move |engine| {
             let (sender, receiver) = mpsc::channel();
@@ -363,14 +364,14 @@ fn what_a_deletion_pushes_may_wait() {
                 pushed.unwrap();
             };
             deletes(&engine, Foreign::new(pushes));
-            for waited in receiver.recv_timeout(PATIENCE).expect("it runs") {
+            for waited in receiver.recv_timeout(PATIENCE).expect("the pushed operation runs") {
                 waited.unwrap_or_else(|error| panic!("{name}: {error}"));
             }
         });
     }
 }
 
-/// A value whose clone is foreign code.
+/// A value whose clone runs program code.
 struct OnClone(Arc<Mutex<Foreign>>);
 
 impl Clone for OnClone {
@@ -380,9 +381,9 @@ impl Clone for OnClone {
     }
 }
 
-/// Nobody is there to run it.
+/// No thread is left that could run the operation.
 #[test]
-fn what_runs_after_a_shutdown_may_not_push() {
+fn program_code_run_after_a_shutdown_may_not_push() {
     let ways = DELETIONS.into_iter().chain([(
         "the clone of a value",
         (|engine, foreign| {
@@ -395,16 +396,17 @@ fn what_runs_after_a_shutdown_may_not_push() {
             let (sender, receiver) = mpsc::channel();
             let inside = engine.clone();
             way(&engine, Foreign::new(move || sender.send(inside.push_sync(|_| (), [], [])).unwrap()));
-            let pushed = receiver.recv_timeout(PATIENCE).expect("it runs");
+            let pushed = receiver.recv_timeout(PATIENCE).expect("the program code runs");
             assert!(matches!(pushed, Err(PushError::ShutDown)), "{name}: {pushed:?}");
             engine.shutdown(Shutdown::Drain, None).unwrap();
         });
     }
 }
 
-/// Also where nothing is pending, and in what the device calls.
+/// Waits are refused even if nothing is pending, both in the function of the operation and in the kernel that the
+/// device runs.
 #[test]
-fn functions_of_devices_and_kernels_may_push_and_never_wait() {
+fn device_functions_and_kernels_may_not_wait() {
     on_kinds(&KINDS, 2, |plain| {
         let engine = Engine::builder().kind(plain.kind()).workers(2).pin(false).gpu(SimulatedGpu::default()).build();
         let engine = engine.unwrap();
@@ -414,15 +416,15 @@ fn functions_of_devices_and_kernels_may_push_and_never_wait() {
         let idle = engine.var(5);
         let waits =
             move |engine: &Engine| [engine.wait_for_var(&idle), engine.wait_for_all(), engine.get(&idle).map(|_| ())];
-        let (inside, told, function) = (engine.clone(), sender.clone(), waits.clone());
+        let (inside, from_function, waits_in_function) = (engine.clone(), sender.clone(), waits.clone());
         let launch = move |stream: &mut raddle::GpuStream, memory: &mut _| {
-            told.send(function(&inside)).unwrap();
+            from_function.send(waits_in_function(&inside)).unwrap();
             let kernel = move |_: &mut [u32]| sender.send(waits(&inside)).unwrap();
-            stream.simulated().expect("it is simulated").launch(Duration::ZERO, memory, kernel)
+            stream.simulated().expect("the device is simulated").launch(Duration::ZERO, memory, kernel)
         };
         engine.op("launch").on(gpu).launch_any(memory.write(), launch).unwrap();
         for place in ["the function", "the kernel"] {
-            for refused in receiver.recv_timeout(PATIENCE).expect("it runs") {
+            for refused in receiver.recv_timeout(PATIENCE).expect("the device function and the kernel run") {
                 assert!(matches!(refused, Err(WaitError::OnDevice)), "{place}: {refused:?}");
             }
         }
@@ -430,7 +432,7 @@ fn functions_of_devices_and_kernels_may_push_and_never_wait() {
     });
 }
 
-/// Runs `f` in the function of an operation of a device, on the thread of that, for an engine of its own.
+/// Runs `f` in the function of a device operation of a new engine, on the thread of that device.
 fn on_another_device(f: impl FnOnce() + Send + 'static) {
     let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).gpu(SimulatedGpu::default());
     let engine = engine.build().unwrap();
@@ -441,7 +443,7 @@ fn on_another_device(f: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn what_ends_on_the_device_of_another_engine_is_told() {
+fn a_completion_on_the_device_of_another_engine_wakes_the_waiters() {
     on_kinds(&KINDS, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
         let token = engine.token();
@@ -450,22 +452,22 @@ fn what_ends_on_the_device_of_another_engine_is_told() {
             .writes([&token])
             .push_async_any(raddle::cx(), move |_, done| sender.send(done).unwrap())
             .unwrap();
-        let done = receiver.recv_timeout(PATIENCE).expect("it runs");
-        let told = [Gate::new(), Gate::new()];
-        let opens = told.clone().map(|gate| Foreign::new(move || gate.open()));
+        let done = receiver.recv_timeout(PATIENCE).expect("the operation starts");
+        let woken = [Gate::new(), Gate::new()];
+        let opens = woken.clone().map(|gate| Foreign::new(move || gate.open()));
         let [of_variable, of_all] = opens;
         let _kept = [
-            left_with_a_waker(Box::pin(engine.wait_for_var_async(&token)), of_variable),
-            left_with_a_waker(Box::pin(engine.wait_for_all_async()), of_all),
+            poll_with_waker(Box::pin(engine.wait_for_var_async(&token)), of_variable),
+            poll_with_waker(Box::pin(engine.wait_for_all_async()), of_all),
         ];
         on_another_device(move || done.fail("as planned"));
-        told.iter().for_each(|told| assert!(told.pass_within(SOON), "nobody is told"));
-        assert!(engine.wait_for_all().is_err(), "the failure is returned");
+        woken.iter().for_each(|woken| assert!(woken.pass_within(SOON), "a waiter was not woken"));
+        assert!(engine.wait_for_all().is_err(), "the failure was not returned");
     });
 }
 
-/// A value that panics, and one that holds another, and so on, deeper than a stack.
-struct Link(#[expect(dead_code, reason = "it is there to be dropped")] Option<Var<Link>>, Arc<AtomicUsize>);
+/// A link of a chain of values, each of which owns the next. The chain is too long for the stack if drops nest.
+struct Link(#[expect(dead_code, reason = "held only to be dropped")] Option<Var<Link>>, Arc<AtomicUsize>);
 
 impl Drop for Link {
     fn drop(&mut self) {
@@ -474,7 +476,7 @@ impl Drop for Link {
 }
 
 #[test]
-fn what_is_dropped_after_the_end_on_the_device_of_another_engine_is_gone() {
+fn values_dropped_after_a_shutdown_on_the_device_of_another_engine_are_freed() {
     const LINKS: usize = 20_000;
     on_kinds(&KINDS, 1, |engine| {
         let gone = Arc::new(AtomicUsize::new(0));
@@ -484,14 +486,14 @@ fn what_is_dropped_after_the_end_on_the_device_of_another_engine_is_gone() {
         engine.shutdown(Shutdown::Drain, None).unwrap();
         on_another_device(move || drop((chain, panics)));
         assert_eq!(gone.load(SeqCst), LINKS);
-        assert!(engine.wait_for_all().is_err(), "the panic is returned");
+        assert!(engine.wait_for_all().is_err(), "the panic was not returned");
         engine.shutdown(Shutdown::Drain, None).unwrap();
     });
 }
 
-/// What it pushes there runs when it has returned, also if it asks for it.
+/// An operation pushed there runs after the function has returned, even if the function asks whether it is done.
 #[test]
-fn nothing_runs_inside_the_function_of_a_device() {
+fn no_operation_runs_inside_a_device_function() {
     watched(|| {
         let engine = Engine::builder().kind(EngineKind::Naive).gpu(SimulatedGpu::default()).build().unwrap();
         let memory = engine.device_var::<u32>(raddle::Device::Gpu(0), 1).unwrap();
@@ -500,7 +502,7 @@ fn nothing_runs_inside_the_function_of_a_device() {
         let launch = move |_: &mut raddle::GpuStream, _: &mut _| {
             let begins = runs.clone();
             let pushed = inside.op("pushed").submit((), move |()| begins.open()).unwrap();
-            assert!(!pushed.is_done() && !runs.is_open(), "it has run inside");
+            assert!(!pushed.is_done() && !runs.is_open(), "the operation has run inside the device function");
             opens.open();
         };
         engine.op("launch").on(raddle::Device::Gpu(0)).launch_any(memory.write(), launch).unwrap();
@@ -509,29 +511,29 @@ fn nothing_runs_inside_the_function_of_a_device() {
     });
 }
 
-/// Another thread does what is left to the first one.
+/// Another thread takes over the work left to the thread that waits.
 #[test]
-fn a_waker_that_waits_keeps_no_other_from_being_woken() {
+fn a_waker_that_waits_does_not_keep_other_wakers_from_running() {
     on_kinds(&KINDS, 1, |engine| {
         let (var, other) = (engine.var(0), engine.var(0));
         let (sender, receiver) = mpsc::channel();
         let held = engine.op("held").writes([&other]);
         held.push_async_any(raddle::cx(), move |_, done| sender.send(done).unwrap()).unwrap();
-        let done = receiver.recv_timeout(PATIENCE).expect("it runs");
+        let done = receiver.recv_timeout(PATIENCE).expect("the operation starts");
         let gate = hold(&engine, var.token());
         let (waited, has_waited) = mpsc::channel();
         let inside = engine.clone();
-        let told = engine.op("told").submit(var.write(), |_| ()).unwrap();
+        let handle = engine.op("awaited").submit(var.write(), |_| ()).unwrap();
         let waits = move || waited.send(inside.wait_for_var(&other)).unwrap();
-        let _told = left_with_a_waker(Box::pin(told), Foreign::new(waits));
+        let _handle = poll_with_waker(Box::pin(handle), Foreign::new(waits));
         let completes = move || done.complete();
-        let _next = left_with_a_waker(Box::pin(engine.wait_for_var_async(&var)), Foreign::new(completes));
+        let _next = poll_with_waker(Box::pin(engine.wait_for_var_async(&var)), Foreign::new(completes));
         gate.open();
-        has_waited.recv_timeout(PATIENCE).expect("both are woken").unwrap();
+        has_waited.recv_timeout(PATIENCE).expect("both wakers run").unwrap();
     });
 }
 
-/// An engine, its GPU, and a kernel there that is done when the GPU's time is advanced.
+/// Returns an engine, its GPU, and the handle of a kernel that completes when the GPU's clock is advanced.
 fn with_a_kernel_pending() -> (Engine, SimulatedGpu, OpHandle<()>) {
     let gpu = SimulatedGpu::builder().clock(raddle::simulated::Clock::Manual).build();
     let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).gpu(gpu.clone()).build();
@@ -539,18 +541,18 @@ fn with_a_kernel_pending() -> (Engine, SimulatedGpu, OpHandle<()>) {
     let memory = engine.device_var::<u32>(raddle::Device::Gpu(0), 1).unwrap();
     let (issued, is_issued) = mpsc::channel();
     let launch = move |stream: &mut raddle::GpuStream, memory: &mut _| {
-        let launched = stream.simulated().expect("it is simulated").launch(MOMENT, memory, |_: &mut [u32]| ());
+        let launched = stream.simulated().expect("the device is simulated").launch(MOMENT, memory, |_: &mut [u32]| ());
         issued.send(()).unwrap();
         launched
     };
     let kernel = engine.op("kernel").on(raddle::Device::Gpu(0)).submit_launch_any(memory.write(), launch).unwrap();
-    is_issued.recv_timeout(PATIENCE).expect("it is issued");
+    is_issued.recv_timeout(PATIENCE).expect("the kernel is issued");
     (engine, gpu, kernel)
 }
 
-/// What it drops there is freed by the device's own thread, or by a worker.
+/// The dropped value is freed by the device's own thread, or by a worker.
 #[test]
-fn a_waker_that_a_device_tells_may_drop_values_that_panic_while_the_engine_ends() {
+fn a_waker_triggered_by_a_device_may_drop_panicking_values_during_a_shutdown() {
     watched(|| {
         let (engine, gpu, _kernel) = with_a_kernel_pending();
         let (value, dropped) =
@@ -561,7 +563,7 @@ fn a_waker_that_a_device_tells_may_drop_values_that_panic_while_the_engine_ends(
             drop(value);
             opens.open();
         };
-        let _all = left_with_a_waker(Box::pin(engine.wait_for_all_async()), Foreign::new(drops));
+        let _all = poll_with_waker(Box::pin(engine.wait_for_all_async()), Foreign::new(drops));
         let ends = engine.clone();
         let end = thread::spawn(move || ends.shutdown(Shutdown::Drain, None));
         eventually("the engine refuses pushes", || engine.push_sync(|_| (), [], []).is_err());
@@ -572,11 +574,11 @@ fn a_waker_that_a_device_tells_may_drop_values_that_panic_while_the_engine_ends(
     });
 }
 
-/// A worker does that for the device, as long as there is one.
+/// A worker calls the waker in place of the device's thread, as long as there is a worker.
 #[test]
-fn a_waker_that_a_device_tells_may_wait_while_the_engine_ends() {
+fn a_waker_triggered_by_a_device_may_wait_during_a_shutdown() {
     watched(|| {
-        let (engine, gpu, told) = with_a_kernel_pending();
+        let (engine, gpu, kernel) = with_a_kernel_pending();
         let var = engine.var(0);
         let gate = hold(&engine, var.token());
         let (waited, has_waited) = mpsc::channel();
@@ -585,12 +587,12 @@ fn a_waker_that_a_device_tells_may_wait_while_the_engine_ends() {
             gate.open();
             waited.send(inside.wait_for_var(&its_var)).unwrap();
         };
-        let _told = left_with_a_waker(Box::pin(told), Foreign::new(wait));
+        let _kernel = poll_with_waker(Box::pin(kernel), Foreign::new(wait));
         let ends = engine.clone();
         let end = thread::spawn(move || ends.shutdown(Shutdown::Drain, None));
         eventually("the engine refuses pushes", || engine.push_sync(|_| (), [], []).is_err());
         gpu.advance(PATIENCE);
-        has_waited.recv_timeout(PATIENCE).expect("it is woken").expect("it may wait");
+        has_waited.recv_timeout(PATIENCE).expect("the waker runs").expect("the waker may wait");
         end.join().unwrap().unwrap();
     });
 }
