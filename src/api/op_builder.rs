@@ -283,8 +283,7 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    // --------------------------------------------------------------------------------------------------- on a worker
-    // ----
+    // ------------------------------------------------------------------------------------------------ on a worker ----
 
     /// Pushes an operation whose function returns nothing.
     ///
@@ -421,8 +420,7 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_returning(location, &accesses, 0, f)
     }
 
-    // --------------------------------------------------------------------------------------------------- on a device
-    // ----
+    // ------------------------------------------------------------------------------------------------ on a device ----
 
     /// Pushes an operation of a device, whose function returns nothing. The function gets the stream to issue work on
     /// and what `accesses` declares. See [`GpuStream`].
@@ -542,21 +540,13 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// See [`PushError`]. Nothing is enqueued then.
     #[track_caller]
-    pub fn submit_launch<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    pub fn submit_launch<A, F, R>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
         F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> R + Send + 'static,
         R: Send + 'static,
     {
-        let location = Location::caller();
-        let captured = accesses.capture();
-        let f = move |call: &Call<'_>| {
-            let cx = OpContext::new(call);
-            // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
-            with_stream(call, |stream| Ok(f(stream, unsafe { A::refs(&captured, &cx) })))
-        };
-        self.check_device()?;
-        self.enqueue_returning(location, &accesses, flag::DEVICE, f)
+        self.try_submit_launch(accesses, |stream, refs| Ok(f(stream, refs)))
     }
 
     /// Pushes an operation of a device, whose function returns a value or fails, and returns a handle to the result. An
@@ -613,9 +603,9 @@ impl<'e> OpBuilder<'e> {
         from: &Var<PinnedVec<T>>,
         to: &Var<DeviceVec<T>>,
     ) -> Result<(), PushError> {
-        let copy = self.default_property(Property::CopyToGpu);
-        copy.enqueue_launch(Location::caller(), flag::COPY, (from.read(), to.overwrite()), |stream, (from, to)| {
-            Ok(stream.copy_in(from, to)?)
+        let accesses = (from.read(), to.overwrite());
+        self.enqueue_copy(Location::caller(), Property::CopyToGpu, accesses, |stream, (from, to)| {
+            stream.copy_in(from, to)
         })
     }
 
@@ -630,9 +620,9 @@ impl<'e> OpBuilder<'e> {
         from: &Var<DeviceVec<T>>,
         to: &Var<PinnedVec<T>>,
     ) -> Result<(), PushError> {
-        let copy = self.default_property(Property::CopyFromGpu);
-        copy.enqueue_launch(Location::caller(), flag::COPY, (from.read(), to.overwrite()), |stream, (from, to)| {
-            Ok(stream.copy_out(from, to)?)
+        let accesses = (from.read(), to.overwrite());
+        self.enqueue_copy(Location::caller(), Property::CopyFromGpu, accesses, |stream, (from, to)| {
+            stream.copy_out(from, to)
         })
     }
 
@@ -648,14 +638,13 @@ impl<'e> OpBuilder<'e> {
         from: &Var<DeviceVec<T>>,
         to: &Var<DeviceVec<T>>,
     ) -> Result<(), PushError> {
-        let copy = self.default_property(Property::CopyToGpu);
-        copy.enqueue_launch(Location::caller(), flag::COPY, (from.read(), to.overwrite()), |stream, (from, to)| {
-            Ok(stream.copy_across(from, to)?)
+        let accesses = (from.read(), to.overwrite());
+        self.enqueue_copy(Location::caller(), Property::CopyToGpu, accesses, |stream, (from, to)| {
+            stream.copy_across(from, to)
         })
     }
 
-    // ---------------------------------------------------------------------------------------------- by a completion
-    // ----
+    // -------------------------------------------------------------------------------------------- by a completion ----
 
     /// Pushes an asynchronous operation: it is complete when its [`Completion`] is used, not when its function returns.
     ///
@@ -734,8 +723,7 @@ impl<'e> OpBuilder<'e> {
         self.enqueue(location, &accesses, flag::ASYNC, work)
     }
 
-    // ----------------------------------------------------------------------------------------------------- operators
-    // ----
+    // -------------------------------------------------------------------------------------------------- operators ----
 
     /// Creates an operator, an operation that can be pushed often, whose function returns nothing.
     ///
@@ -937,8 +925,20 @@ impl<'e> OpBuilder<'e> {
         self.into_operator(&accesses, flag::ASYNC, Function::Async(Box::new(f)))
     }
 
-    fn default_property(self, property: Property) -> Self {
-        if self.property == Property::Normal { self.property(property) } else { self }
+    /// Pushes a copy with the property `lane`, unless another one is set.
+    fn enqueue_copy<A, F>(
+        self,
+        location: &'static Location<'static>,
+        lane: Property,
+        accesses: A,
+        copy: F,
+    ) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<(), DeviceError> + Send + 'static,
+    {
+        let builder = if self.property == Property::Normal { self.property(lane) } else { self };
+        builder.enqueue_launch(location, flag::COPY, accesses, |stream, refs| Ok(copy(stream, refs)?))
     }
 
     fn check_device(&self) -> Result<(), PushError> {
