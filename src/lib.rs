@@ -91,7 +91,7 @@ pub use error::{
     build::{BuildError, ShutdownError},
     device::DeviceError,
     op::{BoxError, Cause, OpError},
-    push::PushError,
+    push::{PushError, RefusedAccess},
     wait::WaitError,
 };
 pub use scheduler::IdlePolicy;

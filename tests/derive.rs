@@ -106,7 +106,7 @@ fn a_variable_in_two_fields_is_refused_as_in_a_tuple() {
     let values = engine.var(vec![1.0]);
     let aliased = Step { weights: values.write(), gradient: values.read() };
     let error = engine.op("step").push(aliased, |_| ()).unwrap_err();
-    assert!(matches!(error, PushError::AliasedVariable), "{error}");
+    assert!(matches!(error, PushError::AliasedVariable(_)), "{error}");
 }
 
 #[test]

@@ -287,7 +287,7 @@ impl Pusher<'_> {
                     self.round.ledger.count("pushes refused by a shutdown");
                     return;
                 }
-                Err(PushError::DeletedVariable) => self.round.ledger.count("pushes refused by a deletion"),
+                Err(PushError::DeletedVariable(_)) => self.round.ledger.count("pushes refused by a deletion"),
                 Err(error) => self.round.ledger.complain(format!("a push fails: {error}")),
             }
         }
@@ -341,7 +341,7 @@ impl Pusher<'_> {
                     },
                 );
                 // The same variable named twice.
-                if pushed == Err(PushError::AliasedVariable) { Ok(()) } else { pushed }
+                if matches!(pushed, Err(PushError::AliasedVariable(_))) { Ok(()) } else { pushed }
             }
             30..45 => {
                 ledger.note("submits and waits for the result");

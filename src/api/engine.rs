@@ -31,7 +31,7 @@ use crate::{
         frame::{self, Call},
         spec::{Entries, Spec},
         task::{ResultJob, flag},
-        variable::VarCell,
+        variable::{ValueMemory, VarCell},
         waits::WaitFor,
     },
     error::{
@@ -225,7 +225,7 @@ impl Engine {
     /// The engine has no such device, the device has no memory left, or it is lost.
     pub fn device_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<DeviceVec<T>>, DeviceError> {
         let memory = DeviceVec::<T>::new(&self.driver(gpu)?, len)?;
-        Ok(Var::new(Token::placed(&self.core, memory, false)))
+        Ok(Var::new(Token::with_value(&self.core, memory, ValueMemory::Elsewhere)))
     }
 
     /// Creates a variable for `len` values in page-locked memory of the host, which the device copies from and to
@@ -236,7 +236,7 @@ impl Engine {
     /// The engine has no such device, there is no memory left, or the device is lost.
     pub fn pinned_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<PinnedVec<T>>, DeviceError> {
         let memory = PinnedVec::<T>::new(&self.driver(gpu)?, len)?;
-        Ok(Var::new(Token::placed(&self.core, memory, true)))
+        Ok(Var::new(Token::with_value(&self.core, memory, ValueMemory::Host)))
     }
 
     /// Creates a variable for a stream of the program's own, for operations that issue work on it by
@@ -247,7 +247,7 @@ impl Engine {
     /// before it has failed. Its success clears the error of this variable, so operations should also mutate the
     /// variables that hold their data.
     pub fn stream_var(&self, stream: ImportedStream) -> Var<ImportedStream> {
-        Var::new(Token::placed(&self.core, stream, false))
+        Var::new(Token::with_value(&self.core, stream, ValueMemory::Elsewhere))
     }
 
     fn driver(&self, context: Device) -> Result<Arc<dyn Driver>, DeviceError> {
@@ -323,13 +323,13 @@ impl Engine {
         access.declare(&mut List(&mut entries));
         let kept = access.capture();
         let oneshot = Oneshot::new();
-        let (mut spec, location) = (Spec::internal("get", 0, flag::EAGER), Location::caller());
+        let (spec, location) = (Spec::internal("get", 0, flag::EAGER), Location::caller());
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
             // SAFETY: the operation declares `access` and runs once.
             Ok(unsafe { Read::<T>::refs(&kept, &cx) }.clone())
         };
-        self.core.push(&mut spec, location, &mut entries, ResultJob::new(f, Arc::clone(&oneshot)))?;
+        self.core.push(&spec, location, &mut entries, ResultJob::new(f, Arc::clone(&oneshot)))?;
         self.core.wait_for_result(&oneshot, None)
     }
 

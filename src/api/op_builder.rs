@@ -958,7 +958,7 @@ impl<'e> OpBuilder<'e> {
         let fixed_priority =
             self.spec.flags & flag::KEPT != 0 || Route::of(self.property, core.kind()).priority.is_some();
         self.finish(accesses, flags)?;
-        let entries = core.check_and_sort(&mut self.entries)?.into();
+        let entries = core.check_and_sort(&mut self.entries, &self.spec.name)?.into();
         Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority))
     }
 
@@ -990,7 +990,7 @@ impl<'e> OpBuilder<'e> {
         work: impl Job,
     ) -> Result<(), PushError> {
         self.finish(accesses, flags)?;
-        self.core.push(&mut self.spec, location, &mut self.entries, work)
+        self.core.push(&self.spec, location, &mut self.entries, work)
     }
 
     /// Ends the list of entries, and the rest of the description.

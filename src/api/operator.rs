@@ -194,11 +194,11 @@ impl Operator {
     pub fn push_with_priority(&self, priority: i32) -> Result<(), PushError> {
         let inner = self.inner();
         for token in &self.0.tokens {
-            let queue = token.cell().queue();
-            if queue.is_closed() {
-                return Err(PushError::DeletedVariable);
+            let cell = token.cell();
+            if cell.queue().is_closed() {
+                return Err(PushError::DeletedVariable(cell.refused_access(&inner.spec.name)));
             }
-            queue.prefetch();
+            cell.queue().prefetch();
         }
         let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
         let location = Location::caller();

@@ -12,8 +12,9 @@ use std::{
 use crate::engine::{
     core::Core,
     spec::Entry,
-    variable::{VarCell, VarRef},
+    variable::{ValueMemory, VarCell, VarRef},
 };
+use crate::values::name::Name;
 
 /// An untyped handle to a variable, which stands for something outside the engine or belongs to a [`Var`](crate::Var).
 ///
@@ -32,9 +33,9 @@ use crate::engine::{
 /// ```
 pub struct Token(NonNull<VarCell>);
 
-// SAFETY: a handle gives access to the cell's shared parts only, which are `Sync`.
+// SAFETY: a handle shows only the shared parts of the cell, which are `Sync`.
 unsafe impl Send for Token {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Token {}
 
 impl fmt::Debug for Token {
@@ -42,21 +43,23 @@ impl fmt::Debug for Token {
         let cell = self.cell();
         f.debug_struct("Token")
             .field("id", &cell.queue().id())
+            .field("name", &self.name().unwrap_or_default())
             .field("version", &cell.version())
             .finish_non_exhaustive()
     }
 }
 
 impl Token {
-    /// A new variable with a value, empty for a bare token.
+    /// Creates a variable with a value in the host's memory, which is `()` for a bare token.
     pub(crate) fn typed<T: Send + 'static>(core: &Arc<Core>, value: T) -> Self {
-        // What has no size is in nobody's memory.
-        Self::placed(core, value, size_of::<T>() != 0)
+        // A value without a size is in no memory.
+        let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
+        Self::with_value(core, value, memory)
     }
 
-    /// A new variable with a value, which is in the host's memory or is the handle of something that is not.
-    pub(crate) fn placed<T: Send + 'static>(core: &Arc<Core>, value: T, on_host: bool) -> Self {
-        Self(VarCell::with_value(core, value, on_host))
+    /// Creates a variable with a value.
+    pub(crate) fn with_value<T: Send + 'static>(core: &Arc<Core>, value: T, memory: ValueMemory) -> Self {
+        Self(VarCell::with_value(core, value, memory))
     }
 
     /// One more handle of an entry's variable.
@@ -108,6 +111,29 @@ impl Hash for Token {
 }
 
 impl Token {
+    /// Names the variable, for errors and for `Debug`. All handles of the variable see the name. A variable keeps the
+    /// first name that it is given.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let disk = engine.token().named("disk");
+    /// assert_eq!(disk.clone().named("tape").name(), Some("disk"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use = "the handle is returned"]
+    pub fn named(self, name: impl Into<Name>) -> Self {
+        self.cell().set_name(name.into());
+        self
+    }
+
+    /// Returns the name of the variable, if it has one.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.cell().name().map(Name::as_str)
+    }
+
     /// Returns how many mutations of the variable have run to completion. Skipped, failed and cancelled ones do not
     /// count. Other threads may raise the count at any time. The writes of the counted mutations are visible to the
     /// caller.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::token::Token;
-use crate::{engine::variable::VarCell, tracker::Mode};
+use crate::{engine::variable::VarCell, tracker::Mode, values::name::Name};
 
 /// A handle to a variable with a value.
 ///
@@ -135,6 +135,27 @@ impl<T> Var<T> {
     #[inline]
     pub fn token(&self) -> &Token {
         &self.token
+    }
+
+    /// Names the variable, for errors and for `Debug`; see [`Token::named`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let frame = engine.var(vec![0u8; 1024]).named("frame");
+    /// assert_eq!(frame.name(), Some("frame"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use = "the handle is returned"]
+    pub fn named(self, name: impl Into<Name>) -> Self {
+        Self { token: self.token.named(name), ..self }
+    }
+
+    /// Returns the name of the variable, if it has one.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.token.name()
     }
 
     /// Returns how many mutations of the variable have run to completion; see [`Token::version`].

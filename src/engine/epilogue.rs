@@ -53,12 +53,12 @@ impl Core {
     /// Pushes an operation that runs `f` on a worker. If the engine is closed meanwhile, `f` runs here.
     #[cold]
     pub(super) fn hand_over(self: &Arc<Self>, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        let mut spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT);
+        let spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT);
         let tell = move |cx: &Call<'_>| {
             f(cx.core());
             Ok(())
         };
-        let pushed = self.push(&mut spec, Location::caller(), &mut [], FnJob::new(tell));
+        let pushed = self.push(&spec, Location::caller(), &mut [], FnJob::new(tell));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 

@@ -12,7 +12,7 @@
 //!
 //! Only step 3 depends on the type of the function; the other steps are compiled once.
 
-use std::{panic::Location, sync::Arc};
+use std::{panic::Location, ptr::NonNull, sync::Arc};
 
 use crate::{
     engine::{
@@ -26,26 +26,25 @@ use crate::{
     notify::pending::Ticket,
     scheduler::{DEFAULT_BAND, band_of},
     sync::Ordering::Relaxed,
-    tracker::{self, INLINE_ACCESSES, Mode, OpRef, VarQueue},
-    values::kind::EngineKind,
+    tracker::{self, INLINE_ACCESSES, Mode, OpRef},
+    values::{kind::EngineKind, name::Name},
 };
 
 impl Core {
-    /// Pushes an operation. Takes the name out of `spec`.
+    /// Pushes an operation.
     #[inline]
     pub(crate) fn push(
         self: &Arc<Self>,
-        spec: &mut Spec,
+        spec: &Spec,
         location: &'static Location<'static>,
         entries: &mut [Entry],
         job: impl Job,
     ) -> Result<(), PushError> {
         // SAFETY: the task is filled and the operation enqueued below.
         let op = unsafe { self.check_and_begin(spec, entries) }?;
-        let name = spec.name.take();
         // SAFETY: `check_and_begin` has begun the task, and no other thread knows it yet.
-        unsafe { Task::fill(op.task_ptr(), name, location, job) };
-        self.enqueue(op).map_err(Rejected::into_error)
+        unsafe { Task::fill(op.task_ptr(), spec.name.clone(), location, job) };
+        self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, entries))
     }
 
     /// Pushes an operation whose entries have passed [`check_and_sort`](Self::check_and_sort).
@@ -59,7 +58,7 @@ impl Core {
         job: impl Job,
     ) -> Result<(), PushError> {
         let op = self.create(spec, priority, location, entries, job)?;
-        self.enqueue(op).map_err(Rejected::into_error)
+        self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, entries))
     }
 
     /// Creates an operation whose entries have passed [`check_and_sort`](Self::check_and_sort). The caller must
@@ -80,29 +79,29 @@ impl Core {
         Ok(op)
     }
 
-    /// Returns an error if a variable belongs to another engine, or is known to be deleted.
+    /// Returns an error if a variable of the operation `name` belongs to another engine, or is known to be deleted.
     #[inline]
-    pub(super) fn check_variable(&self, queue: &VarQueue<Task>) -> Result<(), PushError> {
-        if queue.owner() != self.tag() {
-            return Err(PushError::ForeignVariable);
+    pub(super) fn check_variable(&self, cell: &VarCell, name: &Name) -> Result<(), PushError> {
+        if cell.queue().owner() != self.tag() {
+            return Err(PushError::ForeignVariable(cell.refused_access(name)));
         }
-        if queue.is_closed() {
-            return Err(PushError::DeletedVariable);
+        if cell.queue().is_closed() {
+            return Err(PushError::DeletedVariable(cell.refused_access(name)));
         }
         Ok(())
     }
 
     /// Checks every variable, sorts the entries by variable and merges those of one variable: a variable that is both
     /// read and mutated is mutated, and it is overwritten only if every entry overwrites it. Returns the entries that
-    /// are left.
+    /// are left. Errors name the operation `name`.
     #[inline]
-    pub(crate) fn check_and_sort<'e>(&self, entries: &'e mut [Entry]) -> Result<&'e [Entry], PushError> {
+    pub(crate) fn check_and_sort<'e>(&self, entries: &'e mut [Entry], name: &Name) -> Result<&'e [Entry], PushError> {
         let check = |entry: &Entry| {
             // SAFETY: the maker of the entry keeps a handle of the variable until the push returns.
-            let queue = unsafe { entry.cell.as_ref() }.queue();
-            self.check_variable(queue)?;
-            queue.prefetch();
-            Ok(queue.id())
+            let cell = unsafe { entry.cell.as_ref() };
+            self.check_variable(cell, name)?;
+            cell.queue().prefetch();
+            Ok(cell.queue().id())
         };
         if let [first, others @ ..] = &*entries {
             let mut before = check(first)?;
@@ -113,7 +112,11 @@ impl Core {
                 before = id;
             }
             if !sorted {
-                let distinct = sort(entries)?;
+                let distinct = sort(entries).map_err(|aliased| {
+                    // SAFETY: the maker of the entry keeps a handle of the variable until the push returns.
+                    let cell = unsafe { aliased.0.as_ref() };
+                    PushError::AliasedVariable(cell.refused_access(name))
+                })?;
                 return Ok(&entries[..distinct]);
             }
         }
@@ -125,7 +128,7 @@ impl Core {
     /// # Safety
     /// 1. The caller [fills](Task::fill) the task, and then [enqueues](Self::enqueue) the operation.
     unsafe fn check_and_begin(self: &Arc<Self>, spec: &Spec, entries: &mut [Entry]) -> Result<OpRef<Task>, PushError> {
-        let entries = self.check_and_sort(entries)?;
+        let entries = self.check_and_sort(entries, &spec.name)?;
         // SAFETY: (1) is the same obligation.
         unsafe { self.begin_inline(spec, spec.priority, entries) }
     }
@@ -209,14 +212,22 @@ impl Core {
 pub(super) struct Rejected;
 
 impl Rejected {
-    pub(super) fn into_error(self) -> PushError {
-        PushError::DeletedVariable
+    /// Returns the error of the operation `name`, which has these entries.
+    #[cold]
+    pub(super) fn into_error(self, name: &Name, entries: &[Entry]) -> PushError {
+        // SAFETY: the maker of the entries keeps handles of their variables until the push returns.
+        let mut cells = entries.iter().map(|entry| unsafe { entry.cell.as_ref() });
+        let closed = cells.find(|cell| cell.queue().is_closed()).expect("closed variables stay closed");
+        PushError::DeletedVariable(closed.refused_access(name))
     }
 }
 
+/// A variable that one operation names twice, with a mutable reference.
+struct Aliased(NonNull<VarCell>);
+
 /// Sorts entries by variable and merges those of one variable. Returns how many are left; they come first.
 #[inline(never)]
-fn sort(entries: &mut [Entry]) -> Result<usize, PushError> {
+fn sort(entries: &mut [Entry]) -> Result<usize, Aliased> {
     // SAFETY: the maker of the entries keeps handles of their variables until the push returns.
     let id = |entry: &Entry| unsafe { entry.cell.as_ref() }.queue().id();
     if entries.len() <= INLINE_ACCESSES {
@@ -243,7 +254,7 @@ fn sort(entries: &mut [Entry]) -> Result<usize, PushError> {
     } else {
         entries.sort_unstable_by_key(id);
     }
-    let (mut last, mut aliased) = (0, false);
+    let (mut last, mut aliased) = (0, None);
     for at in 1..entries.len() {
         let later = entries[at];
         if later.cell != entries[last].cell {
@@ -252,11 +263,13 @@ fn sort(entries: &mut [Entry]) -> Result<usize, PushError> {
             continue;
         }
         let kept = &mut entries[last];
-        aliased |= later.refs.min(kept.refs) != Refs::None && later.refs.max(kept.refs) == Refs::Exclusive;
+        if later.refs.min(kept.refs) != Refs::None && later.refs.max(kept.refs) == Refs::Exclusive {
+            aliased = Some(Aliased(kept.cell));
+        }
         if later.mode != kept.mode {
             kept.mode = Mode::Write;
         }
         kept.refs = kept.refs.max(later.refs);
     }
-    if aliased { Err(PushError::AliasedVariable) } else { Ok(entries.len().min(last + 1)) }
+    aliased.map_or_else(|| Ok(entries.len().min(last + 1)), Err)
 }

@@ -15,6 +15,7 @@
 //! * The value: operations that hold the variable, as their accesses say.
 //! * `version`: stored by operations that hold the variable for writing, and by lanes of GPUs; read by any thread.
 //! * `emptied`: operations that hold the variable for writing; for others a hint.
+//! * `name`: set once, by any owner of a handle; read by any thread.
 //! * `fault` and `waits`: see [`Fault`] and [`Waits`].
 //!
 //! # Edges
@@ -24,11 +25,18 @@
 //! | `version` | store in [`VarCell::mutated`], `fetch_add` in [`VarCell::mutated_on_device`] | load in [`VarCell::version`] | what the counted mutations did |
 //! | `handles` | `fetch_sub` in [`VarCell::remove_handle`] | [`acquire`] of the thread that removes the last handle | the uses of the variable by all handles |
 
-use std::{alloc::Layout, marker::PhantomData, mem::ManuallyDrop, ptr::NonNull, sync::Arc};
+use std::{
+    alloc::Layout,
+    any::type_name,
+    marker::PhantomData,
+    mem::ManuallyDrop,
+    ptr::NonNull,
+    sync::{Arc, OnceLock},
+};
 
 use crate::{
     engine::{core::Core, fault::Fault, task::Task, waits::Waits},
-    error::op::OpError,
+    error::{op::OpError, push::RefusedAccess},
     sync::{
         Ordering::{Acquire, Relaxed, Release},
         acquire,
@@ -36,6 +44,7 @@ use crate::{
         cell::UnsafeCell,
     },
     tracker::{Access, VarQueue},
+    values::name::Name,
 };
 
 /// One variable. Its queue decides which operations may use the other fields. The fields that pushes use are on other
@@ -46,7 +55,8 @@ pub(crate) struct VarCell {
     core: ManuallyDrop<Arc<Core>>,
     /// The number of handles. It has 64 bits on every machine, so that even leaked handles cannot make it wrap.
     handles: AtomicU64,
-    value: ValueInfo,
+    value: &'static ValueInfo,
+    name: OnceLock<Name>,
     waits: Waits,
     state: State,
 }
@@ -73,14 +83,21 @@ struct TypedCell<T> {
     value: UnsafeCell<ManuallyDrop<T>>,
 }
 
+/// Where the value of a variable is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ValueMemory {
+    /// In the host's memory. Operations of the host may use the value only after those of devices are complete.
+    Host,
+    /// Elsewhere, or nowhere: the variable has a handle of it, or no value.
+    Elsewhere,
+}
+
 /// What untyped code must know about the value.
-#[derive(Clone, Copy)]
 struct ValueInfo {
     layout: Layout,
     needs_drop: bool,
-    /// The value is in the host's memory, so operations of the host may use it only after those of devices are
-    /// complete.
-    on_host: bool,
+    memory: ValueMemory,
+    type_name: fn() -> &'static str,
     /// # Safety
     /// 1. The cell was made with this info, and the caller holds the variable for writing.
     /// 2. This is called once.
@@ -92,6 +109,23 @@ struct ValueInfo {
 unsafe impl Send for VarCell {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for VarCell {}
+
+impl ValueInfo {
+    const fn of<T>(memory: ValueMemory) -> Self {
+        Self {
+            layout: Layout::new::<TypedCell<T>>(),
+            needs_drop: std::mem::needs_drop::<T>(),
+            memory,
+            type_name: type_name::<T>,
+            drop_value: |cell| {
+                // SAFETY: (1) of `drop_value`.
+                let value = unsafe { value_ptr::<T>(cell) };
+                // SAFETY: (1) and (2) of `drop_value`.
+                unsafe { value.drop_in_place() };
+            },
+        }
+    }
+}
 
 /// A variable with a handle for `'h`.
 #[derive(Clone, Copy)]
@@ -118,19 +152,11 @@ impl<'h> VarRef<'h> {
 }
 
 impl VarCell {
-    /// Creates a variable with one handle. `on_host` says whether the value is in the host's memory; if not, it is a
-    /// handle of memory elsewhere.
-    pub(crate) fn with_value<T: Send + 'static>(core: &Arc<Core>, value: T, on_host: bool) -> NonNull<Self> {
-        let info = ValueInfo {
-            layout: Layout::new::<TypedCell<T>>(),
-            needs_drop: std::mem::needs_drop::<T>(),
-            on_host,
-            drop_value: |cell| {
-                // SAFETY: (1) of `drop_value`.
-                let value = unsafe { value_ptr::<T>(cell) };
-                // SAFETY: (1) and (2) of `drop_value`.
-                unsafe { value.drop_in_place() };
-            },
+    /// Creates a variable with one handle.
+    pub(crate) fn with_value<T: Send + 'static>(core: &Arc<Core>, value: T, memory: ValueMemory) -> NonNull<Self> {
+        let info = match memory {
+            ValueMemory::Host => const { &ValueInfo::of::<T>(ValueMemory::Host) },
+            ValueMemory::Elsewhere => const { &ValueInfo::of::<T>(ValueMemory::Elsewhere) },
         };
         let cell = Box::new(TypedCell {
             cell: VarCell {
@@ -138,6 +164,7 @@ impl VarCell {
                 core: ManuallyDrop::new(Arc::clone(core)),
                 handles: AtomicU64::new(1),
                 value: info,
+                name: OnceLock::new(),
                 waits: Waits::default(),
                 state: State { version: AtomicU64::new(0), fault: Fault::default(), emptied: AtomicBool::new(false) },
             },
@@ -147,6 +174,24 @@ impl VarCell {
         // SAFETY: the cell does not move, and no other thread knows it yet.
         unsafe { VarQueue::init(VarCell::queue_ptr(cell)) };
         cell
+    }
+
+    /// Names the variable, unless it has a name.
+    pub(crate) fn set_name(&self, name: Name) {
+        // The first name stays: clones of a handle may name the variable as well.
+        let _ = self.name.set(name);
+    }
+
+    /// Returns the name of the variable.
+    pub(crate) fn name(&self) -> Option<&Name> {
+        self.name.get()
+    }
+
+    /// Returns what an error says about the access of an operation to this variable.
+    #[cold]
+    pub(crate) fn refused_access(&self, operation: &Name) -> RefusedAccess {
+        let name = self.name().cloned().unwrap_or_default();
+        RefusedAccess::new(operation.clone(), name, self.queue.id(), (self.value.type_name)())
     }
 
     /// Counts another handle. The caller has one.
@@ -224,7 +269,7 @@ impl VarCell {
 
     /// Whether the variable has a value in the host's memory.
     pub(crate) fn is_host_value(&self) -> bool {
-        self.value.on_host
+        self.value.memory == ValueMemory::Host
     }
 
     /// Counts a mutation by an operation of a GPU. Several lanes may do so at the same time.
@@ -267,9 +312,13 @@ impl VarCell {
     pub(super) unsafe fn free(cell: NonNull<Self>) {
         // By pointers to the fields, since a thread that is pinned may still read the queue.
         // SAFETY: the cell lives until `dispose` below has run `free`.
-        let layout = unsafe { &raw const (*cell.as_ptr()).value.layout };
-        // SAFETY: the cell lives until then, and its layout is constant.
-        let layout = unsafe { layout.read() };
+        let value = unsafe { &raw const (*cell.as_ptr()).value };
+        // SAFETY: the cell lives until then, and the field is constant.
+        let layout = unsafe { value.read() }.layout;
+        // SAFETY: the cell lives until `dispose` below has run `free`.
+        let name = unsafe { &raw const (*cell.as_ptr()).name };
+        // SAFETY: (2).
+        drop(unsafe { name.read() });
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let core = unsafe { &raw const (*cell.as_ptr()).core };
         // SAFETY: the field is not used after this (2).
@@ -284,7 +333,7 @@ impl VarCell {
         drop(unsafe { waits.read() });
         let free = move || {
             // SAFETY: the cell was boxed with this layout, and the fields that own anything were dropped: the value,
-            // the fault, the waits and the core.
+            // the name, the fault, the waits and the core.
             unsafe { std::alloc::dealloc(cell.as_ptr().cast(), layout) };
         };
         // SAFETY: (1) and (2) are what `dispose` demands.

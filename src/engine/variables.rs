@@ -29,9 +29,9 @@ impl Core {
         var: VarRef<'_>,
         location: &'static Location<'static>,
     ) -> Result<(), PushError> {
-        let mut spec = Spec::internal("clear_error", 0, flag::INLINE | flag::NO_SKIP | flag::SILENT);
+        let spec = Spec::internal("clear_error", 0, flag::INLINE | flag::NO_SKIP | flag::SILENT);
         let entry = Entry { cell: var.ptr(), mode: Mode::Write, refs: Refs::None };
-        self.push(&mut spec, location, &mut [entry], ClearJob(None))
+        self.push(&spec, location, &mut [entry], ClearJob(None))
     }
 
     /// Deletes a variable after the pending operations on it, and then calls `f`.
@@ -44,14 +44,14 @@ impl Core {
         if self.is_forked() {
             return Err(PushError::Forked);
         }
-        let entry = Entry { cell: var.ptr(), mode: Mode::Overwrite, refs: Refs::None };
-        self.check_variable(var.cell().queue())?;
-        if !var.cell().queue().close() {
-            return Err(PushError::DeletedVariable);
-        }
         // At the highest priority, since it frees memory.
         let flags = flag::EAGER | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
         let spec = Spec::internal("delete_variable", i32::MAX, flags);
+        let entry = Entry { cell: var.ptr(), mode: Mode::Overwrite, refs: Refs::None };
+        self.check_variable(var.cell(), &spec.name)?;
+        if !var.cell().queue().close() {
+            return Err(PushError::DeletedVariable(var.cell().refused_access(&spec.name)));
+        }
         let delete = move |cx: &Call<'_>| {
             let empty = || {
                 for access in cx.op().accesses() {

@@ -16,7 +16,6 @@ use crate::{
     engine::{
         core::Core,
         frame::{self, Call, NoWait},
-        push::Rejected,
         ready_loop,
         spec::{Entry, Refs, Spec},
         task::{Cleanup, Job, flag},
@@ -34,7 +33,11 @@ use crate::{
         pending::{PendingWait, Waited},
     },
     tracker::Mode,
+    values::name::Name,
 };
+
+/// The name of the operation that waits for a variable.
+const WAIT: &str = "wait";
 
 impl Core {
     /// Waits for the pending operations on `var` that `kind` covers.
@@ -63,7 +66,7 @@ impl Core {
         self.check_wait()?;
         let cell = var.cell();
         if cell.queue().owner() != self.tag() {
-            return Err(PushError::ForeignVariable.into());
+            return Err(PushError::ForeignVariable(cell.refused_access(&Name::from(WAIT))).into());
         }
         if frame::holds(VarCell::queue_ptr(var.ptr())) {
             return Err(WaitError::WouldDeadlock);
@@ -78,13 +81,14 @@ impl Core {
         let oneshot = Oneshot::new();
         // A wait may be pushed behind a deletion, and then ends with it.
         let flags = flag::INLINE | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
-        let spec = Spec::internal("wait", 0, flags);
+        let spec = Spec::internal(WAIT, 0, flags);
         let mode = if kind.is_for_reading() { Mode::Read } else { Mode::Await };
         let entry = Entry { cell: var.ptr(), mode, refs: Refs::None };
-        let op = self.create(&spec, 0, location, &[entry], WaitJob::new(Arc::clone(&oneshot)))?;
+        let entries = [entry];
+        let op = self.create(&spec, 0, location, &entries, WaitJob::new(Arc::clone(&oneshot)))?;
         // Before the push: by the time that returns, the wait may already have started and asked to be forgotten.
         cell.waits().remember(kind, op.hold(), Arc::clone(&oneshot));
-        self.enqueue(op).map_err(Rejected::into_error)?;
+        self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, &entries))?;
         Ok(Some(oneshot))
     }
 

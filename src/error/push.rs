@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt};
 
-use crate::values::{device::Device, property::Property};
+use crate::values::{device::Device, name::Name, property::Property};
 
 pub(crate) const FORKED: &str = "the engine belongs to the parent of this forked process; build another engine here";
 
@@ -17,10 +17,14 @@ pub(crate) const FORKED: &str = "the engine belongs to the parent of this forked
 /// use raddle::PushError;
 ///
 /// let engine = raddle::Engine::builder().workers(1).build()?;
-/// let token = engine.token();
-/// engine.delete_variable(&token, |_| ())?;
-/// let refused = engine.op("late").writes([&token]).push((), |()| {});
-/// assert_eq!(refused, Err(PushError::DeletedVariable));
+/// let disk = engine.token().named("disk");
+/// engine.delete_variable(&disk, |_| ())?;
+/// let Err(error) = engine.op("late").writes([&disk]).push((), |()| {}) else { panic!("it is refused") };
+/// assert!(matches!(error, PushError::DeletedVariable(_)));
+/// assert_eq!(
+///     error.to_string(),
+///     "operation `late` names variable `disk`, which was deleted before this push; push before deleting it"
+/// );
 /// # Ok(())
 /// # }
 /// ```
@@ -28,11 +32,11 @@ pub(crate) const FORKED: &str = "the engine belongs to the parent of this forked
 #[non_exhaustive]
 pub enum PushError {
     /// A variable belongs to another engine.
-    ForeignVariable,
+    ForeignVariable(RefusedAccess),
     /// A variable was deleted before.
-    DeletedVariable,
+    DeletedVariable(RefusedAccess),
     /// A typed operation names one variable twice and mutates it, which would alias a `&mut`.
-    AliasedVariable,
+    AliasedVariable(RefusedAccess),
     /// The engine is shut down or shutting down. While it drains, its operations may still push.
     ShutDown,
     /// The engine has no such device.
@@ -57,12 +61,14 @@ pub enum PushError {
 impl fmt::Display for PushError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ForeignVariable => {
-                f.write_str("a variable belongs to another engine; push on the engine that made it")
+            Self::ForeignVariable(access) => {
+                write!(f, "{access}, which belongs to another engine; push on the engine that made it")
             }
-            Self::DeletedVariable => f.write_str("a variable was deleted before this push; push before deleting it"),
-            Self::AliasedVariable => {
-                f.write_str("the operation declares a variable twice and mutates it; declare it once, with `write`")
+            Self::DeletedVariable(access) => {
+                write!(f, "{access}, which was deleted before this push; push before deleting it")
+            }
+            Self::AliasedVariable(access) => {
+                write!(f, "{access} twice and mutates it; declare it once, with `write`")
             }
             Self::ShutDown => f.write_str("the engine is shut down or shutting down; push before the shutdown"),
             Self::NoSuchDevice(context) => {
@@ -87,3 +93,62 @@ impl fmt::Display for PushError {
 }
 
 impl Error for PushError {}
+
+/// The operation that was refused because of one of its variables, and that variable.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::PushError;
+///
+/// let engine = raddle::Engine::builder().workers(1).build()?;
+/// let total = engine.var(0u32).named("total");
+/// let refused = engine.op("add").push((total.read(), total.write()), |(step, total)| *total += step);
+/// let Err(PushError::AliasedVariable(access)) = refused else { panic!("it would alias a `&mut`") };
+/// assert_eq!((access.operation(), access.variable()), ("add", "total"));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefusedAccess(Box<Parts>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Parts {
+    operation: Name,
+    variable: Name,
+    id: u64,
+    type_name: &'static str,
+}
+
+impl RefusedAccess {
+    /// `id` and `type_name` describe a variable that has no name.
+    #[cold]
+    pub(crate) fn new(operation: Name, variable: Name, id: u64, type_name: &'static str) -> Self {
+        Self(Box::new(Parts { operation, variable, id, type_name }))
+    }
+
+    /// Returns the name of the operation, or an empty string if it has none.
+    #[must_use]
+    pub fn operation(&self) -> &str {
+        self.0.operation.as_str()
+    }
+
+    /// Returns the name of the variable, or an empty string if it has none.
+    #[must_use]
+    pub fn variable(&self) -> &str {
+        self.0.variable.as_str()
+    }
+}
+
+/// Names both, an unnamed variable by the number that its `Debug` shows and by its type.
+impl fmt::Display for RefusedAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.operation() {
+            "" => f.write_str("an operation without a name")?,
+            name => write!(f, "operation `{name}`")?,
+        }
+        match self.variable() {
+            "" => write!(f, " names variable {} of type `{}`", self.0.id, self.0.type_name),
+            name => write!(f, " names variable `{name}`"),
+        }
+    }
+}

@@ -1,10 +1,21 @@
-//! Names of operations.
+//! Names of operations and variables.
 
 use std::sync::Arc;
 
-/// An operation's name: a `&'static str`, or a `String` or `Arc<str>` made at run time.
+/// The name of an operation or a variable: a `&'static str`, or a `String` or `Arc<str>` made at run time.
 ///
-/// Names are for people: errors and traces carry them, nothing else depends on them.
+/// Names are for people: errors carry them, and nothing else depends on them.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// for shard in 0..4 {
+///     let counts = engine.var(0).named(format!("counts of shard {shard}"));
+///     engine.op("count").push(counts.write(), |counts| *counts += 1)?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Name(Repr);
 
@@ -43,21 +54,15 @@ impl Name {
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.0, Repr::Shared(_))
     }
+}
 
-    /// Takes the name. An owned string is moved out; a static one is copied.
-    #[inline]
-    pub(crate) fn take(&mut self) -> Self {
-        match self.0 {
-            Repr::Static(name) => Self(Repr::Static(name)),
-            Repr::Shared(_) => self.take_shared(),
-        }
-    }
-
-    #[cold]
-    fn take_shared(&mut self) -> Self {
-        std::mem::take(self)
+impl PartialEq for Name {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
     }
 }
+
+impl Eq for Name {}
 
 impl Default for Name {
     fn default() -> Self {

@@ -289,7 +289,7 @@ fn a_variable_deleted_in_flight_ends_after_the_kernel() {
                 kernel(&engine, "kernel", &var, move |_| first.add("kernel"));
                 engine.delete_variable(&var, move |_| second.add("deleted")).unwrap();
                 let late = engine.op("late").on(GPU).launch_any(var.write(), |_, _| {});
-                assert_eq!(late, Err(raddle::PushError::DeletedVariable));
+                assert!(matches!(late, Err(raddle::PushError::DeletedVariable(_))));
                 engine.wait_for_all().unwrap();
                 assert_eq!(journal.take(), ["kernel", "deleted"], "{kind}, seed {seed}");
             }
@@ -521,7 +521,7 @@ fn names_of_devices_are_checked() {
         assert_eq!(engine.op("").copy_from_device(&var, &host), Err(not_on_one.clone()), "{kind}");
         assert_eq!(engine.op("").copy_peer(&var, &var), Err(not_on_one), "{kind}");
         let aliased = engine.op("").on(GPU).copy_peer(&var, &var);
-        assert_eq!(aliased, Err(raddle::PushError::AliasedVariable), "{kind}");
+        assert!(matches!(aliased, Err(raddle::PushError::AliasedVariable(_))), "{kind}");
         engine.wait_for_all().unwrap();
         assert_eq!(var.version() + host.version(), 0);
     }

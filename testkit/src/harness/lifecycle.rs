@@ -413,8 +413,8 @@ impl World {
         }
         let deleted = |variable: usize| self.deleted[variable].load(SeqCst);
         let fine = match &result {
-            Err(PushError::DeletedVariable) => deleted(operation.reads) || deleted(operation.writes),
-            Err(PushError::ForeignVariable) => self.program.variables[operation.reads] != operation.engine,
+            Err(PushError::DeletedVariable(_)) => deleted(operation.reads) || deleted(operation.writes),
+            Err(PushError::ForeignVariable(_)) => self.program.variables[operation.reads] != operation.engine,
             Err(PushError::ShutDown) => self.engines[operation.engine].begun.load(SeqCst),
             Err(_) => false,
             Ok(_) => self.program.variables[operation.reads] == operation.engine,
@@ -510,8 +510,8 @@ impl Actor {
                     let is_own = world.program.variables[variable] == number;
                     match result {
                         Ok(()) if is_own => drop(world.deletions[variable].0.fetch_add(1, SeqCst)),
-                        Err(PushError::ForeignVariable) if !is_own => {}
-                        Err(PushError::DeletedVariable) if is_own => {}
+                        Err(PushError::ForeignVariable(_)) if !is_own => {}
+                        Err(PushError::DeletedVariable(_)) if is_own => {}
                         other => world.violation(format!("a deletion of variable {variable} gave {other:?}")),
                     }
                 }
@@ -538,8 +538,8 @@ impl Actor {
                 if let (Some(engine), Some(token)) = (&self.hands.engines[number], &self.hands.variables[variable]) {
                     let result = engine.get(token).map(|value| value.touch());
                     match result {
-                        Err(WaitError::Refused(PushError::DeletedVariable)) if world.deleted[variable].load(SeqCst) => {
-                        }
+                        Err(WaitError::Refused(PushError::DeletedVariable(_)))
+                            if world.deleted[variable].load(SeqCst) => {}
                         result => self.check_wait(number, result),
                     }
                 }

@@ -396,13 +396,33 @@ fn written(seen: u64, old: u64, access: Access, index: usize) -> u64 {
 
 // ------------------------------------------------------------------------------------------------ the model ----
 
+/// Why a push is refused. The names in the error are not compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Refusal {
+    Foreign,
+    Deleted,
+    Aliased,
+    Other(PushError),
+}
+
+impl From<PushError> for Refusal {
+    fn from(error: PushError) -> Self {
+        match error {
+            PushError::ForeignVariable(_) => Self::Foreign,
+            PushError::DeletedVariable(_) => Self::Deleted,
+            PushError::AliasedVariable(_) => Self::Aliased,
+            error => Self::Other(error),
+        }
+    }
+}
+
 /// What a step gave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Answer {
     Nothing,
     Value(u64),
     Failed(String),
-    Refused(PushError),
+    Refused(Refusal),
     Cleared(usize),
     InTime,
     Other(String),
@@ -479,7 +499,7 @@ impl Model {
                 if !self.operators.contains(&id) {
                     answer = Answer::Other("no such operator".to_owned());
                 } else if self.names_deleted(program, id) {
-                    answer = Answer::Refused(PushError::DeletedVariable);
+                    answer = Answer::Refused(Refusal::Deleted);
                 } else {
                     self.run(program, id);
                 }
@@ -488,7 +508,7 @@ impl Model {
             Step::Delete { variable, .. } | Step::ClearError(variable)
                 if self.standings[variable] == Standing::Deleted =>
             {
-                answer = Answer::Refused(PushError::DeletedVariable);
+                answer = Answer::Refused(Refusal::Deleted);
             }
             Step::Delete { variable, panics } => {
                 self.standings[variable] = Standing::Deleted;
@@ -526,7 +546,7 @@ impl Model {
         match (self.standings[variable], self.failed[variable]) {
             (Standing::Live, None) => Answer::Value(self.values[variable]),
             (Standing::Live, Some(failure)) => self.failed_by(failure),
-            _ => Answer::Refused(PushError::DeletedVariable),
+            _ => Answer::Refused(Refusal::Deleted),
         }
     }
 
@@ -575,23 +595,23 @@ impl Model {
         program.operations[id].effective().keys().any(|variable| self.deletions.contains_key(variable))
     }
 
-    fn refusal(&self, program: &Program, id: usize) -> Option<PushError> {
+    fn refusal(&self, program: &Program, id: usize) -> Option<Refusal> {
         let operation = &program.operations[id];
         if operation.gpu == Some(1) {
-            Some(PushError::NoSuchDevice(Device::Gpu(1)))
+            Some(Refusal::Other(PushError::NoSuchDevice(Device::Gpu(1))))
         } else if operation.gpu == Some(0)
             && operation.is_for_device()
             && operation.property == Property::CpuPrioritized
         {
-            Some(PushError::NotOfDevice(raddle::Property::CpuPrioritized))
+            Some(Refusal::Other(PushError::NotOfDevice(raddle::Property::CpuPrioritized)))
         } else if operation.gpu == Some(0) && operation.is_for_device() && operation.property == Property::Async {
-            Some(PushError::EagerOnDevice)
+            Some(Refusal::Other(PushError::EagerOnDevice))
         } else if operation.foreign {
-            Some(PushError::ForeignVariable)
+            Some(Refusal::Foreign)
         } else if self.names_deleted(program, id) {
-            Some(PushError::DeletedVariable)
+            Some(Refusal::Deleted)
         } else if operation.is_aliased() {
-            Some(PushError::AliasedVariable)
+            Some(Refusal::Aliased)
         } else {
             None
         }
@@ -877,13 +897,13 @@ fn answer<T>(result: Result<T, WaitError>, value: impl FnOnce(T) -> Answer) -> A
         Ok(given) => value(given),
         Err(WaitError::Failed(failure)) => Answer::Failed(show(&failure)),
         Err(WaitError::TimedOut) => Answer::InTime,
-        Err(WaitError::Refused(refusal)) => Answer::Refused(refusal),
+        Err(WaitError::Refused(error)) => Answer::Refused(error.into()),
         Err(error) => Answer::Other(error.to_string()),
     }
 }
 
 fn refused(result: Result<(), PushError>) -> Answer {
-    result.map_or_else(Answer::Refused, |()| Answer::Nothing)
+    result.map_or_else(|error| Answer::Refused(error.into()), |()| Answer::Nothing)
 }
 
 impl Runner {

@@ -1,0 +1,91 @@
+//! Names of variables, and errors that name the operation and the variable.
+
+#![cfg(not(any(raddle_loom, raddle_shuttle)))]
+
+use raddle_testkit as common;
+
+use std::thread;
+
+use common::{KINDS, on_kinds};
+use raddle::{EngineKind, PushError};
+
+#[test]
+fn errors_of_pushes_name_the_operation_and_the_variable() {
+    on_kinds(&KINDS, 1, |engine| {
+        let other = common::engine(EngineKind::Naive, 1);
+        let (own, foreign) = (engine.var(1u8).named(String::from("own")), other.token().named("foreign"));
+
+        let refused = engine.op(format!("number {}", 3)).push((own.read(), own.write()), |_| {});
+        let Err(PushError::AliasedVariable(access)) = &refused else { panic!("{refused:?}") };
+        assert_eq!((access.operation(), access.variable()), ("number 3", "own"));
+        assert_eq!(
+            refused.unwrap_err().to_string(),
+            "operation `number 3` names variable `own` twice and mutates it; declare it once, with `write`"
+        );
+
+        let refused = engine.op("").reads([&foreign]).push(own.write(), |_| {}).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "an operation without a name names variable `foreign`, which belongs to another engine; \
+             push on the engine that made it"
+        );
+
+        let unnamed = engine.var(2u16);
+        let operator = engine.op("again").operator(unnamed.write(), |_| {}).unwrap();
+        engine.delete_variable(&unnamed, |_| {}).unwrap();
+        let refused = operator.push().unwrap_err();
+        let shown = format!("{unnamed:?}");
+        let (_, id) = shown.split_once("id: ").unwrap();
+        let (id, _) = id.split_once(',').unwrap();
+        assert_eq!(
+            refused.to_string(),
+            format!(
+                "operation `again` names variable {id} of type `u16`, which was deleted before this push; \
+                 push before deleting it"
+            )
+        );
+    });
+}
+
+#[test]
+fn a_variable_keeps_its_first_name_and_shows_it() {
+    let engine = common::engine(EngineKind::PerDevice, 1);
+    let total = engine.var(0u8);
+    assert_eq!((total.name(), total.token().name()), (None, None));
+    let named = total.clone().named("total").named("sum");
+    assert_eq!((total.name(), named.name(), total.token().name()), (Some("total"), Some("total"), Some("total")));
+    assert!(format!("{total:?}").contains(r#"name: "total""#), "{total:?}");
+}
+
+/// Deletions race with pushes, so that the queues find some of them, after the first check.
+#[test]
+fn a_push_that_a_concurrent_deletion_refuses_names_both() {
+    on_kinds(&KINDS, 1, |engine| {
+        let mut refused = 0;
+        for round in 0..300 {
+            let vars: Vec<_> = (0..50).map(|n| engine.var(n).named(format!("variable {n}"))).collect();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    for var in vars.iter().rev() {
+                        engine.delete_variable(var, |_| {}).unwrap();
+                    }
+                });
+                for _ in 0..4 {
+                    let pushed = engine
+                        .op(format!("round {round}"))
+                        .push(vars.iter().map(|var| var.write()).collect::<Vec<_>>(), |_| {});
+                    match pushed {
+                        Ok(()) => {}
+                        Err(PushError::DeletedVariable(access)) => {
+                            assert_eq!(access.operation(), format!("round {round}"));
+                            assert!(access.variable().starts_with("variable "), "{access}");
+                            refused += 1;
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+        }
+        assert!(refused > 0);
+    });
+}
