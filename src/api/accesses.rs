@@ -243,6 +243,17 @@ impl Accesses for () {
 }
 
 /// The declaration that an operation's function gets its [`OpContext`]; from [`cx`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// use raddle::cx;
+///
+/// let worker = engine.op("where").submit(cx(), |cx| cx.worker())?.wait()?;
+/// println!("ran on worker {worker:?}");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a declaration does nothing until it is pushed"]
 pub struct Cx(());

@@ -105,6 +105,16 @@ impl EngineBuilder {
     /// Sets the kind of engine. Default: the value of the environment variable `RADDLE_ENGINE`, and
     /// [`PerDevice`](EngineKind::PerDevice) if that is not set. The environment never overrides a kind that is set
     /// here.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, EngineKind};
+    ///
+    /// let engine = Engine::builder().kind(EngineKind::Naive).build()?; // runs each operation inside its push
+    /// assert_eq!(engine.kind(), EngineKind::Naive);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn kind(mut self, kind: EngineKind) -> Self {
         self.kind = Some(kind);
         self
@@ -113,6 +123,14 @@ impl EngineBuilder {
     /// Sets the number of workers for ordinary operations. Default: one for each core that the engine may use (see
     /// [`pin`](Self::pin)), limited by the quota of its control group. There may be more workers than cores; those
     /// beyond the number of cores are not pinned.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::builder().workers(2).build()?;
+    /// assert_eq!(engine.placements().len(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = Some(workers);
         self
@@ -121,6 +139,16 @@ impl EngineBuilder {
     /// Sets the number of workers for [`Property::CpuPrioritized`](crate::Property::CpuPrioritized) operations of
     /// [`PerDevice`](EngineKind::PerDevice) engines. Default: 1. They are not pinned, so that the operating system can
     /// schedule them beside busy workers.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, Property};
+    ///
+    /// let engine = Engine::builder().workers(1).prioritized_workers(2).build()?;
+    /// engine.op("alarm").property(Property::CpuPrioritized).push((), |()| println!("does not wait for a worker"))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn prioritized_workers(mut self, workers: usize) -> Self {
         self.prioritized_workers = Some(workers);
         self
@@ -137,12 +165,31 @@ impl EngineBuilder {
     ///
     /// A thread that an operation starts inherits the core of the worker. Operations that start threads, such as those
     /// of a thread pool, do so inside [`unpinned`](crate::unpinned).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, Placement};
+    ///
+    /// let engine = Engine::builder().workers(2).pin(false).build()?;
+    /// assert_eq!(engine.placements(), [Placement::Unpinned; 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn pin(mut self, pin: bool) -> Self {
         self.unpinned = !pin;
         self
     }
 
     /// Sets what workers without work do. Default: [`IdlePolicy::SpinThenPark`] for 50 µs.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, IdlePolicy};
+    ///
+    /// let engine = Engine::builder().workers(1).idle(IdlePolicy::Park).build()?; // no CPU time while idle
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn idle(mut self, idle: IdlePolicy) -> Self {
         self.idle = idle;
         self
@@ -150,12 +197,32 @@ impl EngineBuilder {
 
     /// Adds a GPU. Operations name it by [`Device::Gpu`](crate::Device::Gpu) with the number of GPUs that were added
     /// before. Its threads start with the first operation for it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Device, Engine, SimulatedGpu};
+    ///
+    /// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).gpu(SimulatedGpu::new()).build()?;
+    /// let on_second = engine.device_var::<f32>(Device::Gpu(1), 64)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn gpu(mut self, gpu: impl Into<GpuDriver>) -> Self {
         self.gpus.push(gpu.into());
         self
     }
 
     /// Creates the engine and starts its threads.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{BuildError, Engine};
+    ///
+    /// assert!(matches!(Engine::builder().workers(0).build(), Err(BuildError::NoWorkers)));
+    /// let engine = Engine::builder().build()?; // one worker for each core
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// Zero or too many workers, too many GPUs, an unknown `RADDLE_ENGINE`, or a thread that could not be started.

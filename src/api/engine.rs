@@ -49,6 +49,23 @@ use crate::{
 };
 
 /// How an engine is shut down.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Cause, Engine, Shutdown, WaitError};
+///
+/// let engine = Engine::builder().workers(1).build()?;
+/// let (sender, receiver) = std::sync::mpsc::channel::<()>();
+/// engine.op("first").push((), move |()| _ = receiver.recv())?;
+/// let second = engine.op("second").submit((), |()| {})?; // the only worker is busy
+/// engine.notify_shutdown();
+/// drop(sender);
+/// engine.shutdown(Shutdown::Cancel, None)?;
+/// let Err(WaitError::Failed(error)) = second.wait() else { panic!("it has not started") };
+/// assert!(matches!(error.cause(), Cause::Cancelled));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
     /// Pending operations run, and may push further operations. All other pushes are refused.
@@ -199,6 +216,16 @@ impl Engine {
     }
 
     /// Returns the kind of the engine.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, EngineKind};
+    ///
+    /// let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).build()?;
+    /// assert_eq!(engine.kind(), EngineKind::Pooled);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn kind(&self) -> EngineKind {
         self.core.kind()
@@ -206,6 +233,16 @@ impl Engine {
 
     /// Returns where each worker of the CPU's lane was placed when the engine was built. Engines of one process use
     /// different cores while there are enough; [`EngineBuilder::pin`](crate::EngineBuilder::pin) states the rule.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::builder().workers(2).build()?;
+    /// for (worker, placement) in engine.placements().iter().enumerate() {
+    ///     println!("worker {worker}: {placement:?}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn placements(&self) -> &[Placement] {
         self.core.placements.get().map_or(&[], |placements| placements)
@@ -214,12 +251,35 @@ impl Engine {
     // -------------------------------------------------------------------------------------------------- variables ----
 
     /// Creates a variable with a value.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let total = engine.var(0u64);
+    /// engine.op("add").push(total.write(), |total| *total += 2)?;
+    /// assert_eq!(engine.get(&total)?, 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn var<T: Send + 'static>(&self, value: T) -> Var<T> {
         Var::new(Token::typed(&self.core, value))
     }
 
     /// Creates a variable for `len` values in the memory of a device, with unspecified content. The memory comes from a
     /// pool. If the pool has none, the calling thread asks the driver of the device.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Device, Engine, SimulatedGpu};
+    ///
+    /// let gpu = Device::Gpu(0);
+    /// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build()?;
+    /// let (host, there) = (engine.pinned_var::<f32>(gpu, 256)?, engine.device_var::<f32>(gpu, 256)?);
+    /// engine.op("load").on(gpu).copy_to_device(&host, &there)?;
+    /// engine.wait_for_var(&there)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The engine has no such device, the device has no memory left, or it is lost.
@@ -231,6 +291,19 @@ impl Engine {
     /// Creates a variable for `len` values in page-locked memory of the host, which the device copies from and to
     /// directly. The memory is cacheable and starts as zeros. It comes from a pool, as that of
     /// [`device_var`](Self::device_var).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Device, Engine, SimulatedGpu};
+    ///
+    /// let gpu = Device::Gpu(0);
+    /// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build()?;
+    /// let pinned = engine.pinned_var::<f32>(gpu, 256)?;
+    /// engine.op("fill").push(pinned.write(), |pinned| pinned.fill(1.0))?;
+    /// engine.wait_for_var(&pinned)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The engine has no such device, there is no memory left, or the device is lost.
@@ -264,6 +337,18 @@ impl Engine {
     }
 
     /// Creates a variable without a value, which stands for something outside the engine.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let log_file = engine.token();
+    /// for line in ["first", "second"] {
+    ///     engine.op("log").writes([&log_file]).push((), move |()| println!("{line}"))?; // one at a time, in order
+    /// }
+    /// engine.wait_for_var(&log_file)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn token(&self) -> Token {
         Token::typed(&self.core, ())
     }
@@ -272,6 +357,17 @@ impl Engine {
     /// Later pushes on the variable are refused, and waits for it wait for the deletion. The deletion runs on the
     /// calling thread if no operation is pending on the variable. It runs even if the variable has failed, or the
     /// engine is shut down.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let frame = engine.var(vec![0u8; 1024]);
+    /// engine.op("draw").push(frame.write(), |frame| frame.fill(255))?;
+    /// engine.delete_variable(&frame, |_| println!("the frame is gone"))?;
+    /// assert!(engine.op("late").push(frame.read(), |_| {}).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`PushError::ForeignVariable`], or [`PushError::DeletedVariable`] if the variable was deleted before. Then `f`
@@ -288,6 +384,19 @@ impl Engine {
     /// Clears the variable's error, in push order: operations that were pushed before this call are still skipped, and
     /// those pushed after it run.
     ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let reading = engine.var(0);
+    /// engine.op("read").try_push(reading.write(), |_| Err("no sensor".into()))?;
+    /// assert!(engine.get(&reading).is_err());
+    ///
+    /// engine.clear_error(&reading)?;
+    /// assert_eq!(engine.get(&reading)?, 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`PushError::ForeignVariable`] or [`PushError::DeletedVariable`].
     #[track_caller]
@@ -297,6 +406,20 @@ impl Engine {
 
     /// Takes all errors that [`wait_for_all`](Self::wait_for_all) has yet to report. Returns the earliest one and how
     /// many there were, or `None` if there were none. Failed variables stay failed. In a forked child there are none.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// for number in 0..3 {
+    ///     engine.op("fail").try_push((), move |()| Err(format!("number {number}").into()))?;
+    /// }
+    /// engine.op("last").run_always().push((), |()| {})?;
+    /// _ = engine.wait_for_all(); // reports the earliest
+    /// let (next, count) = engine.clear_errors().expect("two are left");
+    /// assert_eq!((next.name(), count), ("fail", 2));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn clear_errors(&self) -> Option<(OpError, u64)> {
         if self.core.is_forked() {
             return None;
@@ -308,6 +431,16 @@ impl Engine {
 
     /// Waits for every mutation of the variable that was pushed before, and returns a clone of its value. The clone is
     /// made on the calling thread if no mutation is pending, and otherwise on a worker. Other readers run meanwhile.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let words = engine.var(vec!["warp"]);
+    /// engine.op("add").push(words.write(), |words| words.push("weft"))?;
+    /// assert_eq!(engine.get(&words)?, ["warp", "weft"]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation names
@@ -337,6 +470,16 @@ impl Engine {
     ///
     /// Any thread may wait. An operation that waits gives its worker to another thread meanwhile.
     ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let disk = engine.token();
+    /// engine.op("flush").writes([&disk]).push((), |()| { /* something outside the engine */ })?;
+    /// engine.wait_for_var(&disk)?; // flushed
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation names
     /// it, [`WaitError::TooManyWaiting`], or [`WaitError::Refused`] if it belongs to another engine.
@@ -349,6 +492,23 @@ impl Engine {
 
     /// Does the same as [`wait_for_var`](Self::wait_for_var), for at most `timeout`.
     ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::WaitError;
+    /// use std::time::Duration;
+    ///
+    /// let disk = engine.token();
+    /// engine.op("flush").writes([&disk]).push((), |()| {})?;
+    /// match engine.wait_for_var_timeout(&disk, Duration::from_millis(5)) {
+    ///     Ok(()) => println!("flushed"),
+    ///     Err(WaitError::TimedOut) => println!("still writing"),
+    ///     Err(error) => return Err(error.into()),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Those of [`wait_for_var`](Self::wait_for_var), and [`WaitError::TimedOut`]; the pending operations continue
     /// then.
@@ -358,12 +518,36 @@ impl Engine {
     }
 
     /// Returns a future that does the same as [`wait_for_var`](Self::wait_for_var).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let disk = engine.token();
+    /// engine.op("flush").writes([&disk]).push((), |()| {})?;
+    /// let flushed = async {
+    ///     engine.wait_for_var_async(&disk).await
+    /// };
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(flushed)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn wait_for_var_async(&self, variable: impl AsRef<Token>) -> VarWait {
         self.wait_async(variable.as_ref(), false)
     }
 
     /// Waits for every mutation of the variable that was pushed before the call, but not for its readers.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let frame = engine.var(vec![0u8; 1024]);
+    /// engine.op("draw").push(frame.write(), |frame| frame.fill(255))?;
+    /// engine.op("encode").push(frame.read(), |frame| assert_eq!(frame[0], 255))?;
+    /// engine.wait_to_read(&frame)?; // drawn, but perhaps not encoded yet
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// Those of [`wait_for_var`](Self::wait_for_var).
@@ -374,6 +558,19 @@ impl Engine {
 
     /// Does the same as [`wait_to_read`](Self::wait_to_read), for at most `timeout`.
     ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use std::time::Duration;
+    ///
+    /// let frame = engine.var(vec![0u8; 1024]);
+    /// engine.op("draw").push(frame.write(), |frame| frame.fill(255))?;
+    /// let is_drawn = engine.wait_to_read_timeout(&frame, Duration::from_millis(16)).is_ok();
+    /// println!("{}", if is_drawn { "in time" } else { "late" });
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Those of [`wait_for_var_timeout`](Self::wait_for_var_timeout).
     #[track_caller]
@@ -382,6 +579,19 @@ impl Engine {
     }
 
     /// Returns a future that does the same as [`wait_to_read`](Self::wait_to_read).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let frame = engine.var(vec![0u8; 1024]);
+    /// engine.op("draw").push(frame.write(), |frame| frame.fill(255))?;
+    /// let drawn = async {
+    ///     engine.wait_to_read_async(&frame).await
+    /// };
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(drawn)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn wait_to_read_async(&self, variable: impl AsRef<Token>) -> VarWait {
         self.wait_async(variable.as_ref(), true)
@@ -401,6 +611,19 @@ impl Engine {
 
     /// Waits for every operation that any thread pushed before the call. Later pushes do not prolong the wait.
     ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let total = engine.var(0);
+    /// for number in 1..=4 {
+    ///     engine.op("add").push(total.write(), move |total| *total += number)?;
+    /// }
+    /// engine.wait_for_all()?;
+    /// assert_eq!(total.version(), 4);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`WaitError::Failed`] with the earliest error that has not been reported: no wait and no handle has returned it,
     /// and it was not cleared on a variable by [`clear_error`](Self::clear_error) or by an overwriting operation. This
@@ -416,6 +639,17 @@ impl Engine {
 
     /// Does the same as [`wait_for_all`](Self::wait_for_all), for at most `timeout`.
     ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use std::time::Duration;
+    ///
+    /// engine.op("quick").push((), |()| {})?;
+    /// engine.wait_for_all_timeout(Duration::from_secs(60))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Those of [`wait_for_all`](Self::wait_for_all), and [`WaitError::TimedOut`].
     pub fn wait_for_all_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
@@ -424,6 +658,18 @@ impl Engine {
 
     /// Returns a future that does the same as [`wait_for_all`](Self::wait_for_all). It covers the operations that were
     /// pushed before this call.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// engine.op("work").push((), |()| {})?;
+    /// let done = async {
+    ///     engine.wait_for_all_async().await
+    /// };
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(done)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn wait_for_all_async(&self) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
         self.core.wait_for_all_async()
     }
@@ -435,6 +681,19 @@ impl Engine {
     ///
     /// A thread has ended when the destructors of its thread-locals have run. A shutdown with a `timeout` starts a
     /// thread to wait for those. On systems other than Linux it does not wait for them if no thread can be started.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, PushError, Shutdown};
+    /// use std::time::Duration;
+    ///
+    /// let engine = Engine::builder().workers(1).build()?;
+    /// engine.op("last").push((), |()| println!("runs before the shutdown returns"))?;
+    /// engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(60)))?;
+    /// assert_eq!(engine.op("late").push((), |()| {}), Err(PushError::ShutDown));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// * [`ShutdownError::TimedOut`]: operations were still pending. The shutdown has begun, and a further call waits
@@ -450,6 +709,18 @@ impl Engine {
 
     /// Begins a shutdown with [`Shutdown::Cancel`] and returns immediately: from now on operations that have not
     /// started fail with [`Cause::Cancelled`](crate::Cause::Cancelled), and pushes are refused.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, Shutdown};
+    ///
+    /// let engine = Engine::builder().workers(1).build()?;
+    /// let stopper = engine.downgrade(); // for instance for a signal handler's thread
+    /// std::thread::spawn(move || stopper.notify_shutdown()).join().expect("it does not panic");
+    /// engine.shutdown(Shutdown::Cancel, None)?; // waits for what has started
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn notify_shutdown(&self) {
         self.core.begin_shutdown(true);
     }

@@ -134,6 +134,22 @@ impl<R> Future for OpHandle<R> {
 
 /// A future that waits for a variable, from [`Engine::wait_for_var_async`](crate::Engine::wait_for_var_async) and
 /// [`Engine::wait_to_read_async`](crate::Engine::wait_to_read_async).
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// let (camera, lidar) = (engine.var(0), engine.var(0));
+/// engine.op("see").push(camera.write(), |camera| *camera += 1)?;
+/// engine.op("scan").push(lidar.write(), |lidar| *lidar += 1)?;
+/// let (seen, scanned) = (engine.wait_to_read_async(&camera), engine.wait_to_read_async(&lidar));
+/// let both = async {
+///     seen.await?;
+///     scanned.await
+/// };
+/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(both)?;
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "futures do nothing unless awaited"]
 pub struct VarWait {
     waited: Waited,

@@ -178,6 +178,18 @@ impl Operator {
 
     /// Pushes a run of the operator.
     ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let counter = engine.var(0u32);
+    /// let increment = engine.op("increment").operator(counter.write(), |counter| *counter += 1)?;
+    /// increment.push()?;
+    /// increment.push()?;
+    /// assert_eq!(engine.get(&counter)?, 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`PushError::DeletedVariable`], or [`PushError::ShutDown`].
     #[track_caller]
@@ -187,6 +199,16 @@ impl Operator {
 
     /// Pushes a run of the operator with another priority than that of its creation. It has no effect on operators
     /// whose property decides the priority.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let alarm = engine.op("alarm").operator((), |()| println!("alarm"))?;
+    /// alarm.push_with_priority(100)?;
+    /// engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// Those of [`push`](Self::push).

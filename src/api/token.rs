@@ -129,6 +129,14 @@ impl Token {
     }
 
     /// Returns the name of the variable, if it has one.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// assert_eq!(engine.token().named("disk").name(), Some("disk"));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.cell().name().map(Name::as_str)

@@ -153,6 +153,14 @@ impl<T> Var<T> {
     }
 
     /// Returns the name of the variable, if it has one.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// assert_eq!(engine.var(0).name(), None);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.token.name()
@@ -239,6 +247,18 @@ impl<T: Send + 'static> Var<T> {
 }
 
 /// Declares that an operation reads a variable, from [`Var::read`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// let (step, total) = (engine.var(2), engine.var(0));
+/// let read = step.read(); // one declaration for two operations
+/// engine.op("add").push((read, total.write()), |(step, total)| *total += step)?;
+/// engine.op("multiply").push((read, total.write()), |(step, total)| *total *= step)?;
+/// assert_eq!(engine.get(&total)?, 4);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "a declaration does nothing until it is pushed"]
 pub struct Read<'v, T>(pub(super) &'v Var<T>);
@@ -251,6 +271,17 @@ impl<T> Clone for Read<'_, T> {
 impl<T> Copy for Read<'_, T> {}
 
 /// Declares that an operation mutates a variable, from [`Var::write`] and [`Var::overwrite`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// let rows: Vec<_> = (0..4).map(|row| engine.var(row)).collect();
+/// let writes: Vec<_> = rows.iter().map(|row| row.write()).collect(); // as many as there are
+/// engine.op("double").push(writes, |rows| rows.into_iter().for_each(|row| *row *= 2))?;
+/// assert_eq!(engine.get(&rows[3])?, 6);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "a declaration does nothing until it is pushed"]
 pub struct Write<'v, T> {

@@ -6,6 +6,16 @@ use super::push::FORKED;
 use crate::values::kind::EngineKind;
 
 /// Why an engine could not be built.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{BuildError, EngineKind};
+///
+/// let Err(BuildError::UnknownEngine(name)) = "Fast".parse::<EngineKind>() else { panic!("there is no such kind") };
+/// assert_eq!(name, "Fast");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -58,6 +68,23 @@ impl FromStr for EngineKind {
 }
 
 /// Why a shutdown returned before it was complete.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Engine, Shutdown, ShutdownError};
+/// use std::time::Duration;
+///
+/// let engine = Engine::builder().workers(1).build()?;
+/// let (sender, receiver) = std::sync::mpsc::channel::<()>();
+/// engine.op("wait").push((), move |()| _ = receiver.recv())?;
+/// let timed_out = engine.shutdown(Shutdown::Drain, Some(Duration::from_millis(1)));
+/// assert_eq!(timed_out, Err(ShutdownError::TimedOut));
+///
+/// drop(sender);
+/// engine.shutdown(Shutdown::Drain, None)?; // waits again
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ShutdownError {

@@ -21,9 +21,36 @@ use crate::{
 };
 
 /// The error type that operations return.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// use raddle::BoxError;
+///
+/// fn parse(line: &str) -> Result<u32, BoxError> {
+///     Ok(line.trim().parse()?)
+/// }
+///
+/// let parsed = engine.op("parse").try_submit((), |()| parse(" 12 "))?;
+/// assert_eq!(parsed.wait()?, 12);
+/// # Ok(())
+/// # }
+/// ```
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Why an operation failed.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// use raddle::{Cause, WaitError};
+///
+/// let handle = engine.op("decode").submit((), |()| -> u8 { panic!("bad header") })?;
+/// let Err(WaitError::Failed(error)) = handle.wait() else { panic!("it fails") };
+/// assert!(matches!(error.cause(), Cause::Panic(Some(message)) if message == "bad header"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Cause {
@@ -97,6 +124,18 @@ impl Drop for Failure {
 
 /// The failure of an operation. Clones are cheap: the variables that the operation failed, the operations that are
 /// skipped because of it, and every waiter share one failure.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// let frame = engine.var(0);
+/// engine.op("decode").try_push(frame.write(), |_| Err("bad header".into()))?;
+/// engine.op("draw").push(frame.read(), |_| unreachable!("it is skipped"))?;
+/// let error = engine.wait_for_var(&frame).unwrap_err().to_string();
+/// assert!(error.starts_with("operation `decode` pushed at ") && error.ends_with(" failed: bad header"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct OpError(Arc<Failure>);
 
@@ -121,24 +160,75 @@ impl OpError {
     }
 
     /// Returns the name of the operation that failed, or an empty string if it has none.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::WaitError;
+    ///
+    /// let decoded = engine.op("decode").try_submit((), |()| -> Result<u8, _> { Err("bad header".into()) })?;
+    /// let Err(WaitError::Failed(error)) = decoded.wait() else { panic!("it fails") };
+    /// assert_eq!(error.name(), "decode");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         self.0.name.as_str()
     }
 
     /// Returns where the operation was pushed.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::WaitError;
+    ///
+    /// let decoded = engine.op("decode").try_submit((), |()| -> Result<u8, _> { Err("bad header".into()) })?;
+    /// let Err(WaitError::Failed(error)) = decoded.wait() else { panic!("it fails") };
+    /// assert_eq!(error.location().file(), file!());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn location(&self) -> &'static Location<'static> {
         self.0.location
     }
 
     /// Returns why the operation failed.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::{Cause, WaitError};
+    ///
+    /// let decoded = engine.op("decode").try_submit((), |()| -> Result<u8, _> { Err("bad header".into()) })?;
+    /// let Err(WaitError::Failed(error)) = decoded.wait() else { panic!("it fails") };
+    /// assert!(matches!(error.cause(), Cause::Error(_)));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn cause(&self) -> &Cause {
         &self.0.cause
     }
 
     /// Whether `other` is the same failure, not merely an equal one.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::WaitError;
+    ///
+    /// let (left, right) = (engine.var(0), engine.var(0));
+    /// engine.op("both").try_push((left.write(), right.write()), |_| Err("failed".into()))?;
+    /// let (Err(WaitError::Failed(a)), Err(WaitError::Failed(b))) = (engine.get(&left), engine.get(&right)) else {
+    ///     panic!("both have failed")
+    /// };
+    /// assert!(a.ptr_eq(&b));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn ptr_eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

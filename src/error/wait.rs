@@ -5,6 +5,21 @@ use std::{error::Error, fmt};
 use super::{op::OpError, push::PushError};
 
 /// Why a wait returned no result.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// use raddle::WaitError;
+///
+/// let reply = engine.op("ask").try_submit((), |()| -> Result<u32, _> { Err("no answer".into()) })?;
+/// match reply.wait() {
+///     Ok(reply) => println!("{reply}"),
+///     Err(WaitError::Failed(error)) => println!("{error}"), // names the operation and the place of its push
+///     Err(error) => return Err(error.into()),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum WaitError {

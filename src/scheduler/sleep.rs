@@ -30,6 +30,17 @@ use crate::{
 };
 
 /// What a worker without work does.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Engine, IdlePolicy};
+/// use std::time::Duration;
+///
+/// let idle = IdlePolicy::SpinThenPark(Duration::from_millis(1));
+/// let engine = Engine::builder().workers(1).idle(idle).build()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdlePolicy {
     /// It keeps searching: lowest latency, and a whole core.

@@ -3,6 +3,17 @@
 use std::fmt;
 
 /// The device an operation runs on.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// use raddle::{Device, cx};
+///
+/// let device = engine.op("where").submit(cx(), |cx| cx.device())?.wait()?;
+/// assert_eq!(device, Device::Cpu);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Device {

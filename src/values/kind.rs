@@ -3,6 +3,20 @@
 use std::fmt;
 
 /// How an engine runs operations.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Engine, EngineKind};
+///
+/// for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
+///     let engine = Engine::builder().kind(kind).workers(2).build()?;
+///     let total = engine.var(0);
+///     engine.op("add").push(total.write(), |total| *total += 1)?;
+///     assert_eq!(engine.get(&total)?, 1, "all kinds compute the same");
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EngineKind {
@@ -34,6 +48,17 @@ impl fmt::Display for EngineKind {
 }
 
 /// Where a worker runs.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Engine, Placement};
+///
+/// let engine = Engine::builder().build()?;
+/// let pinned = engine.placements().iter().filter(|placement| matches!(placement, Placement::Pinned(_)));
+/// println!("{} workers have a core of their own", pinned.count());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Placement {

@@ -30,6 +30,15 @@ const _: () = assert!(size_of::<Name>() == 16);
 
 impl Name {
     /// Returns the name as a string.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::Name;
+    ///
+    /// assert_eq!(Name::from("load").as_str(), Name::from(String::from("load")).as_str());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn as_str(&self) -> &str {
         match &self.0 {
