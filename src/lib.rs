@@ -88,9 +88,10 @@ pub use device::{
 };
 pub use engine::worker_thread::unpinned;
 pub use error::{
+    BoxError,
     build::{BuildError, ShutdownError},
     device::DeviceError,
-    op::{BoxError, Cause, OpError},
+    op::{Cause, OpError},
     push::{PushError, RefusedAccess},
     wait::WaitError,
 };

@@ -9,7 +9,7 @@ use crate::{
         frame::{self, Call},
         task::{FnJob, Job, Task},
     },
-    error::op::{BoxError, Cause},
+    error::{BoxError, op::Cause},
     sync::{Mutex, lock},
     system::panics,
     testing::weaken::{Step, removed},

@@ -176,7 +176,8 @@ impl Engine {
     ///
     /// Operations of the engine may still push while it drains, and the drain waits for that work as well. So a
     /// downgraded handle is the one for a closure to capture: with a clone of the engine itself, the engine stays open
-    /// until the closure is dropped, and nothing waits for its work when `main` returns.
+    /// until the closure is dropped, and nothing waits for its work when `main` returns. Clones of a downgraded handle
+    /// do not keep the engine open either.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -517,7 +518,8 @@ impl Engine {
         self.wait(variable.as_ref(), false, Some(timeout))
     }
 
-    /// Returns a future that does the same as [`wait_for_var`](Self::wait_for_var).
+    /// Returns a future that does the same as [`wait_for_var`](Self::wait_for_var). It covers the operations that were
+    /// pushed before this call.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -578,7 +580,8 @@ impl Engine {
         self.wait(variable.as_ref(), true, Some(timeout))
     }
 
-    /// Returns a future that does the same as [`wait_to_read`](Self::wait_to_read).
+    /// Returns a future that does the same as [`wait_to_read`](Self::wait_to_read). It covers the mutations that were
+    /// pushed before this call.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -677,7 +680,11 @@ impl Engine {
     // --------------------------------------------------------------------------------------------------- shutdown ----
 
     /// Shuts the engine down: refuses further pushes, waits until no operation is pending, and ends the threads.
-    /// Returns after at most `timeout`, whatever the program's functions do. It may be called again, on any handle.
+    /// Returns after at most `timeout`, whatever the program's functions do. It may be called again, on any handle:
+    /// [`Cancel`](Shutdown::Cancel) after [`Drain`](Shutdown::Drain) cancels what has not started.
+    ///
+    /// A shutdown does not report failures. Afterwards [`wait_for_all`](Self::wait_for_all) still returns each failure
+    /// that has not been reported, those of cancelled operations included. The first one is also logged as a warning.
     ///
     /// A thread has ended when the destructors of its thread-locals have run. A shutdown with a `timeout` starts a
     /// thread to wait for those. On systems other than Linux it does not wait for them if no thread can be started.
@@ -689,8 +696,11 @@ impl Engine {
     ///
     /// let engine = Engine::builder().workers(1).build()?;
     /// engine.op("last").push((), |()| println!("runs before the shutdown returns"))?;
-    /// engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(60)))?;
+    /// if engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(60))).is_err() {
+    ///     engine.shutdown(Shutdown::Cancel, None)?; // too late: what has not started is cancelled
+    /// }
     /// assert_eq!(engine.op("late").push((), |()| {}), Err(PushError::ShutDown));
+    /// engine.wait_for_all()?; // returns a failure that was not reported
     /// # Ok(())
     /// # }
     /// ```

@@ -25,11 +25,7 @@ use crate::{
         spec::{Entries, Entry, Refs, Route, Spec},
         task::{FnJob, Job, ResultJob, flag},
     },
-    error::{
-        device::DeviceError,
-        op::{BoxError, Cause},
-        push::PushError,
-    },
+    error::{BoxError, device::DeviceError, op::Cause, push::PushError},
     gpu,
     notify::oneshot::Oneshot,
     tracker::Mode,
@@ -223,7 +219,8 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Declares variables that the operation reads: [`Token`]s or [`Var`]s, by reference.
+    /// Declares variables that the operation reads: [`Token`]s or [`Var`]s, by reference. One call takes variables of
+    /// one type: for several, call it again, or name their [tokens](Var::token).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -958,7 +955,7 @@ impl<'e> OpBuilder<'e> {
         let fixed_priority =
             self.spec.flags & flag::KEPT != 0 || Route::of(self.property, core.kind()).priority.is_some();
         self.finish(accesses, flags)?;
-        let entries = core.check_and_sort(&mut self.entries, &self.spec.name)?.into();
+        let entries = core.check_and_sort(&mut self.entries, &self.spec.name, Location::caller())?.into();
         Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority))
     }
 

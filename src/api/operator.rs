@@ -142,6 +142,7 @@ impl Own {
 /// # Ok(())
 /// # }
 /// ```
+#[must_use = "an operator runs when it is pushed"]
 #[derive(Clone)]
 pub struct Operator(Arc<Owner>);
 
@@ -218,7 +219,7 @@ impl Operator {
         for token in &self.0.tokens {
             let cell = token.cell();
             if cell.queue().is_closed() {
-                return Err(PushError::DeletedVariable(cell.refused_access(&inner.spec.name)));
+                return Err(PushError::DeletedVariable(cell.refused_access(&inner.spec.name, Location::caller())));
             }
             cell.queue().prefetch();
         }

@@ -229,7 +229,8 @@ impl<T: Send + 'static> Var<T> {
     }
 
     /// Declares that an operation mutates the value regardless of its state: it gets `&mut T`, alone, it is not skipped
-    /// because the variable has failed, and its success clears the error.
+    /// because the variable has failed, and its success clears the error. If it fails itself, its own error takes the
+    /// place of the old one.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

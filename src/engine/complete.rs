@@ -52,7 +52,10 @@ impl Core {
         } else {
             match &result {
                 Ok(()) => self.count_mutations(&op, &mut ended),
-                Err(failure) => self.fail_variables(&op, failure),
+                Err(failure) => {
+                    self.take_overwritten(&op, &mut ended);
+                    self.fail_variables(&op, failure);
+                }
             }
         }
         if function == FnState::NotCalled || result.is_err() || !ended.is_empty() || op.task().has(flag::REPORTS) {
@@ -93,6 +96,7 @@ impl Core {
             }
             Err(failure) => {
                 let own = failure.clone();
+                self.take_overwritten(op, ended);
                 *failure = self.fail_on_device(op, own.clone());
                 ended.push(own);
             }
@@ -117,13 +121,20 @@ impl Core {
     /// Clears the failures that a GPU's operation overwrites, when it has been issued: operations behind it on that GPU
     /// may run.
     pub(crate) fn clear_overwritten(&self, op: &Op<Task>, ended: &mut Vec<OpError>) {
+        let first = ended.len();
+        self.take_overwritten(op, ended);
+        ended[first..].iter().for_each(OpError::mark_reported);
+    }
+
+    /// Takes the failures of the variables that an operation overwrites. One that fails itself puts its own failure in
+    /// their place; those that it takes are still to be reported.
+    pub(crate) fn take_overwritten(&self, op: &Op<Task>, taken: &mut Vec<OpError>) {
         for access in op.accesses() {
             let cell = VarCell::of(access);
             if access.mode() == Mode::Overwrite && cell.fault().has_failed() {
                 // SAFETY: the operation holds its variables until the tracker completes it, and this is under the fault
                 // lock.
-                let cleared = self.fault_lock.with(|| unsafe { cell.fault().set_failure(None) });
-                ended.extend(cleared.inspect(OpError::mark_reported));
+                taken.extend(self.fault_lock.with(|| unsafe { cell.fault().set_failure(None) }));
             }
         }
     }

@@ -41,10 +41,10 @@ impl Core {
         job: impl Job,
     ) -> Result<(), PushError> {
         // SAFETY: the task is filled and the operation enqueued below.
-        let op = unsafe { self.check_and_begin(spec, entries) }?;
+        let op = unsafe { self.check_and_begin(spec, location, entries) }?;
         // SAFETY: `check_and_begin` has begun the task, and no other thread knows it yet.
         unsafe { Task::fill(op.task_ptr(), spec.name.clone(), location, job) };
-        self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, entries))
+        self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, entries))
     }
 
     /// Pushes an operation whose entries have passed [`check_and_sort`](Self::check_and_sort).
@@ -58,7 +58,7 @@ impl Core {
         job: impl Job,
     ) -> Result<(), PushError> {
         let op = self.create(spec, priority, location, entries, job)?;
-        self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, entries))
+        self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, entries))
     }
 
     /// Creates an operation whose entries have passed [`check_and_sort`](Self::check_and_sort). The caller must
@@ -81,25 +81,35 @@ impl Core {
 
     /// Returns an error if a variable of the operation `name` belongs to another engine, or is known to be deleted.
     #[inline]
-    pub(super) fn check_variable(&self, cell: &VarCell, name: &Name) -> Result<(), PushError> {
+    pub(super) fn check_variable(
+        &self,
+        cell: &VarCell,
+        name: &Name,
+        location: &'static Location<'static>,
+    ) -> Result<(), PushError> {
         if cell.queue().owner() != self.tag() {
-            return Err(PushError::ForeignVariable(cell.refused_access(name)));
+            return Err(PushError::ForeignVariable(cell.refused_access(name, location)));
         }
         if cell.queue().is_closed() {
-            return Err(PushError::DeletedVariable(cell.refused_access(name)));
+            return Err(PushError::DeletedVariable(cell.refused_access(name, location)));
         }
         Ok(())
     }
 
     /// Checks every variable, sorts the entries by variable and merges those of one variable: a variable that is both
     /// read and mutated is mutated, and it is overwritten only if every entry overwrites it. Returns the entries that
-    /// are left. Errors name the operation `name`.
+    /// are left. Errors name the operation `name`, pushed at `location`.
     #[inline]
-    pub(crate) fn check_and_sort<'e>(&self, entries: &'e mut [Entry], name: &Name) -> Result<&'e [Entry], PushError> {
+    pub(crate) fn check_and_sort<'e>(
+        &self,
+        entries: &'e mut [Entry],
+        name: &Name,
+        location: &'static Location<'static>,
+    ) -> Result<&'e [Entry], PushError> {
         let check = |entry: &Entry| {
             // SAFETY: the maker of the entry keeps a handle of the variable until the push returns.
             let cell = unsafe { entry.cell.as_ref() };
-            self.check_variable(cell, name)?;
+            self.check_variable(cell, name, location)?;
             cell.queue().prefetch();
             Ok(cell.queue().id())
         };
@@ -115,7 +125,7 @@ impl Core {
                 let distinct = sort(entries).map_err(|aliased| {
                     // SAFETY: the maker of the entry keeps a handle of the variable until the push returns.
                     let cell = unsafe { aliased.0.as_ref() };
-                    PushError::AliasedVariable(cell.refused_access(name))
+                    PushError::AliasedVariable(cell.refused_access(name, location))
                 })?;
                 return Ok(&entries[..distinct]);
             }
@@ -127,8 +137,13 @@ impl Core {
     ///
     /// # Safety
     /// 1. The caller [fills](Task::fill) the task, and then [enqueues](Self::enqueue) the operation.
-    unsafe fn check_and_begin(self: &Arc<Self>, spec: &Spec, entries: &mut [Entry]) -> Result<OpRef<Task>, PushError> {
-        let entries = self.check_and_sort(entries, &spec.name)?;
+    unsafe fn check_and_begin(
+        self: &Arc<Self>,
+        spec: &Spec,
+        location: &'static Location<'static>,
+        entries: &mut [Entry],
+    ) -> Result<OpRef<Task>, PushError> {
+        let entries = self.check_and_sort(entries, &spec.name, location)?;
         // SAFETY: (1) is the same obligation.
         unsafe { self.begin_inline(spec, spec.priority, entries) }
     }
@@ -214,11 +229,11 @@ pub(super) struct Rejected;
 impl Rejected {
     /// Returns the error of the operation `name`, which has these entries.
     #[cold]
-    pub(super) fn into_error(self, name: &Name, entries: &[Entry]) -> PushError {
+    pub(super) fn into_error(self, name: &Name, location: &'static Location<'static>, entries: &[Entry]) -> PushError {
         // SAFETY: the maker of the entries keeps handles of their variables until the push returns.
         let mut cells = entries.iter().map(|entry| unsafe { entry.cell.as_ref() });
         let closed = cells.find(|cell| cell.queue().is_closed()).expect("closed variables stay closed");
-        PushError::DeletedVariable(closed.refused_access(name))
+        PushError::DeletedVariable(closed.refused_access(name, location))
     }
 }
 

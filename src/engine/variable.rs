@@ -30,6 +30,7 @@ use std::{
     any::type_name,
     marker::PhantomData,
     mem::ManuallyDrop,
+    panic::Location,
     ptr::NonNull,
     sync::{Arc, OnceLock},
 };
@@ -189,9 +190,9 @@ impl VarCell {
 
     /// Returns what an error says about the access of an operation to this variable.
     #[cold]
-    pub(crate) fn refused_access(&self, operation: &Name) -> RefusedAccess {
+    pub(crate) fn refused_access(&self, operation: &Name, location: &'static Location<'static>) -> RefusedAccess {
         let name = self.name().cloned().unwrap_or_default();
-        RefusedAccess::new(operation.clone(), name, self.queue.id(), (self.value.type_name)())
+        RefusedAccess::new((operation.clone(), location), name, self.queue.id(), (self.value.type_name)())
     }
 
     /// Counts another handle. The caller has one.

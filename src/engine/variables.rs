@@ -48,9 +48,9 @@ impl Core {
         let flags = flag::EAGER | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
         let spec = Spec::internal("delete_variable", i32::MAX, flags);
         let entry = Entry { cell: var.ptr(), mode: Mode::Overwrite, refs: Refs::None };
-        self.check_variable(var.cell(), &spec.name)?;
+        self.check_variable(var.cell(), &spec.name, location)?;
         if !var.cell().queue().close() {
-            return Err(PushError::DeletedVariable(var.cell().refused_access(&spec.name)));
+            return Err(PushError::DeletedVariable(var.cell().refused_access(&spec.name, location)));
         }
         let delete = move |cx: &Call<'_>| {
             let empty = || {

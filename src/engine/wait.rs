@@ -66,7 +66,7 @@ impl Core {
         self.check_wait()?;
         let cell = var.cell();
         if cell.queue().owner() != self.tag() {
-            return Err(PushError::ForeignVariable(cell.refused_access(&Name::from(WAIT))).into());
+            return Err(PushError::ForeignVariable(cell.refused_access(&Name::from(WAIT), location)).into());
         }
         if frame::holds(VarCell::queue_ptr(var.ptr())) {
             return Err(WaitError::WouldDeadlock);
@@ -88,7 +88,7 @@ impl Core {
         let op = self.create(&spec, 0, location, &entries, WaitJob::new(Arc::clone(&oneshot)))?;
         // Before the push: by the time that returns, the wait may already have started and asked to be forgotten.
         cell.waits().remember(kind, op.hold(), Arc::clone(&oneshot));
-        self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, &entries))?;
+        self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, &entries))?;
         Ok(Some(oneshot))
     }
 

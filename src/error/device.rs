@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, sync::Arc};
 
-use super::op::BoxError;
+use super::BoxError;
 
 /// CUDA's number for calls that a stream does not take while it is captured into a graph.
 pub(crate) const CAPTURING: i32 = 900;

@@ -12,31 +12,15 @@ use std::{
 };
 
 use super::{
+    BoxError,
     device::DeviceError,
     failures::{Failures, Place},
+    wait::WaitError,
 };
 use crate::{
     system::panics::{self, Payload},
     values::name::Name,
 };
-
-/// The error type that operations return.
-///
-/// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let engine = raddle::Engine::builder().workers(1).build()?;
-/// use raddle::BoxError;
-///
-/// fn parse(line: &str) -> Result<u32, BoxError> {
-///     Ok(line.trim().parse()?)
-/// }
-///
-/// let parsed = engine.op("parse").try_submit((), |()| parse(" 12 "))?;
-/// assert_eq!(parsed.wait()?, 12);
-/// # Ok(())
-/// # }
-/// ```
-pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Why an operation failed.
 ///
@@ -213,6 +197,41 @@ impl OpError {
         &self.0.cause
     }
 
+    /// Returns the failure that this one comes from: if the function of the operation returned the failure of another
+    /// operation, as by `?` after a wait, that failure; and so on. Otherwise returns this one.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{WaitError, cx};
+    ///
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let sum = engine.op("sum").try_submit(cx(), |cx| {
+    ///     let part = cx.engine().op("parse").try_submit((), |()| Ok("12x".parse::<i32>()?))?;
+    ///     Ok(part.wait()? + 1)
+    /// })?;
+    /// let Err(WaitError::Failed(error)) = sum.wait() else { panic!("it fails") };
+    /// assert_eq!((error.name(), error.root().name()), ("sum", "parse"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn root(&self) -> &Self {
+        let mut root = self;
+        while let Some(cause) = root.failure_of_another() {
+            root = cause;
+        }
+        root
+    }
+
+    /// The failure of another operation that the function of this one returned.
+    fn failure_of_another(&self) -> Option<&Self> {
+        let Cause::Error(error) = self.cause() else { return None };
+        match error.downcast_ref::<WaitError>() {
+            Some(WaitError::Failed(failure)) => Some(failure),
+            _ => error.downcast_ref::<Self>(),
+        }
+    }
+
     /// Whether `other` is the same failure, not merely an equal one.
     ///
     /// ```
@@ -324,7 +343,8 @@ impl OpError {
     }
 
     /// Returns the error that the operation's function or [`Completion`](crate::Completion) reported, or its device's
-    /// [`DeviceError`], if it is an `E`.
+    /// [`DeviceError`], if it is an `E`. If that error is the failure of another operation, looks at the
+    /// [root](Self::root) as well.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -339,8 +359,9 @@ impl OpError {
     /// # }
     /// ```
     #[must_use]
-    pub fn downcast_ref<E: Error + 'static>(&self) -> Option<&E> {
-        self.error().and_then(<dyn Error>::downcast_ref)
+    pub fn downcast_ref<'s, E: Error + 'static>(&'s self) -> Option<&'s E> {
+        let found = |error: &'s OpError| error.error().and_then(<dyn Error>::downcast_ref);
+        found(self).or_else(|| found(self.root()))
     }
 
     /// Whether the operation's function or [`Completion`](crate::Completion) reported an `E`, or its device a

@@ -1,6 +1,6 @@
 //! Why a push was refused.
 
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, panic::Location};
 
 use crate::values::{device::Device, name::Name, property::Property};
 
@@ -21,10 +21,9 @@ pub(crate) const FORKED: &str = "the engine belongs to the parent of this forked
 /// engine.delete_variable(&disk, |_| ())?;
 /// let Err(error) = engine.op("late").writes([&disk]).push((), |()| {}) else { panic!("it is refused") };
 /// assert!(matches!(error, PushError::DeletedVariable(_)));
-/// assert_eq!(
-///     error.to_string(),
-///     "operation `late` names variable `disk`, which was deleted before this push; push before deleting it"
-/// );
+/// let message = error.to_string();
+/// assert!(message.starts_with("operation `late` pushed at "));
+/// assert!(message.ends_with(" names variable `disk`, which was deleted before; push before deleting it"));
 /// # Ok(())
 /// # }
 /// ```
@@ -65,7 +64,7 @@ impl fmt::Display for PushError {
                 write!(f, "{access}, which belongs to another engine; push on the engine that made it")
             }
             Self::DeletedVariable(access) => {
-                write!(f, "{access}, which was deleted before this push; push before deleting it")
+                write!(f, "{access}, which was deleted before; push before deleting it")
             }
             Self::AliasedVariable(access) => {
                 write!(f, "{access} twice and mutates it; declare it once, with `write`")
@@ -114,6 +113,7 @@ pub struct RefusedAccess(Box<Parts>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Parts {
     operation: Name,
+    location: &'static Location<'static>,
     variable: Name,
     id: u64,
     type_name: &'static str,
@@ -122,14 +122,25 @@ struct Parts {
 impl RefusedAccess {
     /// `id` and `type_name` describe a variable that has no name.
     #[cold]
-    pub(crate) fn new(operation: Name, variable: Name, id: u64, type_name: &'static str) -> Self {
-        Self(Box::new(Parts { operation, variable, id, type_name }))
+    pub(crate) fn new(
+        (operation, location): (Name, &'static Location<'static>),
+        variable: Name,
+        id: u64,
+        type_name: &'static str,
+    ) -> Self {
+        Self(Box::new(Parts { operation, location, variable, id, type_name }))
     }
 
     /// Returns the name of the operation, or an empty string if it has none.
     #[must_use]
     pub fn operation(&self) -> &str {
         self.0.operation.as_str()
+    }
+
+    /// Returns where the operation was pushed, or where the other call was made that the variable was refused for.
+    #[must_use]
+    pub fn location(&self) -> &'static Location<'static> {
+        self.0.location
     }
 
     /// Returns the name of the variable, or an empty string if it has none.
@@ -142,9 +153,10 @@ impl RefusedAccess {
 /// Names both, an unnamed variable by the number that its `Debug` shows and by its type.
 impl fmt::Display for RefusedAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let location = self.location();
         match self.operation() {
-            "" => f.write_str("an operation without a name")?,
-            name => write!(f, "operation `{name}`")?,
+            "" => write!(f, "the operation pushed at {location}")?,
+            name => write!(f, "operation `{name}` pushed at {location}")?,
         }
         match self.variable() {
             "" => write!(f, " names variable {} of type `{}`", self.0.id, self.0.type_name),

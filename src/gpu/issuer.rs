@@ -370,7 +370,10 @@ impl Issuer<'_> {
         let mut ended = Vec::new();
         match &mut result {
             Ok(()) => self.core.clear_overwritten(&op, &mut ended),
-            Err(failure) => *failure = self.core.fail_on_device(&op, failure.clone()),
+            Err(failure) => {
+                self.core.take_overwritten(&op, &mut ended);
+                *failure = self.core.fail_on_device(&op, failure.clone());
+            }
         }
         let op = tracker::complete(op, &mut self.ready);
         self.in_flight.push_back(InFlight { seq, op, result, ended, clock: self.seen });

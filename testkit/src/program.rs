@@ -506,6 +506,9 @@ impl Model {
             if access != Access::Read {
                 // A variable that had failed before may keep that failure or take the new one.
                 let failed = &mut self.failed[variable];
+                if operation.overwrites(variable, access) {
+                    failed.clear();
+                }
                 failed.extend(causes);
                 failed.sort_unstable();
                 failed.dedup();

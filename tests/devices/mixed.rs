@@ -330,8 +330,10 @@ impl Model {
 
     fn fail(&mut self, accesses: &[(usize, Access)], cause: usize) {
         for &(variable, access) in accesses {
-            if access != Access::Read {
-                self.failed[variable].get_or_insert(cause);
+            match access {
+                Access::Read => {}
+                Access::Overwrite => self.failed[variable] = Some(cause),
+                _ => _ = self.failed[variable].get_or_insert(cause),
             }
         }
     }

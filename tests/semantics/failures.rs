@@ -288,6 +288,34 @@ fn a_failed_no_skip_operation_on_a_failed_variable_does_not_hide() {
     });
 }
 
+/// A wait, and an operation that is skipped, must not return the failure of somebody else's operation.
+#[test]
+fn a_failed_overwrite_replaces_the_failure_of_the_variable() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (value, token) = (engine.var(0), engine.token());
+        engine.op("first").writes([&token]).try_push(value.write(), |_| Err("no".into())).unwrap();
+        engine.op("second").overwrites([&token]).try_push(value.overwrite(), |_| Err("no".into())).unwrap();
+        let skipped = engine.op("skipped").submit(value.read(), |_| {}).unwrap();
+        assert_eq!(failure(skipped.wait()).name(), "second");
+        assert_eq!(failure(engine.get(&value)).name(), "second");
+        assert_eq!(failure(engine.wait_for_var(&token)).name(), "second");
+        // The first failure was neither returned nor cleared.
+        assert_eq!(failure(engine.wait_for_all()).name(), "first");
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn an_overwrite_that_is_skipped_replaces_the_failure_of_the_variable() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (source, target) = (engine.var(0), engine.var(0));
+        engine.op("target").try_push(target.write(), |_| Err("no".into())).unwrap();
+        engine.op("source").try_push(source.write(), |_| Err("no".into())).unwrap();
+        engine.op("copy").push((source.read(), target.overwrite()), |_| {}).unwrap();
+        assert_eq!(failure(engine.get(&target)).name(), "source");
+    });
+}
+
 /// That one of the places that tell of failures tells of `second`, before or after `first` was cleared.
 fn assert_told_of_second(engine: &Engine, variable: &Token) {
     let mut told = vec![failure(engine.wait_for_var(variable)), failure(engine.wait_for_all())];

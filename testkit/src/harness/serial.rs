@@ -664,8 +664,12 @@ impl Model {
     }
 
     fn fail(&mut self, effective: &BTreeMap<usize, Access>, failure: usize) {
-        for (&variable, _) in effective.iter().filter(|&(_, access)| *access != Access::Read) {
-            self.failed[variable].get_or_insert(failure);
+        for (&variable, &access) in effective.iter().filter(|&(_, access)| *access != Access::Read) {
+            if access == Access::Overwrite {
+                self.failed[variable] = Some(failure);
+            } else {
+                self.failed[variable].get_or_insert(failure);
+            }
         }
     }
 }
