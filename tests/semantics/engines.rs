@@ -89,8 +89,8 @@ fn in_a_child_a_long_asynchronous_queue_of_a_naive_engine() {
     assert_eq!(token.version(), 100_001);
 }
 
-/// Each operation starts on the pushing thread and pushes the next one. On a naive engine, every operation starts there;
-/// on the others, only eager ones do.
+/// Each operation starts on the pushing thread and pushes the next one. On a naive engine, every operation starts
+/// there; on the others, only eager ones do.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn pushes_inside_pushes_do_not_overflow_the_stack() {
