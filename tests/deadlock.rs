@@ -538,13 +538,12 @@ fn an_operation_may_wait_for_all_operations_of_another_engine() {
     });
 }
 
-/// While an operation shuts down another engine, its worker must run other operations: the other engine may need
-/// them.
+/// While an operation shuts down another engine, its worker must run other operations: the other engine may need them.
 #[test]
 fn an_operation_that_shuts_down_another_engine_frees_its_worker() {
     watched(|| {
         let (here, there) = (engine(EngineKind::Pooled, 1), engine(EngineKind::Pooled, 1));
-        let (queued, begun) = (Gate::new(), Gate::new());
+        let (queued, shutdown_started) = (Gate::new(), Gate::new());
         // An operation of the other engine needs one of this engine, queued behind the one that shuts down.
         let (inner_queued, inner_here) = (queued.clone(), here.clone());
         there
@@ -559,7 +558,7 @@ fn an_operation_that_shuts_down_another_engine_frees_its_worker() {
                     .expect("no operation fails");
             })
             .expect("the engine is open");
-        let (passed, inner_there) = (begun.clone(), there.clone());
+        let (passed, inner_there) = (shutdown_started.clone(), there.clone());
         let shutdown = here
             .op("shut down")
             .submit((), move |()| {
@@ -567,7 +566,7 @@ fn an_operation_that_shuts_down_another_engine_frees_its_worker() {
                 inner_there.shutdown(Shutdown::Drain, Some(Duration::from_secs(20)))
             })
             .expect("the engine is open");
-        begun.pass();
+        shutdown_started.pass();
         queued.open();
         assert_eq!(shutdown.wait().expect("no operation fails"), Ok(()));
     });
@@ -807,8 +806,7 @@ fn the_drop_of_an_error_in_the_operation_of_a_wait_cannot_wait_for_all() {
 
 thread_local!(static KEPT: RefCell<Option<Engine>> = const { RefCell::new(None) });
 
-/// The last handle that keeps the engine open is dropped at the end of a worker's thread, for which the shutdown
-/// waits.
+/// The last handle that keeps the engine open is dropped at the end of a worker's thread, for which the shutdown waits.
 #[test]
 fn a_handle_in_a_thread_local_of_a_worker_does_not_block_a_shutdown() {
     on_kinds(&THREADED, 1, |engine| {
@@ -999,8 +997,7 @@ fn operations_of_two_engines_may_drop_the_last_handles_of_each_other() {
     });
 }
 
-/// A panic drops the completion. The function catches the panic, and waits through another engine for its own
-/// operation.
+/// A panic drops the completion. The function catches it, and waits through another engine for its own operation.
 #[test]
 fn a_lost_completion_ends_waits_through_another_engine() {
     type Wait = fn(&Engine, OpHandle<()>);

@@ -434,8 +434,7 @@ fn a_handle_that_reports_late_does_not_hide_later_failures() {
     });
 }
 
-/// Each failure is reported or cleared, and none twice, while handles report some and another thread clears the
-/// others.
+/// Each failure is reported or cleared, and none twice, while handles report some and another thread clears the others.
 #[test]
 #[cfg_attr(miri, ignore = "needs 60,000 operations")]
 fn failures_are_cleared_once_while_handles_report_others() {

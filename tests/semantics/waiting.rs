@@ -263,15 +263,15 @@ fn each_of_many_waits_for_all_covers_exactly_the_earlier_operations() {
                 (gate, engine.wait_for_all_async())
             })
             .collect();
-        let (begun, ended) = (Gate::new(), Gate::new());
+        let (started, ended) = (Gate::new(), Gate::new());
         thread::scope(|scope| {
-            let (engine, begun, inner) = (&engine, &begun, &ended);
+            let (engine, started, inner) = (&engine, &started, &ended);
             scope.spawn(move || {
-                begun.open();
+                started.open();
                 engine.wait_for_all().unwrap();
                 inner.open();
             });
-            begun.pass();
+            started.pass();
             // By now, the other thread is inside its call.
             thread::sleep(4 * MOMENT);
             let last = hold(engine, &engine.token());
