@@ -492,7 +492,7 @@ fn waiting_for_a_variable_of_an_outer_operation_would_deadlock() {
                         .op("nested")
                         .eager()
                         .push_sync(move |_| {
-                            sender.send(inner.wait_for_var(&own)).expect("the test receives the result")
+                            sender.send(inner.wait_for_var(&own)).expect("the test receives the result");
                         })
                         .expect("the engine is open");
                 },
@@ -820,7 +820,7 @@ fn a_handle_in_a_thread_local_of_a_worker_does_not_block_a_shutdown() {
         let uncounted = receiver.recv().expect("the operation runs");
         engine.wait_for_all().expect("no operation fails");
         drop(engine);
-        uncounted.shutdown(Shutdown::Drain, None).expect("the shutdown does not wait for its own thread");
+        uncounted.shutdown(Shutdown::Drain, None).expect("the shutdown ends");
     });
 }
 

@@ -251,7 +251,7 @@ fn in_a_child_the_logger_shuts_the_engine_down() {
                 };
                 let (first, uncounted) = thread::spawn(ends).join().expect("the thread does not panic");
                 assert_eq!(first, Ok(()), "{what}");
-                // A shutdown inside the logger continues in the background. At the end of a program thread it completes.
+                // Inside the logger, a shutdown continues in the background. At a program thread's end, it completes.
                 for result in received {
                     assert!(matches!(result, Ok(()) | Err(ShutdownError::InsideOperation)), "{what}: {result:?}");
                 }

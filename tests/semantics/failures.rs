@@ -331,7 +331,7 @@ fn a_failure_without_mutated_variables_is_reported_once() {
         engine.op("second").push((), |()| panic!("no")).unwrap();
         assert_eq!(failure(engine.wait_for_all()).name(), "alone");
         assert_eq!(failure(engine.wait_for_all()).name(), "second");
-        engine.wait_for_all().expect("each was reported once");
+        engine.wait_for_all().expect("each failure is reported once");
         for name in ["third", "fourth", "fifth"] {
             engine.op(name).push_any((), |()| Err("no")).unwrap();
         }
@@ -413,9 +413,9 @@ fn failures_that_handles_have_reported_are_not_counted_beyond_the_stored_ones() 
         assert_eq!(failure(engine.wait_for_all()).name(), "lonely");
         let error = failure(engine.wait_for_all());
         assert!(error.to_string().contains(": 4 operations failed"), "{error}");
-        engine.wait_for_all().expect("each was reported once");
+        engine.wait_for_all().expect("each failure is reported once");
         assert_failed(beyond);
-        engine.wait_for_all().expect("each was reported once");
+        engine.wait_for_all().expect("each failure is reported once");
     });
 }
 
@@ -476,9 +476,9 @@ fn wait_for_all_reports_the_earliest_failure_first() {
         for name in ["a", "b", "c"] {
             assert_eq!(failure(engine.wait_for_all()).name(), name);
         }
-        engine.wait_for_all().expect("each was reported once");
+        engine.wait_for_all().expect("each failure is reported once");
         for token in &tokens {
-            assert!(engine.wait_for_var(token).is_err(), "a failed variable reports its failure to every wait");
+            assert!(engine.wait_for_var(token).is_err(), "a wait for a failed variable succeeded");
         }
     });
 }

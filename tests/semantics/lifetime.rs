@@ -129,7 +129,7 @@ fn the_version_counts_no_failed_or_skipped_mutations() {
     on_kinds(&KINDS, 1, |engine| {
         let (failed, after) = (engine.token(), engine.token());
         engine.push_sync(|_| {}, [], [&failed, &after]).unwrap();
-        // Neither a failed mutation counts, nor one that is skipped because of it.
+        // Neither the failed mutation counts nor the ones that are skipped because of it.
         push_failing(&engine, "fails", &[], &[&failed]);
         engine.push_sync(|_| {}, [], [&failed]).unwrap();
         engine.push_sync(|_| {}, [&failed], [&after]).unwrap();
