@@ -17,8 +17,8 @@ use common::{Gate, Journal, Meeting, PATIENCE, THREADED, allowed_cores, child_su
 use core_affinity::CoreId;
 use raddle::{Device, Engine, EngineKind, Placement, SimulatedGpu, unpinned};
 
-/// The numbers in a kernel's list of cores.
-fn list(cores: &str) -> Vec<usize> {
+/// Returns the numbers in a list of cores as the kernel writes it.
+fn parse_cores(cores: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         first.parse().expect("a number")..=last.parse::<usize>().expect("a number")
@@ -26,8 +26,9 @@ fn list(cores: &str) -> Vec<usize> {
     cores.split(',').flat_map(range).collect()
 }
 
+/// Returns the cores that the calling thread may use.
 fn cores() -> Vec<usize> {
-    list(&allowed_cores())
+    parse_cores(&allowed_cores())
 }
 
 fn core_of(placement: &Placement) -> usize {
@@ -37,7 +38,7 @@ fn core_of(placement: &Placement) -> usize {
     }
 }
 
-/// The cores that a thread started by the calling thread may use.
+/// Returns the cores that a thread started by the calling thread may use.
 fn cores_of_a_thread() -> String {
     thread::spawn(allowed_cores).join().expect("the thread does not panic")
 }
@@ -51,18 +52,20 @@ fn a_lane_thread_started_by_an_operation_may_use_all_cores() {
             let engine =
                 Engine::builder().kind(kind).workers(1).gpu(SimulatedGpu::new()).build().expect("the engine is built");
             let gpu = Device::Gpu(0);
-            let memory = engine.device_var::<u32>(gpu, 4).expect("there is memory");
+            let memory = engine.device_var::<u32>(gpu, 4).expect("the device has memory");
             let (inside, found) = (engine.clone(), Journal::new());
             let journal = found.clone();
             let push = engine.op("push").submit((), move |()| {
-                let launch = inside.op("look").on(gpu);
-                launch.launch_any(memory.write(), move |_, _| journal.add(allowed_cores())).expect("it is open");
+                let launch = inside.op("report").on(gpu);
+                launch
+                    .launch_any(memory.write(), move |_, _| journal.add(allowed_cores()))
+                    .expect("the engine is open");
                 allowed_cores()
             });
-            let worker = push.expect("it is open").wait().expect("nothing fails");
-            engine.wait_for_all().expect("nothing fails");
-            assert_eq!(list(&worker), [core_of(&engine.placements()[0])], "the worker is pinned");
-            assert_eq!(found.take(), [allowed_cores()], "the lane's thread on the {kind} engine");
+            let worker = push.expect("the engine is open").wait().expect("no operation fails");
+            engine.wait_for_all().expect("no operation fails");
+            assert_eq!(parse_cores(&worker), [core_of(&engine.placements()[0])], "the worker is not pinned");
+            assert_eq!(found.take(), [allowed_cores()], "the lane's thread on the {kind} engine may not use all cores");
         });
     }
 }
@@ -87,7 +90,7 @@ fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
                     let waits = move |cx: &raddle::OpContext<'_>| {
                         meeting.join();
                         lock(&found).push((cx.worker().expect("a worker"), allowed_cores()));
-                        inner.wait_for_var(&token).expect("nothing fails");
+                        inner.wait_for_var(&token).expect("no operation fails");
                     };
                     engine.op("waits").push_sync(waits)
                 })
@@ -95,10 +98,10 @@ fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
             assert!(inside.iter().all(Result::is_ok));
             common::eventually("every operation has recorded its cores", || lock(&found).len() == count);
             gate.open();
-            engine.wait_for_all().expect("nothing fails");
+            engine.wait_for_all().expect("no operation fails");
             for (worker, at) in lock(&found).iter() {
                 match engine.placements()[*worker] {
-                    Placement::Pinned(core) => assert_eq!(list(at), [core], "worker {worker} in round {round}"),
+                    Placement::Pinned(core) => assert_eq!(parse_cores(at), [core], "worker {worker} in round {round}"),
                     _ => assert_eq!(*at, all, "unpinned worker {worker} in round {round}"),
                 }
             }
@@ -113,23 +116,27 @@ fn an_engine_built_inside_an_operation_may_use_the_cores_of_the_outer_engine() {
         let engine = Engine::builder().workers(1).build().expect("the engine is built");
         let build = || {
             let built = Engine::builder().build().expect("the engine is built");
-            let look = built.op("look").priority(1).property(raddle::Property::CpuPrioritized);
-            let at = look.submit((), |()| allowed_cores()).expect("it is open").wait().expect("nothing fails");
+            let report = built.op("report").priority(1).property(raddle::Property::CpuPrioritized);
+            let at = report
+                .submit((), |()| allowed_cores())
+                .expect("the engine is open")
+                .wait()
+                .expect("no operation fails");
             (built.placements().len(), at)
         };
         let (outside, inside) = (build(), engine.op("build").submit((), move |()| build()));
-        assert_eq!(inside.expect("it is open").wait().expect("nothing fails"), outside);
+        assert_eq!(inside.expect("the engine is open").wait().expect("no operation fails"), outside);
         assert_eq!(outside, (thread::available_parallelism().expect("Linux reports it").get(), allowed_cores()));
     });
 }
 
-/// All threads of an engine have the affinity mask of the thread that built it, including those that other threads start
-/// later.
+/// All threads of an engine have the affinity mask of the thread that built it, including those that other threads
+/// start later.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
 fn an_engine_stays_on_the_cores_of_the_thread_that_built_it() {
     watched(|| {
-        let last = *cores().last().expect("there is one");
+        let last = *cores().last().expect("there is at least one core");
         let engine = thread::spawn(move || {
             assert!(core_affinity::set_for_current(CoreId { id: last }));
             Engine::builder().gpu(SimulatedGpu::new()).build().expect("the engine is built")
@@ -137,14 +144,18 @@ fn an_engine_stays_on_the_cores_of_the_thread_that_built_it() {
         let engine = engine.join().expect("the engine is built");
         assert_eq!(engine.placements(), [Placement::Pinned(last)]);
         let gpu = Device::Gpu(0);
-        let memory = engine.device_var::<u32>(gpu, 4).expect("there is memory");
+        let memory = engine.device_var::<u32>(gpu, 4).expect("the device has memory");
         let found = Journal::new();
         let journal = found.clone();
-        engine.op("").on(gpu).launch_any(memory.write(), move |_, _| journal.add(allowed_cores())).expect("it is open");
+        engine
+            .op("")
+            .on(gpu)
+            .launch_any(memory.write(), move |_, _| journal.add(allowed_cores()))
+            .expect("the engine is open");
         let journal = found.clone();
         let copy = engine.op("").property(raddle::Property::CopyFromGpu);
-        copy.push((), move |()| journal.add(allowed_cores())).expect("it is open");
-        engine.wait_for_all().expect("nothing fails");
+        copy.push((), move |()| journal.add(allowed_cores())).expect("the engine is open");
+        engine.wait_for_all().expect("no operation fails");
         assert_eq!(found.take(), [last.to_string(), last.to_string()]);
     });
 }
@@ -158,7 +169,7 @@ fn two_engines_share_no_core_while_others_are_free() {
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_two_engines_share_no_core_while_others_are_free() {
     if !is_child() {
         return;
@@ -168,14 +179,18 @@ fn in_a_child_two_engines_share_no_core_while_others_are_free() {
         let build = |workers| Engine::builder().workers(workers).build().expect("the engine is built");
         let places = |engine: &Engine| engine.placements().iter().map(core_of).collect::<Vec<_>>();
         let mut engines: Vec<_> = cores.iter().map(|_| build(1)).collect();
-        assert_eq!(engines.iter().flat_map(&places).collect::<Vec<_>>(), cores, "one engine each, in order");
+        assert_eq!(
+            engines.iter().flat_map(&places).collect::<Vec<_>>(),
+            cores,
+            "the engines did not take the cores in order"
+        );
         // Every core is taken, so the next engine starts again from the first.
         let again = build(1);
         assert_eq!(places(&again), cores[..1]);
         drop(again);
         // An engine that has ended releases its cores, even while a handle to it exists.
-        let kept = engines.pop().expect("there is one core at least");
-        kept.shutdown(raddle::Shutdown::Drain, None).expect("nothing hangs");
+        let kept = engines.pop().expect("there is at least one core");
+        kept.shutdown(raddle::Shutdown::Drain, None).expect("the shutdown ends");
         assert_eq!(places(&build(1)), cores[cores.len() - 1..]);
         // An engine with a worker for each core takes each core once.
         assert_eq!(places(&build(cores.len())), cores);
@@ -192,17 +207,17 @@ fn threads_started_inside_unpinned_may_use_all_cores() {
         let inside = engine.op("start").submit((), |()| {
             let before = allowed_cores();
             let found = (cores_of_a_thread(), unpinned(cores_of_a_thread));
-            assert_eq!(allowed_cores(), before, "the worker is back on its core");
+            assert_eq!(allowed_cores(), before, "the worker is not back on its core");
             let panicked = catch_unwind(AssertUnwindSafe(|| unpinned(|| std::panic::resume_unwind(Box::new(())))));
             assert!(panicked.is_err());
-            assert_eq!(allowed_cores(), before, "the worker is back on its core after a panic");
+            assert_eq!(allowed_cores(), before, "the worker is not back on its core after a panic");
             // Nested calls.
             assert_eq!(unpinned(|| (unpinned(allowed_cores), allowed_cores())), (found.1.clone(), found.1.clone()));
             assert_eq!(allowed_cores(), before);
             found
         });
         let pinned = core_of(&engine.placements()[0]).to_string();
-        assert_eq!(inside.expect("it is open").wait().expect("nothing fails"), (pinned, allowed_cores()));
+        assert_eq!(inside.expect("the engine is open").wait().expect("no operation fails"), (pinned, allowed_cores()));
     });
 }
 
@@ -210,12 +225,12 @@ fn threads_started_inside_unpinned_may_use_all_cores() {
 #[cfg_attr(miri, ignore = "pins threads")]
 fn unpinned_changes_nothing_outside_an_engine() {
     watched(|| {
-        let last = *cores().last().expect("there is one");
+        let last = *cores().last().expect("there is at least one core");
         assert!(core_affinity::set_for_current(CoreId { id: last }));
         assert_eq!(unpinned(allowed_cores), last.to_string());
         let naive = common::engine(EngineKind::Naive, 1);
-        let inside = naive.op("").submit((), |()| unpinned(allowed_cores)).expect("it is open");
-        assert_eq!(inside.wait().expect("nothing fails"), last.to_string());
+        let inside = naive.op("").submit((), |()| unpinned(allowed_cores)).expect("the engine is open");
+        assert_eq!(inside.wait().expect("no operation fails"), last.to_string());
     });
 }
 
@@ -231,16 +246,16 @@ fn a_wait_inside_unpinned_leaves_every_thread_on_its_own_cores() {
             let open = gate.clone();
             let waits = engine.op("waits").submit((), move |()| {
                 unpinned(|| {
-                    let other = inside.op("other").submit((), |()| allowed_cores()).expect("it is open");
+                    let other = inside.op("other").submit((), |()| allowed_cores()).expect("the engine is open");
                     open.open();
-                    (other.wait().expect("nothing fails"), allowed_cores())
+                    (other.wait().expect("no operation fails"), allowed_cores())
                 })
             });
             assert!(gate.pass_within(PATIENCE));
-            let found = waits.expect("it is open").wait().expect("nothing fails");
+            let found = waits.expect("the engine is open").wait().expect("no operation fails");
             assert_eq!(found, (pinned.clone(), allowed_cores()));
-            let next = engine.op("next").submit((), |()| allowed_cores()).expect("it is open");
-            assert_eq!(next.wait().expect("nothing fails"), pinned);
+            let next = engine.op("next").submit((), |()| allowed_cores()).expect("the engine is open");
+            assert_eq!(next.wait().expect("no operation fails"), pinned);
         }
     });
 }

@@ -1,7 +1,7 @@
 //! In steady state an operation allocates nothing: its record, its accesses and its function come from the pool.
 //!
-//! The epoch keeps retired objects in bags that it allocates, one for 1,280 operations; the test allows no more than that.
-//! A separate binary because it counts every allocation of the process.
+//! The epoch keeps retired objects in bags that it allocates, one for 1,280 operations; the test allows no more than
+//! that. A separate binary, because it counts every allocation of the process.
 
 use raddle_testkit::shapes;
 
@@ -35,7 +35,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Operations between two readings of the number of allocations, for the common ways to push and for the others.
+/// The number of operations in a round, for the common ways to push and for the others.
 const MANY: usize = 200_000;
 const SOME: usize = 50_000;
 
@@ -61,8 +61,8 @@ fn assert_allocates_nothing<const OPERATIONS: usize>(what: &str, variables: &[&T
         }
     };
     let mut history = Vec::new();
-    // The pool grows until it holds as many records as are in use at a time: two rounds without growth show that it has
-    // stopped.
+    // The pool grows until it holds as many records as are in use at a time. Two rounds without growth show that it
+    // has stopped growing.
     while history.len() < 20 {
         let before = ALLOCATIONS.load(Relaxed);
         run();
@@ -96,7 +96,8 @@ fn operations_in_steady_state_allocate_nothing() {
             engine.op("add").push((a, b), |(a, b)| b[0] = b[0].wrapping_add(a[1])).expect("the engine is open");
         });
         let counter = engine.var(0u64);
-        let operator = engine.op("count").operator(counter.write(), |counter| *counter += 1).expect("it is open");
+        let operator =
+            engine.op("count").operator(counter.write(), |counter| *counter += 1).expect("the engine is open");
         assert_allocates_nothing::<MANY>(&format!("{kind}: an operator"), &[counter.token()], |_| {
             operator.push().expect("the engine is open");
         });
@@ -113,23 +114,26 @@ fn operations_in_steady_state_allocate_nothing() {
     }
 }
 
-/// Operations of a device, and operations of the CPU that depend on them. Kernels and events of the simulated device are
-/// boxed; copies are not.
+/// Operations of a device, and operations of the CPU that depend on them. Kernels and events of the simulated device
+/// are boxed; copies are not.
 fn devices(kind: EngineKind) {
     let gpu = Device::Gpu(0);
     let device = SimulatedGpu::builder().clock(Clock::Instantly).build();
     let engine = Engine::builder().kind(kind).workers(2).pin(false).gpu(device).build().expect("the engine is built");
-    let launched: Vec<Var<DeviceVec<u64>>> = (0..8).map(|_| engine.device_var(gpu, 4).expect("memory")).collect();
+    let launched: Vec<Var<DeviceVec<u64>>> =
+        (0..8).map(|_| engine.device_var(gpu, 4).expect("the device has memory")).collect();
     let all: Vec<&Token> = launched.iter().map(|var| var.token()).collect();
     assert_allocates_nothing::<SOME>(&format!("{kind}: device operations"), &all, |i| {
         let launch = engine.op("launch").on(gpu).priority(i as i32 % 3);
         let (a, b) = (launched[i % 8].read(), launched[(i + 3) % 8].write());
         launch.launch_any((a, b), |_, (a, b)| assert_eq!(a.len(), b.len())).expect("the engine is open");
     });
-    let hosts: Vec<Var<PinnedVec<u64>>> = (0..4).map(|_| engine.pinned_var(gpu, 4).expect("memory")).collect();
-    let devices: Vec<Var<DeviceVec<u64>>> = (0..4).map(|_| engine.device_var(gpu, 4).expect("memory")).collect();
+    let hosts: Vec<Var<PinnedVec<u64>>> =
+        (0..4).map(|_| engine.pinned_var(gpu, 4).expect("the device has memory")).collect();
+    let devices: Vec<Var<DeviceVec<u64>>> =
+        (0..4).map(|_| engine.device_var(gpu, 4).expect("the device has memory")).collect();
     let all: Vec<&Token> = hosts.iter().map(|var| var.token()).chain(devices.iter().map(|var| var.token())).collect();
-    assert_allocates_nothing::<SOME>(&format!("{kind}: copies behind the CPU and before it"), &all, |i| {
+    assert_allocates_nothing::<SOME>(&format!("{kind}: copies before and after operations of the CPU"), &all, |i| {
         let (host, device) = (&hosts[i / 2 % 4], &devices[i / 2 % 4]);
         if i % 2 == 0 {
             engine.op("fill").push(host.write(), move |host| host[0] = i as u64).expect("the engine is open");

@@ -1,4 +1,4 @@
-//! No set of pushes and no wait inside an operation hangs: what could deadlock in other engines.
+//! Pushes that cross and waits inside operations do not deadlock.
 
 #![forbid(unsafe_code)]
 
@@ -29,8 +29,8 @@ use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Token
 
 // ---------------------------------------------------------------------------------------- pushes that cross ----
 
-/// Eight threads push `pushes` operations in all, each over the variables that `pick` gives, mutating or reading them as it
-/// says. Each mutation must be counted in the end.
+/// Eight threads push `pushes` operations in total. `pick` returns the variables that each of them reads and mutates.
+/// Asserts that every operation has run and that the versions count every mutation.
 fn cross(
     engine: &Engine,
     variables: usize,
@@ -62,7 +62,7 @@ fn cross(
             });
         }
     });
-    engine.wait_for_all().expect("nothing fails");
+    engine.wait_for_all().expect("no operation fails");
     assert_eq!(ran.load(SeqCst), pushes / PUSHERS * PUSHERS);
     let versions: u64 = tokens.iter().map(|token| token.version()).sum();
     assert_eq!(versions, mutations.load(SeqCst) as u64);
@@ -70,25 +70,25 @@ fn cross(
 
 const PUSHES: usize = fewer(100_000);
 
-/// `{a, b}` from one thread and `{b, a}` from the other.
+/// `{a, b}` from one half of the threads and `{b, a}` from the other.
 #[test]
-fn two_variables_in_opposite_orders() {
+fn pushes_on_two_variables_in_opposite_orders_do_not_deadlock() {
     on_kinds(&KINDS, 2, |engine| {
         cross(&engine, 2, PUSHES, |pusher, _| (vec![], if pusher % 2 == 0 { vec![0, 1] } else { vec![1, 0] }));
     });
 }
 
-/// `R(b) W(a)` against `R(a) W(b)`: the pair with which engines hang that lock one variable after the other.
+/// `R(b) W(a)` against `R(a) W(b)`: an engine that locks one variable after the other would deadlock.
 #[test]
-fn a_read_and_a_mutation_in_opposite_orders() {
+fn a_read_and_a_mutation_in_opposite_orders_do_not_deadlock() {
     on_kinds(&KINDS, 2, |engine| {
         cross(&engine, 2, PUSHES, |pusher, _| if pusher % 2 == 0 { (vec![1], vec![0]) } else { (vec![0], vec![1]) });
     });
 }
 
-/// `{a, b}`, `{b, c}`, `{c, a}`, and longer rounds.
+/// `{a, b}`, `{b, c}`, `{c, a}`, and longer cycles.
 #[test]
-fn rounds_of_three_to_six_variables() {
+fn pushes_in_cycles_of_three_to_six_variables_do_not_deadlock() {
     on_kinds(&KINDS, 2, |engine| {
         for length in 3..=6 {
             cross(&engine, length, PUSHES / 4, |pusher, number| {
@@ -104,9 +104,9 @@ fn rounds_of_three_to_six_variables() {
     });
 }
 
-/// All permutations of five variables, all mutated.
+/// Every permutation of five variables, all of which are mutated.
 #[test]
-fn many_variables_in_every_order() {
+fn pushes_on_five_variables_in_every_order_do_not_deadlock() {
     on_kinds(&KINDS, 2, |engine| {
         cross(&engine, 5, PUSHES / 2, |pusher, number| {
             let mut variables: Vec<usize> = (0..5).collect();
@@ -120,9 +120,9 @@ fn many_variables_in_every_order() {
     });
 }
 
-/// The pushes come from operations that hold variables of the same set themselves.
+/// The operations that push hold variables of the same set.
 #[test]
-fn operations_push_on_the_variables_that_they_hold() {
+fn operations_may_push_on_variables_that_they_hold() {
     on_kinds(&KINDS, 2, |engine| {
         let tokens: Arc<Vec<Token>> = Arc::new((0..3).map(|_| engine.token()).collect());
         let ran = Arc::new(AtomicUsize::new(0));
@@ -137,7 +137,9 @@ fn operations_push_on_the_variables_that_they_hold() {
                             let count = move |_: &OpContext<'_>| {
                                 ran.fetch_add(1, SeqCst);
                             };
-                            cx.engine().push_sync(count, [], [&inner_tokens[x], &inner_tokens[y]]).expect("it is open");
+                            cx.engine()
+                                .push_sync(count, [], [&inner_tokens[x], &inner_tokens[y]])
+                                .expect("the engine is open");
                         }
                     },
                     [],
@@ -146,14 +148,14 @@ fn operations_push_on_the_variables_that_they_hold() {
                 .expect("the engine is open");
         }
         eventually("all operations have run", || ran.load(SeqCst) == 6000);
-        engine.wait_for_all().expect("nothing fails");
+        engine.wait_for_all().expect("no operation fails");
         assert_eq!(tokens.iter().map(|token| token.version()).sum::<u64>(), 2 * 8000);
     });
 }
 
-/// Operations that push and pushers beside the engine cross, with variables made and dropped all the time.
+/// The threads also drop variables that operations are pending on, and push on deleted ones.
 #[test]
-fn variables_come_and_go_while_pushes_cross() {
+fn variables_may_be_created_and_deleted_while_pushes_cross() {
     on_kinds(&KINDS, 2, |engine| {
         let drops = Drops::new();
         let shared = engine.var(drops.make());
@@ -193,7 +195,7 @@ fn variables_come_and_go_while_pushes_cross() {
 // --------------------------------------------------------------------------------- waits inside operations ----
 
 #[test]
-fn an_operation_waits_for_the_one_it_pushed_on_a_single_worker() {
+fn an_operation_may_wait_for_one_that_it_pushed_on_a_single_worker() {
     on_kinds(&KINDS, 1, |engine| {
         let outer = engine
             .op("outer")
@@ -201,61 +203,64 @@ fn an_operation_waits_for_the_one_it_pushed_on_a_single_worker() {
                 let engine = engine.clone();
                 move |()| {
                     let inner = engine.op("inner").submit((), |()| 7).expect("the engine is open");
-                    inner.wait().expect("nothing fails")
+                    inner.wait().expect("no operation fails")
                 }
             })
             .expect("the engine is open");
-        assert_eq!(outer.wait().expect("nothing fails"), 7);
+        assert_eq!(outer.wait().expect("no operation fails"), 7);
     });
 }
 
-/// Pushes an operation that pushes one that ... and each waits for the next.
+/// Pushes an operation that pushes another one and waits for it, and so on, `depth` operations deep.
 fn descend(engine: &Engine, depth: usize) -> OpHandle<usize> {
     let inner = engine.clone();
     engine
         .op("descend")
         .submit(
             (),
-            move |()| if depth == 0 { 0 } else { 1 + descend(&inner, depth - 1).wait().expect("nothing fails") },
+            move |()| if depth == 0 { 0 } else { 1 + descend(&inner, depth - 1).wait().expect("no operation fails") },
         )
         .expect("the engine is open")
 }
 
 #[test]
-fn waits_nest_a_hundred_deep_on_a_single_worker() {
+fn waits_may_nest_a_hundred_deep_on_a_single_worker() {
     on_kinds(&KINDS, 1, |engine| {
-        assert_eq!(descend(&engine, 100).wait().expect("nothing fails"), 100);
+        assert_eq!(descend(&engine, 100).wait().expect("no operation fails"), 100);
     });
 }
 
-/// Deeper than an engine without threads may want to go on one stack.
+/// Deeper than the stack of a test's thread allows on a naive engine.
 #[test]
-fn waits_nest_three_hundred_deep_on_a_single_worker() {
+fn waits_may_nest_three_hundred_deep_on_a_single_worker() {
     on_kinds(&KINDS, 1, |engine| {
-        // The naive engine nests the functions, which takes more stack than a test's thread has.
+        // The naive engine nests the functions, which need more stack than the thread of a test has.
         let deep = thread::Builder::new().stack_size(64 << 20).spawn(move || {
-            assert_eq!(descend(&engine, 300).wait().expect("nothing fails"), 300);
+            assert_eq!(descend(&engine, 300).wait().expect("no operation fails"), 300);
         });
         deep.expect("a thread starts").join().expect("nothing panics");
     });
 }
 
-/// The operations that an operation waits for were pushed by others inside it, which wait as well, for variables.
+/// Each operation waits for a variable that the next one mutates, and the next one waits in the same way.
 #[test]
-fn waits_for_variables_nest_on_a_single_worker() {
+fn waits_for_variables_may_nest_on_a_single_worker() {
     fn descend(engine: &Engine, depth: usize) -> usize {
         if depth == 0 {
             return 0;
         }
         let value = engine.var(0);
         let inner = engine.clone();
-        engine.op("").push(value.write(), move |value| *value = 1 + descend(&inner, depth - 1)).expect("it is open");
+        engine
+            .op("")
+            .push(value.write(), move |value| *value = 1 + descend(&inner, depth - 1))
+            .expect("the engine is open");
         match depth % 3 {
-            0 => engine.wait_for_var(&value).expect("nothing fails"),
-            1 => engine.wait_to_read(&value).expect("nothing fails"),
+            0 => engine.wait_for_var(&value).expect("no operation fails"),
+            1 => engine.wait_to_read(&value).expect("no operation fails"),
             _ => {}
         }
-        engine.get(&value).expect("nothing fails")
+        engine.get(&value).expect("no operation fails")
     }
     on_kinds(&KINDS, 1, |engine| {
         let deep = thread::Builder::new().stack_size(64 << 20).spawn(move || assert_eq!(descend(&engine, 200), 200));
@@ -263,7 +268,7 @@ fn waits_for_variables_nest_on_a_single_worker() {
     });
 }
 
-/// Every form of wait, inside an operation, for operations that only the same worker can run.
+/// The waits are for operations that only the waiting worker can run.
 #[test]
 fn every_form_of_wait_works_inside_an_operation() {
     on_kinds(&KINDS, 1, |engine| {
@@ -272,28 +277,28 @@ fn every_form_of_wait_works_inside_an_operation() {
             .op("outer")
             .submit((), move |()| {
                 let variable = inner.var(0);
-                let add = || inner.op("add").push(variable.write(), |value| *value += 1).expect("it is open");
+                let add = || inner.op("add").push(variable.write(), |value| *value += 1).expect("the engine is open");
                 add();
-                inner.wait_for_var(&variable).expect("nothing fails");
+                inner.wait_for_var(&variable).expect("no operation fails");
                 add();
-                inner.wait_to_read(&variable).expect("nothing fails");
+                inner.wait_to_read(&variable).expect("no operation fails");
                 add();
-                inner.wait_for_var(&variable).expect("nothing fails");
+                inner.wait_for_var(&variable).expect("no operation fails");
                 add();
-                inner.wait_for_var_timeout(&variable, Duration::MAX).expect("nothing fails");
+                inner.wait_for_var_timeout(&variable, Duration::MAX).expect("no operation fails");
                 add();
-                let value = inner.get(&variable).expect("nothing fails");
-                let mut handle = inner.op("read").submit(variable.read(), |value| *value).expect("it is open");
-                (value, handle.wait_timeout(Duration::MAX).expect("nothing fails"))
+                let value = inner.get(&variable).expect("no operation fails");
+                let mut handle = inner.op("read").submit(variable.read(), |value| *value).expect("the engine is open");
+                (value, handle.wait_timeout(Duration::MAX).expect("no operation fails"))
             })
             .expect("the engine is open");
-        assert_eq!(outer.wait().expect("nothing fails"), (5, 5));
+        assert_eq!(outer.wait().expect("no operation fails"), (5, 5));
     });
 }
 
-/// Fifty operations wait at once for something that only a worker can bring about, and there is one worker.
+/// Fifty operations wait concurrently, and the only worker still runs another one.
 #[test]
-fn fifty_operations_wait_at_once_on_a_single_worker() {
+fn fifty_operations_may_wait_concurrently_on_a_single_worker() {
     on_kinds(&THREADED, 1, |engine| {
         let (signal, waiting) = (engine.token(), Arc::new(AtomicUsize::new(0)));
         let gate = hold(&engine, &signal);
@@ -308,20 +313,23 @@ fn fifty_operations_wait_at_once_on_a_single_worker() {
             })
             .map(|(wait, ())| engine.op("wait").submit((), wait).expect("the engine is open"))
             .collect();
-        eventually("all fifty wait", || waiting.load(SeqCst) == 50);
-        // The worker is free all the same.
-        assert_eq!(engine.op("beside").submit((), |()| 1).expect("it is open").wait().expect("nothing fails"), 1);
+        eventually("all fifty operations wait", || waiting.load(SeqCst) == 50);
+        // The worker is free.
+        assert_eq!(
+            engine.op("beside").submit((), |()| 1).expect("the engine is open").wait().expect("no operation fails"),
+            1
+        );
         gate.open();
         for waiter in waiters {
-            waiter.wait().expect("the operation does not fail").expect("nor does its wait");
+            waiter.wait().expect("the operation does not fail").expect("the wait does not fail");
         }
-        engine.wait_for_all().expect("nothing fails");
+        engine.wait_for_all().expect("no operation fails");
     });
 }
 
-/// Operations wait in two lanes of two engines for each other's operations.
+/// Each operation waits for one that it pushes to the other engine.
 #[test]
-fn operations_of_two_engines_wait_for_each_other() {
+fn operations_of_two_engines_may_wait_for_each_other() {
     for kinds in [[EngineKind::Pooled, EngineKind::PerDevice], [EngineKind::PerDevice, EngineKind::Naive]] {
         watched(move || {
             fn bounce(here: Engine, there: Engine, depth: usize) -> usize {
@@ -330,7 +338,7 @@ fn operations_of_two_engines_wait_for_each_other() {
                 }
                 let (next_here, next_there) = (there.clone(), here);
                 let handle = there.op("bounce").submit((), move |()| bounce(next_here, next_there, depth - 1));
-                1 + handle.expect("the engines are open").wait().expect("nothing fails")
+                1 + handle.expect("the engines are open").wait().expect("no operation fails")
             }
             let engines = kinds.map(|kind| engine(kind, 1));
             assert_eq!(bounce(engines[0].clone(), engines[1].clone(), 40), 40);
@@ -338,10 +346,10 @@ fn operations_of_two_engines_wait_for_each_other() {
     }
 }
 
-/// More operations than the engine has spare threads for wait at once: each gets what it waits for or an error, at once.
+/// More operations wait than the engine may have spare threads. Each wait succeeds, or returns an error immediately.
 #[test]
 #[cfg_attr(miri, ignore = "starts 1,024 threads")]
-fn too_many_waits_at_once_are_an_error_and_no_hang() {
+fn too_many_concurrent_waits_return_an_error() {
     watched(|| {
         let engine = engine(EngineKind::Pooled, 1);
         let signal = engine.token();
@@ -353,25 +361,25 @@ fn too_many_waits_at_once_are_an_error_and_no_hang() {
                 .op("wait")
                 .push((), move |()| {
                     let result = waiting.wait_for_var(&signal);
-                    sender.send(result).expect("the test listens");
+                    sender.send(result).expect("the test receives the result");
                 })
                 .expect("the engine is open");
         }
         drop(sender);
-        let early = receiver.recv_timeout(common::PATIENCE).expect("one of them has no room to wait");
+        let early = receiver.recv_timeout(common::PATIENCE).expect("one operation has no spare thread to wait with");
         assert!(matches!(early, Err(WaitError::TooManyWaiting)), "{early:?}");
         gate.open();
         let others: Vec<_> = receiver.iter().collect();
         assert_eq!(others.len(), 1099);
         assert!(others.iter().all(|result| matches!(result, Ok(()) | Err(WaitError::TooManyWaiting))));
         assert!(others.iter().filter(|result| result.is_ok()).count() >= 1000);
-        engine.wait_for_all().expect("nothing fails");
+        engine.wait_for_all().expect("no operation fails");
     });
 }
 
-// ------------------------------------------------------------------------- waits that would never come to an end ----
+// ----------------------------------------------------------------------------------- waits that would deadlock ----
 
-/// Whether `wait` gives `WouldDeadlock` inside an operation, at once.
+/// Asserts that a wait has returned `WouldDeadlock`.
 #[track_caller]
 fn assert_would_deadlock<T: std::fmt::Debug>(result: Result<T, WaitError>) {
     assert!(matches!(result, Err(WaitError::WouldDeadlock)), "{result:?}");
@@ -393,7 +401,7 @@ fn waiting_for_a_variable_that_the_operation_mutates_would_deadlock() {
             assert_would_deadlock(block_on(inner.wait_to_read_async(&own)));
             assert!(start.elapsed() < Duration::from_secs(5));
         });
-        outer.expect("the engine is open").wait().expect("nothing fails");
+        outer.expect("the engine is open").wait().expect("no operation fails");
     });
 }
 
@@ -407,14 +415,14 @@ fn waiting_for_a_variable_that_the_operation_reads_would_deadlock() {
             assert_would_deadlock(inner.wait_for_var(&own));
             assert_would_deadlock(inner.wait_to_read(&own));
         });
-        outer.expect("the engine is open").wait().expect("nothing fails");
+        outer.expect("the engine is open").wait().expect("no operation fails");
     });
 }
 
-/// A reader may get what it reads, unless a mutation already stands behind it: then the value cannot be had before the
-/// operation itself ends.
+/// A reader may get the value that it reads, unless a mutation has been pushed behind it. Then the value is not
+/// available before the reader completes.
 #[test]
-fn getting_a_variable_that_the_operation_reads_never_hangs() {
+fn get_of_a_variable_that_the_operation_reads_does_not_hang() {
     on_kinds(&KINDS, 1, |engine| {
         let variable = engine.var(5);
         let (inner, own, pushed) = (engine.clone(), variable.clone(), Gate::new());
@@ -425,8 +433,8 @@ fn getting_a_variable_that_the_operation_reads_never_hangs() {
                 let pushed = pushed.clone();
                 move |_| {
                     if inner.kind() == EngineKind::Naive {
-                        // The naive engine runs this inside the push, so the mutation is pushed here.
-                        inner.op("mutation").push(own.write(), |value| *value += 1).expect("it is open");
+                        // The naive engine runs the reader inside its push, so the reader pushes the mutation.
+                        inner.op("mutation").push(own.write(), |value| *value += 1).expect("the engine is open");
                     } else {
                         pushed.pass();
                     }
@@ -438,14 +446,14 @@ fn getting_a_variable_that_the_operation_reads_never_hangs() {
             engine.op("mutation").push(variable.write(), |value| *value += 1).expect("the engine is open");
             pushed.open();
         }
-        let got = reader.wait().expect("the operation does not fail");
-        assert!(matches!(got, Ok(5) | Err(WaitError::WouldDeadlock)), "{got:?}");
-        assert_eq!(engine.get(&variable).expect("nothing fails"), 6);
+        let result = reader.wait().expect("the operation does not fail");
+        assert!(matches!(result, Ok(5) | Err(WaitError::WouldDeadlock)), "{result:?}");
+        assert_eq!(engine.get(&variable).expect("no operation fails"), 6);
     });
 }
 
 #[test]
-fn waiting_for_the_own_handle_would_deadlock() {
+fn waiting_for_its_own_handle_would_deadlock_an_operation() {
     on_kinds(&THREADED, 1, |engine| {
         let slot: Arc<Mutex<Option<OpHandle<()>>>> = Arc::default();
         let (stored, inner_slot, inner_stored) = (Gate::new(), Arc::clone(&slot), Gate::new());
@@ -462,13 +470,13 @@ fn waiting_for_the_own_handle_would_deadlock() {
             .expect("the engine is open");
         *lock(&slot) = Some(handle);
         stored.open();
-        engine.wait_for_all().expect("nothing fails");
+        engine.wait_for_all().expect("no operation fails");
         let answer = lock(&answer).take().expect("the operation has run");
         assert_would_deadlock(answer);
     });
 }
 
-/// The wait sits in an operation that runs inside another one's push, which holds the variable.
+/// The operation that waits runs inside a push of the operation that holds the variable.
 #[test]
 fn waiting_for_a_variable_of_an_outer_operation_would_deadlock() {
     on_kinds(&KINDS, 1, |engine| {
@@ -479,11 +487,13 @@ fn waiting_for_a_variable_of_an_outer_operation_would_deadlock() {
             .push_sync(
                 move |cx| {
                     let (inner, own) = (cx.engine(), own.clone());
-                    // Begun on this thread, inside this operation.
+                    // The operation starts on this thread, inside the one that pushes it.
                     cx.engine()
                         .op("nested")
                         .eager()
-                        .push_sync(move |_| sender.send(inner.wait_for_var(&own)).expect("the test listens"))
+                        .push_sync(move |_| {
+                            sender.send(inner.wait_for_var(&own)).expect("the test receives the result");
+                        })
                         .expect("the engine is open");
                 },
                 [],
@@ -491,7 +501,7 @@ fn waiting_for_a_variable_of_an_outer_operation_would_deadlock() {
             )
             .expect("the engine is open");
         assert_would_deadlock(receiver.recv_timeout(common::PATIENCE).expect("the wait ends"));
-        engine.wait_for_all().expect("nothing fails");
+        engine.wait_for_all().expect("no operation fails");
     });
 }
 
@@ -504,14 +514,14 @@ fn waiting_for_all_inside_an_operation_would_deadlock() {
             assert_would_deadlock(inner.wait_for_all_timeout(Duration::MAX));
             assert_would_deadlock(block_on(inner.wait_for_all_async()));
         });
-        outer.expect("the engine is open").wait().expect("nothing fails");
-        engine.wait_for_all().expect("nothing fails");
+        outer.expect("the engine is open").wait().expect("no operation fails");
+        engine.wait_for_all().expect("no operation fails");
     });
 }
 
-/// All operations of *another* engine can be waited for.
+/// Operations of another engine do not include the one that waits.
 #[test]
-fn waiting_for_all_of_another_engine_inside_an_operation_works() {
+fn an_operation_may_wait_for_all_operations_of_another_engine() {
     on_kinds(&KINDS, 1, |here| {
         let there = engine(EngineKind::PerDevice, 1);
         let count = Arc::new(AtomicUsize::new(0));
@@ -519,31 +529,36 @@ fn waiting_for_all_of_another_engine_inside_an_operation_works() {
         let outer = here.op("outer").submit((), move |()| {
             for _ in 0..100 {
                 let count = Arc::clone(&inner_count);
-                inner.op("").push((), move |()| _ = count.fetch_add(1, SeqCst)).expect("it is open");
+                inner.op("").push((), move |()| _ = count.fetch_add(1, SeqCst)).expect("the engine is open");
             }
-            inner.wait_for_all().expect("nothing fails");
+            inner.wait_for_all().expect("no operation fails");
             inner_count.load(SeqCst)
         });
-        assert_eq!(outer.expect("it is open").wait().expect("nothing fails"), 100);
+        assert_eq!(outer.expect("the engine is open").wait().expect("no operation fails"), 100);
     });
 }
 
-/// While an operation shuts another engine down, its worker must go on with others: the other engine may need them.
+/// While an operation shuts down another engine, its worker must run other operations: the other engine may need them.
 #[test]
-fn an_operation_that_shuts_another_engine_down_does_not_keep_its_worker() {
+fn an_operation_that_shuts_down_another_engine_frees_its_worker() {
     watched(|| {
         let (here, there) = (engine(EngineKind::Pooled, 1), engine(EngineKind::Pooled, 1));
-        let (queued, begun) = (Gate::new(), Gate::new());
-        // An operation there needs one here, which is queued behind the one that shuts down.
+        let (queued, shutdown_started) = (Gate::new(), Gate::new());
+        // An operation of the other engine needs one of this engine, queued behind the one that shuts down.
         let (inner_queued, inner_here) = (queued.clone(), here.clone());
         there
             .op("needs")
             .push((), move |()| {
                 inner_queued.pass();
-                inner_here.op("needed").submit((), |()| 1).expect("it is open").wait().expect("nothing fails");
+                inner_here
+                    .op("needed")
+                    .submit((), |()| 1)
+                    .expect("the engine is open")
+                    .wait()
+                    .expect("no operation fails");
             })
             .expect("the engine is open");
-        let (passed, inner_there) = (begun.clone(), there.clone());
+        let (passed, inner_there) = (shutdown_started.clone(), there.clone());
         let shutdown = here
             .op("shut down")
             .submit((), move |()| {
@@ -551,15 +566,15 @@ fn an_operation_that_shuts_another_engine_down_does_not_keep_its_worker() {
                 inner_there.shutdown(Shutdown::Drain, Some(Duration::from_secs(20)))
             })
             .expect("the engine is open");
-        begun.pass();
+        shutdown_started.pass();
         queued.open();
-        assert_eq!(shutdown.wait().expect("nothing fails"), Ok(()));
+        assert_eq!(shutdown.wait().expect("no operation fails"), Ok(()));
     });
 }
 
-/// Threads that push and threads that wait, all at the same variables.
+/// Four threads push and wait, all on the same three variables.
 #[test]
-fn pushes_and_all_kinds_of_waits_cross() {
+fn pushes_and_waits_of_every_form_do_not_deadlock() {
     on_kinds(&KINDS, 2, |engine| {
         let variables: Vec<_> = (0..3).map(|_| engine.var(0_u64)).collect();
         thread::scope(|scope| {
@@ -590,9 +605,9 @@ fn pushes_and_all_kinds_of_waits_cross() {
     });
 }
 
-/// Every worker waits at a meeting that only a wait's spare thread can complete.
+/// Two operations wait, and two others can only meet if spare threads run both workers.
 #[test]
-fn workers_that_wait_are_replaced_while_others_meet() {
+fn workers_whose_operations_wait_are_replaced() {
     on_kinds(&THREADED, 2, |engine| {
         let (signal, meeting) = (engine.token(), Meeting::new(2));
         let gate = hold(&engine, &signal);
@@ -601,28 +616,34 @@ fn workers_that_wait_are_replaced_while_others_meet() {
                 let (engine, signal) = (engine.clone(), signal.clone());
                 (engine.clone(), move |()| engine.wait_for_var(&signal))
             })
-            .map(|(engine, wait)| engine.op("wait").submit((), wait).expect("it is open"))
+            .map(|(engine, wait)| engine.op("wait").submit((), wait).expect("the engine is open"))
             .collect();
         let meet: Vec<_> = (0..2)
             .map(|_| {
                 let meeting = meeting.clone();
-                engine.op("meet").submit((), move |()| meeting.join_within(common::PATIENCE)).expect("it is open")
+                engine
+                    .op("meet")
+                    .submit((), move |()| meeting.join_within(common::PATIENCE))
+                    .expect("the engine is open")
             })
             .collect();
         for handle in meet {
-            assert!(handle.wait().expect("nothing fails"), "both workers are there although two operations wait");
+            assert!(
+                handle.wait().expect("no operation fails"),
+                "no spare thread runs the worker of a waiting operation"
+            );
         }
         gate.open();
         for waiter in waiters {
-            waiter.wait().expect("nothing fails").expect("nor does the wait");
+            waiter.wait().expect("no operation fails").expect("the wait does not fail");
         }
     });
 }
 
-/// A waker is run by the worker that ends what is waited for. If it blocks, it keeps that worker, and nothing that the worker
-/// was to run next.
+/// A waker runs on the worker that completes the operation. If the waker blocks, it blocks that worker, but another
+/// worker runs the operations that have become ready.
 #[test]
-fn a_waker_that_blocks_keeps_nothing_from_the_other_worker() {
+fn a_blocked_waker_does_not_delay_ready_operations() {
     struct Blocks {
         reached: Gate,
         released: Gate,
@@ -640,21 +661,24 @@ fn a_waker_that_blocks_keeps_nothing_from_the_other_worker() {
         engine.op("first").writes([&one, &other]).push_sync(move |_| inside.pass()).expect("the engine is open");
         let mut wait = pin!(engine.wait_for_var_async(&one));
         let waker = Waker::from(Arc::new(blocks));
-        assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), "the first operation holds it");
-        // What lets the waker go on becomes ready together with the wait.
+        assert!(
+            wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(),
+            "the first operation holds the variable"
+        );
+        // The operation that releases the waker becomes ready together with the wait.
         let next = engine.op("next").writes([&other]).push_sync(move |_| {
             reached.pass();
             released.open();
         });
         next.expect("the engine is open");
         gate.open();
-        engine.wait_for_all().expect("nothing fails");
+        engine.wait_for_all().expect("no operation fails");
     });
 }
 
-/// An operation may wait, by means that the engine does not know, for what it has pushed: another worker takes that.
+/// The operation blocks where the engine cannot see it, so another worker must take the operation that it has pushed.
 #[test]
-fn what_an_operation_pushes_runs_beside_it() {
+fn an_operation_runs_beside_the_one_that_pushed_it() {
     on_kinds(&THREADED, 2, |engine| {
         let inside = engine.clone();
         let handle = engine.op("pushes").submit((), move |()| {
@@ -663,16 +687,19 @@ fn what_an_operation_pushes_runs_beside_it() {
             inside.push_sync(move |_| open.open(), [], []).expect("the engine is open");
             gate.pass_within(SOON)
         });
-        assert!(handle.expect("it is open").wait().expect("nothing fails"), "what was pushed waits for its pusher");
+        assert!(
+            handle.expect("the engine is open").wait().expect("no operation fails"),
+            "the pushed operation did not run beside its pusher"
+        );
     });
 }
 
-// ------------------------------------------------------------------------------- what other crates leave about ----
+// ------------------------------------------------------------------------- functions deferred by other crates ----
 
-/// What other crates retire in crossbeam's default collector may run wherever somebody pins that, and so in a worker's
-/// look into another's deque. It pushes and waits there.
+/// Functions that other crates defer in the default collector of crossbeam may run on any thread that pins it, and so
+/// while a worker steals from the deque of another one. Here, they push and wait.
 #[test]
-fn what_others_defer_may_push_and_wait_on_any_thread() {
+fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
     watched_for(AWHILE, || {
         let engine = engine(EngineKind::PerDevice, 2);
         let (ran, pushed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -682,9 +709,9 @@ fn what_others_defer_may_push_and_wait_on_any_thread() {
                 let (engine, ran, pushed) = (engine.clone(), Arc::clone(&ran), Arc::clone(&pushed));
                 epoch::pin().defer(move || {
                     let token = engine.token();
-                    let pushed_one =
+                    let result =
                         engine.op("deferred").writes([&token]).push_sync(move |_| _ = ran.fetch_add(1, SeqCst));
-                    if pushed_one.is_ok() {
+                    if result.is_ok() {
                         pushed.fetch_add(1, SeqCst);
                         match engine.wait_for_var(&token) {
                             Ok(()) | Err(WaitError::WouldDeadlock) => {}
@@ -694,23 +721,23 @@ fn what_others_defer_may_push_and_wait_on_any_thread() {
                 });
             }
             epoch::pin().flush();
-            // Something to look for in vain, and something to steal.
+            // Workers steal these operations, and find nothing once all have run.
             for _ in 0..16 {
                 engine.push_sync(|_| std::hint::spin_loop(), [], []).expect("the engine is open");
             }
             thread::sleep(Duration::from_micros(300));
         }
-        eventually("all that was pushed has run", || ran.load(SeqCst) == pushed.load(SeqCst));
-        assert!(pushed.load(SeqCst) > 0, "nothing deferred has run");
-        engine.wait_for_all().expect("nothing fails");
+        eventually("all pushed operations have run", || ran.load(SeqCst) == pushed.load(SeqCst));
+        assert!(pushed.load(SeqCst) > 0, "no deferred function has run");
+        engine.wait_for_all().expect("no operation fails");
     });
 }
 
-/// The same inside a push by an operation, into a deque that has to grow for it.
+/// The deferred function runs inside a push by an operation, while the deque of the worker grows.
 #[test]
-fn what_others_defer_may_push_while_a_workers_deque_grows() {
+fn functions_deferred_by_other_crates_may_push_while_a_deque_grows() {
     const PUSHES: usize = 600;
-    let pushes_into_it = |engine: Engine| {
+    let check = |engine: Engine| {
         let (ran, deferred) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let (inside, ran_inside, deferred_inside) = (engine.clone(), Arc::clone(&ran), Arc::clone(&deferred));
         let pushes = move |_: &OpContext<'_>| {
@@ -728,28 +755,28 @@ fn what_others_defer_may_push_while_a_workers_deque_grows() {
             }
         };
         engine.push_sync(pushes, [], []).expect("the engine is open");
-        eventually("all that was pushed has run", || ran.load(SeqCst) == PUSHES);
-        // Wherever it ran, or will: this thread may have to see to it.
-        eventually("what was deferred has run", || {
+        eventually("all pushed operations have run", || ran.load(SeqCst) == PUSHES);
+        // Any thread may run it, and this one must if no other does.
+        eventually("the deferred function has run", || {
             epoch::pin().flush();
             deferred.load(SeqCst) == 1
         });
-        engine.wait_for_all().expect("nothing fails");
+        engine.wait_for_all().expect("no operation fails");
     };
     for kind in THREADED {
-        watched_for(AWHILE, move || pushes_into_it(engine(kind, 1)));
+        watched_for(AWHILE, move || check(engine(kind, 1)));
     }
 }
 
-/// Whoever waited has gone, and the failure that it was to be told is cleared: the wait's operation is the last to know the
-/// error, and the error's drop is code of the program inside an operation.
+/// A wait has timed out, and the failure of its variable is cleared. The operation of the wait then drops the last
+/// clone of the error, so the drop is program code inside an operation.
 #[test]
-fn the_drop_of_an_error_that_only_a_forgotten_wait_still_knows_cannot_wait_for_itself() {
+fn the_drop_of_an_error_in_the_operation_of_a_wait_cannot_wait_for_all() {
     #[derive(Debug)]
     struct Waits(Engine, mpsc::Sender<Result<(), WaitError>>);
     impl std::fmt::Display for Waits {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("waits when it is dropped")
+            f.write_str("waits in its drop")
         }
     }
     impl std::error::Error for Waits {}
@@ -771,51 +798,51 @@ fn the_drop_of_an_error_that_only_a_forgotten_wait_still_knows_cannot_wait_for_i
         assert!(matches!(waited, Err(WaitError::TimedOut)), "{waited:?}");
         engine.clear_error(&variable).expect("the engine is open");
         gate.open();
-        let told = receiver.recv_timeout(SOON).expect("the error is dropped, and its drop ends");
-        assert!(matches!(told, Err(WaitError::WouldDeadlock)), "{told:?}");
+        let result = receiver.recv_timeout(SOON).expect("the error is dropped, and its drop returns");
+        assert!(matches!(result, Err(WaitError::WouldDeadlock)), "{result:?}");
         engine.wait_for_all().expect("the failure is cleared");
     });
 }
 
 thread_local!(static KEPT: RefCell<Option<Engine>> = const { RefCell::new(None) });
 
-/// The last handle that keeps an engine open ends with one of the engine's own threads, which somebody is waiting for.
+/// The last handle that keeps the engine open is dropped at the end of a worker's thread, for which the shutdown waits.
 #[test]
-fn a_handle_in_a_workers_thread_local_does_not_keep_a_shutdown() {
+fn a_handle_in_a_thread_local_of_a_worker_does_not_block_a_shutdown() {
     on_kinds(&THREADED, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
         let own = engine.clone();
         let keep = move |cx: &OpContext<'_>| {
             KEPT.set(Some(own));
-            sender.send(cx.engine()).expect("the test waits");
+            sender.send(cx.engine()).expect("the test receives the handle");
         };
         engine.push_sync(keep, [], []).expect("the engine is open");
         let uncounted = receiver.recv().expect("the operation runs");
-        engine.wait_for_all().expect("nothing fails");
+        engine.wait_for_all().expect("no operation fails");
         drop(engine);
-        uncounted.shutdown(Shutdown::Drain, None).expect("nobody waits for this thread");
+        uncounted.shutdown(Shutdown::Drain, None).expect("the shutdown ends");
     });
 }
 
-/// What others defer panics while an operation pushes more than a deque has room for: nothing that was pushed is lost.
+/// An operation pushes more than a deque has room for, and no pushed operation is lost.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn what_others_defer_may_panic_while_an_operation_pushes() {
-    child_succeeds("in_a_child_what_others_defer_panics_while_an_operation_pushes");
+fn functions_deferred_by_other_crates_may_panic_while_an_operation_pushes() {
+    child_succeeds("in_a_child_deferred_functions_panic_while_an_operation_pushes");
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own, because operations of other tests that push or pin would panic"]
-fn in_a_child_what_others_defer_panics_while_an_operation_pushes() {
+#[ignore = "run by another test in a separate process, because operations of other tests that push or pin would panic"]
+fn in_a_child_deferred_functions_panic_while_an_operation_pushes() {
     const PUSHES: usize = 3_000;
     if !is_child() {
         return;
     }
-    let pushes_into_it = |engine: Engine| {
+    let check = |engine: Engine| {
         let ran = Arc::new(AtomicUsize::new(0));
         let (inside, ran_inside) = (engine.clone(), Arc::clone(&ran));
         let pushes = move |_: &OpContext<'_>| {
-            // By one pin, which is too soon to run any of it: that is left to pins of others.
+            // All in one pin, during which none of them can run: the pins of other threads run them.
             let guard = epoch::pin();
             for _ in 0..200 {
                 guard.defer(|| {
@@ -831,24 +858,24 @@ fn in_a_child_what_others_defer_panics_while_an_operation_pushes() {
             }
         };
         engine.push_sync(pushes, [], []).expect("the engine is open");
-        eventually("all that was pushed has run", || ran.load(SeqCst) == PUSHES);
-        engine.wait_for_all().expect("nothing fails");
+        eventually("all pushed operations have run", || ran.load(SeqCst) == PUSHES);
+        engine.wait_for_all().expect("no operation fails");
     };
     for kind in THREADED {
-        watched_for(AWHILE, move || pushes_into_it(engine(kind, 1)));
+        watched_for(AWHILE, move || check(engine(kind, 1)));
     }
 }
 
-/// What others defer may panic in a worker's look as well. That costs neither the worker nor its wake-ups.
+/// A deferred function panics while a worker searches. Neither the worker nor its wake-ups are lost.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn what_others_defer_may_panic_on_any_thread() {
-    child_succeeds("in_a_child_what_others_defer_panics");
+fn functions_deferred_by_other_crates_may_panic_on_any_thread() {
+    child_succeeds("in_a_child_deferred_functions_panic");
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own, because operations of other tests that push or pin would panic"]
-fn in_a_child_what_others_defer_panics() {
+#[ignore = "run by another test in a separate process, because operations of other tests that push or pin would panic"]
+fn in_a_child_deferred_functions_panic() {
     const PANICS: usize = 20;
     if !is_child() {
         return;
@@ -859,7 +886,7 @@ fn in_a_child_what_others_defer_panics() {
         let end = Instant::now() + Duration::from_secs(20);
         while on_workers.load(SeqCst) < PANICS && Instant::now() < end {
             let on_workers = Arc::clone(&on_workers);
-            // This thread must not be the one that runs it, so it does not pin again before the workers had their chance.
+            // The workers should run it, so this thread does not pin again before they have had time to.
             epoch::pin().defer(move || {
                 if thread::current().name().is_some_and(|name| name.starts_with("raddle-")) {
                     on_workers.fetch_add(1, SeqCst);
@@ -872,55 +899,55 @@ fn in_a_child_what_others_defer_panics() {
                 engine.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], []).expect("the engine is open");
                 pushed += 1;
             }
-            // Long enough for the workers to fall asleep now and then.
+            // Long enough for the workers to park now and then.
             thread::sleep(Duration::from_micros(200));
         }
         println!("{} panics", on_workers.load(SeqCst));
         for _ in 0..50 {
             let token = engine.token();
             engine.op("after").writes([&token]).push_sync(|_| {}).expect("the engine is open");
-            engine.wait_for_var_timeout(&token, Duration::from_secs(10)).expect("a worker comes by");
+            engine.wait_for_var_timeout(&token, Duration::from_secs(10)).expect("a worker runs the operation");
         }
-        engine.wait_for_all().expect("nothing fails");
+        engine.wait_for_all().expect("no operation fails");
         assert_eq!(ran.load(SeqCst), pushed);
     });
 }
 
-// ------------------------------------------------------------------------------------- what a thread has put off ----
+// ------------------------------------------------------------------------- operations that a thread has deferred ----
 
 type Deep = Arc<Mutex<Option<Box<dyn FnOnce(OpHandle<()>) + Send>>>>;
 
-/// Calls `f` in an operation of a naive engine, so deep inside others that what that has pushed is left for later: `f` gets
-/// its handle.
-fn too_deep(engine: &Engine, f: impl FnOnce(OpHandle<()>) + Send + 'static) {
+/// Nests operations of a naive engine until a push defers its operation, and calls `f` there with the handle of the
+/// deferred operation.
+fn at_the_first_deferred_push(engine: &Engine, f: impl FnOnce(OpHandle<()>) + Send + 'static) {
     fn descend(engine: &Engine, f: &Deep) {
         let (inside, inner, ran) = (engine.clone(), Arc::clone(f), Gate::new());
         let opens = ran.clone();
-        let goes_down = move |()| {
+        let function = move |()| {
             opens.open();
             if lock(&inner).is_some() {
                 descend(&inside, &inner);
             }
         };
-        let next = engine.op("deep").submit((), goes_down).unwrap();
+        let next = engine.op("deep").submit((), function).unwrap();
         if !ran.is_open() {
             let f = lock(f).take();
-            f.expect("it ends where it is too deep")(next);
+            f.expect("only one push is deferred")(next);
         }
     }
     let f: Deep = Arc::new(Mutex::new(Some(Box::new(f))));
     descend(engine, &f);
-    assert!(lock(&f).is_none(), "it is never too deep");
+    assert!(lock(&f).is_none(), "no push was deferred");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "uses much of the stack")]
-fn what_was_put_off_runs_when_its_future_is_polled() {
+fn a_deferred_operation_runs_when_its_future_is_polled() {
     watched(|| {
         let engine = engine(EngineKind::Naive, 1);
-        too_deep(&engine, |next| block_on(next).unwrap());
+        at_the_first_deferred_push(&engine, |next| block_on(next).unwrap());
         let (inside, var) = (engine.clone(), engine.token());
-        too_deep(&engine, move |next| {
+        at_the_first_deferred_push(&engine, move |next| {
             inside.op("after").writes([&var]).push_sync(|_| ()).unwrap();
             block_on(inside.wait_for_var_async(&var)).unwrap();
             next.wait().unwrap();
@@ -930,10 +957,10 @@ fn what_was_put_off_runs_when_its_future_is_polled() {
 
 #[test]
 #[cfg_attr(miri, ignore = "uses much of the stack")]
-fn what_was_put_off_runs_when_another_engine_is_shut_down_that_waits_for_it() {
+fn a_deferred_operation_runs_when_the_shutdown_of_another_engine_waits_for_it() {
     for drops in [false, true] {
         watched(move || {
-            too_deep(&engine(EngineKind::Naive, 1), move |next| {
+            at_the_first_deferred_push(&engine(EngineKind::Naive, 1), move |next| {
                 let other = engine(EngineKind::PerDevice, 1);
                 other.op("waits").push((), move |()| next.wait().unwrap()).unwrap();
                 if !drops {
@@ -944,7 +971,7 @@ fn what_was_put_off_runs_when_another_engine_is_shut_down_that_waits_for_it() {
     }
 }
 
-/// Neither waits for the other: a drop inside an operation does not.
+/// The drop of the last handle inside an operation does not wait, so neither operation waits for the other.
 #[test]
 fn operations_of_two_engines_may_drop_the_last_handles_of_each_other() {
     on_kinds(&THREADED, 1, |one| {
@@ -958,7 +985,7 @@ fn operations_of_two_engines_may_drop_the_last_handles_of_each_other() {
             let f = move |cx: &OpContext<'_>| {
                 sender.send(cx.engine()).unwrap();
                 meeting.wait();
-                // The program's own handles are gone by now.
+                // By now, the program has dropped its own handles.
                 thread::sleep(common::MOMENT);
                 drop(lock(&last).take());
             };
@@ -970,9 +997,9 @@ fn operations_of_two_engines_may_drop_the_last_handles_of_each_other() {
     });
 }
 
-/// A panic drops it, and the function catches that and goes on.
+/// A panic drops the completion. The function catches it, and waits through another engine for its own operation.
 #[test]
-fn a_lost_completion_is_known_where_another_engine_waits_for_its_operation() {
+fn a_lost_completion_ends_waits_through_another_engine() {
     type Wait = fn(&Engine, OpHandle<()>);
     let waits: [Wait; 3] = [
         |_, waits| waits.wait().unwrap(),
@@ -990,13 +1017,13 @@ fn a_lost_completion_is_known_where_another_engine_waits_for_its_operation() {
                     resume_unwind(Box::new("lost"));
                 }));
                 assert!(lost.is_err());
-                let (its, its_var) = (inside.clone(), var.clone());
-                let waits = other.op("waits").submit((), move |()| assert!(its.wait_for_var(&its_var).is_err()));
+                let (own, own_var) = (inside.clone(), var.clone());
+                let waits = other.op("waits").submit((), move |()| assert!(own.wait_for_var(&own_var).is_err()));
                 wait(&other, waits.unwrap());
                 sender.send(()).unwrap();
             };
             own.op("loses").writes([&token]).push_async_any(raddle::cx(), loses).unwrap();
-            receiver.recv_timeout(SOON).expect("it goes on");
+            receiver.recv_timeout(SOON).expect("the wait ends");
         });
     }
 }

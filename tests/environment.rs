@@ -1,5 +1,5 @@
-//! `RADDLE_ENGINE` selects the kind of engine, and never overrides a kind that the program sets. Each case runs in a
-//! process with its own environment.
+//! `RADDLE_ENGINE` selects the kind of engine, but does not override a kind that the program sets. Each case runs in
+//! a separate process with its own environment.
 
 #![forbid(unsafe_code)]
 
@@ -23,12 +23,12 @@ fn expect(value: Option<&str>, expected: &str) {
 }
 
 #[test]
-#[ignore = "run by other tests in a process of its own"]
+#[ignore = "run by other tests in a separate process"]
 fn in_a_child_the_engine_is_as_expected() {
     if !is_child() {
         return;
     }
-    let expected = std::env::var(EXPECT).expect("the parent sets it");
+    let expected = std::env::var(EXPECT).expect("the parent sets the variable");
     match Engine::builder().build() {
         Ok(engine) => {
             assert_eq!(engine.kind().to_string(), expected);
@@ -102,7 +102,7 @@ fn a_value_that_is_not_unicode_is_an_error() {
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_a_value_is_not_unicode() {
     if is_child() {
         assert!(matches!(Engine::builder().build(), Err(BuildError::UnknownEngine(_))));
@@ -119,7 +119,7 @@ fn a_program_may_end_with_a_busy_global_engine() {
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_the_program_ends_with_a_busy_engine() {
     if !is_child() {
         return;
@@ -129,14 +129,14 @@ fn in_a_child_the_program_ends_with_a_busy_engine() {
         engine.op("").push((), |()| thread::sleep(std::time::Duration::from_millis(50))).unwrap();
     }
     let token = engine.token();
-    // Never completed: the completion is leaked.
+    // The operation never completes, because its completion is leaked.
     engine.push_async(|_, done| std::mem::forget(done), [], [&token]).unwrap();
     std::mem::forget(token);
 }
 
 /// A thread that unwinds drops its engine: the drop waits and does not panic again.
 #[test]
-#[ignore = "run by another test in a process of its own"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_a_thread_panics_with_an_engine() {
     if !is_child() {
         return;

@@ -1,5 +1,5 @@
-//! Among equals none starves: what is pushed from outside starts within a bounded number of operations of the worker that
-//! runs it, whatever goes on for ever beside it.
+//! Operations of equal priority do not starve each other: an operation that is pushed from outside starts within a
+//! bounded number of operations of the worker that runs it, even beside chains that never end.
 
 use raddle_testkit as common;
 
@@ -12,32 +12,32 @@ use common::shapes::*;
 use common::{Gate, THREADED, eventually, lock, on_kinds};
 use raddle::{Engine, OpContext, Token};
 
-/// Operations of its own that a worker runs before it looks at the injector: the contract's number.
+/// The number of its own operations that a worker runs before it checks the injector, as documented.
 const RUN: usize = 32;
 
-/// Operations that a worker begins between two looks at the injector at most: a run, and one that it takes from another
-/// worker. One more is the one that the look is for.
+/// The most operations that a worker starts between two checks of the injector: a run, and one that it steals from
+/// another worker. One more is the operation that the check finds.
 const ROUND: usize = RUN + 2;
 
-/// How often each worker comes by another worker's deque, in rounds.
+/// The rounds between two visits of a worker to the deque of another one.
 const ROUNDS_PER_VISIT: usize = 8;
 
 const WORKERS: [usize; 3] = [1, 2, 4];
 
-/// How a chain goes on.
+/// How a chain continues.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// Each operation pushes the next one of its variable, which is ready when it ends.
+    /// Each operation pushes the next one on its own variable. The next one becomes ready when the operation completes.
     Successor,
-    /// Each operation pushes the next one, which is ready at once.
+    /// Each operation pushes the next one, which is ready immediately.
     Inside,
-    /// Each operation has two successors, of which one goes on and the other ends.
+    /// Each operation has two successors. One continues the chain, and the other pushes nothing.
     TwoSuccessors,
 }
 
 const CHAINS: [Kind; 3] = [Kind::Successor, Kind::Inside, Kind::TwoSuccessors];
 
-/// Chains that go on until they are stopped, and how many of their operations have started on each worker.
+/// Chains that continue until they are stopped, and the number of their operations that have started on each worker.
 struct Chains {
     engine: Engine,
     kind: Kind,
@@ -47,24 +47,25 @@ struct Chains {
 }
 
 impl Chains {
-    /// Starts two chains per worker, so that each worker has something to run whoever steals what, and waits until they run.
+    /// Starts two chains for each worker, so that no worker runs out of operations while others steal, and waits
+    /// until the chains run.
     fn start(engine: &Engine, kind: Kind, priority: i32, workers: usize) -> Arc<Self> {
         let started = (0..workers).map(|_| AtomicUsize::new(0)).collect();
         let chains = Arc::new(Self { engine: engine.clone(), kind, priority, over: AtomicBool::new(false), started });
         for _ in 0..2 * workers {
             let vars = [(); 3].map(|()| engine.token());
             let (first, chains) = (vars[0].clone(), Arc::clone(&chains));
-            let begin = move |ctx: &OpContext<'_>| chains.go_on(ctx, vars, 0);
+            let begin = move |ctx: &OpContext<'_>| chains.run_operation(ctx, vars, 0);
             engine.op("first").priority(priority).writes([&first]).push_sync(begin).expect("the engine is open");
         }
         let before = chains.count();
-        eventually("chains go on", || chains.count() > before + 10 * ROUND);
+        eventually("the chains run", || chains.count() > before + 10 * ROUND);
         chains
     }
 
     fn stop(&self) {
         self.over.store(true, SeqCst);
-        self.engine.wait_for_all().expect("nothing fails");
+        self.engine.wait_for_all().expect("no operation fails");
     }
 
     fn count(&self) -> usize {
@@ -76,17 +77,17 @@ impl Chains {
     }
 
     fn note_start(&self, ctx: &OpContext<'_>) {
-        self.started[ctx.worker().expect("a worker runs it")].fetch_add(1, SeqCst);
+        self.started[ctx.worker().expect("a worker runs the operation")].fetch_add(1, SeqCst);
     }
 
-    /// What operation `number` of a chain does.
-    fn go_on(self: &Arc<Self>, ctx: &OpContext<'_>, vars: [Token; 3], number: usize) {
+    /// The function of operation `number` of a chain.
+    fn run_operation(self: &Arc<Self>, ctx: &OpContext<'_>, vars: [Token; 3], number: usize) {
         self.note_start(ctx);
         if self.over.load(SeqCst) {
             return;
         }
         let (chains, next_vars) = (Arc::clone(self), vars.clone());
-        let next = move |ctx: &OpContext<'_>| chains.go_on(ctx, next_vars, number + 1);
+        let next = move |ctx: &OpContext<'_>| chains.run_operation(ctx, next_vars, number + 1);
         let op = self.engine.op("next").priority(self.priority);
         let pushed = match self.kind {
             Kind::Successor => op.writes([&vars[0]]).push_sync(next),
@@ -103,41 +104,42 @@ impl Chains {
         pushed.expect("the engine is open");
     }
 
-    /// Pushes an operation from outside, with at most `others` before it in the injector. It must start within a round of
-    /// the worker that runs it for each, or, if it lies in the deque of a worker that stands still, within the rounds
-    /// between the visits of the others. Operations of the chains may be before it there.
+    /// Pushes an operation from outside, with at most `others` before it in the injector. The worker that runs it may
+    /// need one round for it and one for each of the others. If the operation is in the deque of a worker that is
+    /// preempted, the limit is the number of rounds between the visits of other workers, and operations of the chains
+    /// may be before it.
     #[track_caller]
     fn assert_one_from_outside_starts(self: &Arc<Self>, engine: &Engine, others: usize) {
         let (ran, chains) = (Arc::new(Mutex::new(None)), Arc::clone(self));
-        let told = Arc::clone(&ran);
+        let noted = Arc::clone(&ran);
         let outside = move |ctx: &OpContext<'_>| {
-            let worker = ctx.worker().expect("a worker runs it");
-            *lock(&told) = Some((worker, chains.started[worker].load(SeqCst)));
+            let worker = ctx.worker().expect("a worker runs the operation");
+            *lock(&noted) = Some((worker, chains.started[worker].load(SeqCst)));
         };
         engine.op("outside").priority(self.priority).push_sync(outside).expect("the engine is open");
         let before = self.snapshot();
-        eventually("what is pushed from outside runs", || lock(&ran).is_some());
-        let (worker, count) = lock(&ran).take().expect("it ran");
-        let begun = count.saturating_sub(before[worker]);
+        eventually("the operation pushed from outside runs", || lock(&ran).is_some());
+        let (worker, count) = lock(&ran).take().expect("the operation has run");
+        let started_before = count.saturating_sub(before[worker]);
         let bound = (others + 1) * ROUND;
-        // The operating system may keep a worker from going on, where there are more threads than cores.
-        let stands_still = self.snapshot().iter().zip(&before).any(|(now, before)| now - before < bound);
+        // With more threads than cores, the operating system may preempt a worker for long.
+        let preempted = self.snapshot().iter().zip(&before).any(|(now, before)| now - before < bound);
         let workers = before.len();
-        let of_visits = (others + 2 * workers + 1) * ROUND * ROUNDS_PER_VISIT * (workers - 1);
+        let visit_bound = (others + 2 * workers + 1) * ROUND * ROUNDS_PER_VISIT * (workers - 1);
         assert!(
-            begun < bound || stands_still && begun < of_visits,
-            "{:?}, {workers} workers: {begun} operations of the chains went before",
+            started_before < bound || preempted && started_before < visit_bound,
+            "{:?}, {workers} workers: {started_before} chain operations started before the one from outside",
             self.kind
         );
     }
 }
 
-fn what_is_pushed_from_outside_starts(priority: i32) {
+fn assert_outside_operations_start(priority: i32) {
     for workers in WORKERS {
         for kind in CHAINS {
             on_kinds(&THREADED, workers, move |engine| {
                 let chains = Chains::start(&engine, kind, priority, workers);
-                // In another band than the default one, what is next of the chains is in the injector as well.
+                // In bands other than the default one, the next operations of the chains are in the injector too.
                 let others = if priority == 0 { 0 } else { 2 * workers };
                 (0..50).for_each(|_| chains.assert_one_from_outside_starts(&engine, others));
                 chains.stop();
@@ -147,23 +149,23 @@ fn what_is_pushed_from_outside_starts(priority: i32) {
 }
 
 #[test]
-fn what_is_pushed_from_outside_starts_beside_endless_chains() {
-    what_is_pushed_from_outside_starts(0);
+fn an_operation_pushed_from_outside_starts_beside_endless_chains() {
+    assert_outside_operations_start(0);
 }
 
 #[test]
-fn what_is_pushed_from_outside_starts_beside_urgent_chains_of_its_priority() {
-    what_is_pushed_from_outside_starts(5);
+fn an_operation_pushed_from_outside_starts_beside_chains_of_the_same_high_priority() {
+    assert_outside_operations_start(5);
 }
 
 #[test]
-fn what_is_pushed_from_outside_starts_beside_chains_of_its_priority_that_are_not_urgent() {
-    what_is_pushed_from_outside_starts(-5);
+fn an_operation_pushed_from_outside_starts_beside_chains_of_the_same_low_priority() {
+    assert_outside_operations_start(-5);
 }
 
-/// Those that were pushed before it each take a turn.
+/// Each operation that was pushed from outside before it may take one round.
 #[test]
-fn what_is_pushed_from_outside_starts_behind_others() {
+fn an_operation_pushed_from_outside_starts_after_a_bounded_wait_behind_others() {
     const OTHERS: usize = 20;
     for workers in WORKERS {
         on_kinds(&THREADED, workers, move |engine| {
@@ -177,21 +179,21 @@ fn what_is_pushed_from_outside_starts_behind_others() {
     }
 }
 
-/// Neither the slot nor the injector is ever empty meanwhile.
+/// The slot of the worker is never empty either.
 #[test]
-fn what_is_in_a_deque_starts_although_more_comes_from_outside_than_can_run() {
+fn an_operation_in_a_deque_starts_while_the_injector_is_never_empty() {
     on_kinds(&THREADED, 1, |engine| {
         let chains = Chains::start(&engine, Kind::Successor, 0, 1);
         for _ in 0..5 {
             let (outside, inside) = (Gate::new(), Gate::new());
             let (passed, opened) = (outside.clone(), inside.clone());
-            let begun = Arc::new(AtomicUsize::new(usize::MAX));
-            let (counts, told) = (Arc::clone(&chains), Arc::clone(&begun));
+            let started_before = Arc::new(AtomicUsize::new(usize::MAX));
+            let (counts, noted) = (Arc::clone(&chains), Arc::clone(&started_before));
             let pushes = move |_: &OpContext<'_>| {
                 passed.pass();
                 let (engine, before) = (counts.engine.clone(), counts.count());
                 let in_deque = move |_: &OpContext<'_>| {
-                    told.store(counts.count() - before, SeqCst);
+                    noted.store(counts.count() - before, SeqCst);
                     opened.open();
                 };
                 engine.op("in the deque").push_sync(in_deque).expect("the engine is open");
@@ -203,41 +205,44 @@ fn what_is_in_a_deque_starts_although_more_comes_from_outside_than_can_run() {
             }
             outside.open();
             inside.pass();
-            // The chains may be before it in the deque.
-            let begun = begun.load(SeqCst);
-            assert!(begun < 3 * ROUND, "{begun} operations went before");
+            // Operations of the chains may be before it in the deque.
+            let started_before = started_before.load(SeqCst);
+            assert!(started_before < 3 * ROUND, "{started_before} operations started before the one in the deque");
         }
         chains.stop();
     });
 }
 
-/// An operation that blocks keeps its worker, with what it has pushed in that worker's deque. The others have enough to do,
-/// and take it all the same.
+/// A blocked operation occupies its worker, and the operation that it has pushed is in that worker's deque. The other
+/// workers never run out of operations, and still steal that one.
 #[test]
-fn what_a_blocked_operation_has_pushed_starts_on_another_worker() {
+fn an_operation_pushed_by_a_blocked_one_starts_on_another_worker() {
     for workers in [2, 4] {
         on_kinds(&THREADED, workers, move |engine| {
             let chains = Chains::start(&engine, Kind::Successor, 0, workers);
             let (ran, counts) = (Arc::new(Mutex::new(None)), Arc::clone(&chains));
-            let told = Arc::clone(&ran);
+            let noted = Arc::clone(&ran);
             let blocks = move |ctx: &OpContext<'_>| {
                 let (here, before, there) = (ctx.worker(), counts.snapshot(), Gate::new());
                 let (engine, opened) = (counts.engine.clone(), there.clone());
                 let pushed = move |ctx: &OpContext<'_>| {
-                    let worker = ctx.worker().expect("a worker runs it");
-                    *lock(&told) = Some((here, worker, counts.started[worker].load(SeqCst) - before[worker]));
+                    let worker = ctx.worker().expect("a worker runs the operation");
+                    *lock(&noted) = Some((here, worker, counts.started[worker].load(SeqCst) - before[worker]));
                     opened.open();
                 };
                 engine.op("pushed").push_sync(pushed).expect("the engine is open");
                 there.pass();
             };
             engine.op("blocks").push_sync(blocks).expect("the engine is open");
-            eventually("what was pushed runs", || lock(&ran).is_some());
-            let (here, worker, begun) = lock(&ran).take().expect("it ran");
+            eventually("the pushed operation runs", || lock(&ran).is_some());
+            let (here, worker, started_before) = lock(&ran).take().expect("the operation has run");
             assert_ne!(here, Some(worker));
-            // Chains may be before it in the deque.
+            // Operations of the chains may be before it in the deque.
             let bound = (2 * workers + 1) * (workers - 1) * ROUNDS_PER_VISIT * ROUND;
-            assert!(begun < bound, "{workers} workers: {begun} operations of the chains went before");
+            assert!(
+                started_before < bound,
+                "{workers} workers: {started_before} operations of the chains started before the pushed one"
+            );
             chains.stop();
         });
     }

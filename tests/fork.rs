@@ -1,8 +1,8 @@
-//! Forked processes: what the parent's engines do in the child, and that new ones work there.
+//! Forked processes: in the child, calls on the engines of the parent return errors, and new engines work.
 //!
-//! Each test runs in a process of its own, since what else runs beside it would be forked with it. What it forks says by its
-//! status whether all was well, writes to the file of standard error without the lock of `std`, and is ended by an alarm
-//! if it hangs.
+//! Each test runs in a separate process, since a fork would also copy the state of other tests that run beside it. A
+//! forked process reports by its exit status whether its checks passed, writes to the descriptor of standard error
+//! without the lock of `std`, and is killed by an alarm if it hangs.
 
 #![cfg(target_os = "linux")]
 
@@ -33,50 +33,52 @@ use raddle::{
 
 const GPU: Device = Device::Gpu(0);
 
-// ----------------------------------------------------------------------------------------------------------- forks ----
+// ---------------------------------------------------------------------------------------------------------- forks ----
 
-/// Writes a line to standard error, without a lock.
-fn say(text: &str) {
+/// Writes a line to standard error without a lock.
+fn print(text: &str) {
     let line = format!("{text}\n");
-    // SAFETY: the bytes are there.
+    // SAFETY: the pointer and the length are those of `line`, which is alive.
     let _ = unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
 }
 
-/// Begins a forked process, which ends if it hangs: sooner where that is expected.
-fn begin_fork(patient: bool) {
-    // SAFETY: the call has no conditions.
-    unsafe { libc::alarm(if patient { 30 } else { 5 }) };
+/// Kills this process after `seconds`, unless it ends before.
+fn set_alarm(seconds: libc::c_uint) {
+    // SAFETY: the call has no preconditions.
+    unsafe { libc::alarm(seconds) };
 }
 
+/// Ends this process without running destructors.
 fn exit(status: i32) -> ! {
-    // SAFETY: the process is a test's.
+    // SAFETY: the call has no preconditions.
     unsafe { libc::_exit(status) }
 }
 
-/// Forks; `None` in the child.
+/// Forks. Returns the id of the child in the parent, and `None` in the child.
 fn fork() -> Option<libc::pid_t> {
-    let patient = std::env::var_os("RADDLE_PATIENCE").is_none();
-    // SAFETY: that what the child does works is what is tested.
+    // `RADDLE_PATIENCE` is set where a hang is expected.
+    let seconds = if std::env::var_os("RADDLE_PATIENCE").is_none() { 30 } else { 5 };
+    // SAFETY: the call has no preconditions. The tests check that the child may call the engine.
     match unsafe { libc::fork() } {
         0 => {
-            begin_fork(patient);
+            set_alarm(seconds);
             None
         }
-        -1 => panic!("no process: {}", std::io::Error::last_os_error()),
+        -1 => panic!("cannot fork: {}", std::io::Error::last_os_error()),
         child => Some(child),
     }
 }
 
-/// Waits for a forked process, and ends this one unless all was well there. Not by a panic: what would be dropped then may
-/// wait for threads that stand still.
+/// Waits for a forked process, and ends this process if the other one has failed. It does not panic, because a drop
+/// during the unwinding might wait for a paused thread.
 fn join(child: libc::pid_t, what: &str) {
     let mut status = 0;
     loop {
-        // SAFETY: the status is there.
+        // SAFETY: the pointer is to `status`, which is alive.
         match unsafe { libc::waitpid(child, &raw mut status, 0) } {
             -1 if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {}
             -1 => {
-                say(&std::io::Error::last_os_error().to_string());
+                print(&std::io::Error::last_os_error().to_string());
                 exit(1);
             }
             _ => break,
@@ -84,13 +86,13 @@ fn join(child: libc::pid_t, what: &str) {
     }
     let hangs = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGALRM;
     if !libc::WIFEXITED(status) || libc::WEXITSTATUS(status) != 0 {
-        let hangs = if hangs { ", it hangs" } else { "" };
-        say(&format!("in a forked process, {what}: status {status:#x}{hangs}"));
+        let hangs = if hangs { " (it hangs)" } else { "" };
+        print(&format!("in a forked process, {what}: status {status:#x}{hangs}"));
         exit(1);
     }
 }
 
-/// Runs `f` in a forked process.
+/// Runs `f` in a forked process, and waits for it.
 fn forked(what: &str, f: impl FnOnce()) {
     match fork() {
         Some(child) => join(child, what),
@@ -98,37 +100,36 @@ fn forked(what: &str, f: impl FnOnce()) {
     }
 }
 
-/// Runs the test `body` if this is its process.
+/// Runs the test `body` if this process was started for it.
 fn in_own_process(body: impl FnOnce()) {
     if is_child() {
-        // The ordinary hook takes the lock of standard error, which a thread that is gone may hold.
-        panic::set_hook(Box::new(|info| say(&format!("process {}: {info}", process::id()))));
+        // The default hook takes the lock of standard error, which a thread that the child lacks may hold.
+        panic::set_hook(Box::new(|info| print(&format!("process {}: {info}", process::id()))));
         body();
     }
 }
 
-// ------------------------------------------------------------------------------------------------ standing threads ----
+// ------------------------------------------------------------------------------------------------- paused threads ----
 
-/// An allocator in which a thread stands still where it is told to: inside a lock of the engine's, if it holds one.
-struct Standing;
+/// An allocator that pauses a thread at a given allocation, even while the thread holds a lock.
+struct PausingAllocator;
 
 std::thread_local! {
-    /// Where the thread stands still: at the allocation so far away, of those that are so large.
-    static STOP: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
+    /// The allocation at which this thread pauses: how many to skip, of those that have at least so many bytes.
+    static PAUSE_AT: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
 }
 
-static STANDS: AtomicBool = AtomicBool::new(false);
-static GO: AtomicBool = AtomicBool::new(false);
+static PAUSED: AtomicBool = AtomicBool::new(false);
+static RESUME: AtomicBool = AtomicBool::new(false);
 
 fn count_allocation(size: usize) {
-    let stop = STOP.get();
-    match stop {
-        Some((left, least)) if size >= least => {
-            STOP.set((left > 0).then(|| (left - 1, least)));
-            if left == 0 {
-                STANDS.store(true, SeqCst);
-                while !GO.load(SeqCst) {
-                    // SAFETY: the call has no conditions.
+    match PAUSE_AT.get() {
+        Some((skip, min_size)) if size >= min_size => {
+            PAUSE_AT.set((skip > 0).then(|| (skip - 1, min_size)));
+            if skip == 0 {
+                PAUSED.store(true, SeqCst);
+                while !RESUME.load(SeqCst) {
+                    // SAFETY: the call has no preconditions.
                     unsafe { libc::usleep(100) };
                 }
             }
@@ -137,85 +138,85 @@ fn count_allocation(size: usize) {
     }
 }
 
-// SAFETY: it does what `System` does.
-unsafe impl GlobalAlloc for Standing {
+// SAFETY: every call is forwarded to the system's allocator.
+unsafe impl GlobalAlloc for PausingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count_allocation(layout.size());
-        // SAFETY: as the caller says.
+        // SAFETY: the caller's contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller's contract.
         unsafe { System.dealloc(memory, layout) }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count_allocation(size);
-        // SAFETY: as the caller says.
+        // SAFETY: the caller's contract.
         unsafe { System.realloc(memory, layout, size) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Standing = Standing;
+static ALLOCATOR: PausingAllocator = PausingAllocator;
 
-/// Forgets that a thread has stood still and was let go on.
-fn nobody_stands() {
-    STANDS.store(false, SeqCst);
-    GO.store(false, SeqCst);
+/// Resets the flags of a pause that is over.
+fn reset_pause() {
+    PAUSED.store(false, SeqCst);
+    RESUME.store(false, SeqCst);
 }
 
-/// Has this thread stand still at the allocation that is `at` away, of those of `least` bytes.
-fn stand_still(at: usize, least: usize) {
-    STOP.set(Some((at, least)));
+/// Makes this thread pause at an allocation of at least `min_size` bytes, after it has made `skip` others of that size.
+fn pause_after(skip: usize, min_size: usize) {
+    PAUSE_AT.set(Some((skip, min_size)));
 }
 
-/// Runs `call` on a thread again and again, which stands still at the first allocation in it, at the second, and so on;
-/// meanwhile `then` runs. `call` is to call its argument where its thread, or the one that it is about, begins. Gives how
-/// often there was such an allocation.
+/// Runs `call` repeatedly on a thread that pauses at the first allocation of the call, then at the second, and so on.
+/// `then` runs during each pause. `call` must call its argument on the thread that should pause, before the first
+/// allocation of interest. Returns the number of pauses.
 fn at_each_allocation(call: impl Fn(&dyn Fn()) + Sync, mut then: impl FnMut(usize)) -> usize {
-    for at in 0.. {
-        nobody_stands();
+    for number in 0.. {
+        reset_pause();
         let done = AtomicBool::new(false);
-        let stood = thread::scope(|scope| {
+        let has_paused = thread::scope(|scope| {
             scope.spawn(|| {
-                call(&|| stand_still(at, 0));
-                STOP.set(None);
+                call(&|| pause_after(number, 0));
+                PAUSE_AT.set(None);
                 done.store(true, SeqCst);
             });
-            eventually("a thread stands, or is done", || STANDS.load(SeqCst) || done.load(SeqCst));
-            let stands = STANDS.load(SeqCst);
-            if stands {
-                then(at);
+            eventually("a thread pauses, or the call returns", || PAUSED.load(SeqCst) || done.load(SeqCst));
+            let paused = PAUSED.load(SeqCst);
+            if paused {
+                then(number);
             }
-            GO.store(true, SeqCst);
-            stands
+            RESUME.store(true, SeqCst);
+            paused
         });
-        if !stood {
-            return at;
+        if !has_paused {
+            return number;
         }
     }
-    unreachable!("a call makes so many allocations")
+    unreachable!("a call makes a finite number of allocations")
 }
 
-// ----------------------------------------------------------------------------------------------------------- world ----
+// -------------------------------------------------------------------------------------------------------- fixture ----
 
 type All = Pin<Box<dyn Future<Output = Result<(), WaitError>> + Send>>;
 
-/// An engine, and one of everything that it gives.
-struct World {
+/// An engine and handles of every kind.
+struct Fixture {
     engine: Engine,
     idle: Var<u64>,
     busy: Var<u64>,
     failed: Var<u64>,
     token: Token,
     operator: Operator,
-    loose_operator: Operator,
+    bare_operator: Operator,
     pending: OpHandle<u64>,
     done: OpHandle<u64>,
     pending_wait: VarWait,
-    over_wait: VarWait,
+    complete_wait: VarWait,
     all: Mutex<All>,
     completion: Completion,
     lost_completion: Completion,
@@ -228,21 +229,21 @@ fn engine(kind: EngineKind) -> Engine {
     Engine::builder().kind(kind).workers(1).pin(false).gpu(gpu).build().expect("the engine is built")
 }
 
-/// Begins an operation that mutates `token`; gives what ends it.
+/// Starts an operation that mutates `token`, and returns its completion.
 fn hold(engine: &Engine, token: &Token) -> Completion {
-    let place = Arc::new(Mutex::new(None));
-    let inside = Arc::clone(&place);
+    let slot = Arc::new(Mutex::new(None));
+    let inside = Arc::clone(&slot);
     engine
         .op("hold")
         .writes([token])
         .push_async_any(raddle::cx(), move |_, done| _ = lock(&inside).replace(done))
-        .expect("it is open");
-    eventually("the operation has started", || lock(&place).is_some());
-    let completion = lock(&place).take();
-    completion.expect("it has just been there")
+        .expect("the engine is open");
+    eventually("the operation has started", || lock(&slot).is_some());
+    let completion = lock(&slot).take();
+    completion.expect("the completion is stored")
 }
 
-impl World {
+impl Fixture {
     fn new(kind: EngineKind) -> Self {
         let engine = engine(kind);
         let [idle, busy, failed] = [0_u64; 3].map(|value| engine.var(value));
@@ -253,11 +254,11 @@ impl World {
         engine.op("fail").push_any(failed.write(), |_| Err("on purpose")).unwrap();
         assert!(engine.wait_for_var(&failed).is_err());
         let operator = engine.op("operator").operator(idle.write(), |idle| *idle += 1).unwrap();
-        let loose_operator = engine.op("loose").operator((), |()| ()).unwrap();
+        let bare_operator = engine.op("bare operator").operator((), |()| ()).unwrap();
         operator.push().unwrap();
         let done = engine.op("done").submit(idle.read(), |idle| *idle).unwrap();
         eventually("the operation is done", || done.is_done());
-        let over_wait = engine.wait_for_var_async(&idle);
+        let complete_wait = engine.wait_for_var_async(&idle);
         let (completion, lost_completion) = (hold(&engine, busy.token()), hold(&engine, &lost));
         let mut pending = engine.op("pending").submit(busy.read(), |busy| *busy).unwrap();
         let mut pending_wait = engine.wait_for_var_async(&busy);
@@ -272,11 +273,11 @@ impl World {
             failed,
             token,
             operator,
-            loose_operator,
+            bare_operator,
             pending,
             done,
             pending_wait,
-            over_wait,
+            complete_wait,
             all: Mutex::new(all),
             completion,
             lost_completion,
@@ -285,8 +286,8 @@ impl World {
         }
     }
 
-    /// Everything goes on as if no process had been forked.
-    fn end(self) {
+    /// Asserts in the parent that the fork has changed nothing, and shuts the engine down.
+    fn assert_unaffected(self) {
         let Self { engine, idle, busy, failed, operator, pending, done, mut pending_wait, all, .. } = self;
         let mut all = all.into_inner().unwrap();
         assert!(poll_once(&mut pending_wait).is_pending());
@@ -296,7 +297,7 @@ impl World {
         assert_eq!(pending.wait().unwrap(), 0);
         assert_eq!(done.wait().unwrap(), 1);
         common::block_on(pending_wait).unwrap();
-        // Whether the failure was told before is not asked here.
+        // The result depends on whether another wait has reported the failure.
         let _ = common::block_on(all);
         operator.push().unwrap();
         assert_eq!(engine.get(&idle).unwrap(), 2);
@@ -307,82 +308,84 @@ impl World {
         engine.shutdown(Shutdown::Drain, None).unwrap();
     }
 
-    /// In a forked child: every call ends at once, with an error, and drops do nothing.
-    fn assert_dead(self) {
+    /// Asserts in a forked child that every call returns an error immediately, and that drops do not wait.
+    fn assert_refuses(self) {
         let start = Instant::now();
-        dead_engine(&self.engine);
-        self.variables_are_dead();
-        self.rest_is_dead();
+        assert_engine_refuses(&self.engine);
+        self.assert_variables_refused();
+        self.assert_handles_refused();
         assert!(start.elapsed() < SOON, "the calls took {:?}", start.elapsed());
     }
 
-    fn variables_are_dead(&self) {
+    fn assert_variables_refused(&self) {
         let engine = &self.engine;
         for var in [&self.idle, &self.busy, &self.failed] {
-            dead_wait(engine.get(var));
-            dead_push(engine.op("").push(var.write(), |var| *var += 1));
-            dead_push(engine.op("").submit(var.overwrite(), |var| *var += 1));
-            dead_push(engine.op("").submit_any(var.read(), |_| Ok::<_, &str>(())));
-            dead_push(engine.op("").operator(var.read(), |_| ()));
+            assert_wait_refused(engine.get(var));
+            assert_push_refused(engine.op("").push(var.write(), |var| *var += 1));
+            assert_push_refused(engine.op("").submit(var.overwrite(), |var| *var += 1));
+            assert_push_refused(engine.op("").submit_any(var.read(), |_| Ok::<_, &str>(())));
+            assert_push_refused(engine.op("").operator(var.read(), |_| ()));
             let cloned = var.clone();
             drop(format!("{cloned:?}"));
         }
         for token in [self.idle.token(), self.busy.token(), self.failed.token(), &self.token] {
-            dead_token(engine, token);
+            assert_token_refused(engine, token);
         }
-        say("devices");
-        dead_push(engine.op("").on(GPU).copy_to_device(&self.pinned, &self.device));
-        dead_push(engine.op("").on(GPU).copy_from_device(&self.device, &self.pinned));
-        dead_push(engine.op("").on(GPU).copy_peer(&self.device, &self.device));
-        dead_push(engine.op("").on(GPU).launch_any(self.device.write(), |_, _| ()));
-        dead_push(engine.op("").on(GPU).property(Property::GpuPrioritized).launch_any(self.device.write(), |_, _| ()));
-        dead_push(engine.op("").on(GPU).submit_launch_any(self.device.write(), |_, _| Ok::<_, &str>(())));
-        dead_push(engine.op("").on(GPU).launch_operator_any(self.device.write(), |_, _| ()));
+        print("devices");
+        assert_push_refused(engine.op("").on(GPU).copy_to_device(&self.pinned, &self.device));
+        assert_push_refused(engine.op("").on(GPU).copy_from_device(&self.device, &self.pinned));
+        assert_push_refused(engine.op("").on(GPU).copy_peer(&self.device, &self.device));
+        assert_push_refused(engine.op("").on(GPU).launch_any(self.device.write(), |_, _| ()));
+        assert_push_refused(
+            engine.op("").on(GPU).property(Property::GpuPrioritized).launch_any(self.device.write(), |_, _| ()),
+        );
+        assert_push_refused(engine.op("").on(GPU).submit_launch_any(self.device.write(), |_, _| Ok::<_, &str>(())));
+        assert_push_refused(engine.op("").on(GPU).launch_operator_any(self.device.write(), |_, _| ()));
     }
 
-    fn rest_is_dead(self) {
-        say("operators");
-        for operator in [&self.operator, &self.loose_operator] {
-            dead_push(operator.push());
-            dead_push(operator.push_with_priority(1));
+    fn assert_handles_refused(self) {
+        print("operators");
+        for operator in [&self.operator, &self.bare_operator] {
+            assert_push_refused(operator.push());
+            assert_push_refused(operator.push_with_priority(1));
             drop(format!("{:?}", operator.clone()));
         }
-        say("handles");
-        let Self { engine, mut pending, mut done, mut pending_wait, mut over_wait, all, .. } = self;
+        print("handles");
+        let Self { engine, mut pending, mut done, mut pending_wait, mut complete_wait, all, .. } = self;
         let mut all = all.into_inner().unwrap();
         for handle in [&mut pending, &mut done] {
             drop(format!("{handle:?}"));
-            assert!(handle.is_done(), "a wait does not wait");
-            dead_wait(handle.wait_timeout(Duration::from_secs(1000)));
-            dead_poll(poll_once(handle));
+            assert!(handle.is_done(), "a wait for the handle would not return immediately");
+            assert_wait_refused(handle.wait_timeout(Duration::from_secs(1000)));
+            assert_poll_refused(poll_once(handle));
         }
-        dead_wait(pending.wait());
+        assert_wait_refused(pending.wait());
         drop(done);
-        say("futures");
+        print("futures");
         drop(format!("{pending_wait:?}"));
-        dead_poll(poll_once(&mut pending_wait));
-        dead_poll(poll_once(&mut over_wait));
-        dead_poll(all.as_mut().poll(&mut Task::from_waker(Waker::noop())));
-        drop((pending_wait, over_wait, all));
-        say("drops");
+        assert_poll_refused(poll_once(&mut pending_wait));
+        assert_poll_refused(poll_once(&mut complete_wait));
+        assert_poll_refused(all.as_mut().poll(&mut Task::from_waker(Waker::noop())));
+        drop((pending_wait, complete_wait, all));
+        print("drops");
         drop(format!("{:?}", self.completion));
         self.completion.complete();
         drop(self.lost_completion);
         drop(self.operator);
-        drop((self.loose_operator, self.idle, self.busy, self.failed, self.token, self.device, self.pinned));
+        drop((self.bare_operator, self.idle, self.busy, self.failed, self.token, self.device, self.pinned));
         drop(engine);
     }
 }
 
 #[track_caller]
-fn dead_push<T>(result: Result<T, PushError>) {
-    let error = result.err().expect("a push in a forked child is refused");
+fn assert_push_refused<T>(result: Result<T, PushError>) {
+    let error = result.err().expect("the push is refused");
     assert_eq!(error, PushError::Forked);
     assert!(error.to_string().contains("forked"));
 }
 
 #[track_caller]
-fn dead_wait<T>(result: Result<T, WaitError>) {
+fn assert_wait_refused<T>(result: Result<T, WaitError>) {
     match result {
         Err(WaitError::Refused(PushError::Forked)) => {}
         Err(error) => panic!("the wait ended with another error: {error:?}"),
@@ -391,40 +394,40 @@ fn dead_wait<T>(result: Result<T, WaitError>) {
 }
 
 #[track_caller]
-fn dead_poll<T>(poll: Poll<Result<T, WaitError>>) {
+fn assert_poll_refused<T>(poll: Poll<Result<T, WaitError>>) {
     match poll {
-        Poll::Ready(result) => dead_wait(result),
+        Poll::Ready(result) => assert_wait_refused(result),
         Poll::Pending => panic!("the future is pending"),
     }
 }
 
-/// The calls that need nothing but an engine.
-fn dead_engine(engine: &Engine) {
-    say("engine");
+/// Asserts that the calls that need only an engine are refused.
+fn assert_engine_refuses(engine: &Engine) {
+    print("engine");
     let another = engine.clone();
     drop(format!("{engine:?} {} {:?}", engine.kind(), engine.placements()));
-    dead_push(engine.push_sync(|_| (), [], []));
-    dead_push(engine.push_async(|_, done| done.complete(), [], []));
-    dead_push(engine.op("").property(Property::CpuPrioritized).push_sync(|_| ()));
-    dead_push(engine.op("").eager().priority(7).push_sync(|_| ()));
-    dead_push(engine.op("").submit((), |()| ()));
-    dead_push(engine.op("").operator_sync(|_| ()));
-    dead_push(engine.op("").operator_async(raddle::cx(), |_, done| done.complete()));
+    assert_push_refused(engine.push_sync(|_| (), [], []));
+    assert_push_refused(engine.push_async(|_, done| done.complete(), [], []));
+    assert_push_refused(engine.op("").property(Property::CpuPrioritized).push_sync(|_| ()));
+    assert_push_refused(engine.op("").eager().priority(7).push_sync(|_| ()));
+    assert_push_refused(engine.op("").submit((), |()| ()));
+    assert_push_refused(engine.op("").operator_sync(|_| ()));
+    assert_push_refused(engine.op("").operator_async(raddle::cx(), |_, done| done.complete()));
     assert!(engine.device_var::<u64>(GPU, 4).is_err());
     assert!(engine.pinned_var::<u64>(GPU, 4).is_err());
-    say("new variables");
+    print("new variables");
     let (token, var) = (engine.token(), engine.var(vec![1]));
-    dead_token(engine, &token);
-    dead_token(engine, var.token());
-    dead_wait(engine.get(&var));
+    assert_token_refused(engine, &token);
+    assert_token_refused(engine, var.token());
+    assert_wait_refused(engine.get(&var));
     drop((token, var));
-    say("waits for all");
-    dead_wait(engine.wait_for_all());
-    dead_wait(engine.wait_for_all_timeout(Duration::from_secs(1000)));
-    dead_poll(poll_once(&mut Box::pin(engine.wait_for_all_async())));
+    print("waits for all");
+    assert_wait_refused(engine.wait_for_all());
+    assert_wait_refused(engine.wait_for_all_timeout(Duration::from_secs(1000)));
+    assert_poll_refused(poll_once(&mut Box::pin(engine.wait_for_all_async())));
     drop(engine.wait_for_all_async());
     assert!(engine.clear_errors().is_none());
-    say("shutdown");
+    print("shutdown");
     engine.notify_shutdown();
     for how in [Shutdown::Drain, Shutdown::Cancel] {
         for limit in [None, Some(Duration::from_secs(1000))] {
@@ -433,29 +436,29 @@ fn dead_engine(engine: &Engine) {
     }
 }
 
-/// The calls that name a variable.
-fn dead_token(engine: &Engine, token: &Token) {
+/// Asserts that the calls on a variable are refused.
+fn assert_token_refused(engine: &Engine, token: &Token) {
     let limit = Duration::from_secs(1000);
-    dead_wait(engine.wait_for_var(token));
-    dead_wait(engine.wait_for_var_timeout(token, limit));
-    dead_poll(poll_once(&mut engine.wait_for_var_async(token)));
-    dead_wait(engine.wait_to_read(token));
-    dead_wait(engine.wait_to_read_timeout(token, limit));
-    dead_poll(poll_once(&mut engine.wait_to_read_async(token)));
-    dead_wait(engine.wait_for_var(token));
-    dead_wait(engine.wait_for_var_timeout(token, limit));
-    dead_poll(poll_once(&mut engine.wait_for_var_async(token)));
-    dead_push(engine.push_sync(|_| (), [], [token]));
-    dead_push(engine.push_async(|_, done| done.complete(), [token], []));
-    dead_push(engine.clear_error(token));
-    dead_push(engine.delete_variable(token, |_| exit(3)));
+    assert_wait_refused(engine.wait_for_var(token));
+    assert_wait_refused(engine.wait_for_var_timeout(token, limit));
+    assert_poll_refused(poll_once(&mut engine.wait_for_var_async(token)));
+    assert_wait_refused(engine.wait_to_read(token));
+    assert_wait_refused(engine.wait_to_read_timeout(token, limit));
+    assert_poll_refused(poll_once(&mut engine.wait_to_read_async(token)));
+    assert_wait_refused(engine.wait_for_var(token));
+    assert_wait_refused(engine.wait_for_var_timeout(token, limit));
+    assert_poll_refused(poll_once(&mut engine.wait_for_var_async(token)));
+    assert_push_refused(engine.push_sync(|_| (), [], [token]));
+    assert_push_refused(engine.push_async(|_, done| done.complete(), [token], []));
+    assert_push_refused(engine.clear_error(token));
+    assert_push_refused(engine.delete_variable(token, |_| exit(3)));
     let (another, _) = (token.clone(), token.version());
     drop(format!("{another:?}"));
 }
 
-/// A new engine works, with all that it has.
-fn a_new_engine_works(kind: EngineKind) {
-    say("a new engine");
+/// Asserts that a new engine runs operations, nested waits, copies and asynchronous operations.
+fn assert_new_engine_works(kind: EngineKind) {
+    print("a new engine");
     let engine = engine(kind);
     let var = engine.var(0_u64);
     for _ in 0..100 {
@@ -463,7 +466,7 @@ fn a_new_engine_works(kind: EngineKind) {
     }
     let inner = engine.clone();
     let waits = engine.op("waits").submit(var.read(), move |var| {
-        // By another thread, where there are some.
+        // On a threaded engine, another thread runs the operation.
         let other = inner.var(*var);
         inner.op("").push(other.write(), |other| *other += 1).unwrap();
         inner.get(&other).unwrap()
@@ -478,9 +481,9 @@ fn a_new_engine_works(kind: EngineKind) {
     drop(engine);
 }
 
-/// The global engine is a new one that works.
-fn the_global_engine_works() {
-    say("the global engine");
+/// Asserts that the global engine works and that later calls return the same engine.
+fn assert_global_engine_works() {
+    print("the global engine");
     let engine = Engine::global().unwrap();
     let var = engine.var(1);
     engine.op("").push(var.write(), |var| *var += 1).unwrap();
@@ -488,7 +491,7 @@ fn the_global_engine_works() {
     assert!(std::ptr::eq(engine, Engine::global().unwrap()));
 }
 
-// ----------------------------------------------------------------------------------------------------------- tests ----
+// ---------------------------------------------------------------------------------------------------------- tests ----
 
 macro_rules! tests {
     ($($(#[doc = $doc:literal])* $name:ident in $child:ident $body:block)+) => {$(
@@ -500,7 +503,7 @@ macro_rules! tests {
         }
 
         #[test]
-        #[ignore = "run by another test in a process of its own"]
+        #[ignore = "run by another test in a separate process"]
         fn $child() {
             in_own_process(|| $body);
         }
@@ -508,18 +511,18 @@ macro_rules! tests {
 }
 
 tests! {
-    every_call_in_a_forked_child_ends_with_an_error in in_a_child_every_call_ends {
+    every_call_on_an_engine_of_the_parent_returns_an_error_in_a_child in in_a_child_every_call_ends {
         for kind in KINDS {
-            let world = World::new(kind);
+            let fixture = Fixture::new(kind);
             match fork() {
                 Some(child) => {
                     join(child, &format!("calls on a {kind} engine"));
-                    world.end();
+                    fixture.assert_unaffected();
                 }
                 None => {
                     let calls = || {
-                        world.assert_dead();
-                        a_new_engine_works(kind);
+                        fixture.assert_refuses();
+                        assert_new_engine_works(kind);
                     };
                     exit(i32::from(panic::catch_unwind(panic::AssertUnwindSafe(calls)).is_err()));
                 }
@@ -527,8 +530,8 @@ tests! {
         }
     }
 
-    /// It had nothing to do, and its threads sleep.
-    an_idle_engine_is_dropped_in_a_forked_child in in_a_child_an_idle_engine_is_dropped {
+    /// No operation is pending, and the threads of the engine are parked.
+    an_idle_engine_can_be_dropped_in_a_forked_child in in_a_child_an_idle_engine_is_dropped {
         for kind in KINDS {
             let engine = engine(kind);
             let var = engine.var(0);
@@ -541,89 +544,90 @@ tests! {
         }
     }
 
-    the_global_engine_is_a_new_one_in_a_forked_child in in_a_child_the_global_engine_is_a_new_one {
-        the_global_engine_works();
+    a_forked_child_gets_a_new_global_engine in in_a_child_the_global_engine_is_new {
+        assert_global_engine_works();
         let parents = Engine::global().unwrap();
         let var = parents.var(1);
         forked("the global engine of the parent", || {
-            dead_engine(parents);
-            dead_wait(parents.get(&var));
-            the_global_engine_works();
+            assert_engine_refuses(parents);
+            assert_wait_refused(parents.get(&var));
+            assert_global_engine_works();
             assert!(!std::ptr::eq(parents, Engine::global().unwrap()));
-            // What the child has made is dead in its own child.
+            // In a child of the child, the global engine of the child refuses all calls too.
             let childs = Engine::global().unwrap();
             forked("the global engine of the child", || {
-                dead_engine(parents);
-                dead_engine(childs);
-                the_global_engine_works();
-                KINDS.into_iter().for_each(a_new_engine_works);
+                assert_engine_refuses(parents);
+                assert_engine_refuses(childs);
+                assert_global_engine_works();
+                KINDS.into_iter().for_each(assert_new_engine_works);
             });
-            the_global_engine_works();
+            assert_global_engine_works();
         });
         assert_eq!(parents.get(&var).unwrap(), 1);
     }
 
-    /// Whatever lock another thread holds at the moment of the fork: there is an allocation under nearly each of them.
-    the_child_takes_no_lock_of_the_parents in in_a_child_no_lock_is_taken {
+    /// Another thread holds a lock at the moment of the fork. Nearly every lock is held during some allocation, so
+    /// pausing at each allocation covers nearly all of them.
+    a_forked_child_takes_no_lock_of_its_parent in in_a_child_no_lock_is_taken {
         for kind in KINDS {
-            let mut stops = 0;
+            let mut pauses = 0;
             for (name, call) in CALLS {
-                let world = World::new(kind);
-                stops += at_each_allocation(
-                    |begin| call(&world, begin),
-                    |at| forked(&format!("{kind}, a thread in {name} at its allocation {at}"), || {
-                        // SAFETY: this process does not go on with the parent's.
-                        unsafe { std::ptr::read(&raw const world) }.assert_dead();
-                        a_new_engine_works(kind);
+                let fixture = Fixture::new(kind);
+                pauses += at_each_allocation(
+                    |arm| call(&fixture, arm),
+                    |at| forked(&format!("{kind}, a thread in {name}, at its allocation {at}"), || {
+                        // SAFETY: the child exits without using or dropping the original.
+                        unsafe { std::ptr::read(&raw const fixture) }.assert_refuses();
+                        assert_new_engine_works(kind);
                     }),
                 );
-                world.completion.complete();
-                world.lost_completion.complete();
+                fixture.completion.complete();
+                fixture.lost_completion.complete();
             }
-            assert!(stops > 20, "{kind}: threads stood still {stops} times only");
+            assert!(pauses > 20, "{kind}: threads paused only {pauses} times");
         }
     }
 
-    a_fork_may_catch_a_thread_that_makes_the_global_engine in in_a_child_the_global_engine_is_being_made {
-        let stops = at_each_allocation(
-            |begin| {
-                begin();
+    a_process_may_fork_while_a_thread_builds_the_global_engine in in_a_child_the_global_engine_is_being_built {
+        let pauses = at_each_allocation(
+            |arm| {
+                arm();
                 Engine::global().unwrap();
             },
-            |at| forked(&format!("a thread makes the global engine, at its allocation {at}"), the_global_engine_works),
+            |at| forked(&format!("the global engine is built, at allocation {at}"), assert_global_engine_works),
         );
-        assert!(stops > 0);
+        assert!(pauses > 0, "building the global engine allocates nothing");
     }
 
-    /// The thread is pinned, in the midst of a push.
-    memory_of_a_new_engine_stays_flat_beside_a_thread_that_is_gone in in_a_child_memory_stays_flat {
+    /// Another thread is paused during a push, while it pins the epoch.
+    memory_stays_flat_in_a_child_forked_beside_a_pinned_thread in in_a_child_memory_stays_flat {
         let engine = engine(EngineKind::Naive);
         let (stop, var) = (AtomicBool::new(false), engine.var(0_u64));
-        // This thread, too, has a place in the epoch.
+        // This thread is a participant of the epoch as well.
         engine.op("").push(var.write(), |_| ()).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| {
                 let push = || engine.op("").push(var.write(), |var| *var += 1).unwrap();
                 (0..1000).for_each(|_| push());
-                // What has been retired goes on to all threads, as one large piece, by a pinned one.
-                stand_still(0, 2000);
+                // A pinned thread passes retired objects to the collector in one large allocation.
+                pause_after(0, 2000);
                 while !stop.load(SeqCst) {
                     push();
                 }
             });
-            eventually("the thread stands", || STANDS.load(SeqCst));
+eventually("the thread pauses", || PAUSED.load(SeqCst));
             forked("memory", || {
                 for kind in KINDS {
-                    memory_is_flat(kind);
+                    assert_memory_stays_flat(kind);
                 }
             });
             stop.store(true, SeqCst);
-            GO.store(true, SeqCst);
+            RESUME.store(true, SeqCst);
         });
         assert!(engine.get(&var).unwrap() > 1000);
     }
 
-    a_fork_while_threads_push_and_wait_disturbs_nobody in in_a_child_threads_push_and_wait {
+    a_fork_does_not_disturb_threads_that_push_and_wait in in_a_child_threads_push_and_wait {
         for kind in KINDS {
             let engine = Engine::builder().kind(kind).workers(2).pin(false).build().unwrap();
             let (stop, rounds) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -639,11 +643,11 @@ tests! {
                 for number in 0..20 {
                     let before = rounds.load(SeqCst);
                     forked(&format!("{kind}, fork {number} beside threads that push and wait"), || {
-                        dead_engine(&engine);
-                        a_new_engine_works(kind);
-                        the_global_engine_works();
+                        assert_engine_refuses(&engine);
+                        assert_new_engine_works(kind);
+                        assert_global_engine_works();
                     });
-                    eventually("the threads go on", || rounds.load(SeqCst) > before);
+                    eventually("the threads continue", || rounds.load(SeqCst) > before);
                 }
                 stop.store(true, SeqCst);
             });
@@ -658,16 +662,16 @@ tests! {
                 let forker = Forker::new(kind);
                 let var = engine.var(0_u64);
                 let gate = common::hold(&engine, var.token());
-                // Somebody waits for all, and so whoever leaves last takes the lock of the count.
+                // A wait for all is pending, so the end of the last operation takes the lock of the pending count.
                 let mut all = Box::pin(engine.wait_for_all_async());
                 assert!(poll_once(&mut all).is_pending());
                 push(&engine, &var, forker.clone());
                 let parent = process::id();
                 for _ in 0..100 {
-                    let only_here = move || if process::id() != parent { exit(99) };
-                    // Behind it, and beside it.
-                    engine.op("").push(var.read(), move |_| only_here()).unwrap();
-                    engine.op("").push((), move |()| only_here()).unwrap();
+                    let assert_parent = move || if process::id() != parent { exit(99) };
+                    // One operation behind the one that forks, and one beside it.
+                    engine.op("").push(var.read(), move |_| assert_parent()).unwrap();
+                    engine.op("").push((), move |()| assert_parent()).unwrap();
                 }
                 gate.open();
                 let _ = engine.wait_for_all();
@@ -677,40 +681,40 @@ tests! {
         }
     }
 
-    /// Another thread waits for all, and holds the lock of the count at the moment of the fork. The operation that has forked
-    /// is the last one that it waits for.
-    whoever_leaves_last_in_a_child_takes_no_lock in in_a_child_the_count_is_locked {
+    /// At the moment of the fork, another thread is inside a wait for all and holds the lock of the pending count.
+    /// The operation that forks is the last one that the wait covers.
+    completing_the_last_pending_operation_in_a_child_takes_no_lock in in_a_child_the_count_is_locked {
         for kind in THREADED {
             let (engine, forker) = (engine(kind), Forker::new(kind));
-            let (inner, forks_inside, started) = (engine.clone(), forker.clone(), common::Gate::new());
+            let (inner, forker_inside, started) = (engine.clone(), forker.clone(), common::Gate::new());
             let has_started = started.clone();
             let forks = move |()| {
                 has_started.open();
-                forks_inside.fork_beside_one_that_stands(&inner);
+                forker_inside.fork_beside_paused_thread(&inner);
             };
             engine.op("").push((), forks).unwrap();
             started.pass();
             let what = format!("{kind}: the end of the operation that has forked");
-            // What is under way is noted under the lock.
-            forker.join_child_beside_one_that_stands(&what, || engine.wait_for_all().unwrap());
+            // The wait registers under the lock.
+            forker.join_child_beside_paused_thread(&what, || engine.wait_for_all().unwrap());
         }
     }
 
-    /// Another thread leaves a waker with the handle of the operation that forks, and has the lock of the result.
-    whoever_sets_a_result_in_a_child_takes_no_lock in in_a_child_the_result_is_locked {
+    /// At the moment of the fork, another thread is storing a waker for the handle, under the lock of the result.
+    setting_a_result_in_a_child_takes_no_lock in in_a_child_the_result_is_locked {
         for kind in THREADED {
             let (engine, forker) = (engine(kind), Forker::new(kind));
-            let (inner, forks_inside) = (engine.clone(), forker.clone());
-            let forks = move |()| forks_inside.fork_beside_one_that_stands(&inner);
+            let (inner, forker_inside) = (engine.clone(), forker.clone());
+            let forks = move |()| forker_inside.fork_beside_paused_thread(&inner);
             let mut handle = engine.op("").submit((), forks).unwrap();
-            let what = format!("{kind}: the end of an operation that has a handle and has forked");
-            // The waker is kept under the lock.
-            forker.join_child_beside_one_that_stands(&what, || assert!(poll_once(&mut handle).is_pending()));
+            let what = format!("{kind}: the end of an operation with a handle that has forked");
+            // The waker is stored under the lock.
+            forker.join_child_beside_paused_thread(&what, || assert!(poll_once(&mut handle).is_pending()));
             handle.wait().unwrap();
         }
     }
 
-    a_push_that_runs_what_forks_returns_in_the_child in in_a_child_a_push_forks {
+    a_push_whose_operation_forks_returns_in_the_child in in_a_child_a_push_forks {
         for (name, push) in FORKERS {
             let engine = engine(EngineKind::Naive);
             let var = engine.var(0_u64);
@@ -719,10 +723,10 @@ tests! {
             let also = var.clone();
             push(&engine, &var, forker.clone());
             if process::id() != parent {
-                // Not by a panic, which nobody would see.
+                // A panic would not be reported in the child, so this reports a failure by the exit status.
                 let calls = || {
-                    dead_engine(&behind);
-                    dead_wait(behind.get(&also));
+                    assert_engine_refuses(&behind);
+                    assert_wait_refused(behind.get(&also));
                 };
                 exit(i32::from(panic::catch_unwind(panic::AssertUnwindSafe(calls)).is_err()));
             }
@@ -732,88 +736,88 @@ tests! {
     }
 }
 
-type Call = fn(&World, &dyn Fn());
+type Call = fn(&Fixture, &dyn Fn());
 
-/// Calls that take locks, each of which calls its argument on the thread that does so.
+/// Calls that take locks. Each calls its argument on the thread that takes them, which makes that thread pause.
 const CALLS: &[(&str, Call)] = &[
-    ("wait_for_all_timeout", |world, begin| {
-        begin();
-        let _ = world.engine.wait_for_all_timeout(Duration::from_millis(1));
+    ("wait_for_all_timeout", |fixture, arm| {
+        arm();
+        let _ = fixture.engine.wait_for_all_timeout(Duration::from_millis(1));
     }),
-    ("many waits for all", |world, begin| {
-        begin();
-        // More than the count has room for without an allocation, under its lock.
+    ("many waits for all", |fixture, arm| {
+        arm();
+        // More waits than the pending count can hold without an allocation under its lock.
         for _ in 0..12 {
-            world.engine.op("").push(world.busy.read(), |_| ()).unwrap();
-            drop(world.engine.wait_for_all_async());
+            fixture.engine.op("").push(fixture.busy.read(), |_| ()).unwrap();
+            drop(fixture.engine.wait_for_all_async());
         }
     }),
-    ("wait_for_all_async", |world, begin| {
-        begin();
-        let _ = poll_once(&mut Box::pin(world.engine.wait_for_all_async()));
+    ("wait_for_all_async", |fixture, arm| {
+        arm();
+        let _ = poll_once(&mut Box::pin(fixture.engine.wait_for_all_async()));
     }),
-    ("a poll of a handle", |world, begin| {
-        let mut handle = world.engine.op("").submit(world.busy.read(), |busy| *busy).unwrap();
-        begin();
+    ("a poll of a handle", |fixture, arm| {
+        let mut handle = fixture.engine.op("").submit(fixture.busy.read(), |busy| *busy).unwrap();
+        arm();
         let _ = poll_once(&mut handle);
     }),
-    ("a failure", |world, begin| {
-        let var = world.engine.var(0);
-        let begin = Begin::from(begin);
-        let handle = world.engine.op("fail").submit(var.write(), move |_| {
-            begin.call();
+    ("a failure", |fixture, arm| {
+        let var = fixture.engine.var(0);
+        let arm = Arm::from(arm);
+        let handle = fixture.engine.op("fail").submit(var.write(), move |_| {
+            arm.call();
             Err::<(), _>("on purpose")
         });
         drop(handle);
-        let failing = world.engine.op("fail").push_any(var.write(), move |_| {
-            begin.call();
+        let failing = fixture.engine.op("fail").push_any(var.write(), move |_| {
+            arm.call();
             Err("on purpose")
         });
         failing.unwrap();
-        let _ = world.engine.wait_for_var_timeout(&var, SOON);
-        end_on_worker(world);
+        let _ = fixture.engine.wait_for_var_timeout(&var, SOON);
+        cancel_pause_on_worker(fixture);
     }),
-    ("clear_errors", |world, begin| {
-        begin();
-        let _ = world.engine.clear_errors();
+    ("clear_errors", |fixture, arm| {
+        arm();
+        let _ = fixture.engine.clear_errors();
     }),
-    ("a wait inside an operation", |world, begin| {
-        let (engine, begin) = (world.engine.clone(), Begin::from(begin));
-        let handle = world.engine.op("").submit((), move |()| {
+    ("a wait inside an operation", |fixture, arm| {
+        let (engine, arm) = (fixture.engine.clone(), Arm::from(arm));
+        let handle = fixture.engine.op("").submit((), move |()| {
             let other = engine.var(0);
             engine.op("").push(other.write(), |_| thread::sleep(Duration::from_millis(1))).unwrap();
-            begin.call();
+            arm.call();
             let _ = engine.wait_for_var_timeout(&other, SOON);
-            STOP.set(None);
+            PAUSE_AT.set(None);
         });
         let _ = handle.unwrap().wait_timeout(SOON);
     }),
-    ("a push on a new lane of a device", |world, begin| {
-        begin();
-        world.engine.op("").on(GPU).property(Property::GpuPrioritized).launch_any((), |_, ()| ()).unwrap();
+    ("a push on a new lane of a device", |fixture, arm| {
+        arm();
+        fixture.engine.op("").on(GPU).property(Property::GpuPrioritized).launch_any((), |_, ()| ()).unwrap();
     }),
-    ("device_var", |world, begin| {
-        begin();
-        drop(world.engine.device_var::<u64>(GPU, 1000).unwrap());
-        drop(world.engine.pinned_var::<u64>(GPU, 1000).unwrap());
+    ("device_var", |fixture, arm| {
+        arm();
+        drop(fixture.engine.device_var::<u64>(GPU, 1000).unwrap());
+        drop(fixture.engine.pinned_var::<u64>(GPU, 1000).unwrap());
     }),
-    ("another engine's life", |_, begin| {
-        begin();
+    ("the construction and drop of another engine", |_, arm| {
+        arm();
         drop(engine(EngineKind::PerDevice));
     }),
 ];
 
-/// Where the argument of a call goes on a thread of the engine.
+/// The argument of a call, which arms the pause, for use on a thread of the engine.
 #[derive(Clone, Copy)]
-struct Begin(&'static (dyn Fn() + 'static));
+struct Arm(&'static (dyn Fn() + 'static));
 
-// SAFETY: what `at_each_allocation` gives captures a number.
-unsafe impl Send for Begin {}
+// SAFETY: the closure that `at_each_allocation` passes to a call only captures a reference to a number.
+unsafe impl Send for Arm {}
 
-impl Begin {
-    fn from(begin: &dyn Fn()) -> Self {
-        // SAFETY: the operations are over when the call is.
-        Self(unsafe { mem::transmute::<&dyn Fn(), &'static (dyn Fn() + 'static)>(begin) })
+impl Arm {
+    fn from(arm: &dyn Fn()) -> Self {
+        // SAFETY: the operations that use the reference complete before the call returns.
+        Self(unsafe { mem::transmute::<&dyn Fn(), &'static (dyn Fn() + 'static)>(arm) })
     }
 
     fn call(self) {
@@ -821,9 +825,9 @@ impl Begin {
     }
 }
 
-/// Nobody stands still any more on the worker.
-fn end_on_worker(world: &World) {
-    let mut handle = world.engine.op("").run_always().submit((), |()| STOP.set(None)).unwrap();
+/// Cancels the pause of the worker's thread.
+fn cancel_pause_on_worker(fixture: &Fixture) {
+    let mut handle = fixture.engine.op("").run_always().submit((), |()| PAUSE_AT.set(None)).unwrap();
     handle.wait_timeout(common::PATIENCE).unwrap();
 }
 
@@ -839,8 +843,8 @@ fn push_and_wait(engine: &Engine) {
     assert_eq!(handle.wait().unwrap(), 50);
 }
 
-/// Memory does not grow by a fraction of what the operations need.
-fn memory_is_flat(kind: EngineKind) {
+/// Asserts that memory grows by far less than the operations use in total.
+fn assert_memory_stays_flat(kind: EngineKind) {
     let engine = engine(kind);
     let var = engine.var(0_u64);
     let round = || {
@@ -853,10 +857,13 @@ fn memory_is_flat(kind: EngineKind) {
     let before = resident_bytes();
     (0..200).for_each(|_| round());
     let grown = resident_bytes().saturating_sub(before);
-    assert!(grown < 8 << 20, "on the {kind} engine, 200,000 operations of some 300 bytes left {grown} bytes");
+    assert!(
+        grown < 8 << 20,
+        "on the {kind} engine, memory grew by {grown} bytes over 200,000 operations of some 300 bytes each"
+    );
 }
 
-/// What an operation does that forks.
+/// Forks inside an operation, and collects the children.
 #[derive(Clone)]
 struct Forker {
     kind: EngineKind,
@@ -868,16 +875,16 @@ impl Forker {
         Self { kind, children: Arc::default() }
     }
 
-    /// Forks. The child looks whether everything is as it should be, and then goes on from here.
+    /// Forks. The child checks the engines, and then continues from here.
     fn fork(&self, engine: &Engine) {
         if let Some(child) = fork() {
             lock(&self.children).push(child);
             return;
         }
         let checks = || {
-            dead_engine(engine);
-            // Not the global one as well, whose threads would keep the process when this one ends.
-            a_new_engine_works(self.kind);
+            assert_engine_refuses(engine);
+            // This does not check the global engine: its threads would keep the process alive when this thread ends.
+            assert_new_engine_works(self.kind);
         };
         if panic::catch_unwind(panic::AssertUnwindSafe(checks)).is_err() {
             exit(1);
@@ -888,40 +895,40 @@ impl Forker {
         self.fork(&cx.engine());
     }
 
-    /// Forks when a thread stands still.
-    fn fork_beside_one_that_stands(&self, engine: &Engine) {
-        eventually("the other thread stands", || STANDS.load(SeqCst));
+    /// Forks once another thread is paused.
+    fn fork_beside_paused_thread(&self, engine: &Engine) {
+        eventually("the other thread pauses", || PAUSED.load(SeqCst));
         self.fork(engine);
     }
 
-    /// Waits for the process that an operation has forked, which must be one.
+    /// Waits for the process that an operation has forked, and asserts that there is exactly one.
     fn join_only_child(&self, what: &str) {
         let children = mem::take(&mut *lock(&self.children));
-        assert_eq!(children.len(), 1, "{what}");
+        assert_eq!(children.len(), 1, "{what}: the number of children");
         children.into_iter().for_each(|child| join(child, what));
     }
 
-    /// Makes `call` on a thread that stands still at its first allocation, until the process has ended that an operation
-    /// forks meanwhile.
-    fn join_child_beside_one_that_stands(&self, what: &str, call: impl FnOnce() + Send) {
+    /// Runs `call` on a thread that pauses at its first allocation, until the process that an operation forks
+    /// meanwhile has ended.
+    fn join_child_beside_paused_thread(&self, what: &str, call: impl FnOnce() + Send) {
         thread::scope(|scope| {
             scope.spawn(|| {
-                stand_still(0, 0);
+                pause_after(0, 0);
                 call();
             });
             eventually("a process is forked", || !lock(&self.children).is_empty());
             let child = lock(&self.children).pop().unwrap();
             join(child, what);
-            GO.store(true, SeqCst);
+            RESUME.store(true, SeqCst);
         });
-        nobody_stands();
+        reset_pause();
     }
 }
 
-/// Is told of the end of an operation in the parent only.
-struct OnlyHere(u32);
+/// A waker that must only be woken in the parent.
+struct OnlyInParent(u32);
 
-impl Wake for OnlyHere {
+impl Wake for OnlyInParent {
     fn wake(self: Arc<Self>) {
         if process::id() != self.0 {
             exit(98);
@@ -931,51 +938,51 @@ impl Wake for OnlyHere {
 
 type Push = fn(&Engine, &Var<u64>, Forker);
 
-/// Operations in which a process is forked.
+/// Operations that fork a process.
 const FORKERS: &[(&str, Push)] = &[
-    ("it returns", |engine, var, forker| {
+    ("an operation that returns", |engine, var, forker| {
         engine.op("").writes([var.token()]).push_sync(move |cx| forker.fork_in(cx)).unwrap();
     }),
-    ("it returns an error", |engine, var, forker| {
+    ("an operation that returns an error", |engine, var, forker| {
         let f = move |cx: &OpContext<'_>| {
             forker.fork_in(cx);
             Err("on purpose")
         };
         engine.op("").writes([var.token()]).push_sync(f).unwrap();
     }),
-    ("it panics", |engine, var, forker| {
+    ("an operation that panics", |engine, var, forker| {
         let f = move |cx: &OpContext<'_>| {
             forker.fork_in(cx);
             panic!("on purpose")
         };
         engine.op("").writes([var.token()]).push_sync(f).unwrap();
     }),
-    ("somebody has its handle", |engine, var, forker| {
+    ("an operation with a handle", |engine, var, forker| {
         let inner = engine.clone();
         let f = move |_: &mut u64| forker.fork(&inner);
         let mut handle = engine.op("").submit(var.write(), f).unwrap();
-        let told = Waker::from(Arc::new(OnlyHere(process::id())));
-        let _ = Pin::new(&mut handle).poll(&mut Task::from_waker(&told));
+        let waker = Waker::from(Arc::new(OnlyInParent(process::id())));
+        let _ = Pin::new(&mut handle).poll(&mut Task::from_waker(&waker));
         mem::forget(handle);
     }),
-    ("it has a priority", |engine, var, forker| {
+    ("an operation with a priority", |engine, var, forker| {
         engine.op("").priority(9).writes([var.token()]).push_sync(move |cx| forker.fork_in(cx)).unwrap();
     }),
-    ("it uses its completion", |engine, var, forker| {
+    ("an asynchronous operation that completes", |engine, var, forker| {
         let f = move |cx: &OpContext<'_>, done: Completion| {
             forker.fork_in(cx);
             done.complete();
         };
         engine.op("").writes([var.token()]).push_async_any(raddle::cx(), f).unwrap();
     }),
-    ("it drops its completion", |engine, var, forker| {
+    ("an asynchronous operation that drops its completion", |engine, var, forker| {
         let f = move |cx: &OpContext<'_>, done: Completion| {
             forker.fork_in(cx);
             drop(done);
         };
         engine.op("").writes([var.token()]).push_async_any(raddle::cx(), f).unwrap();
     }),
-    ("it has used its completion and fails", |engine, var, forker| {
+    ("an asynchronous operation that fails after its completion", |engine, var, forker| {
         let f = move |cx: &OpContext<'_>, done: Completion| {
             done.complete();
             forker.fork_in(cx);
@@ -983,12 +990,12 @@ const FORKERS: &[(&str, Push)] = &[
         };
         engine.op("").writes([var.token()]).push_async_any(raddle::cx(), f).unwrap();
     }),
-    ("it deletes a variable", |engine, var, forker| {
+    ("the deletion of a variable", |engine, var, forker| {
         let other = engine.token();
         engine.op("").reads([var.token()]).writes([&other]).push_sync(|_| ()).unwrap();
         engine.delete_variable(&other, move |cx| forker.fork_in(cx)).unwrap();
     }),
-    ("it drops a value", |engine, var, forker| {
+    ("the drop of a value", |engine, var, forker| {
         struct Value(Engine, Forker);
         impl Drop for Value {
             fn drop(&mut self) {
@@ -998,7 +1005,7 @@ const FORKERS: &[(&str, Push)] = &[
         let other = engine.var(Value(engine.clone(), forker));
         engine.op("").reads([var.token()]).writes([other.token()]).push_sync(|_| ()).unwrap();
     }),
-    ("it is for a device", |engine, var, forker| {
+    ("an operation on a device", |engine, var, forker| {
         let inner = engine.clone();
         let f = move |_: &mut raddle::GpuStream, _: &mut u64| forker.fork(&inner);
         engine.op("").on(GPU).launch_any(var.write(), f).unwrap();

@@ -1,5 +1,5 @@
-//! Every function, captured value, variable's value and result is dropped exactly once: after success, failure, skips,
-//! refusals and cancellation, in whatever order engines and handles are dropped.
+//! Every function, captured value, variable's value and result is dropped exactly once: after success, failure,
+//! skips, refusals and cancellation, and in every order in which engines and handles are dropped.
 #![forbid(unsafe_code)]
 
 use raddle_testkit as common;
@@ -106,7 +106,7 @@ fn every_value_is_dropped(end: End) {
                 let _ = engine.wait_for_all();
                 // Values are dropped on a worker after their variables' handles; the second wait covers these drops.
                 let _ = engine.wait_for_all();
-                common::eventually("everything is dropped", || drops.dropped() == drops.made());
+                common::eventually("every value is dropped", || drops.dropped() == drops.made());
                 drop(engine);
             }
             End::Drop => {
@@ -115,7 +115,7 @@ fn every_value_is_dropped(end: End) {
             }
             End::Drain => {
                 workload(&engine, &inner, fewer(200));
-                engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(50))).expect("nothing hangs");
+                engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(50))).expect("the shutdown ends in time");
             }
             End::Cancel => {
                 let gate = Gate::new();
@@ -128,11 +128,11 @@ fn every_value_is_dropped(end: End) {
                 workload(&engine, &inner, 50);
                 engine.notify_shutdown();
                 gate.open();
-                engine.shutdown(Shutdown::Cancel, Some(Duration::from_secs(50))).expect("nothing hangs");
+                engine.shutdown(Shutdown::Cancel, Some(Duration::from_secs(50))).expect("the shutdown ends in time");
             }
         }
         // The function of an asynchronous operation may still be returning after its completion was used.
-        common::eventually("everything is dropped", || drops.dropped() == drops.made());
+        common::eventually("every value is dropped", || drops.dropped() == drops.made());
         drops.assert_all_gone();
     });
 }
@@ -162,7 +162,7 @@ fn a_variable_may_outlive_its_engine() {
     on_kinds(&KINDS, 1, |engine| {
         let drops = Drops::new();
         let variable = engine.var(Arc::new(drops.make()));
-        let seen = engine.get(&variable).expect("nothing fails");
+        let seen = engine.get(&variable).expect("no operation fails");
         drop(engine);
         let other = variable.clone();
         drop(variable);

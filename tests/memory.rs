@@ -1,4 +1,4 @@
-//! Memory stays flat over ten million pushes through one variable, and over many short-lived engines. A separate binary
+//! Memory stays flat over ten million pushes on one variable, and over many short-lived engines. A separate binary,
 //! because it measures the memory of the whole process.
 #![forbid(unsafe_code)]
 
@@ -17,8 +17,8 @@ const BURST: usize = 10_000;
 
 const MEBIBYTE: usize = 1 << 20;
 
-/// The growth allowed. The epoch may hold back the records of two bursts, 3 MB each, while those of a third are in use, if a
-/// thread is preempted at a bad moment. A leak of two bytes per operation exceeds the limit.
+/// The growth allowed. The epoch may hold back the records of two bursts, 3 MB each, while those of a third are in
+/// use, if a thread is preempted at a bad moment. A leak of two bytes per operation exceeds the limit.
 const LIMIT: usize = 16 * MEBIBYTE;
 
 #[test]
@@ -31,12 +31,15 @@ fn memory_stays_flat_over_many_pushes_and_many_engines() {
             let push = |pushes: usize| {
                 for i in 1..=pushes {
                     if i % 8 == 0 {
-                        engine.op("look").push(counter.read(), |counter| assert!(*counter > 0)).expect("it is open");
+                        engine
+                            .op("read")
+                            .push(counter.read(), |counter| assert!(*counter > 0))
+                            .expect("the engine is open");
                     } else {
-                        engine.op("count").push(counter.write(), |counter| *counter += 1).expect("it is open");
+                        engine.op("count").push(counter.write(), |counter| *counter += 1).expect("the engine is open");
                     }
                     if i % BURST == 0 {
-                        engine.wait_for_all().expect("nothing fails");
+                        engine.wait_for_all().expect("no operation fails");
                     }
                 }
             };
@@ -44,19 +47,20 @@ fn memory_stays_flat_over_many_pushes_and_many_engines() {
             let before = resident_bytes();
             push(PUSHES - PUSHES / 10);
             let grown = resident_bytes().saturating_sub(before);
-            println!("{kind}: {} KiB more after {PUSHES} pushes", grown / 1024);
-            assert!(grown < LIMIT, "{kind}: {grown} bytes more");
-            let counted = engine.get(&counter).expect("nothing fails");
+            println!("{kind}: memory grew by {} KiB over {PUSHES} pushes", grown / 1024);
+            assert!(grown < LIMIT, "{kind}: memory grew by {grown} bytes");
+            let counted = engine.get(&counter).expect("no operation fails");
             assert_eq!(counted, PUSHES / 10 * 7 / 8 + (PUSHES - PUSHES / 10) * 7 / 8);
             assert_eq!(counter.version(), counted as u64);
         }
 
-        // Everything else that a program may repeat without end.
+        // The other calls that a program may repeat without limit.
         for kind in KINDS {
             let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("the engine is built");
             let (token, value) = (engine.token(), engine.var(vec![0_u8; 100]));
-            let operator = engine.op("operator").operator(value.write(), |value| value.reverse()).expect("it is open");
-            let everything = |times: usize| {
+            let operator =
+                engine.op("operator").operator(value.write(), |value| value.reverse()).expect("the engine is open");
+            let push_every_kind = |times: usize| {
                 for i in 0..times {
                     let own = engine.var(vec![1_u8; 200]);
                     engine.op(format!("named {i}")).push((value.read(), own.write()), |(_, own)| own.push(2)).unwrap();
@@ -73,31 +77,31 @@ fn memory_stays_flat_over_many_pushes_and_many_engines() {
                     if i % 100 == 0 {
                         let _ = engine.wait_for_all();
                         engine.clear_errors();
-                        engine.get(&value).expect("nothing fails there");
+                        engine.get(&value).expect("no operation on the variable fails");
                     }
                 }
             };
-            everything(10_000);
+            push_every_kind(10_000);
             let before = resident_bytes();
-            everything(30_000);
+            push_every_kind(30_000);
             let grown = resident_bytes().saturating_sub(before);
-            println!("{kind}: {} KiB more after operations of every kind", grown / 1024);
-            assert!(grown < 8 * MEBIBYTE, "{kind}: {grown} bytes more");
+            println!("{kind}: memory grew by {} KiB over operations of every kind", grown / 1024);
+            assert!(grown < 8 * MEBIBYTE, "{kind}: memory grew by {grown} bytes");
         }
 
-        let come_and_go = |times: usize| {
+        let build_and_drop = |times: usize| {
             for _ in 0..times {
                 let engine = Engine::builder().workers(2).pin(false).build().expect("the engine is built");
                 let text = engine.var(String::from("warp"));
-                engine.op("append").push(text.write(), |text| text.push_str(" and weft")).expect("it is open");
+                engine.op("append").push(text.write(), |text| text.push_str(" and weft")).expect("the engine is open");
             }
         };
-        come_and_go(50);
+        build_and_drop(50);
         let (bytes, threads) = (resident_bytes(), thread_count());
-        come_and_go(200);
+        build_and_drop(200);
         let grown = resident_bytes().saturating_sub(bytes);
-        println!("200 engines: {} KiB more", grown / 1024);
-        assert!(grown < 8 * MEBIBYTE, "200 engines: {grown} bytes more");
+        println!("200 engines: memory grew by {} KiB", grown / 1024);
+        assert!(grown < 8 * MEBIBYTE, "200 engines: memory grew by {grown} bytes");
         assert!(thread_count() <= threads, "threads of dropped engines are still running");
     });
 }

@@ -45,7 +45,7 @@ fn many_seeds_equal_the_serial_run() {
         let engines = all_engines();
         for seed in 0..fewer(120) as u64 {
             let (label, engine) = &engines[seed as usize % engines.len()];
-            // From two variables, where everything conflicts, to many.
+            // From two variables, where most operations conflict, to a hundred.
             let variables = [2, 3, 5, 10, 30, 100][seed as usize % 6];
             let shape = Shape { variables, operations: fewer(600), ..Shape::default() };
             serial(engine, label, &shape, seed, if seed % 2 == 0 { Watch::NOTHING } else { Watch::EVERYTHING });
@@ -71,7 +71,7 @@ fn programs_that_fail_equal_the_serial_run() {
     });
 }
 
-/// Each kind computes the same values as the naive engine, which is a second oracle.
+/// The naive engine serves as a second oracle.
 #[test]
 fn all_kinds_agree_with_the_naive_engine() {
     watched(|| {
@@ -85,7 +85,7 @@ fn all_kinds_agree_with_the_naive_engine() {
     });
 }
 
-fn concurrently(threads: usize, watch: Watch, seeds: std::ops::Range<u64>) {
+fn check_concurrent_programs(threads: usize, watch: Watch, seeds: std::ops::Range<u64>) {
     watched(move || {
         for (number, (label, engine)) in all_engines().into_iter().enumerate() {
             for seed in seeds.clone() {
@@ -101,27 +101,27 @@ fn concurrently(threads: usize, watch: Watch, seeds: std::ops::Range<u64>) {
 
 #[test]
 fn one_pusher_with_children_is_explained_by_some_order() {
-    concurrently(1, Watch::EVERYTHING, 0..2);
+    check_concurrent_programs(1, Watch::EVERYTHING, 0..2);
 }
 
 #[test]
 fn two_pushers_are_explained_by_some_order() {
-    concurrently(2, Watch::EVERYTHING, 0..2);
+    check_concurrent_programs(2, Watch::EVERYTHING, 0..2);
 }
 
 #[test]
 fn four_pushers_are_explained_by_some_order() {
-    concurrently(4, Watch::ORDER, 0..2);
+    check_concurrent_programs(4, Watch::ORDER, 0..2);
 }
 
 #[test]
 fn four_pushers_are_explained_by_an_order_that_respects_real_time() {
-    concurrently(4, Watch::EVERYTHING, 10..12);
+    check_concurrent_programs(4, Watch::EVERYTHING, 10..12);
 }
 
 #[test]
 fn eight_pushers_are_explained_by_some_order() {
-    concurrently(8, Watch::ORDER, 0..2);
+    check_concurrent_programs(8, Watch::ORDER, 0..2);
 }
 
 /// 10,000 operations over 100 variables from eight threads on each kind.
@@ -150,7 +150,7 @@ fn pushes_that_always_conflict_are_explained_by_some_order() {
     });
 }
 
-// ------------------------------------------------------------------------------------------ the checks, checked ----
+// ------------------------------------------------------------------------------------------ tests of the checks ----
 
 /// The generator produces every way to push, every property, and one to eight variables in all modes.
 #[test]
@@ -159,7 +159,10 @@ fn generated_programs_cover_every_kind_of_operation() {
     let program = Program::generate(&shape, &mut Random::new(3));
     assert!(program.operations.len() >= 10_000);
     for count in 1..=8 {
-        assert!(program.operations.iter().any(|operation| operation.accesses.len() == count), "{count} variables");
+        assert!(
+            program.operations.iter().any(|operation| operation.accesses.len() == count),
+            "no operation has {count} variables"
+        );
     }
     let hows = [
         How::Sync,
@@ -171,7 +174,7 @@ fn generated_programs_cover_every_kind_of_operation() {
         How::Operator(7),
     ];
     for how in hows {
-        assert!(program.operations.iter().any(|operation| operation.how == how), "{how:?}");
+        assert!(program.operations.iter().any(|operation| operation.how == how), "no operation is pushed as {how:?}");
     }
     let properties = program.operations.iter().map(|operation| format!("{:?}", operation.property));
     assert_eq!(properties.collect::<std::collections::BTreeSet<_>>().len(), 8);
@@ -181,13 +184,13 @@ fn generated_programs_cover_every_kind_of_operation() {
     }
 }
 
-/// A checker that cannot fail proves nothing, so it must reject histories that were tampered with.
+/// The checker must be able to fail, so it must reject histories that were changed.
 #[test]
 fn the_checker_rejects_tampered_histories() {
     let shape = Shape { variables: 6, operations: 300, threads: 2, waits: false, ..Shape::default() };
     let program = Arc::new(Program::generate(&shape, &mut Random::new(9)));
     let history = run(&program, &engine(EngineKind::Pooled, 2), Watch::EVERYTHING);
-    check_some_order(&program, &history).expect("the history is right");
+    check_some_order(&program, &history).expect("the history is valid");
     explain(&program, &history).expect("the history has an order");
 
     for (what, tampered) in history.tampered() {

@@ -1,6 +1,6 @@
 //! The records of operations are reused, the number kept is bounded, and threads that end leave none behind.
 //!
-//! A separate binary because it counts, by their sizes, the records of the whole process.
+//! A separate binary, because it counts the records of the whole process, which it recognises by their layout.
 
 use raddle_testkit::shapes;
 
@@ -80,14 +80,15 @@ static ALLOCATOR: Counting = Counting;
 /// Records in a batch of the pool.
 const BATCH: usize = 64;
 
-/// Deferred functions that the epoch collects before it passes them on; a thread that ends passes them on as well.
+/// Deferred functions that a thread collects before it passes them on to all threads. A thread that ends passes them
+/// on too.
 const BAG: usize = 64;
 
 /// Batches of records that are passed on together.
 const BATCHES: usize = 20;
 
-/// The limit on records that the epoch holds back or that a thread has cached.
-const ON_THE_WAY: usize = 4 * BATCHES * BATCH;
+/// The limit on records that the epoch has yet to free or that a thread has cached.
+const IN_TRANSIT: usize = 4 * BATCHES * BATCH;
 
 fn push(engine: &Engine, writes: &[&Token]) {
     engine.op("").writes(writes.iter().copied()).push_sync(|_| {}).expect("the engine is open");
@@ -95,11 +96,15 @@ fn push(engine: &Engine, writes: &[&Token]) {
 
 /// Pushes until at most `most` of `count` are alive, since each push may advance the epoch.
 #[track_caller]
-fn comes_down_to(most: usize, count: &Count, engine: &Engine, what: &str) {
+fn assert_comes_down_to(most: usize, count: &Count, engine: &Engine, what: &str) {
     let (start, token) = (Instant::now(), engine.token());
     while count.alive() > most {
         push(engine, &[&token]);
-        assert!(start.elapsed() < Duration::from_secs(20), "{what}: {} are alive, more than {most}", count.alive());
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "{what}: {} are still allocated, more than {most}",
+            count.alive()
+        );
     }
 }
 
@@ -107,7 +112,7 @@ fn comes_down_to(most: usize, count: &Count, engine: &Engine, what: &str) {
 #[test]
 #[cfg_attr(miri, ignore = "needs many operations")]
 fn records_are_reused_and_freed() {
-    // The naive engine runs everything on the pushing thread, so that there is one cache of records.
+    // The naive engine runs every operation on the pushing thread, so there is one cache of records.
     let engine = Engine::builder().kind(EngineKind::Naive).build().expect("the engine is built");
     let tokens: Vec<_> = (0..5).map(|_| engine.token()).collect();
     let [one, four, five] = [1, 4, 5].map(|count| tokens[..count].iter().collect::<Vec<_>>());
@@ -117,23 +122,23 @@ fn records_are_reused_and_freed() {
         push(&engine, &four);
     }
     let before = RECORDS.allocated();
-    assert!(before < ON_THE_WAY, "{before} records were allocated for 80,000 operations, run one at a time");
+    assert!(before < IN_TRANSIT, "{before} records were allocated for 80,000 operations, run one at a time");
     for _ in 0..20_000 {
         push(&engine, &one);
         push(&engine, &[]);
     }
     let more = RECORDS.allocated() - before;
     assert!(more < BATCHES * BATCH, "{more} more records were allocated for 40,000 more operations");
-    assert_eq!(ACCESSES.allocated(), 0, "four accesses are in the record");
+    assert_eq!(ACCESSES.allocated(), 0, "an operation on four variables has separate accesses");
 
     // The separate accesses are freed with their record.
     for _ in 0..100 * BAG {
         push(&engine, &five);
     }
     assert_eq!(ACCESSES.allocated(), 100 * BAG);
-    comes_down_to(4 * BAG, &ACCESSES, &engine, "accesses of complete operations");
+    assert_comes_down_to(4 * BAG, &ACCESSES, &engine, "accesses of complete operations");
 
-    // A thread that ends returns the rest of its batch: whole groups of eight as well as parts of one.
+    // A thread that ends returns the rest of its batch, both whole groups of eight and parts of a group.
     let before = RECORDS.alive();
     // The deletion of the thread's variable is one more operation.
     for pushes in [7, 56, 56, 56].into_iter().cycle().take(3000) {
@@ -141,19 +146,26 @@ fn records_are_reused_and_freed() {
         (0..4 * BATCH).for_each(|_| push(&engine, &one));
         let (engine, token) = (engine.clone(), engine.token());
         let pusher = move || (0..pushes).for_each(|_| push(&engine, &[&token]));
-        thread::spawn(pusher).join().expect("it does not panic");
+        thread::spawn(pusher).join().expect("the thread does not panic");
     }
-    comes_down_to(before + ON_THE_WAY / 2, &RECORDS, &engine, "records of threads that have ended");
+    assert_comes_down_to(before + IN_TRANSIT / 2, &RECORDS, &engine, "records of threads that have ended");
 
     // The number of records kept for reuse is bounded.
     const KEPT: usize = 1024 * BATCH;
     let (sender, receiver) = mpsc::channel();
-    engine.push_async(move |_, done| sender.send(done).expect("the test waits"), [], [&tokens[0]]).expect("it is open");
+    engine
+        .push_async(move |_, done| sender.send(done).expect("the test receives the completion"), [], [&tokens[0]])
+        .expect("the engine is open");
     for _ in 0..KEPT + 1000 * BATCH {
         push(&engine, &one);
     }
     assert!(RECORDS.alive() > KEPT + 1000 * BATCH);
-    receiver.recv().expect("the operation has begun").complete();
-    engine.wait_for_all().expect("nothing fails");
-    comes_down_to(KEPT + ON_THE_WAY, &RECORDS, &engine, "records of operations that were pending at the same time");
+    receiver.recv().expect("the operation has started").complete();
+    engine.wait_for_all().expect("no operation fails");
+    assert_comes_down_to(
+        KEPT + IN_TRANSIT,
+        &RECORDS,
+        &engine,
+        "records of operations that were pending at the same time",
+    );
 }

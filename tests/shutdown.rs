@@ -60,32 +60,32 @@ fn block_at_the_end(gate: Gate) {
     LOCAL.set(Some(Blocks(gate)));
 }
 
-/// Completes an asynchronous operation whose function keeps running until the returned gate is opened.
-fn goes_on(engine: &Engine) -> Gate {
+/// Pushes an asynchronous operation that completes while its function keeps running until the returned gate is opened.
+fn start_long_function(engine: &Engine) -> Gate {
     let gate = Gate::new();
     let inside = gate.clone();
     let function = move |_: &OpContext<'_>, done: raddle::Completion| {
         done.complete();
         inside.pass();
     };
-    engine.op("goes on").push_async_any(raddle::cx(), function).expect("the engine is open");
-    engine.wait_for_all().expect("nothing fails");
+    engine.op("long").push_async_any(raddle::cx(), function).expect("the engine is open");
+    engine.wait_for_all().expect("no operation fails");
     gate
 }
 
-// The gate is opened after the shutdown has returned: a shutdown that waits for the function hangs.
+// These tests open the gate after the shutdown has returned, so a shutdown that waits for the function would hang.
 
 #[test]
 fn a_deadline_holds_while_an_asynchronous_function_runs_past_its_completion() {
     on_kinds(&THREADED, 1, |engine| {
-        let gate = goes_on(&engine);
+        let gate = start_long_function(&engine);
         for how in [Shutdown::Drain, Shutdown::Cancel] {
             assert_leaves(&engine, how, ["raddle-cpu-0"]);
         }
         gate.open();
         // A second call waits again.
         engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the function returns");
-        engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all have ended");
+        engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all threads have ended");
     });
 }
 
@@ -122,24 +122,24 @@ fn a_deadline_holds_while_two_thread_local_destructors_block_and_both_threads_ar
 #[test]
 fn a_deadline_holds_while_another_thread_is_inside_a_shutdown() {
     on_kinds(&THREADED, 1, |engine| {
-        let gate = goes_on(&engine);
+        let gate = start_long_function(&engine);
         thread::scope(|scope| {
-            let begun = Gate::new();
+            let entered = Gate::new();
             let other = scope.spawn({
-                let (engine, begun) = (engine.clone(), begun.clone());
+                let (engine, entered) = (engine.clone(), entered.clone());
                 move || {
-                    begun.open();
+                    entered.open();
                     engine.shutdown(Shutdown::Drain, None)
                 }
             });
-            begun.pass();
+            entered.pass();
             for _ in 0..10 {
                 assert_leaves(&engine, Shutdown::Drain, ["raddle-cpu-0"]);
             }
             gate.open();
-            other.join().expect("it does not panic").expect("the function returns");
+            other.join().expect("the thread does not panic").expect("the function returns");
         });
-        engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all have ended");
+        engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all threads have ended");
     });
 }
 
@@ -156,8 +156,8 @@ fn threads_left_behind_keep_the_engine_alive_and_its_drop_does_not_wait_for_them
                 .send(cx.engine().get(&value).expect("the variable can still be read"))
                 .expect("the test keeps the receiver");
         };
-        engine.op("goes on").push_async_any(raddle::cx(), function).expect("the engine is open");
-        engine.wait_for_all().expect("nothing fails");
+        engine.op("long").push_async_any(raddle::cx(), function).expect("the engine is open");
+        engine.wait_for_all().expect("no operation fails");
         assert_leaves(&engine, Shutdown::Cancel, ["raddle-cpu-0"]);
         drop(engine);
         gate.open();
@@ -174,7 +174,7 @@ fn a_deadline_holds_while_the_logger_blocks() {
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_the_logger_blocks() {
     if !is_child() {
         return;
@@ -195,7 +195,7 @@ fn in_a_child_the_logger_blocks() {
     });
 }
 
-/// The use that the logger makes of a handle to the engine that logs the warning.
+/// An action of the logger on a handle of the engine that logs the warning.
 type Act = fn(Engine, mpsc::Sender<Result<(), ShutdownError>>);
 
 /// Shuts the engine down when it is dropped.
@@ -216,14 +216,14 @@ fn a_logger_that_shuts_down_the_warning_engine_does_not_wait_for_itself() {
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_the_logger_shuts_the_engine_down() {
     const ACTS: [(&str, Act); 4] = [
-        ("shuts down", |engine, told| drop(ShutsDown(engine, told))),
+        ("shuts down", |engine, results| drop(ShutsDown(engine, results))),
         ("drops the last handle", |engine, _| drop(engine)),
-        ("shuts down when its thread ends", |engine, told| AT_THE_END.set(Some(ShutsDown(engine, told)))),
-        ("shuts down with a deadline", |engine, told| {
-            let _ = told.send(engine.shutdown(Shutdown::Drain, Some(AWHILE)));
+        ("shuts down when its thread ends", |engine, results| AT_THE_END.set(Some(ShutsDown(engine, results)))),
+        ("shuts down with a deadline", |engine, results| {
+            let _ = results.send(engine.shutdown(Shutdown::Drain, Some(AWHILE)));
         }),
     ];
     if !is_child() {
@@ -236,23 +236,23 @@ fn in_a_child_the_logger_shuts_the_engine_down() {
                 let (sender, handles) = mpsc::channel();
                 engine.push_sync(move |cx| _ = sender.send(cx.engine()), [], []).expect("the engine is open");
                 let uncounted = handles.recv_timeout(PATIENCE).expect("the operation runs");
-                let (tell, told) = mpsc::channel();
-                let last = Mutex::new(Some((engine, tell)));
+                let (results, received) = mpsc::channel();
+                let last = Mutex::new(Some((engine, results)));
                 uncounted.op("fails").push_sync(|_: &OpContext<'_>| panic!("on purpose")).expect("the engine is open");
                 log_to(move |text| {
                     assert!(text.contains("never reported"), "{text}");
-                    let (engine, tell) = common::lock(&last).take().expect("it warns once");
-                    act(engine, tell);
+                    let (engine, results) = common::lock(&last).take().expect("the engine warns once");
+                    act(engine, results);
                 });
-                // On a separate thread that ends, since the logger may run there and set its thread-local.
+                // A separate thread, which ends: the logger may run on it and set its thread-local.
                 let ends = move || {
                     let first = uncounted.shutdown(Shutdown::Drain, limit);
                     (first, uncounted)
                 };
-                let (first, uncounted) = thread::spawn(ends).join().expect("it does not panic");
+                let (first, uncounted) = thread::spawn(ends).join().expect("the thread does not panic");
                 assert_eq!(first, Ok(()), "{what}");
-                // Inside the logger the shutdown continues in the background; at the end of a program thread it is complete.
-                for result in told {
+                // Inside the logger, a shutdown continues in the background. At a program thread's end, it completes.
+                for result in received {
                     assert!(matches!(result, Ok(()) | Err(ShutdownError::InsideOperation)), "{what}: {result:?}");
                 }
                 assert_eq!(uncounted.shutdown(Shutdown::Drain, None), Ok(()), "{what}");
@@ -269,7 +269,7 @@ fn operations_cancelled_by_a_shutdown_cause_no_warning() {
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_operations_are_cancelled() {
     if !is_child() {
         return;
@@ -279,7 +279,7 @@ fn in_a_child_operations_are_cancelled() {
             let engine = common::engine(engine.kind(), 1);
             let logged = Arc::new(Mutex::new(Vec::new()));
             let log = Arc::clone(&logged);
-            log_to(move |text| log.lock().expect("no panics").push(text.to_owned()));
+            log_to(move |text| log.lock().expect("no thread panics").push(text.to_owned()));
             let token = engine.token();
             if fails {
                 engine.op("fails").push_sync(|_: &OpContext<'_>| panic!("on purpose")).expect("the engine is open");
@@ -288,15 +288,15 @@ fn in_a_child_operations_are_cancelled() {
             engine.op("cancelled").writes([&token]).push_sync(|_| ()).expect("the engine is open");
             engine.notify_shutdown();
             gate.open();
-            engine.shutdown(Shutdown::Cancel, None).expect("it ends");
-            let logged = std::mem::take(&mut *logged.lock().expect("no panics"));
+            engine.shutdown(Shutdown::Cancel, None).expect("the engine ends");
+            let logged = std::mem::take(&mut *logged.lock().expect("no thread panics"));
             assert_eq!(logged.len(), usize::from(fails), "{logged:?}");
             assert!(logged.iter().all(|text| text.contains("on purpose")), "{logged:?}");
         }
     });
 }
 
-// ---------------------------------------------------------------------- in the background, and without threads ----
+// ----------------------------------------------------------------------- background ends, and no new threads ----
 
 #[cfg(target_os = "linux")]
 mod without_threads {
@@ -311,31 +311,31 @@ mod without_threads {
     }
 
     #[test]
-    #[ignore = "run by another test in a process of its own"]
+    #[ignore = "run by another test in a separate process"]
     fn in_a_child_no_joining_thread_can_be_started() {
         if !is_child() {
             return;
         }
         on_kinds(&THREADED, 1, |engine| {
-            let gate = goes_on(&engine);
+            let gate = start_long_function(&engine);
             {
                 let _none = NoThreads::new();
                 assert_leaves(&engine, Shutdown::Drain, ["raddle-cpu-0"]);
                 gate.open();
                 engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the function returns");
             }
-            engine.shutdown(Shutdown::Drain, None).expect("all have ended");
+            engine.shutdown(Shutdown::Drain, None).expect("all threads have ended");
         });
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "starts a process")]
-    fn a_thread_inside_a_destructor_is_named_when_no_joining_thread_can_be_started() {
+    fn a_thread_in_a_destructor_is_named_when_no_joining_thread_can_be_started() {
         child_succeeds("without_threads::in_a_child_a_thread_inside_a_destructor_cannot_be_joined");
     }
 
     #[test]
-    #[ignore = "run by another test in a process of its own"]
+    #[ignore = "run by another test in a separate process"]
     fn in_a_child_a_thread_inside_a_destructor_cannot_be_joined() {
         if !is_child() {
             return;
@@ -344,14 +344,14 @@ mod without_threads {
             let gate = Gate::new();
             let inside = gate.clone();
             engine.push_sync(move |_| block_at_the_end(inside.clone()), [], []).expect("the engine is open");
-            engine.wait_for_all().expect("nothing fails");
+            engine.wait_for_all().expect("no operation fails");
             {
                 let _none = NoThreads::new();
                 assert_leaves(&engine, Shutdown::Drain, ["raddle-cpu-0"]);
                 gate.open();
                 engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the destructor returns");
             }
-            engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all have ended");
+            engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all threads have ended");
         });
     }
 
@@ -380,7 +380,7 @@ mod without_threads {
     }
 
     #[test]
-    #[ignore = "run by another test in a process of its own"]
+    #[ignore = "run by another test in a separate process"]
     fn in_a_child_the_last_handle_is_dropped_inside() {
         const CHAIN: usize = 200;
         /// Pushes a chain of `left` further operations, each from inside the one before it.
@@ -403,7 +403,7 @@ mod without_threads {
                 {
                     let engine = common::engine(kind, 2);
                     let noted = Noted(Arc::clone(&gone));
-                    engine.op("fails").push_any((), |()| Err::<(), _>(noted)).expect("it is open");
+                    engine.op("fails").push_any((), |()| Err::<(), _>(noted)).expect("the engine is open");
                     let (last, ran) = (Mutex::new(Some(engine.clone())), Arc::clone(&ran));
                     let (started, over) = (start.clone(), over.clone());
                     let drops = move |cx: &OpContext<'_>| {
@@ -414,7 +414,7 @@ mod without_threads {
                         over.open();
                         chain(cx, CHAIN, &ran);
                     };
-                    engine.op("drops").push_sync(drops).expect("it is open");
+                    engine.op("drops").push_sync(drops).expect("the engine is open");
                     // The other handle is dropped first, and does not wait.
                     drop(engine);
                     start.open();
@@ -427,7 +427,7 @@ mod without_threads {
         });
     }
 
-    /// A handle that does not keep the engine open can join its background end.
+    /// The shutdown uses a handle that does not keep the engine open.
     #[test]
     fn an_explicit_shutdown_joins_the_background_end_of_the_engine() {
         on_kinds(&THREADED, 2, |engine| {
@@ -437,11 +437,11 @@ mod without_threads {
                 sender.send(cx.engine()).expect("the test keeps the receiver");
                 drop(common::lock(&last).take());
             };
-            engine.op("drops").push_sync(drops).expect("it is open");
+            engine.op("drops").push_sync(drops).expect("the engine is open");
             let uncounted = receiver.recv_timeout(PATIENCE).expect("the operation runs");
             drop(engine);
             let start = Instant::now();
-            uncounted.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("nothing hangs");
+            uncounted.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the shutdown ends in time");
             assert!(start.elapsed() < PATIENCE);
         });
     }

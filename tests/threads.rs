@@ -54,13 +54,13 @@ fn assert_both_work(engine: &Engine) {
         engine.op("meet").submit((), move |()| meeting.join_within(common::SOON)).expect("the engine is open")
     };
     for handle in [meet(), meet()] {
-        assert!(handle.wait().expect("nothing fails"), "a worker is lost");
+        assert!(handle.wait().expect("no operation fails"), "a worker is lost");
     }
-    engine.wait_for_all_timeout(common::SOON).expect("nothing is lost");
+    engine.wait_for_all_timeout(common::SOON).expect("no operation is lost");
 }
 
-/// A logger that panics while a worker logs a caught panic loses neither the worker nor its operations, and destructors of
-/// the thread's locals do not use a worker that is gone.
+/// The logger panics while a worker logs a caught panic. Destructors of thread-locals do not use a worker that the
+/// thread has lost.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_panicking_logger_loses_neither_the_worker_nor_its_operations() {
@@ -81,7 +81,7 @@ impl Drop for PushesWhenDropped {
 thread_local!(static LOCAL: RefCell<Option<PushesWhenDropped>> = const { RefCell::new(None) });
 
 #[test]
-#[ignore = "run by another test in a process of its own"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_the_logger_panics() {
     if !is_child() {
         return;
@@ -105,7 +105,7 @@ fn in_a_child_the_logger_panics() {
             engine.push_sync(sets, [], []).expect("the engine is open");
             panic_outside(&engine, || logged.load(SeqCst) >= 3);
             assert_both_work(&engine);
-            engine.shutdown(Shutdown::Drain, None).expect("it ends");
+            engine.shutdown(Shutdown::Drain, None).expect("the engine ends");
             assert_eq!(dropped.load(SeqCst), 1);
         });
     }
@@ -119,7 +119,7 @@ fn a_logger_may_push_and_wait_while_a_worker_reports_a_panic() {
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_the_logger_waits() {
     if !is_child() {
         return;
@@ -143,8 +143,8 @@ fn in_a_child_the_logger_waits() {
     }
 }
 
-/// No thread can be started to run the worker of an operation that waits. The operation has its worker again when it logs
-/// this, so that a wait in the logger is refused as well instead of hanging.
+/// No thread can be started to run the worker of an operation that waits. The operation has its worker again when it
+/// logs this, so that a wait in the logger is refused as well instead of hanging.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_wait_in_the_logger_is_refused_when_no_thread_can_be_started() {
@@ -152,7 +152,7 @@ fn a_wait_in_the_logger_is_refused_when_no_thread_can_be_started() {
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_a_wait_in_the_logger_is_refused() {
     thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
     if !is_child() {
@@ -177,12 +177,12 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
             };
             (refused, pushed.wait())
         });
-        let (refused, waited) = waiting.expect("it is open").wait().expect("nothing fails");
+        let (refused, waited) = waiting.expect("the engine is open").wait().expect("no operation fails");
         let refusal = Err(WaitError::TooManyWaiting.to_string());
         assert_eq!(refused, refusal);
-        assert_eq!(waited.expect("there are threads again"), 7);
+        assert_eq!(waited.expect("threads can be started again"), 7);
         assert_eq!(waits.take(), [refusal]);
-        engine.wait_for_all().expect("nothing fails");
+        engine.wait_for_all().expect("no operation fails");
     });
 }
 
@@ -209,7 +209,7 @@ fn threads_started_for_waits_end_when_idle() {
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_threads_started_for_waits_end_when_idle() {
     const DEPTH: usize = 50;
     if !is_child() {
@@ -221,13 +221,13 @@ fn in_a_child_threads_started_for_waits_end_when_idle() {
         for _ in 0..2 {
             let start = Instant::now();
             for engine in &engines {
-                assert_eq!(nest(engine, DEPTH).expect("nothing fails"), DEPTH + 1);
+                assert_eq!(nest(engine, DEPTH).expect("no operation fails"), DEPTH + 1);
             }
             let after = thread_count();
             assert!(after > before + DEPTH - 10, "{after} threads after the waits, {before} before");
             // A wait that needs a thread reuses an idle one.
             if start.elapsed() < Duration::from_secs(5) {
-                assert_eq!(nest(&engines[0], DEPTH / 2).expect("nothing fails"), DEPTH / 2 + 1);
+                assert_eq!(nest(&engines[0], DEPTH / 2).expect("no operation fails"), DEPTH / 2 + 1);
                 assert!(thread_count() <= after, "a thread was started while others were idle");
             }
             eventually("the threads have ended", || thread_count() == before);
@@ -239,12 +239,12 @@ fn in_a_child_threads_started_for_waits_end_when_idle() {
             for _ in 0..1000 {
                 engine.op("").push(value.write(), |value| *value += 1).expect("the engine is open");
             }
-            assert_eq!(engine.get(&value).expect("nothing fails"), 1000);
+            assert_eq!(engine.get(&value).expect("no operation fails"), 1000);
         }
     });
 }
 
-/// A workload that needs few threads at a time keeps few threads: the others end even though waits continue.
+/// A workload that needs few threads at a time keeps only those. The others end, although waits continue.
 #[test]
 #[cfg_attr(miri, ignore = "takes ten seconds")]
 fn surplus_threads_end_while_a_smaller_load_continues() {
@@ -252,7 +252,7 @@ fn surplus_threads_end_while_a_smaller_load_continues() {
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_a_smaller_load_continues() {
     if !is_child() {
         return;
@@ -260,10 +260,10 @@ fn in_a_child_a_smaller_load_continues() {
     common::watched(|| {
         let engine = common::engine(EngineKind::PerDevice, 1);
         let before = thread_count();
-        assert_eq!(nest(&engine, 50).expect("nothing fails"), 51);
+        assert_eq!(nest(&engine, 50).expect("no operation fails"), 51);
         assert!(thread_count() > before + 40);
         eventually("most threads have ended", || {
-            (0..10).for_each(|_| assert_eq!(nest(&engine, 1).expect("nothing fails"), 2));
+            (0..10).for_each(|_| assert_eq!(nest(&engine, 1).expect("no operation fails"), 2));
             thread_count() <= before + 5
         });
         let gate = Gate::new();

@@ -1,5 +1,7 @@
-//! The memory and the wake-ups of waits: a wait that timed out or was dropped leaves no memory behind, later pushes do not
-//! prolong a wait, and wakers may call the engine. A separate binary because it counts the bytes of the whole process.
+//! The memory and the wake-ups of waits: a wait that timed out or was dropped leaves no memory behind, later pushes
+//! do not delay a wait, and wakers may call the engine.
+//!
+//! A separate binary, because it counts the bytes of the whole process.
 
 use raddle_testkit as common;
 
@@ -73,19 +75,19 @@ fn alone_on(kinds: &[EngineKind], workers: usize, f: impl Fn(Engine) + Clone + S
     }
 }
 
-/// The growth allowed over [`MANY`] repetitions, or three times as many: a few bytes for each exceed it.
+/// The growth allowed over [`MANY`] repetitions, or three times as many. A few bytes for each repetition exceed it.
 const LIMIT: isize = 4 << 20;
 
 /// Runs `f` `times` times and asserts that memory stays flat.
 #[track_caller]
 fn assert_flat(what: &str, times: usize, mut f: impl FnMut(usize)) {
-    // Allocations of the first calls may stay.
+    // The first calls may make allocations that stay.
     (0..1000).for_each(&mut f);
     let before = BYTES.load(Relaxed);
     (0..times).for_each(&mut f);
     let grown = BYTES.load(Relaxed) - before;
-    println!("{what}: {grown} bytes more after {times}");
-    assert!(grown < LIMIT, "{what}: {grown} bytes more after {times}");
+    println!("{what}: memory grew by {grown} bytes over {times} repetitions");
+    assert!(grown < LIMIT, "{what}: memory grew by {grown} bytes over {times} repetitions");
 }
 
 const MANY: usize = fewer(100_000);
@@ -102,14 +104,14 @@ impl Wake for Heavy {
     }
 }
 
-fn heavy() -> Arc<Heavy> {
+fn new_heavy() -> Arc<Heavy> {
     Arc::new(Heavy { woken: AtomicUsize::new(0), _weight: [1; 1024] })
 }
 
 /// Polls a future once with a new waker and asserts that it is pending.
 #[track_caller]
 fn poll_heavily<F: Future + Unpin>(future: &mut F) -> Arc<Heavy> {
-    let heavy = heavy();
+    let heavy = new_heavy();
     assert!(poll_with(future, &Waker::from(Arc::clone(&heavy))).is_pending());
     heavy
 }
@@ -130,7 +132,7 @@ impl Pending {
     }
 
     /// Starts an operation that writes `tokens`, and returns its completion.
-    fn begin<'t>(&self, engine: &'t Engine, tokens: impl IntoIterator<Item = &'t Token>) -> Completion {
+    fn start<'t>(&self, engine: &'t Engine, tokens: impl IntoIterator<Item = &'t Token>) -> Completion {
         let sender = self.1.clone();
         engine
             .op("pending")
@@ -143,40 +145,40 @@ impl Pending {
     }
 }
 
-fn none() -> [&'static Token; 0] {
+fn no_tokens() -> [&'static Token; 0] {
     []
 }
 
-fn timed_out(result: Result<(), WaitError>) {
+fn assert_timed_out(result: Result<(), WaitError>) {
     assert!(matches!(result, Err(WaitError::TimedOut)), "{result:?}");
 }
 
 // ------------------------------------------------------------------------------------------------- waits for all ----
 
 #[test]
-fn a_wait_for_all_is_not_prolonged_by_later_waits() {
+fn later_waits_do_not_delay_a_wait_for_all() {
     alone_on(&KINDS, 2, |engine| {
         let pending = Pending::new();
         let mut before = Vec::new();
         let mut waits = Vec::new();
         for _ in 0..200 {
-            before.push(pending.begin(&engine, none()));
-            timed_out(engine.wait_for_all_timeout(Duration::ZERO));
+            before.push(pending.start(&engine, no_tokens()));
+            assert_timed_out(engine.wait_for_all_timeout(Duration::ZERO));
             waits.push(Box::pin(engine.wait_for_all_async()));
         }
-        let after = pending.begin(&engine, none());
+        let after = pending.start(&engine, no_tokens());
         let mut last = Box::pin(engine.wait_for_all_async());
         assert!(poll_once(&mut last).is_pending());
         // Each wait ends with the operations that were pushed before it, and not sooner.
         for (done, mut wait) in before.into_iter().zip(waits) {
             assert!(poll_once(&mut wait).is_pending());
             done.complete();
-            block_on(wait).expect("nothing failed");
+            block_on(wait).expect("no operation fails");
         }
         assert!(poll_once(&mut last).is_pending());
         after.complete();
-        block_on(last).expect("nothing failed");
-        engine.wait_for_all().expect("nothing failed");
+        block_on(last).expect("no operation fails");
+        engine.wait_for_all().expect("no operation fails");
     });
 }
 
@@ -185,23 +187,23 @@ fn overlapping_waits_for_all_end_when_the_operations_they_cover_complete() {
     alone_on(&KINDS, 2, |engine| {
         let pending = Pending::new();
         let mut rounds: Vec<_> = (0..130)
-            .map(|_| (Some(pending.begin(&engine, none())), Some(Box::pin(engine.wait_for_all_async()))))
+            .map(|_| (Some(pending.start(&engine, no_tokens())), Some(Box::pin(engine.wait_for_all_async()))))
             .collect();
         // Complete the operations out of order: no wait ends while an earlier operation is pending.
         for at in (0..rounds.len()).map(|i| i * 37 % 130) {
-            rounds[at].0.take().expect("each once").complete();
+            rounds[at].0.take().expect("each operation completes once").complete();
             let done = rounds.iter().take_while(|round| round.0.is_none()).count();
             for (i, (_, wait)) in rounds.iter_mut().enumerate() {
                 if i < done
                     && let Some(wait) = wait.take()
                 {
-                    block_on(wait).expect("nothing failed");
+                    block_on(wait).expect("no operation fails");
                 } else if let Some(wait) = wait {
                     assert!(poll_once(wait).is_pending(), "wait {i} ended while operation {done} was pending");
                 }
             }
         }
-        engine.wait_for_all().expect("nothing failed");
+        engine.wait_for_all().expect("no operation fails");
     });
 }
 
@@ -214,8 +216,8 @@ fn threads_in_a_wait_for_all_are_woken_while_many_generations_drain() {
         let mut threads = Vec::new();
         for _ in 0..5 {
             for _ in 0..20 {
-                held.push(pending.begin(&engine, none()));
-                timed_out(engine.wait_for_all_timeout(Duration::ZERO));
+                held.push(pending.start(&engine, no_tokens()));
+                assert_timed_out(engine.wait_for_all_timeout(Duration::ZERO));
             }
             let engine = engine.clone();
             threads.push(thread::spawn(move || engine.wait_for_all()));
@@ -224,7 +226,7 @@ fn threads_in_a_wait_for_all_are_woken_while_many_generations_drain() {
             done.complete();
         }
         for thread in threads {
-            thread.join().expect("it does not panic").expect("nothing failed");
+            thread.join().expect("the thread does not panic").expect("no operation fails");
         }
     });
 }
@@ -232,23 +234,23 @@ fn threads_in_a_wait_for_all_are_woken_while_many_generations_drain() {
 #[test]
 fn dropped_waits_for_all_leave_no_memory_behind() {
     alone_on(&KINDS, 2, |engine| {
-        let done = Pending::new().begin(&engine, none());
+        let done = Pending::new().start(&engine, no_tokens());
         assert_flat("dropped waits for all", MANY, |_| {
             let mut wait = Box::pin(engine.wait_for_all_async());
             let waker = poll_heavily(&mut wait);
             drop(wait);
-            assert_eq!(Arc::strong_count(&waker), 1, "the waker is kept");
+            assert_eq!(Arc::strong_count(&waker), 1, "the engine keeps the waker");
         });
         assert_flat("dropped waits for all beside other work", MANY, |_| {
             let other = engine.op("other").submit((), |()| ()).expect("the engine is open");
             poll_heavily(&mut Box::pin(engine.wait_for_all_async()));
-            other.wait().expect("nothing failed");
+            other.wait().expect("no operation fails");
         });
         assert_flat("waits for all that time out", MANY, |_| {
-            timed_out(engine.wait_for_all_timeout(Duration::ZERO));
+            assert_timed_out(engine.wait_for_all_timeout(Duration::ZERO));
         });
         done.complete();
-        engine.wait_for_all().expect("nothing failed");
+        engine.wait_for_all().expect("no operation fails");
     });
 }
 
@@ -257,7 +259,7 @@ fn dropped_waits_for_all_leave_no_memory_behind() {
 /// Waits for a variable with a pending operation, in turn by a call that times out and by a future that is dropped.
 fn abandon_wait(engine: &Engine, token: &Token, for_reading: bool, i: usize) {
     if i % 2 == 0 {
-        timed_out(if for_reading {
+        assert_timed_out(if for_reading {
             engine.wait_to_read_timeout(token, Duration::ZERO)
         } else {
             engine.wait_for_var_timeout(token, Duration::ZERO)
@@ -266,13 +268,13 @@ fn abandon_wait(engine: &Engine, token: &Token, for_reading: bool, i: usize) {
         let mut wait = if for_reading { engine.wait_to_read_async(token) } else { engine.wait_for_var_async(token) };
         let waker = poll_heavily(&mut wait);
         drop(wait);
-        assert_eq!(Arc::strong_count(&waker), 1, "the waker is kept");
+        assert_eq!(Arc::strong_count(&waker), 1, "the engine keeps the waker");
     }
 }
 
-fn abandoned_waits_leave_memory_flat(engine: &Engine, token: &Token) {
+fn assert_abandoned_waits_leave_memory_flat(engine: &Engine, token: &Token) {
     for (what, readers) in
-        [("waits to read", [true; 2]), ("waits for all", [false; 2]), ("both in turn", [true, false])]
+        [("waits to read", [true; 2]), ("waits for every access", [false; 2]), ("both in turn", [true, false])]
     {
         assert_flat(what, 3 * MANY, |i| abandon_wait(engine, token, readers[i / 2 % 2], i));
     }
@@ -283,9 +285,9 @@ fn abandoned_waits_for_a_variable_leave_no_memory_behind() {
     alone_on(&KINDS, 2, |engine| {
         let token = engine.token();
         let gate = hold(&engine, &token);
-        abandoned_waits_leave_memory_flat(&engine, &token);
+        assert_abandoned_waits_leave_memory_flat(&engine, &token);
         gate.open();
-        engine.wait_for_var(&token).expect("nothing failed");
+        engine.wait_for_var(&token).expect("no operation fails");
     });
 }
 
@@ -296,9 +298,9 @@ fn abandoned_waits_behind_a_reader_leave_no_memory_behind() {
         let inside = gate.clone();
         engine.op("read").push(var.read(), move |_| inside.pass()).expect("the engine is open");
         assert_flat("waits for readers", 3 * MANY, |i| abandon_wait(&engine, var.token(), false, i));
-        engine.wait_to_read(&var).expect("a reader does not count");
+        engine.wait_to_read(&var).expect("the wait does not cover readers");
         gate.open();
-        engine.wait_for_var(&var).expect("nothing failed");
+        engine.wait_for_var(&var).expect("no operation fails");
     });
 }
 
@@ -322,13 +324,13 @@ fn abandoned_waits_for_a_device_leave_no_memory_behind() {
                 .op("launch")
                 .on(Device::Gpu(0))
                 .launch_any(var.write(), move |stream, _| {
-                    let mut stream = stream.simulated().expect("it is");
+                    let mut stream = stream.simulated().expect("the device is simulated");
                     stream.launch(Duration::from_secs(1), (), |()| {}).expect("the device works");
                     inside.open();
                 })
                 .expect("the engine is open");
             issued.pass();
-            abandoned_waits_leave_memory_flat(&engine, var.token());
+            assert_abandoned_waits_leave_memory_flat(&engine, var.token());
             let wait = engine.wait_for_var_async(&var);
             let over = Arc::new(AtomicBool::new(false));
             let (device, is_over) = (gpu.clone(), Arc::clone(&over));
@@ -338,9 +340,9 @@ fn abandoned_waits_for_a_device_leave_no_memory_behind() {
                     thread::yield_now();
                 }
             });
-            block_on(wait).expect("nothing failed");
+            block_on(wait).expect("no operation fails");
             over.store(true, SeqCst);
-            clock.join().expect("it does not panic");
+            clock.join().expect("the thread does not panic");
         });
     }
 }
@@ -349,9 +351,9 @@ fn abandoned_waits_for_a_device_leave_no_memory_behind() {
 fn a_wait_that_joins_another_returns_the_failure() {
     alone_on(&KINDS, 2, |engine| {
         let (token, pending) = (engine.token(), Pending::new());
-        let done = pending.begin(&engine, [&token]);
+        let done = pending.start(&engine, [&token]);
         drop(engine.wait_for_var_async(&token));
-        timed_out(engine.wait_to_read_timeout(&token, Duration::ZERO));
+        assert_timed_out(engine.wait_to_read_timeout(&token, Duration::ZERO));
         let waits = [(); 4].map(|()| [engine.wait_for_var_async(&token), engine.wait_to_read_async(&token)]);
         let threads = [true, false].map(|for_reading| {
             let (engine, token) = (engine.clone(), token.clone());
@@ -359,33 +361,33 @@ fn a_wait_that_joins_another_returns_the_failure() {
         });
         done.fail("as planned");
         let mut waits = waits.into_iter().flatten();
-        let first = failure(block_on(waits.next().expect("there are eight")));
+        let first = failure(block_on(waits.next().expect("there are eight waits")));
         for wait in waits {
             assert!(failure(block_on(wait)).ptr_eq(&first));
         }
         for thread in threads {
-            assert!(failure(thread.join().expect("it does not panic")).ptr_eq(&first));
+            assert!(failure(thread.join().expect("the thread does not panic")).ptr_eq(&first));
         }
         // A later wait returns the same failure, until it is cleared.
         assert!(failure(engine.wait_for_var(&token)).ptr_eq(&first));
         engine.clear_error(&token).expect("the engine is open");
-        engine.wait_for_var(&token).expect("it was cleared");
+        engine.wait_for_var(&token).expect("the failure was cleared");
     });
 }
 
 #[test]
 fn a_wait_covers_earlier_pushes_and_no_later_ones() {
     alone_on(&KINDS, 2, |engine| {
-        // Whether each wait is for reading.
+        // For each wait, whether it is `wait_to_read`.
         for kinds in [[true, true], [true, false], [false, true], [false, false]] {
             let (token, pending) = (engine.token(), Pending::new());
             let waits = || -> Vec<VarWait> {
-                let begin = |&for_reading: &bool| {
+                let start = |&for_reading: &bool| {
                     if for_reading { engine.wait_to_read_async(&token) } else { engine.wait_for_var_async(&token) }
                 };
-                [kinds, kinds].as_flattened().iter().map(begin).collect()
+                [kinds, kinds].as_flattened().iter().map(start).collect()
             };
-            let first = pending.begin(&engine, [&token]);
+            let first = pending.start(&engine, [&token]);
             let before = waits();
             let (sender, second) = mpsc::channel();
             engine
@@ -396,7 +398,7 @@ fn a_wait_covers_earlier_pushes_and_no_later_ones() {
             let mut behind = waits();
             first.complete();
             for wait in before {
-                block_on(wait).expect("nothing failed");
+                block_on(wait).expect("no operation fails");
             }
             let second = second.recv().expect("the operation starts");
             for wait in &mut behind {
@@ -404,16 +406,16 @@ fn a_wait_covers_earlier_pushes_and_no_later_ones() {
             }
             second.complete();
             for wait in behind {
-                block_on(wait).expect("nothing failed");
+                block_on(wait).expect("no operation fails");
             }
             assert_eq!(token.version(), 2);
         }
     });
 }
 
-/// A ready wait is queued on a thread that is busy with something else. Another wait must not depend on it.
+/// A ready wait is queued on a thread that a waker blocks. A later wait must not depend on it.
 #[test]
-fn a_wait_does_not_join_a_ready_wait_that_is_held_up() {
+fn a_wait_does_not_join_a_ready_wait_that_is_blocked() {
     struct Block(Gate, Gate);
     impl Wake for Block {
         fn wake(self: Arc<Self>) {
@@ -423,46 +425,46 @@ fn a_wait_does_not_join_a_ready_wait_that_is_held_up() {
     }
     alone_on(&KINDS, 2, |engine| {
         let (one, other) = (engine.token(), engine.token());
-        let done = Pending::new().begin(&engine, [&one, &other]);
-        let (blocked, go_on) = (Gate::new(), Gate::new());
+        let done = Pending::new().start(&engine, [&one, &other]);
+        let (blocked, released) = (Gate::new(), Gate::new());
         let mut first = engine.wait_for_var_async(&one);
-        let waker = Waker::from(Arc::new(Block(blocked.clone(), go_on.clone())));
+        let waker = Waker::from(Arc::new(Block(blocked.clone(), released.clone())));
         assert!(poll_with(&mut first, &waker).is_pending());
         drop(engine.wait_to_read_async(&other));
         let thread = thread::spawn(move || done.fail("as planned"));
         blocked.pass();
         let waited = engine.wait_to_read_timeout(&other, common::SOON);
-        go_on.open();
-        thread.join().expect("it does not panic");
+        released.open();
+        thread.join().expect("the thread does not panic");
         failure(waited);
     });
 }
 
-/// The variable is deleted by a call and by the drop of its last handle; joined waits before and after the deletion end.
+/// The variable is deleted by a call, and its last handle is dropped. Joined waits before and after the deletion end.
 #[test]
 fn joined_waits_end_when_the_variable_is_deleted() {
     alone_on(&KINDS, 2, |engine| {
         let token = engine.token();
-        let done = Pending::new().begin(&engine, [&token]);
+        let done = Pending::new().start(&engine, [&token]);
         let before = [engine.wait_for_var_async(&token), engine.wait_for_var_async(&token)];
         let gone = Gate::new();
         let inside = gone.clone();
-        engine.delete_variable(&token, move |_| inside.open()).expect("once");
+        engine.delete_variable(&token, move |_| inside.open()).expect("the variable is not deleted");
         let behind = [engine.wait_for_var_async(&token), engine.wait_for_var_async(&token)];
         drop(token);
         done.complete();
-        before.into_iter().for_each(|wait| block_on(wait).expect("nothing failed"));
-        behind.into_iter().for_each(|wait| block_on(wait).expect("nothing failed"));
+        before.into_iter().for_each(|wait| block_on(wait).expect("no operation fails"));
+        behind.into_iter().for_each(|wait| block_on(wait).expect("no operation fails"));
         assert!(gone.is_open(), "the waits pushed after the deletion ended before it");
-        engine.wait_for_all().expect("nothing failed");
+        engine.wait_for_all().expect("no operation fails");
     });
 }
 
 // -------------------------------------------------------------------------------------------------------- wakers ----
 
-/// Each kind of future that waits for `token`'s operation, or for its handle.
+/// Returns a future of each kind, which waits for the operation on `token` or for a handle behind it.
 fn futures(engine: &Engine, token: &Token) -> [Box<dyn Future<Output = bool> + Unpin>; 4] {
-    let handle: OpHandle<()> = engine.op("behind").reads([token]).submit((), |()| ()).expect("it is open");
+    let handle: OpHandle<()> = engine.op("behind").reads([token]).submit((), |()| ()).expect("the engine is open");
     let (var, read) = (engine.wait_for_var_async(token), engine.wait_to_read_async(token));
     let all = engine.wait_for_all_async();
     [
@@ -477,22 +479,22 @@ fn futures(engine: &Engine, token: &Token) -> [Box<dyn Future<Output = bool> + U
 fn a_dropped_future_is_not_woken_and_a_moved_one_wakes_only_its_last_waker() {
     alone_on(&KINDS, 2, |engine| {
         let token = engine.token();
-        let done = Pending::new().begin(&engine, [&token]);
+        let done = Pending::new().start(&engine, [&token]);
         let dropped: Vec<_> = futures(&engine, &token).iter_mut().map(poll_heavily).collect();
         let mut moved = futures(&engine, &token);
         let before: Vec<_> = moved.iter_mut().map(poll_heavily).collect();
         let after: Vec<_> = moved.iter_mut().map(poll_heavily).collect();
         for waker in dropped.iter().chain(&before) {
-            assert_eq!(Arc::strong_count(waker), 1, "the waker is kept");
+            assert_eq!(Arc::strong_count(waker), 1, "the engine keeps the waker");
         }
         done.complete();
-        engine.wait_for_all().expect("nothing failed");
+        engine.wait_for_all().expect("no operation fails");
         for waker in dropped.iter().chain(&before) {
             assert_eq!(waker.woken.load(SeqCst), 0, "the waker of a dropped or moved future was woken");
         }
         common::eventually("each live future is woken", || after.iter().all(|waker| waker.woken.load(SeqCst) == 1));
         for future in moved {
-            assert!(block_on(future), "nothing failed");
+            assert!(block_on(future), "the future returned an error");
         }
     });
 }
@@ -501,12 +503,12 @@ fn a_dropped_future_is_not_woken_and_a_moved_one_wakes_only_its_last_waker() {
 fn a_future_that_is_polled_often_keeps_one_waker() {
     alone_on(&KINDS, 2, |engine| {
         let token = engine.token();
-        let done = Pending::new().begin(&engine, [&token]);
+        let done = Pending::new().start(&engine, [&token]);
         for mut future in futures(&engine, &token) {
             assert_flat("polls of one future", MANY, |_| drop(poll_heavily(&mut future)));
         }
         done.complete();
-        engine.wait_for_all().expect("nothing failed");
+        engine.wait_for_all().expect("no operation fails");
     });
 }
 
@@ -515,23 +517,27 @@ fn a_future_that_is_polled_often_keeps_one_waker() {
 fn a_future_is_woken_only_by_the_operations_it_waits_for() {
     alone_on(&KINDS, 2, |engine| {
         let pending = Pending::new();
-        let first = pending.begin(&engine, none());
+        let first = pending.start(&engine, no_tokens());
         let mut one = Box::pin(engine.wait_for_all_async());
         let waker = poll_heavily(&mut one);
-        let second = pending.begin(&engine, none());
+        let second = pending.start(&engine, no_tokens());
         let mut other = Box::pin(engine.wait_for_all_async());
         let others = poll_heavily(&mut other);
         second.complete();
-        timed_out(engine.wait_for_all_timeout(Duration::ZERO));
-        assert_eq!((waker.woken.load(SeqCst), others.woken.load(SeqCst)), (0, 0), "the first is pending");
+        assert_timed_out(engine.wait_for_all_timeout(Duration::ZERO));
+        assert_eq!(
+            (waker.woken.load(SeqCst), others.woken.load(SeqCst)),
+            (0, 0),
+            "a future was woken while the first operation was pending"
+        );
         first.complete();
-        block_on(one).expect("nothing failed");
-        block_on(other).expect("nothing failed");
+        block_on(one).expect("no operation fails");
+        block_on(other).expect("no operation fails");
         assert_eq!((waker.woken.load(SeqCst), others.woken.load(SeqCst)), (1, 1));
     });
 }
 
-/// A waker whose clone, wake and drop each use the engine: they push, wait with a zero timeout, and poll and drop futures.
+/// A waker whose clone, wake and drop each push, wait with a zero timeout, and poll and drop futures.
 struct Busy {
     engine: Engine,
     token: Token,
@@ -539,7 +545,7 @@ struct Busy {
 }
 
 impl Busy {
-    fn make_use(&self) {
+    fn use_engine(&self) {
         self.used.fetch_add(1, SeqCst);
         self.engine.op("by a waker").push_sync(|_| {}).expect("the engine is open");
         let _ = self.engine.wait_for_all_timeout(Duration::ZERO);
@@ -549,7 +555,7 @@ impl Busy {
     }
 
     fn waker(self: &Arc<Self>) -> Waker {
-        // SAFETY: the functions of the table uphold the contract of wakers through the count of an `Arc`, as `Wake` does.
+        // SAFETY: the functions of the table uphold the contract of wakers through the reference count of an `Arc`.
         unsafe { Waker::from_raw(Self::raw(Arc::clone(self))) }
     }
 
@@ -557,17 +563,17 @@ impl Busy {
         static TABLE: RawWakerVTable = RawWakerVTable::new(
             |data| {
                 let this = Busy::borrow(data);
-                this.make_use();
+                this.use_engine();
                 Busy::raw(Arc::clone(&this))
             },
             |data| {
-                Busy::borrow(data).make_use();
-                Busy::give_up(data);
+                Busy::borrow(data).use_engine();
+                Busy::release(data);
             },
-            |data| Busy::borrow(data).make_use(),
+            |data| Busy::borrow(data).use_engine(),
             |data| {
-                Busy::borrow(data).make_use();
-                Busy::give_up(data);
+                Busy::borrow(data).use_engine();
+                Busy::release(data);
             },
         );
         RawWaker::new(Arc::into_raw(this).cast(), &TABLE)
@@ -578,7 +584,7 @@ impl Busy {
         std::mem::ManuallyDrop::new(unsafe { Arc::from_raw(data.cast()) })
     }
 
-    fn give_up(data: *const ()) {
+    fn release(data: *const ()) {
         drop(std::mem::ManuallyDrop::into_inner(Self::borrow(data)));
     }
 }
@@ -587,7 +593,7 @@ impl Busy {
 fn wakers_may_use_the_engine() {
     alone_on(&KINDS, 2, |engine| {
         let token = engine.token();
-        let done = Pending::new().begin(&engine, [&token]);
+        let done = Pending::new().start(&engine, [&token]);
         let busy = [(); 2]
             .map(|()| Arc::new(Busy { engine: engine.clone(), token: token.clone(), used: AtomicUsize::new(0) }));
         let mut stay = futures(&engine, &token);
@@ -601,9 +607,9 @@ fn wakers_may_use_the_engine() {
             assert!(poll_with(&mut future, &busy[1].waker()).is_pending());
         }
         done.complete();
-        engine.wait_for_all().expect("nothing failed");
+        engine.wait_for_all().expect("no operation fails");
         for future in stay {
-            assert!(block_on(future), "nothing failed");
+            assert!(block_on(future), "the future returned an error");
         }
         common::eventually("the engine keeps no waker", || busy.iter().all(|busy| Arc::strong_count(busy) == 1));
         assert!(busy.iter().all(|busy| busy.used.load(SeqCst) > 8));

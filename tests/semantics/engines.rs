@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn the_naive_engine_runs_each_operation_inside_its_push() {
+fn a_naive_engine_runs_each_operation_inside_its_push() {
     watched(|| {
         let engine = engine(EngineKind::Naive, 1);
         assert_eq!(engine.kind(), EngineKind::Naive);
@@ -15,15 +15,15 @@ fn the_naive_engine_runs_each_operation_inside_its_push() {
                 inner.add((number, thread::current().id()));
             };
             engine.op("").priority(-number).writes([token]).push_sync(f).unwrap();
-            assert_eq!(journal.len(), number as usize + 1, "the push has returned before the operation ran");
+            assert_eq!(journal.len(), number as usize + 1, "the push returned before the operation ran");
         }
         assert!(journal.take().into_iter().eq((0..100).map(|number| (number, thread::current().id()))));
     });
 }
 
-/// Not even with an operation that waits for another which conflicts with what runs is an order broken.
+/// The pushed operation mutates the variable that the running one holds, so it cannot run inside its push.
 #[test]
-fn the_naive_engine_puts_off_what_conflicts_with_what_runs() {
+fn a_naive_engine_defers_operations_that_conflict_with_a_running_one() {
     watched(|| {
         let engine = engine(EngineKind::Naive, 1);
         let (token, journal) = (engine.token(), Journal::new());
@@ -43,16 +43,16 @@ fn the_naive_engine_puts_off_what_conflicts_with_what_runs() {
     });
 }
 
-/// A queue behind one asynchronous operation must not become a recursion when that completes.
+/// The completion of one asynchronous operation makes a long queue ready, which must not run recursively.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn a_long_queue_of_the_naive_engine_is_no_recursion() {
-    child_succeeds("engines::in_a_child_a_long_queue_of_the_naive_engine");
+fn a_long_queue_of_a_naive_engine_runs_without_recursion() {
+    child_succeeds("engines::in_a_child_a_long_queue_of_a_naive_engine");
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own, because it may take that down"]
-fn in_a_child_a_long_queue_of_the_naive_engine() {
+#[ignore = "run by another test in a separate process, because a failure may crash the process"]
+fn in_a_child_a_long_queue_of_a_naive_engine() {
     if !is_child() {
         return;
     }
@@ -68,13 +68,13 @@ fn in_a_child_a_long_queue_of_the_naive_engine() {
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn a_long_queue_of_asynchronous_operations_of_the_naive_engine_is_no_recursion() {
-    child_succeeds("engines::in_a_child_a_long_asynchronous_queue_of_the_naive_engine");
+fn a_long_asynchronous_queue_of_a_naive_engine_runs_without_recursion() {
+    child_succeeds("engines::in_a_child_a_long_asynchronous_queue_of_a_naive_engine");
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own, because it may take that down"]
-fn in_a_child_a_long_asynchronous_queue_of_the_naive_engine() {
+#[ignore = "run by another test in a separate process, because a failure may crash the process"]
+fn in_a_child_a_long_asynchronous_queue_of_a_naive_engine() {
     if !is_child() {
         return;
     }
@@ -89,11 +89,11 @@ fn in_a_child_a_long_asynchronous_queue_of_the_naive_engine() {
     assert_eq!(token.version(), 100_001);
 }
 
-/// Operations that begin on the pushing thread, and push others that do: on the naive engine all, elsewhere those with
-/// [`Property::Async`].
+/// Each operation starts on the pushing thread and pushes the next one. On a naive engine, every operation starts
+/// there; on the others, only eager ones do.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn pushes_inside_pushes_are_no_recursion() {
+fn pushes_inside_pushes_do_not_overflow_the_stack() {
     for kinds in ["Naive Naive", "Pooled Pooled", "PerDevice PerDevice", "Naive Pooled"] {
         let variables = [("RADDLE_TEST_KIND", kinds)];
         let (success, text) = common::child("engines::in_a_child_pushes_inside_pushes", &variables);
@@ -102,7 +102,7 @@ fn pushes_inside_pushes_are_no_recursion() {
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own, because it may take that down"]
+#[ignore = "run by another test in a separate process, because a failure may crash the process"]
 fn in_a_child_pushes_inside_pushes() {
     const DEPTH: usize = 100_000;
     fn descend(here: Engine, there: Engine, count: Arc<AtomicUsize>) {
@@ -117,17 +117,17 @@ fn in_a_child_pushes_inside_pushes() {
     let kinds = std::env::var("RADDLE_TEST_KIND").unwrap();
     let mut kinds = kinds.split(' ').map(|kind| kind.parse().unwrap());
     let here = engine(kinds.next().unwrap(), 1);
-    // On one engine, and on two in turns.
+    // First on one engine, then alternating between two.
     for there in [here.clone(), engine(kinds.next().unwrap(), 1)] {
         let count = Arc::new(AtomicUsize::new(0));
         descend(here.clone(), there, Arc::clone(&count));
-        eventually("the deepest has run", || count.load(SeqCst) == DEPTH);
+        eventually("the deepest operation has run", || count.load(SeqCst) == DEPTH);
     }
 }
 
-/// As deep as programs nest, what the naive engine is given has run when the push returns.
+/// At a depth that programs reach, each operation has run when its push returns.
 #[test]
-fn a_naive_engine_runs_operations_inside_pushes_that_are_deep() {
+fn a_naive_engine_runs_operations_inside_deeply_nested_pushes() {
     fn descend(engine: &Engine, depth: usize, ran: &Arc<AtomicUsize>) {
         let (inside, count) = (engine.clone(), Arc::clone(ran));
         let before = ran.load(SeqCst);
@@ -143,25 +143,25 @@ fn a_naive_engine_runs_operations_inside_pushes_that_are_deep() {
     watched(|| descend(&engine(EngineKind::Naive, 1), 200, &Arc::default()));
 }
 
-/// Deeper than the stack has room for, what was pushed can still be asked for, and waited for.
+/// Beyond the depth that the stack has room for, an operation runs when the program polls it or waits for it.
 #[test]
 #[cfg_attr(miri, ignore = "uses much of the stack")]
-fn a_naive_engine_runs_what_is_asked_for_at_any_depth() {
-    fn descend(engine: &Engine, depth: usize, polls: bool) -> usize {
+fn a_naive_engine_runs_an_awaited_operation_at_any_depth() {
+    fn descend(engine: &Engine, depth: usize, poll: bool) -> usize {
         let inside = engine.clone();
-        let next = engine.op("").submit((), move |()| if depth == 0 { 0 } else { descend(&inside, depth - 1, polls) });
+        let next = engine.op("").submit((), move |()| if depth == 0 { 0 } else { descend(&inside, depth - 1, poll) });
         let next = next.unwrap();
-        while polls && !next.is_done() {
+        while poll && !next.is_done() {
             thread::yield_now();
         }
         1 + next.wait().unwrap()
     }
-    for polls in [false, true] {
-        watched(move || assert_eq!(descend(&engine(EngineKind::Naive, 1), 20_000, polls), 20_001));
+    for poll in [false, true] {
+        watched(move || assert_eq!(descend(&engine(EngineKind::Naive, 1), 20_000, poll), 20_001));
     }
 }
 
-/// Variables that hold variables, a long chain of them, are dropped without a recursion.
+/// The value of each variable holds the next variable.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_long_chain_of_variables_is_dropped_without_recursion() {
@@ -173,9 +173,9 @@ fn a_long_chain_of_variables_is_dropped_without_recursion() {
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own, because it may take that down"]
+#[ignore = "run by another test in a separate process, because a failure may crash the process"]
 fn in_a_child_a_long_chain_of_variables() {
-    struct Link(#[expect(dead_code, reason = "it is there to be dropped")] Option<Var<Link>>);
+    struct Link(#[expect(dead_code, reason = "held only to be dropped")] Option<Var<Link>>);
     if !is_child() {
         return;
     }
@@ -189,7 +189,7 @@ fn in_a_child_a_long_chain_of_variables() {
         if shut_down {
             engine.shutdown(Shutdown::Drain, None).unwrap();
         }
-        // Some threads have little of a stack. What sanitizers add to it is not the library's.
+        // Some threads have a small stack. Sanitizers need more stack than the library itself does.
         let size = if cfg!(any(raddle_unpooled, raddle_tsan)) { 2 << 20 } else { 128 << 10 };
         let small = thread::Builder::new().stack_size(size).spawn(move || drop(head)).unwrap();
         small.join().unwrap();
@@ -200,7 +200,7 @@ fn in_a_child_a_long_chain_of_variables() {
 }
 
 #[test]
-fn kinds_have_names() {
+fn kinds_of_engines_convert_to_and_from_names() {
     for kind in KINDS {
         assert_eq!(kind.to_string().parse::<EngineKind>().unwrap(), kind);
         assert_eq!(kind.to_string().to_lowercase().parse::<EngineKind>().unwrap(), kind);

@@ -1,11 +1,11 @@
 use super::*;
 
 fn is_panic(error: &OpError, message: Option<&str>) -> bool {
-    matches!(error.cause(), Cause::Panic(own) if own.as_deref() == message)
+    matches!(error.cause(), Cause::Panic(actual) if actual.as_deref() == message)
 }
 
 #[test]
-fn a_panic_fails_the_operation_and_the_process_goes_on() {
+fn a_panic_fails_the_operation_and_the_worker_survives() {
     on_kinds(&KINDS, 1, |engine| {
         let number = 7;
         let (a, b, c) = (engine.var(0), engine.var(0), engine.var(0));
@@ -15,13 +15,13 @@ fn a_panic_fails_the_operation_and_the_process_goes_on() {
         assert!(is_panic(&failure(engine.get(&a)), Some("literal")));
         assert!(is_panic(&failure(engine.get(&b)), Some("formatted 7")));
         assert!(is_panic(&failure(engine.get(&c)), None));
-        // The only worker is still there.
+        // The only worker still runs operations.
         assert_eq!(engine.op("").submit((), |()| 1).unwrap().wait().unwrap(), 1);
     });
 }
 
 #[test]
-fn a_failure_tells_the_name_the_location_and_the_cause() {
+fn a_failure_reports_the_name_the_location_and_the_cause() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let line = line!() + 1;
@@ -42,37 +42,37 @@ fn a_failure_tells_the_name_the_location_and_the_cause() {
     });
 }
 
-/// The location is that of the program's own line for every way to push.
+/// The location is the line of the program that pushes.
 #[test]
-fn every_way_to_push_tells_its_location() {
+fn every_form_of_push_records_its_location() {
     on_kinds(&KINDS, 1, |engine| {
         let check = |line: u32, error: OpError| {
             assert_eq!((error.location().file(), error.location().line()), (file!(), line));
         };
         let value = engine.var(0);
-        let fresh = || engine.clear_error(&value).unwrap();
+        let clear = || engine.clear_error(&value).unwrap();
         engine.push_sync(|_| Err::<(), _>("no"), [], [value.token()]).unwrap();
         check(line!() - 1, failure(engine.wait_for_var(&value)));
-        fresh();
+        clear();
         engine.push_async(|_, done| done.fail("no"), [], [value.token()]).unwrap();
         check(line!() - 1, failure(engine.wait_for_var(&value)));
-        fresh();
+        clear();
         let handle = engine.op("").submit(value.write(), |_| panic!("no")).unwrap();
         check(line!() - 1, failure(handle.wait()));
-        fresh();
+        clear();
         let handle = engine.op("").submit_any(value.write(), |_| Err::<(), _>("no")).unwrap();
         check(line!() - 1, failure(handle.wait()));
-        fresh();
+        clear();
         engine.op("").writes([value.token()]).push_sync(|_| Err::<(), _>("no")).unwrap();
         check(line!() - 1, failure(engine.wait_for_var(&value)));
-        fresh();
+        clear();
         engine.op("").writes([value.token()]).push_async_any(raddle::cx(), |_, done| done.fail("no")).unwrap();
         check(line!() - 1, failure(engine.wait_for_var(&value)));
     });
 }
 
 #[test]
-fn an_operation_that_names_a_failed_variable_is_skipped_and_passes_the_same_error_on() {
+fn an_operation_on_a_failed_variable_is_skipped_and_propagates_the_same_error() {
     on_kinds(&KINDS, 2, |engine| {
         let tokens: Vec<Token> = (0..20).map(|_| engine.token()).collect();
         let (drops, ran) = (Drops::new(), Arc::new(AtomicUsize::new(0)));
@@ -96,8 +96,8 @@ fn an_operation_that_names_a_failed_variable_is_skipped_and_passes_the_same_erro
             assert_eq!(token.version(), 0);
         }
         assert_eq!(ran.load(SeqCst), 0);
-        // What a function has captured that did not run is dropped after the variables were passed on.
-        engine.wait_for_all().expect("the failure was told");
+        // The captures of a skipped function are dropped after its variables are released.
+        engine.wait_for_all().expect("the failure was reported");
         drops.assert_all_gone();
     });
 }
@@ -121,7 +121,7 @@ fn a_mutation_of_a_failed_variable_is_skipped() {
 }
 
 #[test]
-fn a_skipped_reader_tells_through_its_handle() {
+fn the_handle_of_a_skipped_reader_returns_the_failure() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(1);
         engine.op("first").push_any(value.write(), |_| Err("no")).unwrap();
@@ -134,7 +134,7 @@ fn a_skipped_reader_tells_through_its_handle() {
 }
 
 #[test]
-fn a_failing_reader_leaves_what_it_reads_alone() {
+fn a_failing_reader_does_not_fail_the_variables_that_it_reads() {
     on_kinds(&KINDS, 1, |engine| {
         let (read, written) = (engine.var(1), engine.var(2));
         engine.op("reader").push_any((read.read(), written.write()), |_| Err("no")).unwrap();
@@ -144,7 +144,7 @@ fn a_failing_reader_leaves_what_it_reads_alone() {
 }
 
 #[test]
-fn every_waiter_sees_the_same_error() {
+fn every_wait_returns_the_same_error() {
     on_kinds(&KINDS, 2, |engine| {
         let value = engine.var(0);
         let gate = hold(&engine, value.token());
@@ -168,19 +168,19 @@ fn every_waiter_sees_the_same_error() {
             thread::sleep(MOMENT);
             gate.open();
         });
-        // It stays, and those who come later get it too.
+        // The failure stays, so later waits return it too.
         let first = failure(engine.wait_for_var(&value));
         let errors = lock(&errors).drain(..).collect::<Vec<_>>();
         assert_eq!(errors.len(), 12);
         assert!(errors.iter().all(|error| error.ptr_eq(&first) && error.name() == "fails"));
         assert!(failure(engine.wait_for_var_timeout(&value, Duration::ZERO)).ptr_eq(&first));
-        engine.wait_for_all().expect("what was told is not reported again");
-        block_on(engine.wait_for_all_async()).expect("nor here");
+        engine.wait_for_all().expect("a failure that was returned is not reported again");
+        block_on(engine.wait_for_all_async()).expect("nor is it reported to a future");
     });
 }
 
 #[test]
-fn clear_error_ends_the_failure_in_push_order() {
+fn clear_error_clears_the_failure_in_push_order() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let gate = hold(&engine, value.token());
@@ -208,13 +208,13 @@ fn clear_error_of_a_sound_variable_does_nothing() {
 }
 
 #[test]
-fn clear_error_heals_one_variable_only() {
+fn clear_error_clears_one_variable_only() {
     on_kinds(&KINDS, 1, |engine| {
         let (a, b) = (engine.token(), engine.token());
         push_failing(&engine, "both", &[], &[&a, &b]);
         engine.clear_error(&a).unwrap();
         engine.wait_for_var(&a).unwrap();
-        engine.wait_for_all().expect("a failure that was cleared somewhere is known");
+        engine.wait_for_all().expect("a failure that was cleared on one variable is not reported");
         assert_eq!(failure(engine.wait_for_var(&b)).name(), "both");
         engine.clear_error(&b).unwrap();
         engine.wait_for_var(&b).unwrap();
@@ -222,7 +222,7 @@ fn clear_error_heals_one_variable_only() {
 }
 
 #[test]
-fn overwrite_heals() {
+fn an_overwrite_clears_the_failure() {
     on_kinds(&KINDS, 1, |engine| {
         let (value, token) = (engine.var(0), engine.token());
         push_failing(&engine, "fails", &[], &[value.token(), &token]);
@@ -236,7 +236,7 @@ fn overwrite_heals() {
 }
 
 #[test]
-fn an_operation_that_overwrites_is_skipped_for_what_it_reads() {
+fn an_overwrite_is_skipped_if_it_reads_a_failed_variable() {
     on_kinds(&KINDS, 1, |engine| {
         let (source, target) = (engine.var(0), engine.var(0));
         push_failing(&engine, "source", &[], &[source.token()]);
@@ -246,7 +246,7 @@ fn an_operation_that_overwrites_is_skipped_for_what_it_reads() {
 }
 
 #[test]
-fn what_is_also_read_or_written_is_not_overwritten() {
+fn an_overwrite_of_a_variable_that_is_also_read_or_written_counts_as_a_write() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         push_failing(&engine, "fails", &[], &[&token]);
@@ -267,28 +267,28 @@ fn a_failed_overwrite_leaves_the_variable_failed() {
     });
 }
 
-/// The operation that should have healed the variable fails, too. Somebody must be told of that.
+/// The operation that should have cleared the failure fails itself, and its failure must be reported too.
 #[test]
-fn a_failed_overwrite_of_a_failed_variable_does_not_hide() {
+fn a_failed_overwrite_of_a_failed_variable_is_reported() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         engine.op("first").push_any(value.write(), |_| Err("no")).unwrap();
         engine.op("second").push_any(value.overwrite(), |_| Err("no")).unwrap();
-        assert_told_of_second(&engine, value.token());
+        assert_second_is_reported(&engine, value.token());
     });
 }
 
 #[test]
-fn a_failed_no_skip_operation_on_a_failed_variable_does_not_hide() {
+fn a_failed_run_always_operation_on_a_failed_variable_is_reported() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         engine.op("first").push_any(value.write(), |_| Err("no")).unwrap();
         engine.op("second").run_always().push_any(value.write(), |_| Err("no")).unwrap();
-        assert_told_of_second(&engine, value.token());
+        assert_second_is_reported(&engine, value.token());
     });
 }
 
-/// A wait, and an operation that is skipped, must not return the failure of somebody else's operation.
+/// A wait, and an operation that is skipped, must not return the failure of an earlier operation.
 #[test]
 fn a_failed_overwrite_replaces_the_failure_of_the_variable() {
     on_kinds(&KINDS, 1, |engine| {
@@ -316,21 +316,21 @@ fn an_overwrite_that_is_skipped_replaces_the_failure_of_the_variable() {
     });
 }
 
-/// That one of the places that tell of failures tells of `second`, before or after `first` was cleared.
-fn assert_told_of_second(engine: &Engine, variable: &Token) {
-    let mut told = vec![failure(engine.wait_for_var(variable)), failure(engine.wait_for_all())];
+/// Asserts that some call reports the failure of `second`, before or after the failure of `first` is cleared.
+fn assert_second_is_reported(engine: &Engine, variable: &Token) {
+    let mut reported = vec![failure(engine.wait_for_var(variable)), failure(engine.wait_for_all())];
     engine.clear_error(variable).unwrap();
     engine.wait_for_var(variable).unwrap();
     if let Err(WaitError::Failed(error)) = engine.wait_for_all() {
-        told.push(error);
+        reported.push(error);
     }
-    told.extend(engine.clear_errors().map(|(error, _)| error));
-    let names: Vec<_> = told.iter().map(OpError::name).collect();
-    assert!(names.contains(&"second"), "nobody was told of the second failure, only of {names:?}");
+    reported.extend(engine.clear_errors().map(|(error, _)| error));
+    let names: Vec<_> = reported.iter().map(OpError::name).collect();
+    assert!(names.contains(&"second"), "the second failure is not reported, only {names:?}");
 }
 
 #[test]
-fn no_skip_runs() {
+fn a_run_always_operation_runs_on_a_failed_variable() {
     on_kinds(&KINDS, 1, |engine| {
         let (failed, sound) = (engine.var(0), engine.var(0));
         push_failing(&engine, "fails", &[], &[failed.token()]);
@@ -339,7 +339,7 @@ fn no_skip_runs() {
             *b += 1;
         });
         ran.unwrap().wait().unwrap();
-        // Such a run neither ends the failure nor passes it on.
+        // The run neither clears nor propagates the failure.
         assert_eq!(failure(engine.get(&failed)).name(), "fails");
         assert_eq!(engine.get(&sound).unwrap(), 1);
         assert_eq!((failed.version(), sound.version()), (1, 1));
@@ -349,17 +349,17 @@ fn no_skip_runs() {
 }
 
 #[test]
-fn a_failure_without_mutated_variables_is_reported_once_by_its_handle_or_by_wait_for_all() {
+fn a_failure_without_mutated_variables_is_reported_once() {
     on_kinds(&KINDS, 1, |engine| {
         let read = engine.var(0);
         let handle = engine.op("lonely").submit_any(read.read(), |_| Err::<(), _>("no")).unwrap();
         assert_eq!(failure(handle.wait()).name(), "lonely");
-        engine.wait_for_all().expect("the handle has told of it");
+        engine.wait_for_all().expect("the handle has reported the failure");
         drop(engine.op("alone").submit_any(read.read(), |_| Err::<(), _>("no")).unwrap());
         engine.op("second").push((), |()| panic!("no")).unwrap();
         assert_eq!(failure(engine.wait_for_all()).name(), "alone");
         assert_eq!(failure(engine.wait_for_all()).name(), "second");
-        engine.wait_for_all().expect("each was reported once");
+        engine.wait_for_all().expect("each failure is reported once");
         for name in ["third", "fourth", "fifth"] {
             engine.op(name).push_any((), |()| Err("no")).unwrap();
         }
@@ -372,11 +372,11 @@ fn a_failure_without_mutated_variables_is_reported_once_by_its_handle_or_by_wait
     });
 }
 
-/// How many failures an engine keeps; it counts those beyond.
-const KEPT: usize = 4096;
+/// The number of failures that an engine stores; it only counts the others.
+const STORED: usize = 4096;
 const BEYOND: usize = 904;
 
-/// Has `count` operations fail that mutate nothing; they have failed when this returns.
+/// Makes `count` operations fail that mutate no variable. All have failed when this returns.
 fn fail_many(engine: &Engine, count: usize) -> Vec<OpHandle<()>> {
     let submit = |_| engine.op("lonely").submit_any((), |()| Err::<(), _>("no")).unwrap();
     let handles: Vec<_> = (0..count).map(submit).collect();
@@ -384,15 +384,15 @@ fn fail_many(engine: &Engine, count: usize) -> Vec<OpHandle<()>> {
     handles
 }
 
-fn tell(handles: impl IntoIterator<Item = OpHandle<()>>) {
+fn assert_failed(handles: impl IntoIterator<Item = OpHandle<()>>) {
     handles.into_iter().for_each(|handle| assert_eq!(failure(handle.wait()).name(), "lonely"));
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "needs 5,000 operations")]
-fn clear_errors_counts_what_is_beyond_the_kept_failures() {
+fn clear_errors_counts_failures_beyond_the_stored_ones() {
     on_kinds(&KINDS, 1, |engine| {
-        drop(fail_many(&engine, KEPT + BEYOND));
+        drop(fail_many(&engine, STORED + BEYOND));
         let (first, count) = engine.clear_errors().unwrap();
         assert_eq!((first.name(), count), ("lonely", 5000));
         assert!(engine.clear_errors().is_none());
@@ -402,12 +402,12 @@ fn clear_errors_counts_what_is_beyond_the_kept_failures() {
 
 #[test]
 #[cfg_attr(miri, ignore = "needs 5,000 operations")]
-fn clear_errors_finds_what_is_beyond_kept_failures_that_handles_have_told_of() {
+fn clear_errors_finds_failures_beyond_stored_ones_that_handles_have_reported() {
     on_kinds(&KINDS, 1, |engine| {
-        let kept = fail_many(&engine, KEPT);
+        let stored = fail_many(&engine, STORED);
         drop(fail_many(&engine, BEYOND));
-        tell(kept);
-        let (first, count) = engine.clear_errors().expect("904 failures were not told");
+        assert_failed(stored);
+        let (first, count) = engine.clear_errors().expect("904 failures were not reported");
         assert_eq!(count, 904);
         assert!(first.to_string().contains(": 904 operations failed"), "{first}");
         assert!(engine.clear_errors().is_none());
@@ -417,100 +417,103 @@ fn clear_errors_finds_what_is_beyond_kept_failures_that_handles_have_told_of() {
 
 #[test]
 #[cfg_attr(miri, ignore = "needs 5,000 operations")]
-fn what_handles_have_told_of_is_not_reported_again_however_much_it_is() {
+fn any_number_of_failures_that_handles_have_reported_are_not_reported_again() {
     on_kinds(&KINDS, 1, |engine| {
-        tell(fail_many(&engine, KEPT + BEYOND));
-        engine.wait_for_all().expect("the handles have told of all");
+        assert_failed(fail_many(&engine, STORED + BEYOND));
+        engine.wait_for_all().expect("the handles have reported all failures");
         assert!(engine.clear_errors().is_none());
     });
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "needs 5,000 operations")]
-fn what_handles_have_told_of_beyond_the_kept_failures_is_not_counted() {
+fn failures_that_handles_have_reported_are_not_counted_beyond_the_stored_ones() {
     on_kinds(&KINDS, 1, |engine| {
-        let kept = fail_many(&engine, KEPT);
+        let stored = fail_many(&engine, STORED);
         let mut beyond = fail_many(&engine, BEYOND);
-        // A failure that is told of twice is taken off once.
+        // A failure that is reported twice is subtracted once.
         for error in beyond.drain(..900).map(|handle| failure(handle.wait())) {
             drop(WaitError::from(error));
         }
-        for handle in kept.into_iter().skip(1) {
+        for handle in stored.into_iter().skip(1) {
             drop(failure(handle.wait()));
         }
         assert_eq!(failure(engine.wait_for_all()).name(), "lonely");
         let error = failure(engine.wait_for_all());
         assert!(error.to_string().contains(": 4 operations failed"), "{error}");
-        engine.wait_for_all().expect("each was reported once");
-        tell(beyond);
-        engine.wait_for_all().expect("each was reported once");
+        engine.wait_for_all().expect("each failure is reported once");
+        assert_failed(beyond);
+        engine.wait_for_all().expect("each failure is reported once");
     });
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "needs 10,000 operations")]
-fn a_handle_that_tells_late_takes_nothing_from_later_failures() {
+fn a_handle_that_reports_late_does_not_hide_later_failures() {
     on_kinds(&KINDS, 1, |engine| {
-        let kept = fail_many(&engine, KEPT);
+        let stored = fail_many(&engine, STORED);
         let beyond = fail_many(&engine, BEYOND);
         assert_eq!(engine.clear_errors().unwrap().1, 5000);
-        drop(fail_many(&engine, KEPT + BEYOND));
-        tell(kept);
-        tell(beyond);
+        drop(fail_many(&engine, STORED + BEYOND));
+        assert_failed(stored);
+        assert_failed(beyond);
         assert_eq!(engine.clear_errors().unwrap().1, 5000);
         engine.wait_for_all().unwrap();
     });
 }
 
-/// None hides and none is taken twice, when handles tell of failures while others are cleared.
+/// Each failure is reported or cleared, and none twice, while handles report some and another thread clears the others.
 #[test]
 #[cfg_attr(miri, ignore = "needs 60,000 operations")]
-fn failures_are_cleared_once_while_handles_tell_of_others() {
+fn failures_are_cleared_once_while_handles_report_others() {
     on_kinds(&THREADED, 2, |engine| {
         for round in 0..10 {
             let mut handles = fail_many(&engine, 6000).into_iter();
-            let tellers: [Vec<_>; 2] = [(); 2].map(|()| handles.by_ref().take(3000).step_by(2).collect());
+            let reporters: [Vec<_>; 2] = [(); 2].map(|()| handles.by_ref().take(3000).step_by(2).collect());
             let start = Meeting::new(3);
             let cleared: u64 = thread::scope(|scope| {
-                for handles in tellers {
+                for handles in reporters {
                     let start = &start;
                     scope.spawn(move || {
                         start.join();
-                        tell(handles);
+                        assert_failed(handles);
                     });
                 }
                 start.join();
-                // More or less of them are told by then.
+                // The number of failures that are reported by then varies.
                 (0..round * 100).for_each(|_| thread::yield_now());
                 engine.clear_errors().map_or(0, |(_, count)| count)
             });
-            assert!((3000..=6000).contains(&cleared), "{cleared} of 6,000 were cleared, and 3,000 were told");
-            engine.wait_for_all().expect("all were told or cleared");
+            assert!(
+                (3000..=6000).contains(&cleared),
+                "{cleared} of 6,000 failures were cleared, although only 3,000 were reported"
+            );
+            engine.wait_for_all().expect("all failures were reported or cleared");
         }
     });
 }
 
 #[test]
-fn wait_for_all_reports_the_earliest_failure() {
+fn wait_for_all_reports_the_earliest_failure_first() {
     on_kinds(&KINDS, 1, |engine| {
         let tokens: Vec<Token> = (0..3).map(|_| engine.token()).collect();
         for (name, token) in ["a", "b", "c"].into_iter().zip(tokens.iter().rev()) {
-            // With one worker they fail in this order.
+            // With one worker, they fail in this order.
             push_failing(&engine, name, &[], &[token]);
         }
         for name in ["a", "b", "c"] {
             assert_eq!(failure(engine.wait_for_all()).name(), name);
         }
-        engine.wait_for_all().expect("each was reported once");
+        engine.wait_for_all().expect("each failure is reported once");
         for token in &tokens {
-            assert!(engine.wait_for_var(token).is_err(), "a failed variable goes on telling");
+            assert!(engine.wait_for_var(token).is_err(), "a wait for a failed variable succeeded");
         }
     });
 }
 
-/// A failed variable that is gone, and of whose failure nobody was told, is still reported.
+/// The variable is dropped before any call has reported its failure.
 #[test]
-fn the_failure_of_a_dropped_variable_does_not_hide() {
+fn the_failure_of_a_dropped_variable_is_reported() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         push_failing(&engine, "unseen", &[], &[&token]);
@@ -520,7 +523,7 @@ fn the_failure_of_a_dropped_variable_does_not_hide() {
 }
 
 #[test]
-fn the_reported_failure_of_a_dropped_variable_is_over() {
+fn a_failure_that_was_reported_before_its_variable_was_dropped_is_not_reported_again() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         push_failing(&engine, "seen", &[], &[&token]);
@@ -530,9 +533,9 @@ fn the_reported_failure_of_a_dropped_variable_is_over() {
     });
 }
 
-/// What the failure reached on its way does not matter, nor when that is freed.
+/// The failure is not reported again for another variable that it has reached, whenever that variable is freed.
 #[test]
-fn a_failure_that_was_told_and_cleared_is_not_reported_again() {
+fn a_reported_and_cleared_failure_is_not_reported_again() {
     on_kinds(&KINDS, 2, |engine| {
         let kept = engine.var(0);
         for round in 0..2000 {
@@ -568,20 +571,20 @@ fn deletions_run_on_failed_variables() {
     });
 }
 
-/// A failure never hides, also when it is the deletion that fails.
+/// No failure is lost, even if the deletion itself fails.
 #[test]
 fn a_deletion_that_panics_is_reported() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         engine.delete_variable(&token, |_| panic!("in the deletion")).unwrap();
-        let told = [engine.wait_for_var(&token), engine.wait_for_all()];
-        let told = told.into_iter().find_map(Result::err).expect("nobody is told of the panic");
-        assert!(is_panic(&failure(Err::<(), _>(told)), Some("in the deletion")));
+        let results = [engine.wait_for_var(&token), engine.wait_for_all()];
+        let error = results.into_iter().find_map(Result::err).expect("a wait reports the panic");
+        assert!(is_panic(&failure(Err::<(), _>(error)), Some("in the deletion")));
     });
 }
 
 #[test]
-fn a_value_whose_drop_panics_is_reported() {
+fn a_panic_in_the_drop_of_a_value_is_reported() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(common::PanicsOnDrop("in the drop"));
         drop(value);
@@ -590,7 +593,7 @@ fn a_value_whose_drop_panics_is_reported() {
 }
 
 #[test]
-fn a_skipped_async_operation_never_starts() {
+fn a_skipped_async_operation_does_not_start() {
     on_kinds(&KINDS, 1, |engine| {
         let (token, drops) = (engine.token(), Drops::new());
         push_failing(&engine, "fails", &[], &[&token]);
@@ -606,40 +609,40 @@ fn a_skipped_async_operation_never_starts() {
             )
             .unwrap();
         assert_eq!(failure(engine.wait_for_var(&token)).name(), "fails");
-        engine.wait_for_all().expect("the failure was told");
+        engine.wait_for_all().expect("the failure was reported");
         drops.assert_all_gone();
     });
 }
 
 #[test]
-fn an_error_of_a_deeper_cause_is_reached_through_source() {
+fn an_error_does_not_repeat_the_message_of_its_source() {
     on_kinds(&[EngineKind::Naive], 1, |engine| {
         let token = engine.token();
         engine.push_sync(|_| Err::<(), _>(std::io::Error::other("disk")), [], [&token]).unwrap();
         let error = failure(engine.wait_for_var(&token));
         assert!(error.downcast_ref::<std::io::Error>().is_some_and(|error| error.to_string() == "disk"));
-        // The message of each error is in that of the one before it, and is not repeated by the chain.
-        let (mut chain, mut at) = (error.to_string(), error.source());
-        while let Some(error) = at {
+        // The message of an error contains the messages of its causes, so the chain must not repeat them.
+        let (mut chain, mut source) = (error.to_string(), error.source());
+        while let Some(error) = source {
             chain += &format!(": {error}");
-            at = error.source();
+            source = error.source();
         }
         assert_eq!(chain.matches("disk").count(), 1, "{chain}");
     });
 }
 
-fn shown<T: Debug + ToString>(error: T) {
+fn assert_has_a_message<T: Debug + ToString>(error: T) {
     assert!(!error.to_string().is_empty());
     assert!(!format!("{error:?}").is_empty());
 }
 
 #[test]
-fn every_error_has_words() {
-    shown(PushError::ShutDown);
-    shown(PushError::NoSuchDevice(Device::Gpu(1)));
+fn every_error_has_a_message() {
+    assert_has_a_message(PushError::ShutDown);
+    assert_has_a_message(PushError::NoSuchDevice(Device::Gpu(1)));
     [WaitError::TimedOut, WaitError::WouldDeadlock, WaitError::TooManyWaiting, WaitError::ValueTaken]
         .into_iter()
-        .for_each(shown);
-    shown(WaitError::Refused(PushError::ShutDown));
-    [ShutdownError::TimedOut, ShutdownError::InsideOperation].into_iter().for_each(shown);
+        .for_each(assert_has_a_message);
+    assert_has_a_message(WaitError::Refused(PushError::ShutDown));
+    [ShutdownError::TimedOut, ShutdownError::InsideOperation].into_iter().for_each(assert_has_a_message);
 }

@@ -1,20 +1,20 @@
 use super::*;
 
 #[test]
-fn what_an_operation_is_told_about_its_run() {
+fn the_context_of_an_operation_describes_its_run() {
     on_kinds(&KINDS, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
-        let tell = move |cx: &OpContext<'_>| {
+        let report = move |cx: &OpContext<'_>| {
             sender.send((cx.name().to_owned(), cx.device(), cx.worker(), cx.engine().kind())).unwrap();
         };
-        engine.op(format!("named {}", 7)).push_sync(tell).unwrap();
+        engine.op(format!("named {}", 7)).push_sync(report).unwrap();
         let worker = (engine.kind() != EngineKind::Naive).then_some(0);
         assert_eq!(receive(&receiver), ("named 7".to_owned(), Device::Cpu, worker, engine.kind()));
     });
 }
 
 #[test]
-fn a_function_may_return_nothing_a_result_or_never() {
+fn a_function_may_return_unit_a_result_or_never() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         engine.push_sync(|_| {}, [], [&token]).unwrap();
@@ -28,7 +28,7 @@ fn a_function_may_return_nothing_a_result_or_never() {
 }
 
 #[test]
-fn async_completes_from_any_thread() {
+fn an_async_operation_completes_from_any_thread() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let slot = Arc::new(AtomicUsize::new(0));
@@ -56,7 +56,7 @@ fn async_completes_from_any_thread() {
 }
 
 #[test]
-fn an_async_operation_keeps_its_variables_and_no_worker_until_completed() {
+fn a_pending_async_operation_holds_its_variables_but_no_worker() {
     on_kinds(&KINDS, 1, |engine| {
         let (token, other) = (engine.token(), engine.token());
         let gate = hold(&engine, &token);
@@ -75,7 +75,7 @@ fn an_async_operation_keeps_its_variables_and_no_worker_until_completed() {
 }
 
 #[test]
-fn a_completion_used_inside_the_function_passes_the_variables_on() {
+fn a_completion_used_inside_the_function_releases_the_variables() {
     on_kinds(&THREADED, 2, |engine| {
         let (token, next) = (engine.token(), Gate::new());
         let (sender, receiver) = mpsc::channel();
@@ -84,7 +84,7 @@ fn a_completion_used_inside_the_function_passes_the_variables_on() {
             .push_async(
                 move |_, done| {
                     done.complete();
-                    // The function goes on, but the operation is done.
+                    // The operation has completed, although its function is still running.
                     sender.send(inner.pass_within(PATIENCE)).unwrap();
                 },
                 [],
@@ -92,12 +92,12 @@ fn a_completion_used_inside_the_function_passes_the_variables_on() {
             )
             .unwrap();
         engine.push_sync(move |_| next.open(), [], [&token]).unwrap();
-        assert!(receive(&receiver), "the next operation did not run while the function went on");
+        assert!(receive(&receiver), "the next operation did not run while the function was running");
     });
 }
 
 #[test]
-fn a_dropped_completion_is_an_error() {
+fn a_dropped_completion_fails_the_operation() {
     on_kinds(&KINDS, 1, |engine| {
         let tokens = [(); 3].map(|()| engine.token());
         engine.op("inside").writes([&tokens[0]]).push_async_any(raddle::cx(), |_, done| drop(done)).unwrap();
@@ -107,16 +107,16 @@ fn a_dropped_completion_is_an_error() {
             .push_async_any(raddle::cx(), |_, done| drop(thread::spawn(|| drop(done))))
             .unwrap();
         engine
-            .op("by a panic elsewhere")
+            .op("unwinding elsewhere")
             .writes([&tokens[2]])
             .push_async_any(raddle::cx(), |_, done| {
                 drop(thread::spawn(move || {
                     let _done = done;
-                    std::panic::resume_unwind(Box::new("a thread dies"));
+                    std::panic::resume_unwind(Box::new("the thread unwinds"));
                 }));
             })
             .unwrap();
-        for (token, name) in tokens.iter().zip(["inside", "elsewhere", "by a panic elsewhere"]) {
+        for (token, name) in tokens.iter().zip(["inside", "elsewhere", "unwinding elsewhere"]) {
             let error = failure(engine.wait_for_var(token));
             assert!(matches!(error.cause(), Cause::LostCompletion), "{error}");
             assert_eq!(error.name(), name);
@@ -125,7 +125,7 @@ fn a_dropped_completion_is_an_error() {
 }
 
 #[test]
-fn a_failed_completion_is_the_operations_failure() {
+fn a_failed_completion_fails_the_operation() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         engine.push_async(|_, done| drop(thread::spawn(|| done.fail("no disk"))), [], [&token]).unwrap();
@@ -135,7 +135,7 @@ fn a_failed_completion_is_the_operations_failure() {
 }
 
 #[test]
-fn an_async_function_that_panics_with_its_completion_fails_with_the_panic() {
+fn an_async_function_that_panics_with_its_completion_fails_the_operation_with_the_panic() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         engine.push_async(|_, _done| panic!("in the function"), [], [&token]).unwrap();
@@ -144,10 +144,10 @@ fn an_async_function_that_panics_with_its_completion_fails_with_the_panic() {
     });
 }
 
-/// `?` in an asynchronous function drops the completion on its way out, which ends the operation at once. The error that
-/// comes later does not hide.
+/// `?` in an asynchronous function drops the completion, which completes the operation immediately. The error is
+/// returned after that, and is still reported.
 #[test]
-fn an_async_function_that_returns_an_error_without_its_completion_has_lost_it() {
+fn an_async_function_that_returns_early_loses_its_completion() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         engine
@@ -164,28 +164,28 @@ fn an_async_function_that_returns_an_error_without_its_completion_has_lost_it() 
             .unwrap();
         let error = failure(engine.wait_for_var(&token));
         assert!(matches!(error.cause(), Cause::LostCompletion), "{error}");
-        let mut told = None;
+        let mut reported = None;
         eventually("the error is reported", || {
-            told = engine.wait_for_all().err();
-            told.is_some()
+            reported = engine.wait_for_all().err();
+            reported.is_some()
         });
-        let error = failure(Err::<(), _>(told.unwrap()));
+        let error = failure(Err::<(), _>(reported.unwrap()));
         assert!(matches!(error.cause(), Cause::Error(error) if error.is::<std::num::ParseIntError>()), "{error}");
     });
 }
 
-/// What comes after the operation may be what its function waits for.
+/// The function may wait for an operation that depends on its own.
 #[test]
-fn a_completion_dropped_in_its_own_function_ends_the_operation_at_once() {
+fn an_async_operation_completes_when_its_function_drops_the_completion() {
     on_kinds(&KINDS, 2, |engine| {
         let token = engine.token();
         let (sender, receiver) = mpsc::channel();
-        let (next, told) = (Gate::new(), engine.clone());
+        let (next, inside) = (Gate::new(), engine.clone());
         let (opens, variable) = (next.clone(), token.clone());
         engine
             .push_async(
                 move |_, done| {
-                    told.op("next").run_always().writes([&variable]).push_sync(move |_| opens.open()).unwrap();
+                    inside.op("next").run_always().writes([&variable]).push_sync(move |_| opens.open()).unwrap();
                     drop(done);
                     sender.send(next.pass_within(common::SOON)).unwrap();
                 },
@@ -193,12 +193,12 @@ fn a_completion_dropped_in_its_own_function_ends_the_operation_at_once() {
                 [&token],
             )
             .unwrap();
-        assert!(receive(&receiver), "the function has to return before its operation ends");
+        assert!(receive(&receiver), "the operation did not complete before its function returned");
     });
 }
 
 #[test]
-fn an_async_function_that_fails_while_its_completion_lives_fails_the_operation_at_the_completion() {
+fn an_early_failure_of_an_async_function_takes_effect_at_its_completion() {
     on_kinds(&KINDS, 1, |engine| {
         for panics in [false, true] {
             let (token, gate) = (engine.token(), Gate::new());
@@ -217,7 +217,7 @@ fn an_async_function_that_fails_while_its_completion_lives_fails_the_operation_a
                     [&token],
                 )
                 .unwrap();
-            // The completion's thread may still use the variable.
+            // The thread that owns the completion may still use the variable.
             assert!(matches!(engine.wait_for_var_timeout(&token, MOMENT), Err(WaitError::TimedOut)));
             gate.open();
             let error = failure(engine.wait_for_var(&token));
@@ -231,7 +231,7 @@ fn an_async_function_that_fails_while_its_completion_lives_fails_the_operation_a
 }
 
 #[test]
-fn an_async_function_that_fails_after_its_completion_was_used_is_reported_by_wait_for_all() {
+fn wait_for_all_reports_an_async_function_that_fails_after_its_completion() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         engine
@@ -246,19 +246,19 @@ fn an_async_function_that_fails_after_its_completion_was_used_is_reported_by_wai
             .unwrap();
         engine.wait_for_var(&token).unwrap();
         assert_eq!(token.version(), 1);
-        let mut told = None;
-        eventually("the failure is there", || {
-            told = engine.wait_for_all().err();
-            told.is_some()
+        let mut reported = None;
+        eventually("the failure is reported", || {
+            reported = engine.wait_for_all().err();
+            reported.is_some()
         });
-        let error = failure(Err::<(), _>(told.unwrap()));
+        let error = failure(Err::<(), _>(reported.unwrap()));
         assert!(matches!(error.cause(), Cause::Error(error) if error.to_string() == "too late"));
     });
 }
 
-/// The function catches the panic that took the completion, and returns as if nothing had been.
+/// The function catches the panic that dropped the completion, and returns normally.
 #[test]
-fn a_completion_lost_in_a_caught_panic_is_an_error() {
+fn a_completion_lost_in_a_caught_panic_fails_the_operation() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         engine
@@ -280,9 +280,9 @@ fn a_completion_lost_in_a_caught_panic_is_an_error() {
     });
 }
 
-/// A completion may come to rest anywhere: here in a variable's value, whose deletion drops it.
+/// The completion is stored in the value of a variable, and the deletion of that variable drops it.
 #[test]
-fn a_completion_dropped_with_a_variables_value_is_an_error() {
+fn a_completion_dropped_with_the_value_of_a_variable_fails_the_operation() {
     on_kinds(&KINDS, 1, |engine| {
         let (token, keeper) = (engine.token(), engine.var(None::<Completion>));
         let (sender, receiver) = mpsc::channel();
@@ -298,7 +298,7 @@ fn a_completion_dropped_with_a_variables_value_is_an_error() {
 // ----------------------------------------------------------------------------------------- operators ----
 
 #[test]
-fn operator_pushed_again_while_pending() {
+fn an_operator_can_be_pushed_again_while_it_is_pending() {
     on_kinds(&KINDS, 2, |engine| {
         let (value, step) = (engine.var(0), engine.var(1));
         let gate = hold(&engine, value.token());
@@ -317,7 +317,7 @@ fn operator_pushed_again_while_pending() {
 }
 
 #[test]
-fn operators_of_all_three_kinds() {
+fn typed_sync_and_async_operators_run() {
     on_kinds(&KINDS, 2, |engine| {
         let value = engine.var(Vec::new());
         let typed = engine.op("typed").operator(value.write(), |value| value.push('t')).unwrap();
@@ -370,7 +370,7 @@ fn runs_of_a_reading_operator_are_concurrent() {
 }
 
 #[test]
-fn a_deleted_operator_runs_what_was_pushed_and_is_dropped_after_that() {
+fn a_dropped_operator_lives_until_its_runs_complete() {
     on_kinds(&KINDS, 1, |engine| {
         let (value, drops, ran) = (engine.token(), Drops::new(), Arc::new(AtomicUsize::new(0)));
         let gate = hold(&engine, &value);
@@ -387,7 +387,7 @@ fn a_deleted_operator_runs_what_was_pushed_and_is_dropped_after_that() {
             operator.push().unwrap();
         }
         drop(operator);
-        assert_eq!(drops.dropped(), 0, "it is dropped while pending");
+        assert_eq!(drops.dropped(), 0, "the operator was dropped while it was pending");
         gate.open();
         engine.wait_for_all().unwrap();
         assert_eq!(ran.load(SeqCst), 10);
@@ -396,7 +396,7 @@ fn a_deleted_operator_runs_what_was_pushed_and_is_dropped_after_that() {
 }
 
 #[test]
-fn an_operator_keeps_its_variables() {
+fn an_operator_keeps_its_variables_alive() {
     on_kinds(&KINDS, 1, |engine| {
         let drops = Drops::new();
         let value = engine.var(drops.make());
@@ -412,7 +412,7 @@ fn an_operator_keeps_its_variables() {
 }
 
 #[test]
-fn an_operator_of_a_deleted_variable_is_refused() {
+fn a_push_of_an_operator_with_a_deleted_variable_is_refused() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(1);
         let operator = engine.op("").operator(value.write(), |_| {}).unwrap();
@@ -423,7 +423,7 @@ fn an_operator_of_a_deleted_variable_is_refused() {
 }
 
 #[test]
-fn a_failed_run_of_an_operator_does_not_spoil_it() {
+fn an_operator_works_after_a_failed_run() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let operator = engine
@@ -445,7 +445,7 @@ fn a_failed_run_of_an_operator_does_not_spoil_it() {
 }
 
 #[test]
-fn an_operators_failure_tells_where_it_was_pushed() {
+fn the_failure_of_an_operator_names_the_line_of_its_push() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.token();
         let operator = engine.op("operator").writes([&value]).operator_sync(|_| Err::<(), _>("no")).unwrap();
@@ -459,7 +459,7 @@ fn an_operators_failure_tells_where_it_was_pushed() {
 // -------------------------------------------------------------------------------------------- typed ----
 
 #[test]
-fn typed_operations_get_the_shape_they_declared() {
+fn typed_functions_receive_references_in_the_declared_shape() {
     on_kinds(&KINDS, 2, |engine| {
         let (a, b, c) = (engine.var(1), engine.var("two"), engine.var(vec![3]));
         let list: Vec<Var<i32>> = (0..5).map(|n| engine.var(n)).collect();
@@ -489,7 +489,7 @@ fn typed_operations_get_the_shape_they_declared() {
 }
 
 #[test]
-fn typed_and_untyped_variables_mix() {
+fn an_operation_may_use_both_variables_and_tokens() {
     on_kinds(&KINDS, 2, |engine| {
         let (file, value) = (engine.token(), engine.var(0));
         let gate = hold(&engine, &file);
@@ -501,7 +501,7 @@ fn typed_and_untyped_variables_mix() {
 }
 
 #[test]
-fn a_value_that_no_reader_may_share_can_be_written() {
+fn a_value_that_is_not_sync_can_be_written() {
     on_kinds(&KINDS, 1, |engine| {
         // A `Cell` is not `Sync`.
         let cell = engine.var(std::cell::Cell::new(1));
@@ -526,7 +526,7 @@ fn a_typed_operation_returns_a_value_from_its_handle() {
 }
 
 #[test]
-fn an_error_that_submit_returns_is_a_value() {
+fn submit_treats_an_error_as_a_value() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let handle = engine.op("").submit(value.write(), |_| Err::<(), _>("mine")).unwrap();
@@ -536,7 +536,7 @@ fn an_error_that_submit_returns_is_a_value() {
 }
 
 #[test]
-fn names_come_from_anything_textual() {
+fn names_convert_from_every_string_type() {
     on_kinds(&KINDS, 1, |engine| {
         for name in [Name::from("a"), Name::from("a".to_owned()), Name::from(Arc::<str>::from("a")), Name::default()] {
             let token = engine.token();
@@ -549,14 +549,13 @@ fn names_come_from_anything_textual() {
     });
 }
 
-/// What crosses threads does.
 #[test]
 fn handles_may_be_sent_and_shared() {
     fn both<T: Send + Sync>() {}
     fn sent<T: Send>() {}
     both::<Engine>();
     both::<Token>();
-    // The handle shares no value, whatever the value may do.
+    // The handle does not share the value, so it is `Sync` even if the value is not.
     both::<Var<std::cell::Cell<u8>>>();
     both::<Operator>();
     both::<OpError>();

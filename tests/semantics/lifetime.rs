@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn deletion_runs_after_pending_and_on_failed_variables() {
+fn a_deletion_runs_after_pending_operations_even_on_a_failed_variable() {
     on_kinds(&KINDS, 1, |engine| {
         let (value, journal) = (engine.var(0), Journal::new());
         let gate = hold(&engine, value.token());
@@ -21,7 +21,7 @@ fn deletion_runs_after_pending_and_on_failed_variables() {
         engine.delete_variable(&value, move |_| inner.add(1000)).unwrap();
         assert_eq!(journal.len(), 0);
         gate.open();
-        // A wait for a deleted variable waits for the deletion.
+        // A wait for a deleted variable waits for its deletion.
         let _ = engine.wait_for_var(&value);
         let mut order = journal.take();
         order[..5].sort_unstable();
@@ -67,21 +67,21 @@ fn a_deleted_variable_refuses_everything_but_waits() {
 }
 
 #[test]
-fn last_handle_dropped_drops_the_value_on_a_worker() {
-    struct Tells(mpsc::Sender<String>);
-    impl Drop for Tells {
+fn dropping_the_last_handle_drops_the_value_on_a_worker() {
+    struct ReportsThread(mpsc::Sender<String>);
+    impl Drop for ReportsThread {
         fn drop(&mut self) {
             let _ = self.0.send(thread::current().name().unwrap_or_default().to_owned());
         }
     }
     on_kinds(&THREADED, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
-        let value = engine.var(Tells(sender));
+        let value = engine.var(ReportsThread(sender));
         let clone = value.clone();
         let gate = hold(&engine, value.token());
         drop(value);
         drop(clone);
-        assert!(receiver.recv_timeout(MOMENT).is_err(), "the value is gone while an operation holds it");
+        assert!(receiver.recv_timeout(MOMENT).is_err(), "the value was dropped while an operation held it");
         gate.open();
         let thread = receive(&receiver);
         assert!(thread.starts_with("raddle-cpu-"), "the value was dropped on `{thread}`");
@@ -89,7 +89,7 @@ fn last_handle_dropped_drops_the_value_on_a_worker() {
 }
 
 #[test]
-fn a_dropped_variable_stays_until_its_operations_are_done() {
+fn a_dropped_variable_lives_until_its_operations_complete() {
     on_kinds(&KINDS, 2, |engine| {
         for _ in 0..200 {
             let drops = Drops::new();
@@ -106,7 +106,7 @@ fn a_dropped_variable_stays_until_its_operations_are_done() {
 }
 
 #[test]
-fn version_counts_mutations_that_ran_to_completion() {
+fn the_version_counts_successful_mutations() {
     on_kinds(&KINDS, 2, |engine| {
         let value = engine.var(0);
         assert_eq!(value.version(), 0);
@@ -127,11 +127,11 @@ fn version_counts_mutations_that_ran_to_completion() {
 }
 
 #[test]
-fn a_skipped_mutation_does_not_count_in_version() {
+fn the_version_counts_no_failed_or_skipped_mutations() {
     on_kinds(&KINDS, 1, |engine| {
         let (failed, after) = (engine.token(), engine.token());
         engine.push_sync(|_| {}, [], [&failed, &after]).unwrap();
-        // A failed one does not count, and nor does one that is skipped for it.
+        // Neither the failed mutation counts nor the ones that are skipped because of it.
         push_failing(&engine, "fails", &[], &[&failed]);
         engine.push_sync(|_| {}, [], [&failed]).unwrap();
         engine.push_sync(|_| {}, [&failed], [&after]).unwrap();
@@ -145,7 +145,7 @@ fn a_skipped_mutation_does_not_count_in_version() {
 }
 
 #[test]
-fn engines_are_values() {
+fn several_engines_work_side_by_side() {
     watched(|| {
         let engines: Vec<_> = (0..10).map(|number| engine(KINDS[number % 3], 1)).collect();
         let values: Vec<_> = engines.iter().map(|engine| engine.var(0)).collect();
@@ -161,7 +161,7 @@ fn engines_are_values() {
 }
 
 #[test]
-fn the_global_engine_is_one() {
+fn all_threads_share_one_global_engine() {
     watched(|| {
         let threads: Vec<_> =
             (0..8).map(|_| thread::spawn(|| std::ptr::from_ref(Engine::global().unwrap()).addr())).collect();
@@ -175,7 +175,7 @@ fn the_global_engine_is_one() {
 }
 
 #[test]
-fn dropping_the_engine_drains_it() {
+fn dropping_the_last_engine_handle_drains_the_engine() {
     on_kinds(&KINDS, 2, |engine| {
         let ran = Arc::new(AtomicUsize::new(0));
         let value = engine.token();
@@ -197,7 +197,7 @@ fn dropping_the_engine_drains_it() {
 }
 
 #[test]
-fn drain_runs_everything_that_was_pushed() {
+fn a_drain_runs_every_pushed_operation() {
     on_kinds(&KINDS, 2, |engine| {
         let value = engine.var(0);
         for _ in 0..1000 {
@@ -205,7 +205,7 @@ fn drain_runs_everything_that_was_pushed() {
         }
         engine.shutdown(Shutdown::Drain, None).unwrap();
         assert_eq!(value.version(), 1000);
-        // Values can still be read.
+        // Values can still be read after the shutdown.
         assert_eq!(engine.get(&value).unwrap(), 1000);
         assert_eq!(engine.op("").push(value.write(), |_| {}), Err(PushError::ShutDown));
         assert_eq!(engine.push_sync(|_| {}, [], []), Err(PushError::ShutDown));
@@ -215,7 +215,7 @@ fn drain_runs_everything_that_was_pushed() {
 }
 
 #[test]
-fn drain_lets_operations_push_and_refuses_others() {
+fn a_drain_accepts_pushes_from_operations_only() {
     on_kinds(&KINDS, 2, |engine| {
         let (token, value) = (engine.token(), engine.var(0));
         let gate = hold(&engine, &token);
@@ -246,7 +246,7 @@ fn drain_lets_operations_push_and_refuses_others() {
 }
 
 #[test]
-fn drain_with_a_deadline_gives_up_waiting_and_goes_on() {
+fn a_drain_continues_after_its_deadline() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let gate = hold(&engine, value.token());
@@ -261,7 +261,7 @@ fn drain_with_a_deadline_gives_up_waiting_and_goes_on() {
 }
 
 #[test]
-fn cancel_fails_what_has_not_started_and_waiters_return() {
+fn a_cancel_fails_operations_that_have_not_started_and_ends_waits() {
     on_kinds(&KINDS, 1, |engine| {
         let (drops, ran) = (Drops::new(), Arc::new(AtomicUsize::new(0)));
         let value = engine.var(drops.make());
@@ -283,12 +283,12 @@ fn cancel_fails_what_has_not_started_and_waiters_return() {
             let add = |error: OpError| lock(errors).push(error);
             scope.spawn(move || add(failure(engine.wait_for_var(value))));
             scope.spawn(move || add(failure(engine.wait_to_read(value))));
-            // Who is told of the last one is up to the threads.
+            // It depends on the timing whether the wait for all still finds an unreported failure.
             scope.spawn(move || engine.wait_for_all().map_err(|error| add(failure(Err::<(), _>(error)))));
             scope.spawn(move || add(failure(block_on(engine.wait_for_var_async(value)))));
             scope.spawn(move || handles.into_iter().for_each(|handle| add(failure(handle.wait()))));
             thread::sleep(MOMENT);
-            // The one that has started goes on.
+            // The operation that has started continues.
             assert_eq!(engine.shutdown(Shutdown::Cancel, Some(MOMENT)), Err(ShutdownError::TimedOut));
             assert!(lock(errors).is_empty());
             gate.open();
@@ -301,8 +301,8 @@ fn cancel_fails_what_has_not_started_and_waiters_return() {
             assert_eq!(error.name(), "cancelled");
         }
         assert_eq!(ran.load(SeqCst), 0);
-        assert_eq!(drops.dropped(), 20, "the closures are not all gone, or the value is");
-        // Only the one that had started counts.
+        assert_eq!(drops.dropped(), 20, "not every closure was dropped, or the value was dropped too");
+        // Only the mutation that had started counts.
         assert_eq!(value.version(), 1);
         drop(value);
         drops.assert_all_gone();
@@ -310,7 +310,7 @@ fn cancel_fails_what_has_not_started_and_waiters_return() {
 }
 
 #[test]
-fn cancel_lets_deletions_run() {
+fn a_cancel_runs_deletions() {
     on_kinds(&KINDS, 1, |engine| {
         let (drops, journal) = (Drops::new(), Journal::new());
         let (deleted, dropped) = (engine.var(drops.make()), engine.var(drops.make()));
@@ -320,7 +320,7 @@ fn cancel_lets_deletions_run() {
         let inner = journal.clone();
         engine.delete_variable(&deleted, move |_| inner.add("deletion")).unwrap();
         let inner = journal.clone();
-        engine.op("").cleanup().reads([dropped.token()]).push_sync(move |_| inner.add("property")).unwrap();
+        engine.op("").cleanup().reads([dropped.token()]).push_sync(move |_| inner.add("cleanup")).unwrap();
         drop(dropped);
         engine.notify_shutdown();
         assert_eq!(engine.push_sync(|_| {}, [], []), Err(PushError::ShutDown));
@@ -328,13 +328,13 @@ fn cancel_lets_deletions_run() {
         engine.shutdown(Shutdown::Cancel, None).unwrap();
         let mut journal = journal.take();
         journal.sort_unstable();
-        assert_eq!(journal, ["deletion", "property"]);
+        assert_eq!(journal, ["cleanup", "deletion"]);
         drops.assert_all_gone();
     });
 }
 
 #[test]
-fn cancel_refuses_pushes_of_operations() {
+fn a_cancel_refuses_pushes_from_operations() {
     on_kinds(&THREADED, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
         let (started, gate) = (Gate::new(), Gate::new());
@@ -358,9 +358,9 @@ fn cancel_refuses_pushes_of_operations() {
     });
 }
 
-/// Each operation pushes the next one, so that exactly one is pending at any time, and none when nobody looks closely.
+/// Each operation pushes the next one, so the engine is never idle, although an inexact count may appear to be zero.
 #[test]
-fn cancel_ends_a_drain_that_does_not_come_to_its_end() {
+fn a_cancel_ends_an_endless_drain() {
     on_kinds(&THREADED, 1, |engine| {
         fn again(cx: &OpContext<'_>) {
             // Refused once the engine cancels.
@@ -378,10 +378,10 @@ fn cancel_ends_a_drain_that_does_not_come_to_its_end() {
 }
 
 #[test]
-fn the_naive_engine_that_pushes_itself_for_ever_can_be_cancelled() {
+fn endless_pushes_on_a_naive_engine_can_be_cancelled() {
     watched(|| {
         let engine = engine(EngineKind::Naive, 1);
-        // An operation that pushes on the variable it holds runs again when it has ended.
+        // The pushed operation mutates the same variable, so it runs after the operation that pushed it.
         let token = engine.token();
         fn again(cx: &OpContext<'_>, token: Token) {
             let next = token.clone();
@@ -416,7 +416,7 @@ fn cancelled_operations_without_mutated_variables_are_reported() {
 }
 
 #[test]
-fn a_shutdown_inside_an_operation_goes_on_by_itself() {
+fn a_shutdown_inside_an_operation_continues_in_the_background() {
     on_kinds(&KINDS, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
         engine.push_sync(move |cx| sender.send(cx.engine().shutdown(Shutdown::Drain, None)).unwrap(), [], []).unwrap();
@@ -427,7 +427,7 @@ fn a_shutdown_inside_an_operation_goes_on_by_itself() {
 }
 
 #[test]
-fn operators_are_refused_after_a_shutdown() {
+fn pushes_of_operators_are_refused_after_a_shutdown() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let operator = engine.op("").operator(value.write(), |value| *value += 1).unwrap();
@@ -439,7 +439,7 @@ fn operators_are_refused_after_a_shutdown() {
 }
 
 #[test]
-fn clones_keep_the_engine_open() {
+fn clones_of_the_handle_keep_the_engine_open() {
     on_kinds(&KINDS, 1, |engine| {
         let clone = engine.clone();
         drop(engine);
@@ -447,7 +447,7 @@ fn clones_keep_the_engine_open() {
     });
 }
 
-/// Variables may outlive their engine, and be made after its shutdown.
+/// Variables may outlive their engine, and may be created after its shutdown.
 #[test]
 fn variables_outlive_their_engine() {
     on_kinds(&KINDS, 1, |engine| {

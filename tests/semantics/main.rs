@@ -1,4 +1,4 @@
-//! The contract, rule by rule: what a push, a property, a priority, a wait, a failure, a deletion and a shutdown mean.
+//! The contract, rule by rule: pushes, properties, priorities, waits, failures, deletions and shutdowns.
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +30,7 @@ use raddle::{
     Shutdown, ShutdownError, Token, Var, VarWait, WaitError,
 };
 
-/// Pushes an operation over tokens that fails, and is named.
+/// Pushes a named operation over tokens that fails.
 fn push_failing(engine: &Engine, name: &'static str, reads: &[&Token], writes: &[&Token]) {
     engine
         .op(name)
@@ -40,48 +40,19 @@ fn push_failing(engine: &Engine, name: &'static str, reads: &[&Token], writes: &
         .expect("the engine is open");
 }
 
-/// Waits for an answer of an operation.
+/// Waits for a message from an operation.
 #[track_caller]
 fn receive<T>(receiver: &mpsc::Receiver<T>) -> T {
-    receiver.recv_timeout(PATIENCE).expect("an operation answers in time")
+    receiver.recv_timeout(PATIENCE).expect("the operation sends a message in time")
 }
 
-// ==================================================================================== 1. the one rule ====
-
-mod the_one_rule;
-
-// ============================================================================================= 2. push ====
-
-mod push;
-
-// ============================================================================== 3. kinds of operation ====
-
-mod kinds_of_operation;
-
-// ======================================================================================= 3. properties ====
-
-mod properties;
-
-// ========================================================================================= 4. priority ====
-
-mod priority;
-
-// ========================================================================================== 5. waiting ====
-
-mod waiting;
-
-// ========================================================================================== 6. failure ====
-
-mod failures;
-
-// ========================================================================================= 7. lifetime ====
-
-mod lifetime;
-
-// ========================================================================================== 9. engines ====
-
 mod engines;
-
-// ======================================================================================= 10. scheduling ====
-
+mod failures;
+mod kinds_of_operation;
+mod lifetime;
+mod priority;
+mod properties;
+mod push;
+mod push_order;
 mod scheduling;
+mod waiting;

@@ -1,11 +1,12 @@
 use super::*;
 
 #[test]
-fn higher_priority_first() {
+fn ready_operations_run_in_the_order_of_their_priorities() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = occupy(&engine, 1);
         let journal = Journal::new();
-        // Every priority that has a band of its own, and some that share one; shuffled by a step coprime to their number.
+        // Every priority that has a band of its own, and some that share one, shuffled by a step that is coprime to
+        // their number.
         let mut priorities: Vec<i32> = (-7..=7).flat_map(|priority| [priority; 3]).collect();
         priorities.extend([8, 16, 32, 64, 1000, 1 << 20, i32::MAX, -8, -16, -1000, i32::MIN]);
         let count = priorities.len();
@@ -22,7 +23,7 @@ fn higher_priority_first() {
 }
 
 #[test]
-fn the_prioritised_lane_orders_by_priority_too() {
+fn the_prioritised_lane_orders_operations_by_priority_too() {
     on_kinds(&[EngineKind::PerDevice], 1, |engine| {
         let (gate, started, journal) = (Gate::new(), Gate::new(), Journal::new());
         let (inner_gate, inner_started) = (gate.clone(), started.clone());
@@ -45,7 +46,7 @@ fn the_prioritised_lane_orders_by_priority_too() {
 }
 
 #[test]
-fn operators_are_pushed_with_priorities() {
+fn a_priority_given_to_the_push_of_an_operator_replaces_its_own() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = occupy(&engine, 1);
         let journal = Journal::new();
@@ -63,7 +64,7 @@ fn operators_are_pushed_with_priorities() {
     });
 }
 
-/// What becomes ready by a completion is ordered as well, wherever it is queued.
+/// One completion makes several operations ready, which the worker may queue in different places.
 #[test]
 fn successors_are_ordered_by_priority() {
     on_kinds(&THREADED, 1, |engine| {
@@ -89,9 +90,9 @@ fn successors_are_ordered_by_priority() {
     });
 }
 
-/// A worker that holds a long run of successors looks at more urgent ones in between.
+/// Between the operations of a long chain, a worker looks for more urgent ones.
 #[test]
-fn an_urgent_operation_waits_for_a_bounded_run_of_successors() {
+fn an_urgent_operation_waits_for_a_bounded_number_of_successors() {
     on_kinds(&THREADED, 1, |engine| {
         let chain = engine.token();
         let (journal, gate) = (Journal::new(), Gate::new());
@@ -123,9 +124,9 @@ fn an_urgent_operation_waits_for_a_bounded_run_of_successors() {
     });
 }
 
-/// Operations that always push the next one do not keep an equal from outside waiting for ever.
+/// Each of three operations pushes its next run, while others of the same priority are pushed from outside.
 #[test]
-fn equals_do_not_starve() {
+fn self_renewing_operations_do_not_starve_others_of_the_same_priority() {
     on_kinds(&THREADED, 1, |engine| {
         fn again(engine: &Engine, stop: &Arc<AtomicBool>) {
             if !stop.load(SeqCst) {
@@ -145,16 +146,16 @@ fn equals_do_not_starve() {
             if !in_time {
                 stop.store(true, SeqCst);
             }
-            assert!(in_time, "an operation starves behind its equals");
+            assert!(in_time, "an operation starves behind others of the same priority");
         }
         stop.store(true, SeqCst);
     });
 }
 
-/// The same, for a chain of successors of one variable.
+/// The chain consists of 20,000 mutations of one variable.
 #[test]
 #[cfg_attr(miri, ignore = "needs 20,000 operations")]
-fn a_chain_of_successors_does_not_starve_an_equal() {
+fn a_chain_of_successors_does_not_starve_an_operation_of_the_same_priority() {
     on_kinds(&THREADED, 1, |engine| {
         let (chain, journal, gate, started) = (engine.token(), Journal::new(), Gate::new(), Gate::new());
         let (inner_gate, inner_started) = (gate.clone(), started.clone());
@@ -174,16 +175,16 @@ fn a_chain_of_successors_does_not_starve_an_equal() {
             engine.push_sync(move |_| journal.add("chain"), [], [&chain]).unwrap();
         }
         let inner = journal.clone();
-        engine.push_sync(move |_| inner.add("equal"), [], []).unwrap();
+        engine.push_sync(move |_| inner.add("outside"), [], []).unwrap();
         gate.open();
         engine.wait_for_all().unwrap();
-        let at = journal.take().iter().position(|name| *name == "equal").unwrap();
-        assert!(at < 5000, "the equal ran after {at} of 20,000");
+        let at = journal.take().iter().position(|name| *name == "outside").unwrap();
+        assert!(at < 5000, "the operation ran after {at} of the chain's 20,000");
     });
 }
 
 #[test]
-fn a_low_priority_runs_when_nothing_else_is_ready() {
+fn an_operation_of_the_lowest_priority_runs_when_nothing_else_is_ready() {
     on_kinds(&KINDS, 1, |engine| {
         let handle = engine.op("").priority(i32::MIN).submit((), |()| 1).unwrap();
         assert_eq!(handle.wait().unwrap(), 1);

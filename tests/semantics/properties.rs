@@ -1,6 +1,6 @@
 use super::*;
 
-/// The name of the thread that runs an operation with `property`.
+/// Returns the name of the thread that runs an operation with `property`.
 fn thread_of(engine: &Engine, property: Property) -> String {
     let (sender, receiver) = mpsc::channel();
     engine
@@ -54,7 +54,7 @@ fn each_property_has_its_lane() {
 }
 
 #[test]
-fn on_the_naive_engine_every_property_runs_on_the_pushing_thread() {
+fn a_naive_engine_runs_every_property_on_the_pushing_thread() {
     watched(|| {
         let engine = engine(EngineKind::Naive, 1);
         let own = thread::current().name().unwrap_or_default().to_owned();
@@ -65,7 +65,7 @@ fn on_the_naive_engine_every_property_runs_on_the_pushing_thread() {
 }
 
 #[test]
-fn prioritised_operations_start_though_all_workers_are_busy() {
+fn prioritised_operations_start_while_all_workers_are_busy() {
     on_kinds(&[EngineKind::PerDevice], 2, |engine| {
         let gate = occupy(&engine, 2);
         for property in [Property::CpuPrioritized, Property::GpuPrioritized] {
@@ -76,7 +76,7 @@ fn prioritised_operations_start_though_all_workers_are_busy() {
 }
 
 #[test]
-fn copies_start_though_all_workers_are_busy() {
+fn copies_start_while_all_workers_are_busy() {
     on_kinds(&THREADED, 2, |engine| {
         let gate = occupy(&engine, 2);
         for property in [Property::CopyToGpu, Property::CopyFromGpu] {
@@ -98,7 +98,7 @@ fn copies_of_both_directions_overlap() {
     });
 }
 
-/// A dependence between lanes is one like any other.
+/// Dependencies between operations of different lanes hold like any others.
 #[test]
 fn operations_of_all_lanes_are_ordered_by_their_variables() {
     on_kinds(&KINDS, 2, |engine| {
@@ -114,7 +114,7 @@ fn operations_of_all_lanes_are_ordered_by_their_variables() {
 }
 
 #[test]
-fn prioritised_operations_of_the_pooled_engine_go_first() {
+fn a_pooled_engine_runs_prioritised_operations_first() {
     on_kinds(&[EngineKind::Pooled], 1, |engine| {
         let gate = occupy(&engine, 1);
         let journal = Journal::new();
@@ -132,21 +132,21 @@ fn prioritised_operations_of_the_pooled_engine_go_first() {
 }
 
 #[test]
-fn an_async_property_starts_on_the_pushing_thread_when_ready() {
+fn a_ready_eager_operation_runs_on_the_pushing_thread() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         let id = Arc::new(Mutex::new(None));
         let inner = Arc::clone(&id);
         let note = move |_: &OpContext<'_>| *lock(&inner) = Some(thread::current().id());
         engine.op("").eager().writes([&token]).push_sync(note).unwrap();
-        // It has run when the push returns.
+        // The operation has run when the push returns.
         assert_eq!(*lock(&id), Some(thread::current().id()));
         assert_eq!(token.version(), 1);
     });
 }
 
 #[test]
-fn an_async_property_starts_on_a_worker_when_not_ready_at_once() {
+fn an_eager_operation_that_is_not_ready_runs_on_a_worker() {
     on_kinds(&THREADED, 1, |engine| {
         let token = engine.token();
         let gate = hold(&engine, &token);
@@ -158,7 +158,7 @@ fn an_async_property_starts_on_a_worker_when_not_ready_at_once() {
 }
 
 #[test]
-fn delete_var_goes_before_all_others() {
+fn delete_var_runs_before_all_other_properties() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = occupy(&engine, 1);
         let journal = Journal::new();
@@ -191,9 +191,9 @@ fn delete_var_and_no_skip_run_on_failed_variables() {
     });
 }
 
-/// The priority of an operator's run does not undo what its property promises.
+/// Each push of an operator sets the priority of that run.
 #[test]
-fn a_runs_priority_does_not_undo_its_property() {
+fn the_priority_of_a_run_does_not_override_its_property() {
     on_kinds(&[EngineKind::Pooled], 1, |engine| {
         let gate = occupy(&engine, 1);
         let journal = Journal::new();

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn push_returns_without_waiting() {
+fn a_push_returns_without_waiting() {
     on_kinds(&THREADED, 2, |engine| {
         let token = engine.token();
         let gate = occupy(&engine, 2);
@@ -13,7 +13,7 @@ fn push_returns_without_waiting() {
             let ran = Arc::clone(&ran);
             engine.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], [&token]).unwrap();
         }
-        // All pushes have returned although nothing can run.
+        // All pushes have returned, although no operation can run.
         assert_eq!(ran.load(SeqCst), 0);
         gate.open();
         held.open();
@@ -22,9 +22,9 @@ fn push_returns_without_waiting() {
     });
 }
 
-/// Also on the naive engine, where an asynchronous operation may still hold the variable.
+/// This includes the naive engine, where an asynchronous operation may still hold the variable.
 #[test]
-fn push_on_a_held_variable_returns_without_waiting() {
+fn a_push_on_a_held_variable_returns_without_waiting() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let gate = hold(&engine, value.token());
@@ -37,7 +37,7 @@ fn push_on_a_held_variable_returns_without_waiting() {
 }
 
 #[test]
-fn operations_push_operations() {
+fn operations_may_push_operations() {
     on_kinds(&KINDS, 2, |engine| {
         fn grow(engine: &Engine, count: &Arc<AtomicUsize>, depth: usize) {
             count.fetch_add(1, SeqCst);
@@ -75,7 +75,7 @@ fn a_variable_read_and_mutated_counts_as_mutated() {
         let ran = Gate::new();
         let inner = ran.clone();
         engine.op("").reads([&token]).writes([&token]).push_sync(move |_| inner.open()).unwrap();
-        assert!(!ran.pass_within(MOMENT), "it ran beside a reader");
+        assert!(!ran.pass_within(MOMENT), "the operation ran beside a reader");
         gate.open();
         engine.wait_for_var(&token).unwrap();
         assert!(ran.is_open());
@@ -84,7 +84,7 @@ fn a_variable_read_and_mutated_counts_as_mutated() {
 }
 
 #[test]
-fn a_variable_named_twice_is_named_once() {
+fn a_variable_named_twice_is_accessed_once() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         engine.push_sync(|_| {}, [&token, &token], []).unwrap();
@@ -103,23 +103,23 @@ fn a_refused_push_enqueues_nothing() {
         let (other, drops) = (common::engine(EngineKind::Naive, 1), Drops::new());
         let (own, deleted, foreign) = (engine.token(), engine.token(), other.token());
         engine.delete_variable(&deleted, |_| {}).unwrap();
-        for bad in [&foreign, &deleted] {
+        for invalid in [&foreign, &deleted] {
             let is_refused = |pushed: Result<(), PushError>| match pushed {
-                Err(PushError::ForeignVariable(_)) => assert!(bad == &foreign),
-                Err(PushError::DeletedVariable(_)) => assert!(bad == &deleted),
+                Err(PushError::ForeignVariable(_)) => assert!(invalid == &foreign),
+                Err(PushError::DeletedVariable(_)) => assert!(invalid == &deleted),
                 pushed => panic!("{pushed:?}"),
             };
             let captured = drops.make();
-            let pushed = engine.push_sync(move |_| captured.touch(), [bad], [&own]);
+            let pushed = engine.push_sync(move |_| captured.touch(), [invalid], [&own]);
             is_refused(pushed);
             let captured = drops.make();
-            let pushed = engine.push_async(move |_, done| (captured.touch(), done.complete()).1, [&own], [bad]);
+            let pushed = engine.push_async(move |_, done| (captured.touch(), done.complete()).1, [&own], [invalid]);
             is_refused(pushed);
             let captured = drops.make();
-            let operator = engine.op("").writes([&own]).reads([bad]).operator_sync(move |_| captured.touch());
+            let operator = engine.op("").writes([&own]).reads([invalid]).operator_sync(move |_| captured.touch());
             is_refused(operator.map(drop));
         }
-        // The closures are gone already, and the good variable has nothing pending.
+        // The closures have been dropped, and no operation is pending on the valid variable.
         drops.assert_all_gone();
         engine.wait_for_var(&own).unwrap();
         assert_eq!(own.version(), 0);
@@ -127,7 +127,7 @@ fn a_refused_push_enqueues_nothing() {
 }
 
 #[test]
-fn a_context_without_a_device_is_refused() {
+fn an_operation_on_a_device_that_the_engine_lacks_is_refused() {
     on_kinds(&KINDS, 1, |engine| {
         let pushed = engine.op("").on(Device::Gpu(3)).push_sync(|_| {});
         assert_eq!(pushed, Err(PushError::NoSuchDevice(Device::Gpu(3))));
@@ -135,15 +135,15 @@ fn a_context_without_a_device_is_refused() {
     });
 }
 
-/// The handles of the engine, from the builder, a clone, an operation or the global one, say the same.
+/// Handles may come from the builder, from a clone or from a running operation.
 #[test]
-fn all_handles_of_an_engine_are_alike() {
+fn all_handles_of_an_engine_report_the_same_configuration() {
     on_kinds(&KINDS, 2, |engine| {
         let (sender, receiver) = mpsc::channel();
         engine.push_sync(move |cx| sender.send(cx.engine()).unwrap(), [], []).unwrap();
         let inner = receive(&receiver);
         assert_eq!(inner.kind(), engine.kind());
-        assert_eq!(inner.placements(), engine.placements(), "the handle of an operation knows no placements");
+        assert_eq!(inner.placements(), engine.placements(), "the handle from an operation reports other placements");
         assert_eq!(engine.clone().placements(), engine.placements());
         let token = inner.token();
         engine.push_sync(|_| {}, [], [&token]).unwrap();

@@ -1,6 +1,6 @@
 use super::*;
 
-/// The first successor goes straight to the worker's next slot, where nobody can steal it.
+/// The first successor goes directly into the worker's slot, from which no other worker can steal it.
 #[test]
 fn a_short_chain_stays_on_its_worker() {
     on_kinds(&THREADED, 4, |engine| {
@@ -30,7 +30,7 @@ fn a_short_chain_stays_on_its_worker() {
 }
 
 #[test]
-fn operations_pushed_by_an_operation_are_taken_by_others() {
+fn an_idle_worker_takes_an_operation_pushed_by_a_busy_one() {
     on_kinds(&THREADED, 2, |engine| {
         let handle = engine
             .op("")
@@ -40,17 +40,17 @@ fn operations_pushed_by_an_operation_are_taken_by_others() {
                     let taken = Gate::new();
                     let inner = taken.clone();
                     engine.push_sync(move |_| inner.open(), [], []).unwrap();
-                    // This worker is busy until another has taken it.
+                    // This worker is busy until another worker has taken the operation.
                     taken.pass_within(PATIENCE)
                 }
             })
             .unwrap();
-        assert!(handle.wait().unwrap(), "nobody took it");
+        assert!(handle.wait().unwrap(), "no other worker took the operation");
     });
 }
 
 #[test]
-fn every_worker_takes_part() {
+fn every_worker_runs_operations() {
     on_kinds(&THREADED, 4, |engine| {
         let meeting = Meeting::new(4);
         let handles = [(); 4].map(|()| {
@@ -75,7 +75,7 @@ fn every_worker_takes_part() {
 }
 
 #[test]
-fn there_is_a_worker_per_core_that_the_process_may_use() {
+fn an_engine_has_one_worker_for_each_core_that_the_process_may_use() {
     watched(|| {
         for kind in THREADED {
             let engine = Engine::builder().kind(kind).build().unwrap();
@@ -88,7 +88,7 @@ fn there_is_a_worker_per_core_that_the_process_may_use() {
 mod on_linux {
     use super::*;
 
-    /// The cores that each of `count` workers may use, by number.
+    /// Returns the cores that each of `count` workers may use, in the order of the workers.
     fn cores_of_workers(engine: &Engine, count: usize) -> Vec<String> {
         let (meeting, found) = (Meeting::new(count + 1), Journal::new());
         for _ in 0..count {
@@ -106,8 +106,8 @@ mod on_linux {
         found.into_iter().map(|(_, cores)| cores).collect()
     }
 
-    /// The numbers in a kernel's list of cores.
-    fn list(cores: &str) -> Vec<usize> {
+    /// Returns the numbers in a list of cores as the kernel writes it.
+    fn parse_cores(cores: &str) -> Vec<usize> {
         cores
             .split(',')
             .flat_map(|part| {
@@ -121,7 +121,7 @@ mod on_linux {
     #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
     fn each_worker_is_pinned_to_its_core() {
         watched(|| {
-            let cores = list(&common::allowed_cores());
+            let cores = parse_cores(&common::allowed_cores());
             for kind in THREADED {
                 let engine = Engine::builder().kind(kind).workers(cores.len()).build().unwrap();
                 let found = cores_of_workers(&engine, cores.len());
@@ -135,7 +135,7 @@ mod on_linux {
 
     #[test]
     #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
-    fn unpinned_workers_may_go_anywhere() {
+    fn unpinned_workers_may_use_every_core() {
         watched(|| {
             let all = common::allowed_cores();
             for kind in THREADED {
@@ -148,9 +148,9 @@ mod on_linux {
 
     #[test]
     #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
-    fn workers_beyond_the_cores_are_not_pinned() {
+    fn workers_beyond_the_number_of_cores_are_not_pinned() {
         watched(|| {
-            let (all, cores) = (common::allowed_cores(), list(&common::allowed_cores()));
+            let (all, cores) = (common::allowed_cores(), parse_cores(&common::allowed_cores()));
             let count = cores.len() + 2;
             let engine = Engine::builder().kind(EngineKind::PerDevice).workers(count).build().unwrap();
             let found = cores_of_workers(&engine, count);
@@ -163,7 +163,7 @@ mod on_linux {
         });
     }
 
-    /// A worker keeps its core when another thread takes it over, because an operation waits.
+    /// Another thread takes the worker over while an operation waits.
     #[test]
     #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
     fn a_worker_taken_over_by_another_thread_keeps_its_core() {
@@ -183,7 +183,7 @@ mod on_linux {
         });
     }
 
-    /// A worker that is not pinned stays so when a thread takes it over that carried a pinned one before.
+    /// The thread that takes the worker over has run a pinned worker before.
     #[test]
     #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
     fn an_unpinned_worker_taken_over_by_another_thread_stays_unpinned() {
@@ -199,7 +199,8 @@ mod on_linux {
                 handle.submit((), |()| common::allowed_cores()).unwrap().wait().unwrap()
             };
             assert_eq!(cores(), all);
-            // The pinned worker's thread becomes a spare one: it gives the worker away while it waits, and ends without.
+            // The thread of the pinned worker becomes a spare thread: it hands over its worker while the operation
+            // waits, and does not get it back.
             let token = engine.token();
             let gate = hold(&engine, &token);
             let waiting = wait_in(Property::Normal, &token);
@@ -207,13 +208,13 @@ mod on_linux {
             gate.open();
             waiting.wait().unwrap().unwrap();
             thread::sleep(MOMENT);
-            // A prioritised operation waits, and the spare thread takes its worker over.
+            // A prioritised operation waits, and the spare thread takes over the worker.
             let gate = hold(&engine, &token);
             let waiting = wait_in(Property::CpuPrioritized, &token);
             let found = cores();
             gate.open();
             waiting.wait().unwrap().unwrap();
-            assert_eq!(found, all, "a prioritised operation runs pinned");
+            assert_eq!(found, all, "a prioritised operation ran on a pinned thread");
         });
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn a_fresh_variable_needs_no_waiting() {
+fn waits_for_a_new_variable_return_immediately() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         engine.wait_for_var(&token).unwrap();
@@ -14,8 +14,8 @@ fn a_fresh_variable_needs_no_waiting() {
     });
 }
 
-/// Makes an engine with a reader of the variable that runs until the gate is opened.
-fn with_a_reader(engine: &Engine) -> (Var<i32>, Gate) {
+/// Creates a variable and pushes a reader of it that runs until the gate is opened. It has started when this returns.
+fn start_reader(engine: &Engine) -> (Var<i32>, Gate) {
     let (value, gate, started) = (engine.var(1), Gate::new(), Gate::new());
     let (inner_gate, inner_started) = (gate.clone(), started.clone());
     engine
@@ -32,7 +32,7 @@ fn with_a_reader(engine: &Engine) -> (Var<i32>, Gate) {
 #[test]
 fn wait_to_read_waits_for_mutations_only() {
     on_kinds(&THREADED, 1, |engine| {
-        let (value, gate) = with_a_reader(&engine);
+        let (value, gate) = start_reader(&engine);
         engine.wait_to_read(&value).unwrap();
         engine.wait_to_read_timeout(&value, Duration::ZERO).unwrap();
         block_on(engine.wait_to_read_async(&value)).unwrap();
@@ -45,9 +45,9 @@ fn wait_to_read_waits_for_mutations_only() {
 }
 
 #[test]
-fn wait_for_var_and_wait_to_write_wait_for_readers_too() {
+fn wait_for_var_waits_for_readers_too() {
     on_kinds(&THREADED, 1, |engine| {
-        let (value, gate) = with_a_reader(&engine);
+        let (value, gate) = start_reader(&engine);
         assert!(matches!(engine.wait_for_var_timeout(&value, MOMENT), Err(WaitError::TimedOut)));
         assert!(matches!(engine.wait_for_var_timeout(&value, Duration::ZERO), Err(WaitError::TimedOut)));
         let mut future = engine.wait_for_var_async(&value);
@@ -73,18 +73,18 @@ fn wait_to_read_waits_for_a_pending_mutation() {
 }
 
 #[test]
-fn a_wait_for_a_variable_is_not_prolonged_by_later_pushes() {
+fn later_pushes_do_not_delay_a_wait_for_a_variable() {
     on_kinds(&KINDS, 2, |engine| {
         let token = engine.token();
         let first = hold(&engine, &token);
         let waits = [engine.wait_for_var_async(&token), engine.wait_to_read_async(&token)];
-        // Behind the waits: an operation that does not end.
-        let (second, inner) = (Gate::new(), Gate::new());
-        let (gate, started) = (second.clone(), inner.clone());
+        // Behind the waits, an operation that does not complete.
+        let (second, started) = (Gate::new(), Gate::new());
+        let (gate, has_started) = (second.clone(), started.clone());
         engine
             .push_async(
                 move |_, done| {
-                    started.open();
+                    has_started.open();
                     thread::spawn(move || {
                         gate.pass();
                         done.complete();
@@ -96,7 +96,7 @@ fn a_wait_for_a_variable_is_not_prolonged_by_later_pushes() {
             .unwrap();
         first.open();
         waits.into_iter().for_each(|wait| block_on(wait).unwrap());
-        inner.pass();
+        started.pass();
         assert!(!second.is_open());
         second.open();
         engine.wait_for_var(&token).unwrap();
@@ -104,7 +104,7 @@ fn a_wait_for_a_variable_is_not_prolonged_by_later_pushes() {
 }
 
 #[test]
-fn a_wait_leaves_the_version_alone() {
+fn a_wait_does_not_change_the_version() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let gate = hold(&engine, value.token());
@@ -148,18 +148,18 @@ fn get_clones_the_value_after_all_earlier_mutations() {
     });
 }
 
-/// Other readers go on beside it.
+/// Another reader is running.
 #[test]
 fn get_does_not_wait_for_readers() {
     on_kinds(&THREADED, 1, |engine| {
-        let (value, gate) = with_a_reader(&engine);
+        let (value, gate) = start_reader(&engine);
         assert_eq!(engine.get(&value).unwrap(), 1);
         gate.open();
     });
 }
 
 #[test]
-fn wait_for_all_waits_for_everything_pushed_before() {
+fn wait_for_all_waits_for_every_earlier_operation() {
     on_kinds(&KINDS, 2, |engine| {
         let ran = Arc::new(AtomicUsize::new(0));
         for round in 1..=20 {
@@ -189,7 +189,7 @@ fn wait_for_all_waits_for_everything_pushed_before() {
 }
 
 #[test]
-fn wait_for_all_covers_pushes_of_other_threads_that_returned_before() {
+fn wait_for_all_covers_earlier_pushes_of_other_threads() {
     on_kinds(&KINDS, 2, |engine| {
         let ran = Arc::new(AtomicUsize::new(0));
         thread::scope(|scope| {
@@ -208,9 +208,9 @@ fn wait_for_all_covers_pushes_of_other_threads_that_returned_before() {
     });
 }
 
-/// Another thread keeps pushing, and always has some operations pending.
+/// Another thread keeps pushing, so some of its operations are pending at any time.
 #[test]
-fn wait_for_all_is_not_prolonged_by_later_pushes() {
+fn later_pushes_do_not_delay_wait_for_all() {
     on_kinds(&KINDS, 2, |engine| {
         let stop = AtomicBool::new(false);
         let pushed = AtomicUsize::new(0);
@@ -233,13 +233,13 @@ fn wait_for_all_is_not_prolonged_by_later_pushes() {
             eventually("the other thread pushes", || pushed.load(SeqCst) > 10);
             let in_time = (0..200).all(|_| engine.wait_for_all_timeout(Duration::from_secs(10)).is_ok());
             stop.store(true, SeqCst);
-            assert!(in_time, "a wait for all was prolonged");
+            assert!(in_time, "a wait for all was delayed by later pushes");
         });
     });
 }
 
 #[test]
-fn wait_for_all_does_not_wait_for_an_operation_pushed_after_it_began() {
+fn wait_for_all_does_not_cover_an_operation_pushed_after_it_began() {
     on_kinds(&KINDS, 2, |engine| {
         let (first, second) = (engine.token(), engine.token());
         let early = hold(&engine, &first);
@@ -253,9 +253,9 @@ fn wait_for_all_does_not_wait_for_an_operation_pushed_after_it_began() {
     });
 }
 
-/// The same while many other waits are under way, each of which has something else left to wait for.
+/// Many waits for all are pending, and each covers one operation more than the wait before it.
 #[test]
-fn wait_for_all_is_exact_however_many_waits_there_are() {
+fn each_of_many_waits_for_all_covers_exactly_the_earlier_operations() {
     on_kinds(&KINDS, 2, |engine| {
         let others: Vec<_> = (0..40)
             .map(|_| {
@@ -263,16 +263,16 @@ fn wait_for_all_is_exact_however_many_waits_there_are() {
                 (gate, engine.wait_for_all_async())
             })
             .collect();
-        let (begun, ended) = (Gate::new(), Gate::new());
+        let (started, ended) = (Gate::new(), Gate::new());
         thread::scope(|scope| {
-            let (engine, begun, inner) = (&engine, &begun, &ended);
+            let (engine, started, inner) = (&engine, &started, &ended);
             scope.spawn(move || {
-                begun.open();
+                started.open();
                 engine.wait_for_all().unwrap();
                 inner.open();
             });
-            begun.pass();
-            // The other thread is inside its call by now.
+            started.pass();
+            // By now, the other thread is inside its call.
             thread::sleep(4 * MOMENT);
             let last = hold(engine, &engine.token());
             let limit = Duration::from_secs(3);
@@ -281,14 +281,14 @@ fn wait_for_all_is_exact_however_many_waits_there_are() {
             let exact = waits.into_iter().all(|wait| common::block_on_within(wait, limit).is_ok());
             let in_time = ended.pass_within(limit);
             last.open();
-            assert!(exact, "a future was prolonged by an operation pushed after it was made");
-            assert!(in_time, "a wait for all was prolonged by an operation pushed after it began");
+            assert!(exact, "a future was delayed by an operation pushed after it was created");
+            assert!(in_time, "a wait for all was delayed by an operation pushed after it began");
         });
     });
 }
 
 #[test]
-fn many_threads_wait_for_all_at_once() {
+fn many_threads_may_wait_for_all_concurrently() {
     on_kinds(&KINDS, 2, |engine| {
         thread::scope(|scope| {
             for _ in 0..32 {
@@ -320,7 +320,7 @@ fn many_threads_wait_for_all_at_once() {
 // ------------------------------------------------------------------------------------------- handles ----
 
 #[test]
-fn a_handle_is_waited_on_awaited_or_dropped() {
+fn a_handle_may_be_waited_on_awaited_or_dropped() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let push = || {
@@ -358,9 +358,8 @@ fn a_handle_whose_wait_timed_out_can_be_waited_on_again() {
     });
 }
 
-/// When the wait for a handle has returned, the operation's variables have been passed on.
 #[test]
-fn a_handle_is_done_after_its_variables_are_passed_on() {
+fn a_wait_for_a_handle_returns_after_its_variables_are_released() {
     on_kinds(&KINDS, 2, |engine| {
         let value = engine.var(0);
         for number in 1..500 {
@@ -396,7 +395,7 @@ fn futures_are_woken_from_other_threads() {
     });
 }
 
-/// A future that was polled by one task and is awaited by another wakes the one that polled last.
+/// A future that one task has polled and another one awaits wakes the task that polled last.
 #[test]
 fn a_future_may_move_between_tasks() {
     on_kinds(&KINDS, 1, |engine| {
@@ -421,9 +420,9 @@ fn a_future_may_move_between_tasks() {
     });
 }
 
-/// A future that nobody awaits has no effect.
+/// Some of the futures have been polled, and some have not.
 #[test]
-fn dropped_futures_do_no_harm() {
+fn dropped_futures_have_no_effect() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let gate = hold(&engine, value.token());
@@ -441,11 +440,11 @@ fn dropped_futures_do_no_harm() {
 }
 
 #[test]
-fn futures_may_be_sent() {
-    fn sent(_: &(impl Future + Send)) {}
+fn futures_are_send() {
+    fn is_send(_: &(impl Future + Send)) {}
     let engine = engine(EngineKind::Naive, 1);
     let token = engine.token();
-    sent(&engine.wait_for_all_async());
-    sent(&engine.wait_for_var_async(&token));
-    sent(&engine.op("").submit((), |()| 1).unwrap());
+    is_send(&engine.wait_for_all_async());
+    is_send(&engine.wait_for_var_async(&token));
+    is_send(&engine.op("").submit((), |()| 1).unwrap());
 }

@@ -12,7 +12,7 @@ fn conflicting_operations_run_in_push_order() {
 }
 
 #[test]
-fn a_reader_sees_the_mutation_pushed_before_it_and_not_the_one_after() {
+fn a_reader_sees_the_mutations_before_it_and_none_after_it() {
     on_kinds(&KINDS, 4, |engine| {
         let value = engine.var(0);
         let handles: Vec<_> = (1..300)
@@ -53,16 +53,16 @@ fn consecutive_readers_after_a_mutation_run_concurrently() {
     });
 }
 
-/// A wait is no mutation: readers on both sides of it are consecutive.
+/// A wait is not a mutation, so the readers before and after it are consecutive.
 #[test]
-fn a_wait_does_not_keep_readers_apart() {
+fn a_wait_does_not_separate_readers() {
     type Wait = fn(&Engine, &Token);
     let waits: [(&str, Wait); 4] = [
         ("wait_for_var_timeout", |engine, token| {
             let result = engine.wait_for_var_timeout(token, Duration::ZERO);
             assert!(matches!(result, Err(WaitError::TimedOut)), "{result:?}");
         }),
-        ("wait_to_write_timeout", |engine, token| {
+        ("wait_for_var_timeout, again", |engine, token| {
             let result = engine.wait_for_var_timeout(token, Duration::ZERO);
             assert!(matches!(result, Err(WaitError::TimedOut)), "{result:?}");
         }),
@@ -81,7 +81,7 @@ fn a_wait_does_not_keep_readers_apart() {
             wait(&engine, value.token());
             let second = engine.op("second").submit(value.read(), move |_| meeting.join_within(PATIENCE));
             for reader in [first, second] {
-                assert!(reader.unwrap().wait().unwrap(), "{name} between two readers keeps them apart");
+                assert!(reader.unwrap().wait().unwrap(), "the readers before and after {name} did not meet");
             }
         });
     }
@@ -120,13 +120,13 @@ fn a_mutation_waits_for_all_readers_before_it() {
         let wrote = Gate::new();
         let write = wrote.clone();
         engine.push_sync(move |_| write.open(), [], [&value]).unwrap();
-        assert!(!wrote.pass_within(MOMENT), "the mutation did not wait");
+        assert!(!wrote.pass_within(MOMENT), "the mutation did not wait for the readers");
         gate.open();
         wrote.pass();
     });
 }
 
-/// A reader behind a waiting mutation does not overtake it.
+/// A reader is running, a mutation waits for it, and another reader is pushed behind the mutation.
 #[test]
 fn a_reader_does_not_overtake_a_waiting_mutation() {
     on_kinds(&THREADED, 3, |engine| {
@@ -159,9 +159,9 @@ fn an_operation_without_variables_runs() {
     });
 }
 
-/// Plain memory written before a push is there for the operation, and what it wrote is there for whoever waited.
+/// The store and the load are relaxed, so only the engine orders them.
 #[test]
-fn what_an_operation_wrote_is_visible_to_whoever_waited() {
+fn writes_of_an_operation_are_visible_after_a_wait() {
     on_kinds(&KINDS, 2, |engine| {
         let token = engine.token();
         for number in 0..2000_usize {
