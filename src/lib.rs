@@ -158,7 +158,7 @@ pub mod internals {
     pub use crate::testing::pause::{Point, Stop, passings};
     #[cfg(raddle_loom)]
     pub use crate::{
-        device::timeline::{Marks, Recorded, Timeline},
+        device::timeline::{DeviceUses, Recorded, Timeline},
         engine::fault::{Fault, FaultLock},
     };
     #[cfg(any(raddle_loom, raddle_shuttle))]

@@ -352,8 +352,10 @@ fn a_tail_moved_by_a_completion_hands_over_the_access() {
         let first = world.op(&[(0, Write)]);
         let first = world.push(first).ready.expect("nothing is pending");
         let (completer, looker) = (Arc::clone(&world), Arc::clone(&world));
-        let threads =
-            [thread::spawn(move || completer.run(first)), thread::spawn(move || _ = looker.queue(0).is_idle(false))];
+        let threads = [
+            thread::spawn(move || completer.run(first)),
+            thread::spawn(move || _ = looker.queue(0).is_idle(Mode::Write)),
+        ];
         world.push_and_run(world.op(&[(0, Write)]));
         for thread in threads {
             thread.join().unwrap();
@@ -463,14 +465,14 @@ fn a_pusher_hands_over_the_writes_that_it_has_acquired() {
 /// A thread that finds a variable idle may use its data as if it had pushed an operation on it.
 #[test]
 fn a_thread_that_finds_a_variable_idle_sees_its_writes() {
-    for for_reading in [false, true] {
+    for mode in [Mode::Write, Mode::Read] {
         model(COMPLETE, Contract, move || {
             let world = World::new(1);
             let op = world.op(&[(0, Write)]);
             let op = world.push(op).ready.expect("nothing is pending");
             let other = Arc::clone(&world);
             let thread = thread::spawn(move || other.run(op));
-            if world.queue(0).is_idle(for_reading) {
+            if world.queue(0).is_idle(mode) {
                 world.look(0);
             }
             thread.join().unwrap();

@@ -15,7 +15,7 @@ use std::{
 use loom::{cell::UnsafeCell, thread};
 use raddle::{
     GpuStream, ImportedStream, SimulatedGpu,
-    internals::{Fault, FaultLock, Flavour, Marks, Recorded, Step, Timeline},
+    internals::{DeviceUses, Fault, FaultLock, Flavour, Mode, Recorded, Step, Timeline},
 };
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
@@ -166,18 +166,18 @@ fn who_asks_for_an_event_gets_the_first_that_covers_the_operation() {
 #[test]
 fn lanes_note_what_they_issue_without_disturbing_each_other() {
     model(COMPLETE, Flavour::Contract, || {
-        let marks = Arc::new(Marks::new(2));
-        let other = Arc::clone(&marks);
+        let uses = Arc::new(DeviceUses::new(2));
+        let other = Arc::clone(&uses);
         let lane = thread::spawn(move || {
-            other.note(1, 3, false);
-            other.note(1, 4, false);
+            other.note(1, 3, Mode::Read);
+            other.note(1, 4, Mode::Read);
         });
-        marks.note(0, 7, true);
-        let seen = [marks.last(1, false), marks.last(1, false)];
+        uses.note(0, 7, Mode::Write);
+        let seen = [uses.last(1, Mode::Write), uses.last(1, Mode::Write)];
         assert!(seen.is_sorted() && seen.iter().all(|seq| [0, 3, 4].contains(seq)), "{seen:?}");
-        assert_eq!(marks.last(1, true), 0, "who reads does not wait for readers");
+        assert_eq!(uses.last(1, Mode::Read), 0, "a reader does not wait for readers");
         lane.join().unwrap();
-        assert_eq!([marks.last(0, true), marks.last(0, false), marks.last(1, false)], [7, 7, 4]);
+        assert_eq!([uses.last(0, Mode::Read), uses.last(0, Mode::Write), uses.last(1, Mode::Write)], [7, 7, 4]);
     });
 }
 
@@ -197,7 +197,7 @@ impl Device {
         let device = Self::default();
         for lane in 0..lanes {
             // As a lane does before it passes the variable on.
-            device.fault.note_on_device(lanes, lane, 1, true);
+            device.fault.note_on_device(lanes, lane, 1, Mode::Write);
         }
         Arc::new(device)
     }
@@ -220,7 +220,7 @@ impl Device {
 
     /// What an operation of the CPU finds that comes after those of the device; `None` if it has to wait.
     fn verdict(&self, lanes: usize) -> Option<Option<u32>> {
-        let is_complete = |lane: usize| self.timelines[lane].is_complete(self.fault.last_on_device(lane, false));
+        let is_complete = |lane: usize| self.timelines[lane].is_complete(self.fault.last_on_device(lane, Mode::Write));
         // SAFETY: the operation holds the variable, and what devices do with it is complete; loom reports a race.
         (0..lanes).all(is_complete).then(|| unsafe { self.fault.failure() })
     }
@@ -266,7 +266,7 @@ fn a_wait_that_begins_while_a_device_is_lost_finds_the_variable_unsettled() {
         let device = Device::with_lanes(1);
         let lane = Arc::clone(&device);
         let lane = thread::spawn(move || lane.ends(0, 7));
-        let is_pending = || !device.timelines[0].is_complete(device.fault.last_on_device(0, false));
+        let is_pending = || !device.timelines[0].is_complete(device.fault.last_on_device(0, Mode::Write));
         assert!(device.fault.needs_wait(is_pending), "a wait misses what a lost device has not done");
         lane.join().unwrap();
     });

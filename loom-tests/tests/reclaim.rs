@@ -21,35 +21,35 @@ use raddle::internals::{
 use raddle_loom_tests::{COMPLETE, World, end_alone, model, must_fail, without};
 
 /// An idle variable is used again by one thread while another checks whether it is idle.
-fn use_again_while_another_checks(bound: Option<usize>, flavour: Flavour, for_reading: bool) {
+fn use_again_while_another_checks(bound: Option<usize>, flavour: Flavour, mode: Mode) {
     model(bound, flavour, move || {
         let world = World::new(1);
         world.push_and_run(world.op(&[(0, Write)]));
         let next = world.op(&[(0, Write)]);
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || other.push_and_run(next));
-        let _ = world.queue(0).is_idle(for_reading);
+        let _ = world.queue(0).is_idle(mode);
         thread.join().unwrap();
-        assert!(world.queue(0).is_idle(for_reading), "the variable is not idle although nothing is pending");
+        assert!(world.queue(0).is_idle(mode), "the variable is not idle although nothing is pending");
         world.end();
     });
 }
 
 #[test]
 fn an_idle_variable_is_used_again_while_another_thread_checks_it() {
-    use_again_while_another_checks(COMPLETE, Contract, false);
-    use_again_while_another_checks(COMPLETE, Contract, true);
+    use_again_while_another_checks(COMPLETE, Contract, Mode::Write);
+    use_again_while_another_checks(COMPLETE, Contract, Mode::Read);
 }
 
 #[test]
 fn an_idle_variable_is_used_again_while_another_thread_checks_it_on_crossbeam_epoch() {
-    use_again_while_another_checks(Some(3), Crossbeam, false);
+    use_again_while_another_checks(Some(3), Crossbeam, Mode::Write);
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
 fn reclaiming_immediately() {
-    without(Step::ReclaimAfterEpoch, || use_again_while_another_checks(COMPLETE, Contract, false));
+    without(Step::ReclaimAfterEpoch, || use_again_while_another_checks(COMPLETE, Contract, Mode::Write));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn complete_and_check_while_another_appends(accesses: &'static [(usize, Mode)]) 
             let mut ready = ReadyList::default();
             other.execute(&first);
             other.complete(first, &mut ready);
-            let _ = other.queue(1).is_idle(false);
+            let _ = other.queue(1).is_idle(Mode::Write);
             ready
         });
         let mine = match second {
@@ -174,7 +174,7 @@ fn a_variable_is_freed_only_after_the_helpers() {
         let thread = thread::spawn(move || helper.push_and_run(one));
         world.push_and_run(both);
         // No other operation uses the second variable.
-        if world.queue(1).is_idle(false) {
+        if world.queue(1).is_idle(Mode::Write) {
             world.dispose(1);
         }
         thread.join().unwrap();

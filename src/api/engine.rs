@@ -324,15 +324,15 @@ impl Engine {
         Var::new(Token::with_value(&self.core, stream, ValueMemory::Elsewhere))
     }
 
-    fn driver(&self, context: Device) -> Result<Arc<dyn Driver>, DeviceError> {
+    fn driver(&self, device: Device) -> Result<Arc<dyn Driver>, DeviceError> {
         if self.core.is_forked() {
             return Err(DeviceError::refused(-1, FORKED));
         }
-        match self.core.gpus().gpu(context) {
+        match self.core.gpus().gpu(device) {
             Some(gpu) => Ok(Arc::clone(&gpu.driver)),
             None => Err(DeviceError::refused(
                 -1,
-                format!("this engine has no device {context}; give it one with `EngineBuilder::gpu`"),
+                format!("this engine has no device {device}; give it one with `EngineBuilder::gpu`"),
             )),
         }
     }

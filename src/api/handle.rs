@@ -153,7 +153,7 @@ impl<R> Future for OpHandle<R> {
 #[must_use = "futures do nothing unless awaited"]
 pub struct VarWait {
     waited: Waited,
-    birth: ProcessMark,
+    process: ProcessMark,
 }
 
 enum Waited {
@@ -170,7 +170,7 @@ impl VarWait {
             Ok(None) => Waited::Not,
             Err(error) => Waited::Refused(error),
         };
-        Self { waited, birth: ProcessMark::current() }
+        Self { waited, process: ProcessMark::current() }
     }
 }
 
@@ -184,7 +184,7 @@ impl Future for VarWait {
     type Output = Result<(), WaitError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.birth.is_foreign() {
+        if self.process.is_foreign() {
             return Poll::Ready(Err(PushError::Forked.into()));
         }
         match &mut self.waited {

@@ -73,7 +73,7 @@ impl<'a> OpContext<'a> {
     /// ```
     #[must_use]
     pub fn device(&self) -> Device {
-        self.op.map_or(Device::Cpu, |op| self.core.gpus().context_of(op.task().lane))
+        self.op.map_or(Device::Cpu, |op| self.core.gpus().device_of(op.task().lane))
     }
 
     /// Returns the number of the worker in its lane; `None` outside a worker thread, such as on a pushing thread that

@@ -1,24 +1,25 @@
-//! Whether a device runs the program's code on this thread.
+//! Whether a device runs code of the program on this thread.
 
 use std::cell::Cell;
 
 use crate::sync::thread_static;
 
-// A device does the program's code on this thread.
+// A device runs code of the program on this thread.
 thread_static!(static KERNEL: Cell<bool> = Cell::new(false));
 
-/// Whether a device runs the program's code on this thread.
+/// Returns whether a device runs code of the program on this thread.
 pub(crate) fn in_kernel() -> bool {
     KERNEL.with(Cell::get)
 }
 
-/// Forgets the kernel that runs on this thread, which has just been forked: it is the parent's.
+/// Forgets the kernel that runs on this thread, in a child that was forked inside it. The kernel belongs to the
+/// parent.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn leave_kernel() {
     KERNEL.with(|kernel| kernel.set(false));
 }
 
-/// Runs `f`, code of the program's, as a device does.
+/// Runs `f`, code of the program, as a device does.
 pub(crate) fn as_kernel<R>(f: impl FnOnce() -> R) -> R {
     struct Leave(bool);
     impl Drop for Leave {

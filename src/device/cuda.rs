@@ -69,7 +69,9 @@ use cudarc::driver::{
 };
 
 use super::{
-    driver::{Address, Block, Driver, Event, GpuDriver, Home, Place, Role, Stream},
+    driver::{
+        Address, Block, CaptureCheck, Driver, Event, GpuDriver, LeftBehind, MemoryKind, MemoryOwner, Stream, StreamRole,
+    },
     pool,
 };
 use crate::{
@@ -292,7 +294,7 @@ struct Shared {
     /// Held by whoever gives up the device, until it has done what it was given.
     giving_up: Mutex<()>,
     /// What the driver has is the parent's in a forked child.
-    birth: ProcessMark,
+    process: ProcessMark,
     /// Dropped last: all of the above needs it.
     context: Arc<CudaContext>,
 }
@@ -386,7 +388,7 @@ impl CudaGpu {
             peers: Mutex::new(Vec::new()),
             lost: OnceLock::new(),
             giving_up: Mutex::new(()),
-            birth: ProcessMark::current(),
+            process: ProcessMark::current(),
             context,
         };
         if marks == MarkKind::Counter {
@@ -440,8 +442,8 @@ impl Shared {
         self.context.cu_ctx().expose_provenance()
     }
 
-    fn home(&self) -> Home {
-        Home::Cuda(self.home_context())
+    fn owner(&self) -> MemoryOwner {
+        MemoryOwner::Cuda(self.home_context())
     }
 
     /// The error in `result`; a loss is kept.
@@ -473,7 +475,7 @@ impl Shared {
 
     /// An error in a process that was forked since the device was opened.
     fn own(&self) -> Result<(), DeviceError> {
-        if self.birth.is_foreign() {
+        if self.process.is_foreign() {
             return Err(DeviceError::lost(-1, "the device is that of a process which has forked this one"));
         }
         Ok(())
@@ -512,23 +514,23 @@ impl Shared {
     }
 
     /// Asks the driver for memory.
-    fn ask(&self, place: Place, bytes: usize) -> Result<Address, DeviceError> {
-        self.bound(|| match place {
-            Place::Device => {
+    fn ask(&self, kind: MemoryKind, bytes: usize) -> Result<Address, DeviceError> {
+        self.bound(|| match kind {
+            MemoryKind::Device => {
                 let mut at = 0;
                 // SAFETY: the context is current, and the driver has a place to write to.
                 self.check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut at, bytes) })?;
                 let ptr =
                     ptr::without_provenance_mut(usize::try_from(at).expect("addresses are as wide as the host's"));
-                Ok(Address { place, home: self.home(), ptr })
+                Ok(Address { kind, owner: self.owner(), ptr })
             }
-            Place::Pinned => {
+            MemoryKind::Pinned => {
                 let mut at: *mut c_void = ptr::null_mut();
                 // Not write-combined: the host reads it, too. Portable: any device copies from and to it by itself.
                 let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
                 // SAFETY: as above.
                 self.check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&raw mut at, bytes, flags) })?;
-                Ok(Address { place, home: Home::Host, ptr: at.cast() })
+                Ok(Address { kind, owner: MemoryOwner::Host, ptr: at.cast() })
             }
         })
     }
@@ -538,7 +540,7 @@ impl Shared {
         if let Some(word) = lock(&self.words).free.pop() {
             return Ok(word);
         }
-        let page = self.ask(Place::Pinned, Words::PAGE)?;
+        let page = self.ask(MemoryKind::Pinned, Words::PAGE)?;
         let mut words = lock(&self.words);
         words.pages.push(page);
         let step = |at: usize| Address { ptr: page.ptr.wrapping_add(at), ..page };
@@ -548,13 +550,13 @@ impl Shared {
 
     /// Gives memory back to the driver. What a lost device does not take stays with the process.
     fn release(&self, address: Address) {
-        let released = match address.place {
-            Place::Device => {
+        let released = match address.kind {
+            MemoryKind::Device => {
                 // SAFETY: it is from `cuMemAlloc`, and free in the pool: nobody uses it.
                 check("cuMemFree", unsafe { sys::cuMemFree_v2(address.ptr().addr() as sys::CUdeviceptr) })
             }
             // SAFETY: it is from `cuMemHostAlloc`, and free in the pool: nobody uses it.
-            Place::Pinned => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address.ptr().cast()) }),
+            MemoryKind::Pinned => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address.ptr().cast()) }),
         };
         if let Err(error) = released {
             panics::log!(Warn, "raddle: memory of {} could not be freed: {error}", self.name);
@@ -647,8 +649,8 @@ impl Drop for Shared {
             return;
         }
         let freed = self.bound(|| {
-            for place in [Place::Device, Place::Pinned] {
-                self.pool.release(place, |address, _| self.release(address));
+            for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+                self.pool.release(kind, |address, _| self.release(address));
             }
             let Words { free, pages } = std::mem::take(&mut *lock(&self.words));
             // A page with a word that the device may yet write stays with the process.
@@ -676,12 +678,12 @@ impl Driver for CudaGpu {
         self.0.pci_address().map(|address| topology::cores_near(&address)).unwrap_or_default()
     }
 
-    fn open(&self, role: Role) -> Result<Box<dyn Stream>, DeviceError> {
+    fn open(&self, role: StreamRole) -> Result<Box<dyn Stream>, DeviceError> {
         let gpu = &*self.0;
         gpu.sound()?;
         gpu.bind()?;
         let _relaxed = Relaxed::begin();
-        let priority = if role == Role::Urgent { gpu.priorities.1 } else { gpu.priorities.0 };
+        let priority = if role == StreamRole::Urgent { gpu.priorities.1 } else { gpu.priorities.0 };
         let stream = gpu.context.new_stream_with_priority(priority);
         let stream = stream.map_err(|error| gpu.check("making a stream", error.0).expect_err("it failed"))?;
         let marks = match gpu.marks {
@@ -691,7 +693,7 @@ impl Driver for CudaGpu {
         Ok(Box::new(gpu.stream(self, stream, marks, false)))
     }
 
-    fn allocate(&self, place: Place, bytes: usize) -> Result<Block, DeviceError> {
+    fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<Block, DeviceError> {
         let gpu = &*self.0;
         gpu.sound()?;
         let release = |address, _| {
@@ -700,17 +702,17 @@ impl Driver for CudaGpu {
                 Ok(())
             });
         };
-        let block = gpu.pool.allocate(place, bytes, |bytes| gpu.ask(place, bytes), release)?;
+        let block = gpu.pool.allocate(kind, bytes, |bytes| gpu.ask(kind, bytes), release)?;
         // What comes back from a device that is lost meanwhile is not used again.
         if let Err(error) = gpu.sound() {
-            self.give_back(block);
+            self.free(block);
             return Err(error);
         }
         Ok(block)
     }
 
-    fn give_back(&self, block: Block) {
-        self.0.pool.give_back(block);
+    fn free(&self, block: Block) {
+        self.0.pool.free(block);
     }
 
     fn abandon(&self, error: &DeviceError) {
@@ -838,7 +840,7 @@ impl LaneStream {
             return Ok(());
         }
         self.unseen |= self.may_be_captured();
-        self.look()?;
+        let _ = self.look()?;
         if self.unfit {
             let message = "a function has left the stream of its lane in a capture; end the capture on every way out";
             return Err(DeviceError::refused(CAPTURING, message));
@@ -852,24 +854,24 @@ impl LaneStream {
     }
 
     /// Ends a capture of the stream, if there may be one. Gives whether there was one.
-    fn look(&mut self) -> Result<bool, DeviceError> {
+    fn look(&mut self) -> Result<LeftBehind, DeviceError> {
         if !self.unseen && !self.may_be_captured() {
-            return Ok(false);
+            return Ok(LeftBehind::Nothing);
         }
         let found = self.end_capture().inspect_err(|_| self.unseen = true)?;
-        self.unfit |= found && self.unseen;
+        self.unfit |= found == LeftBehind::Capture && self.unseen;
         // The function that runs may begin one yet.
         self.unseen = false;
         Ok(found)
     }
 
     /// As [`look`](Self::look), in any case. The device may be lost already: what it was given has to be waited for then.
-    fn end_capture(&self) -> Result<bool, DeviceError> {
+    fn end_capture(&self) -> Result<LeftBehind, DeviceError> {
         let gpu = &*self.gpu.0;
         gpu.own()?;
         gpu.bind()?;
         if !gpu.is_capturing(&self.stream)? {
-            return Ok(false);
+            return Ok(LeftBehind::Nothing);
         }
         // It is not destroyed: the program may have given the graph to capture into.
         let mut graph = ptr::null_mut();
@@ -879,7 +881,7 @@ impl LaneStream {
             // As one that another stream has brought it into, or that another thread has begun.
             gpu.check("cuStreamEndCapture", result)?;
         }
-        Ok(true)
+        Ok(LeftBehind::Capture)
     }
 
     /// Records an event that nobody else uses.
@@ -924,7 +926,7 @@ impl Stream for LaneStream {
     fn wait(&mut self, event: &Event) -> Result<(), DeviceError> {
         self.ready_to_issue()?;
         let gpu = &self.gpu.0;
-        let Some(event) = event.as_a::<CudaEvent>() else {
+        let Some(event) = event.downcast::<CudaEvent>() else {
             return Err(DeviceError::refused(-1, "a CUDA device cannot wait for an event of a simulated one"));
         };
         // SAFETY: both are alive. The event may be of another context.
@@ -991,16 +993,16 @@ impl Stream for LaneStream {
         }
     }
 
-    fn function_ended(&mut self, look: bool) -> Result<bool, DeviceError> {
+    fn function_ended(&mut self, check: CaptureCheck) -> Result<LeftBehind, DeviceError> {
         let left = if self.shown { self.gpu.0.left_behind() } else { Ok(()) };
-        if look || left.is_err() {
+        if check == CaptureCheck::Now || left.is_err() {
             let found = self.look();
             self.shown = false;
             return left.and(found);
         }
         self.unseen |= self.may_be_captured();
         self.shown = false;
-        Ok(false)
+        Ok(LeftBehind::Nothing)
     }
 
     fn is_captured(&mut self) -> Result<bool, DeviceError> {
@@ -1018,18 +1020,20 @@ impl Stream for LaneStream {
         }
         let stream = self.stream.cu_stream();
         let (source, target) = (from.ptr().addr() as sys::CUdeviceptr, to.ptr().addr() as sys::CUdeviceptr);
-        match (from.home, to.home) {
-            (Home::Host, Home::Cuda(_)) => {
+        match (from.owner, to.owner) {
+            (MemoryOwner::Host, MemoryOwner::Cuda(_)) => {
                 // SAFETY: the caller's promises (1) and (2), which are the driver's conditions.
                 let result = unsafe { sys::cuMemcpyHtoDAsync_v2(target, from.ptr().cast(), bytes, stream) };
                 gpu.check("cuMemcpyHtoDAsync", result)
             }
-            (Home::Cuda(_), Home::Host) => {
+            (MemoryOwner::Cuda(_), MemoryOwner::Host) => {
                 // SAFETY: as above.
                 let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.ptr().cast(), source, bytes, stream) };
                 gpu.check("cuMemcpyDtoHAsync", result)
             }
-            (Home::Cuda(source_context), Home::Cuda(target_context)) if source_context != target_context => {
+            (MemoryOwner::Cuda(source_context), MemoryOwner::Cuda(target_context))
+                if source_context != target_context =>
+            {
                 gpu.reach(if source_context == gpu.home_context() { target_context } else { source_context });
                 let [target_context, source_context] =
                     [target_context, source_context].map(ptr::with_exposed_provenance_mut);
@@ -1038,17 +1042,17 @@ impl Stream for LaneStream {
                     unsafe { sys::cuMemcpyPeerAsync(target, target_context, source, source_context, bytes, stream) };
                 gpu.check("cuMemcpyPeerAsync", result)
             }
-            (Home::Cuda(_), Home::Cuda(_)) => {
+            (MemoryOwner::Cuda(_), MemoryOwner::Cuda(_)) => {
                 // SAFETY: as above.
                 let result = unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes, stream) };
                 gpu.check("cuMemcpyDtoDAsync", result)
             }
-            (Home::Host, Home::Host) => {
+            (MemoryOwner::Host, MemoryOwner::Host) => {
                 // SAFETY: as above; the driver knows by the addresses whose they are.
                 let result = unsafe { sys::cuMemcpyAsync(target, source, bytes, stream) };
                 gpu.check("cuMemcpyAsync", result)
             }
-            (Home::Simulated(_), _) | (_, Home::Simulated(_)) => {
+            (MemoryOwner::Simulated(_), _) | (_, MemoryOwner::Simulated(_)) => {
                 Err(DeviceError::refused(-1, "a CUDA device cannot copy memory of a simulated one"))
             }
         }

@@ -1,9 +1,9 @@
-//! The GPUs of an engine and their lanes, as everybody sees them; who serves a lane is above.
+//! The GPUs of an engine and their lanes, as all threads see them. The layer `gpu` serves the lanes.
 
 use std::sync::Arc;
 
 use super::{
-    driver::{Driver, GpuDriver, Role},
+    driver::{Driver, GpuDriver, StreamRole},
     stream::GpuStream,
     timeline::{LANES_PER_GPU, Timeline},
 };
@@ -19,25 +19,25 @@ use crate::{
 /// The number of the first lane of a device, among those of an engine.
 pub(crate) const FIRST_LANE: u8 = 4;
 
-/// GPUs of one engine at most.
+/// The most GPUs of an engine.
 pub(crate) const MAX_GPUS: usize = (u8::MAX as usize - FIRST_LANE as usize) / LANES_PER_GPU;
 
 /// The GPUs of an engine.
 pub(crate) struct Gpus<T> {
     pub(crate) gpus: Box<[Gpu]>,
     lanes: Box<[GpuLane<T>]>,
-    /// Whether the lanes' threads stay near their devices.
+    /// Whether the threads of the lanes stay near their devices.
     pub(crate) pins: bool,
-    /// Lanes of each GPU, one in the naive engine, where no thread serves it.
+    /// The number of lanes of each GPU. It is one in the naive engine, in which no thread serves it.
     pub(crate) lanes_each: usize,
 }
 
 /// One GPU.
 pub(crate) struct Gpu {
     pub(crate) driver: Arc<dyn Driver>,
-    /// It does nothing any more, since this happened.
+    /// Why the GPU is lost, once it is.
     lost: OnceLock<DeviceError>,
-    /// The naive engine's streams that nobody uses now.
+    /// Streams of the naive engine that no operation uses at the moment.
     idle: Mutex<Vec<GpuStream>>,
 }
 
@@ -45,24 +45,28 @@ pub(crate) struct Gpu {
 pub(crate) struct GpuLane<T> {
     pub(crate) lane: Arc<Lane<T>>,
     pub(crate) gpu: usize,
-    pub(crate) role: Role,
+    pub(crate) role: StreamRole,
     pub(crate) timeline: Timeline,
-    /// Whether the lane's thread is started, for pushers that only look.
+    /// Whether the thread of the lane has started. A hint for pushes.
     pub(crate) started: AtomicBool,
-    /// Until the lane's thread is started.
+    /// The worker of the lane, until its thread takes it.
     pub(crate) worker: Mutex<Option<Box<Worker<T>>>>,
 }
 
-/// What each lane of a GPU is for, and its name.
-const ROLES: [(Role, &str); LANES_PER_GPU] =
-    [(Role::CopyIn, "copy-in"), (Role::CopyOut, "copy-out"), (Role::Compute, "compute"), (Role::Urgent, "urgent")];
+/// The role of each lane of a GPU, and its name.
+const LANE_ROLES: [(StreamRole, &str); LANES_PER_GPU] = [
+    (StreamRole::CopyIn, "copy-in"),
+    (StreamRole::CopyOut, "copy-out"),
+    (StreamRole::Compute, "compute"),
+    (StreamRole::Urgent, "urgent"),
+];
 
 impl<T> Gpus<T> {
     pub(crate) fn new(drivers: Vec<GpuDriver>, kind: EngineKind, idle: IdlePolicy, pins: bool) -> Self {
-        let roles: &[(Role, &'static str)] = match kind {
+        let roles: &[(StreamRole, &'static str)] = match kind {
             EngineKind::Naive => &[],
-            EngineKind::Pooled => &[(Role::All, "gpu")],
-            EngineKind::PerDevice => &ROLES,
+            EngineKind::Pooled => &[(StreamRole::All, "gpu")],
+            EngineKind::PerDevice => &LANE_ROLES,
         };
         let lanes = (0..drivers.len()).flat_map(|gpu| roles.iter().map(move |&(role, name)| (gpu, role, name)));
         let lanes = lanes
@@ -79,64 +83,65 @@ impl<T> Gpus<T> {
         Self { gpus, lanes, pins, lanes_each: roles.len().max(1) }
     }
 
-    /// The GPU that a context names.
-    pub(crate) fn gpu(&self, context: Device) -> Option<&Gpu> {
-        match context {
+    /// Returns the GPU that `device` names.
+    pub(crate) fn gpu(&self, device: Device) -> Option<&Gpu> {
+        match device {
             Device::Cpu => None,
             Device::Gpu(number) => self.gpus.get(number as usize),
         }
     }
 
-    /// The lanes of all GPUs.
+    /// Returns the lanes of all GPUs.
     pub(crate) fn lanes(&self) -> &[GpuLane<T>] {
         &self.lanes
     }
 
-    /// The device that operations of `lane` run on.
-    pub(crate) fn context_of(&self, lane: u8) -> Device {
+    /// Returns the device that operations of `lane` run on.
+    pub(crate) fn device_of(&self, lane: u8) -> Device {
         match lane.checked_sub(FIRST_LANE) {
             Some(number) => Device::Gpu(u32::from(number) / self.lanes_each as u32),
             None => Device::Cpu,
         }
     }
 
-    /// Whether the engine has none.
+    /// Returns whether the engine has no GPU.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.gpus.is_empty()
     }
 
-    /// Gives `op` to its own lane, which has this number among those of the engine.
+    /// Gives `op` to its own lane, which has the number `lane` among those of the engine.
     pub(crate) fn schedule(&self, lane: u8, op: OpRef<T>) {
         self.lanes[usize::from(lane - FIRST_LANE)].lane.inject(op);
     }
 
-    /// Sends `op` to a lane of a device that it waits for. There it is looked at before what is to be issued, since it has
-    /// nothing to do with that.
+    /// Sends `op` to a lane of a device that it waits for. The lane takes it before the operations that it has yet to
+    /// issue, which have nothing to do with it.
     pub(crate) fn send(&self, number: usize, op: OpRef<T>) {
         self.lanes[number].lane.inject_first(op);
     }
 
-    /// What has made an end of `gpu`.
+    /// Returns why `gpu` is lost, if it is.
     pub(crate) fn lost(&self, gpu: Device) -> Option<&DeviceError> {
         self.gpu(gpu).and_then(|gpu| gpu.lost.get())
     }
 
-    /// Lets the threads of all lanes end. To be called when nothing is pending.
+    /// Lets the threads of all lanes end. No operation may be pending.
     pub(crate) fn end(&self) {
         self.lanes.iter().for_each(|lane| lane.lane.end());
     }
 
-    /// As [`Lane::end_in_child`].
+    /// Does the same as [`Lane::end_in_child`] for all lanes.
     pub(crate) fn end_in_child(&self) {
         self.lanes.iter().for_each(|lane| lane.lane.end_in_child());
     }
 }
 
 impl Gpu {
-    /// Notes that the GPU does nothing any more; gives the loss that everybody is told of.
+    /// Notes that the GPU is lost, and returns the error that all later operations get.
     pub(crate) fn lose(&self, error: &DeviceError) -> DeviceError {
-        // Before whoever sees the loss gives memory back. Everybody who finds it waits there, for what it has issued itself.
+        // Before another thread can see the loss and free memory. Every caller waits here for the commands that it has
+        // issued itself.
         self.driver.abandon(error);
         let loss = error.clone().into_loss();
         if self.lost.set(loss.clone()).is_ok() {
@@ -145,16 +150,16 @@ impl Gpu {
         self.lost.get().cloned().unwrap_or(loss)
     }
 
-    /// A stream for the naive engine, to be given to [`put_back`](Self::put_back).
-    pub(crate) fn take_stream(&self, context: Device) -> GpuStream {
+    /// Takes a stream for the naive engine, which must be [returned](Self::return_stream).
+    pub(crate) fn take_stream(&self, device: Device) -> GpuStream {
         let idle = lock(&self.idle).pop();
-        idle.unwrap_or_else(|| match self.driver.open(Role::All) {
-            Ok(stream) => GpuStream::new(stream, context),
-            Err(error) => GpuStream::dead(self.lose(&error), context),
+        idle.unwrap_or_else(|| match self.driver.open(StreamRole::All) {
+            Ok(stream) => GpuStream::new(stream, device),
+            Err(error) => GpuStream::dead(self.lose(&error), device),
         })
     }
 
-    pub(crate) fn put_back(&self, stream: GpuStream) {
+    pub(crate) fn return_stream(&self, stream: GpuStream) {
         lock(&self.idle).push(stream);
     }
 }

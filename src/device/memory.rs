@@ -11,7 +11,7 @@ use std::{
 
 use bytemuck::Pod;
 
-use super::driver::{ALIGNMENT, Address, Block, Driver, Home, Place};
+use super::driver::{ALIGNMENT, Address, Block, Driver, MemoryKind, MemoryOwner};
 use crate::error::device::DeviceError;
 
 /// A block of a driver that goes back when this is dropped.
@@ -22,7 +22,7 @@ struct Owned {
 
 impl Owned {
     /// Memory for `len` values of type `T`.
-    fn new<T>(driver: &Arc<dyn Driver>, place: Place, len: usize) -> Result<Self, DeviceError> {
+    fn new<T>(driver: &Arc<dyn Driver>, kind: MemoryKind, len: usize) -> Result<Self, DeviceError> {
         const { assert!(align_of::<T>() <= ALIGNMENT, "no device aligns its memory so far") };
         let Some(bytes) = len.checked_mul(size_of::<T>()) else {
             let each = size_of::<T>();
@@ -31,7 +31,7 @@ impl Owned {
                 format!("{len} values of {each} bytes are more than can be addressed"),
             ));
         };
-        let block = ManuallyDrop::new(driver.allocate(place, bytes)?);
+        let block = ManuallyDrop::new(driver.allocate(kind, bytes)?);
         Ok(Self { driver: Arc::clone(driver), block })
     }
 }
@@ -40,7 +40,7 @@ impl Drop for Owned {
     fn drop(&mut self) {
         // SAFETY: taken here only, and the field is not used again.
         let block = unsafe { ManuallyDrop::take(&mut self.block) };
-        self.driver.give_back(block);
+        self.driver.free(block);
     }
 }
 
@@ -59,7 +59,7 @@ pub struct DeviceVec<T> {
 
 impl<T: Pod + Send + Sync> DeviceVec<T> {
     pub(crate) fn new(driver: &Arc<dyn Driver>, len: usize) -> Result<Self, DeviceError> {
-        Ok(Self { memory: Owned::new::<T>(driver, Place::Device, len)?, len, values: PhantomData })
+        Ok(Self { memory: Owned::new::<T>(driver, MemoryKind::Device, len)?, len, values: PhantomData })
     }
 }
 
@@ -86,12 +86,12 @@ impl<T> DeviceVec<T> {
     #[must_use]
     pub fn cuda_ptr(&self) -> Option<cudarc::driver::sys::CUdeviceptr> {
         let address = self.address();
-        matches!(address.home, Home::Cuda(_)).then(|| address.ptr() as cudarc::driver::sys::CUdeviceptr)
+        matches!(address.owner, MemoryOwner::Cuda(_)).then(|| address.ptr() as cudarc::driver::sys::CUdeviceptr)
     }
 
-    /// Whether it is in the memory of the device `home`; what has no bytes is everywhere.
-    pub(super) fn is_at(&self, home: Home) -> bool {
-        self.memory.block.bytes == 0 || self.address().home == home
+    /// Whether it is in the memory of the device `owner`; what has no bytes is everywhere.
+    pub(super) fn is_at(&self, owner: MemoryOwner) -> bool {
+        self.memory.block.bytes == 0 || self.address().owner == owner
     }
 }
 
@@ -116,7 +116,7 @@ pub struct PinnedVec<T> {
 
 impl<T: Pod + Send + Sync> PinnedVec<T> {
     pub(crate) fn new(driver: &Arc<dyn Driver>, len: usize) -> Result<Self, DeviceError> {
-        let vec = Self { memory: Owned::new::<T>(driver, Place::Pinned, len)?, len, values: PhantomData };
+        let vec = Self { memory: Owned::new::<T>(driver, MemoryKind::Pinned, len)?, len, values: PhantomData };
         // SAFETY: the memory is this vector's alone, and as large. Nothing is in it yet, or what another one has left.
         unsafe { vec.as_mut_ptr().write_bytes(0, len) };
         Ok(vec)

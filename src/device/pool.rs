@@ -15,7 +15,7 @@ use crate::{
     sync::{Mutex, lock},
 };
 
-use super::driver::{ALIGNMENT, Address, Block, Place};
+use super::driver::{ALIGNMENT, Address, Block, MemoryKind};
 
 /// The size up to which blocks have one of four sizes for each power of two. Picked.
 const LARGE: usize = 64 << 20;
@@ -54,10 +54,10 @@ impl Pool {
         Self { device: Mutex::new(Free::new()), pinned: Mutex::new(Free::new()) }
     }
 
-    fn of(&self, place: Place) -> &Mutex<Free> {
-        match place {
-            Place::Device => &self.device,
-            Place::Pinned => &self.pinned,
+    fn of(&self, kind: MemoryKind) -> &Mutex<Free> {
+        match kind {
+            MemoryKind::Device => &self.device,
+            MemoryKind::Pinned => &self.pinned,
         }
     }
 
@@ -65,22 +65,22 @@ impl Pool {
     /// there is no room for that, what is free at that place goes to `release`, and `ask` is called once more.
     pub(super) fn allocate(
         &self,
-        place: Place,
+        kind: MemoryKind,
         bytes: usize,
         mut ask: impl FnMut(usize) -> Result<Address, DeviceError>,
         release: impl FnMut(Address, usize),
     ) -> Result<Block, DeviceError> {
         if bytes == 0 {
-            return Ok(Block { address: Address::nowhere(place), bytes: 0 });
+            return Ok(Block { address: Address::nowhere(kind), bytes: 0 });
         }
         let Some(size) = size_for(bytes) else {
             return Err(DeviceError::refused(-1, format!("{bytes} bytes are more than can be addressed")));
         };
-        let free = take(&mut lock(self.of(place)), size);
+        let free = take(&mut lock(self.of(kind)), size);
         let (address, bytes) = match free {
             Some(block) => block,
             None => match ask(size) {
-                Err(error) if error.is_out_of_memory() && self.release(place, release) => (ask(size)?, size),
+                Err(error) if error.is_out_of_memory() && self.release(kind, release) => (ask(size)?, size),
                 asked => (asked?, size),
             },
         };
@@ -88,16 +88,16 @@ impl Pool {
     }
 
     /// Takes a block back.
-    pub(super) fn give_back(&self, block: Block) {
+    pub(super) fn free(&self, block: Block) {
         if block.bytes != 0 {
             debug_assert_eq!(size_for(block.bytes), Some(block.bytes), "the block is not of this pool");
-            lock(self.of(block.address.place)).entry(block.bytes).or_default().push(block.address);
+            lock(self.of(block.address.kind)).entry(block.bytes).or_default().push(block.address);
         }
     }
 
     /// Hands what is free at `place` to `release`, with sizes. Gives whether there was anything.
-    pub(super) fn release(&self, place: Place, mut release: impl FnMut(Address, usize)) -> bool {
-        let free = std::mem::take(&mut *lock(self.of(place)));
+    pub(super) fn release(&self, kind: MemoryKind, mut release: impl FnMut(Address, usize)) -> bool {
+        let free = std::mem::take(&mut *lock(self.of(kind)));
         let mut any = false;
         for (size, blocks) in free {
             for address in blocks {
@@ -145,11 +145,11 @@ mod tests {
     #[test]
     fn a_large_block_is_used_again_for_a_little_less_but_not_for_much_less() {
         let (pool, mut count) = (Pool::new(), 0);
-        let block = pool.allocate(Place::Device, 2 * LARGE, asked(&mut count), |_, _| ()).expect("there is room");
-        pool.give_back(block);
-        let less = pool.allocate(Place::Device, LARGE + 1, asked(&mut count), |_, _| ()).expect("there is room");
+        let block = pool.allocate(MemoryKind::Device, 2 * LARGE, asked(&mut count), |_, _| ()).expect("there is room");
+        pool.free(block);
+        let less = pool.allocate(MemoryKind::Device, LARGE + 1, asked(&mut count), |_, _| ()).expect("there is room");
         assert_eq!(less.bytes, LARGE + PAGE);
-        let again = pool.allocate(Place::Device, 2 * LARGE - PAGE, asked(&mut count), |_, _| ());
+        let again = pool.allocate(MemoryKind::Device, 2 * LARGE - PAGE, asked(&mut count), |_, _| ());
         assert_eq!(again.expect("there is room").bytes, 2 * LARGE);
         assert_eq!(count, 2, "one of three was there");
     }
@@ -157,17 +157,17 @@ mod tests {
     fn asked(count: &mut usize) -> impl FnMut(usize) -> Result<Address, DeviceError> {
         |_| {
             *count += 1;
-            Ok(Address::nowhere(Place::Device))
+            Ok(Address::nowhere(MemoryKind::Device))
         }
     }
 
     #[test]
     fn a_block_given_back_is_used_again_at_its_place_and_size_only() {
         let (pool, mut count) = (Pool::new(), 0);
-        let block = pool.allocate(Place::Device, 1000, asked(&mut count), |_, _| ()).expect("there is room");
-        pool.give_back(block);
-        for (place, bytes) in [(Place::Device, 1000), (Place::Device, 2000), (Place::Pinned, 1000)] {
-            pool.allocate(place, bytes, asked(&mut count), |_, _| ()).expect("there is room");
+        let block = pool.allocate(MemoryKind::Device, 1000, asked(&mut count), |_, _| ()).expect("there is room");
+        pool.free(block);
+        for (kind, bytes) in [(MemoryKind::Device, 1000), (MemoryKind::Device, 2000), (MemoryKind::Pinned, 1000)] {
+            pool.allocate(kind, bytes, asked(&mut count), |_, _| ()).expect("there is room");
         }
         assert_eq!(count, 3, "one of four was there");
     }
@@ -182,20 +182,24 @@ mod tests {
 
     fn releases_if_refused_with(code: i32) {
         let (pool, mut count, mut released) = (Pool::new(), 0, Vec::new());
-        let block = pool.allocate(Place::Device, 1000, asked(&mut count), |_, _| ()).expect("there is room");
+        let block = pool.allocate(MemoryKind::Device, 1000, asked(&mut count), |_, _| ()).expect("there is room");
         let size = block.bytes;
-        pool.give_back(block);
+        pool.free(block);
         let mut full = true;
         let again = pool.allocate(
-            Place::Device,
+            MemoryKind::Device,
             5000,
             |_| if std::mem::take(&mut full) { Err(DeviceError::refused(code, "full")) } else { asked(&mut count)(0) },
             |_, bytes| released.push(bytes),
         );
         assert!(again.is_ok());
         assert_eq!(released, [size]);
-        let none =
-            pool.allocate(Place::Device, 5000, |_| Err(DeviceError::refused(code, "full")), |_, _| panic!("nothing"));
+        let none = pool.allocate(
+            MemoryKind::Device,
+            5000,
+            |_| Err(DeviceError::refused(code, "full")),
+            |_, _| panic!("nothing"),
+        );
         assert_eq!(none.expect_err("there is no room").code(), code);
     }
 
@@ -203,15 +207,15 @@ mod tests {
     #[test]
     fn what_is_free_stays_where_an_allocation_fails_for_another_reason_than_room() {
         let (pool, mut count) = (Pool::new(), 0);
-        let block = pool.allocate(Place::Device, 1000, asked(&mut count), |_, _| ()).expect("there is room");
-        pool.give_back(block);
+        let block = pool.allocate(MemoryKind::Device, 1000, asked(&mut count), |_, _| ()).expect("there is room");
+        pool.free(block);
         let refused = || DeviceError::refused(900, "not now");
         let mut asked = 0;
         let ask = |_| {
             asked += 1;
             Err(refused())
         };
-        let error = pool.allocate(Place::Device, 5000, ask, |_, _| panic!("it is released")).expect_err("not now");
+        let error = pool.allocate(MemoryKind::Device, 5000, ask, |_, _| panic!("it is released")).expect_err("not now");
         assert_eq!((error.code(), asked), (900, 1));
     }
 }

@@ -1,9 +1,9 @@
 //! A GPU that is not there: its memory is the host's, its streams are lists of commands, its kernels are closures.
 //!
-//! Results are real, times are made up. A command takes as long as [`Builder`] says, on one of the device's engines:
+//! Results are real, times are made up. A command takes as long as [`SimulatedGpuBuilder`] says, on one of the device's engines:
 //! one that copies in, one that copies out, and one or more that compute. What it does is done at the end of that time.
 //! As on hardware, commands of one stream come one after the other, streams wait for each other's events, and
-//! everything else has no order; with a [seed](Builder::seed), what is ready is picked at random, so that a wait that
+//! everything else has no order; with a [seed](SimulatedGpuBuilder::seed), what is ready is picked at random, so that a wait that
 //! is missing shows.
 //!
 //! The device has no thread. It gets on when one of its streams is polled, or is full when a command is issued, and works off
@@ -36,7 +36,7 @@ use std::{
 };
 
 use super::{
-    driver::{ALIGNMENT, Address, Block, Driver, Event, GpuDriver, Home, Place, Role, Stream},
+    driver::{ALIGNMENT, Address, Block, Driver, Event, GpuDriver, MemoryKind, MemoryOwner, Stream, StreamRole},
     pool,
 };
 use crate::{
@@ -64,7 +64,7 @@ pub enum Clock {
 
 /// The options of a simulated GPU. The numbers of a new one are in the range of hardware, and picked.
 #[derive(Clone, Debug)]
-pub struct Builder {
+pub struct SimulatedGpuBuilder {
     copy_in: u64,
     copy_out: u64,
     launch_latency: Duration,
@@ -76,7 +76,7 @@ pub struct Builder {
     seed: Option<u64>,
 }
 
-impl Builder {
+impl SimulatedGpuBuilder {
     fn new() -> Self {
         Self {
             copy_in: 12_000_000_000,
@@ -169,7 +169,7 @@ impl Builder {
             number: NEXT.fetch_add(1, Relaxed),
             state: Mutex::new(State::new(self.compute_engines, self.clock, self.seed)),
             idle: Condvar::new(),
-            birth: ProcessMark::current(),
+            process: ProcessMark::current(),
             pool: pool::Pool::new(),
             options: self,
         }))
@@ -238,17 +238,17 @@ pub struct SimulatedGpu(Arc<Device>);
 struct Device {
     /// Distinct from that of every other simulated device.
     number: u64,
-    options: Builder,
+    options: SimulatedGpuBuilder,
     state: Mutex<State>,
     /// Told whenever an effect has ended after the device was lost.
     idle: Condvar,
     pool: pool::Pool,
     /// In a forked child the locks may be held for ever.
-    birth: ProcessMark,
+    process: ProcessMark,
 }
 
 impl SimulatedGpu {
-    /// A GPU with the options of a new [`Builder`].
+    /// A GPU with the options of a new [`SimulatedGpuBuilder`].
     #[must_use]
     pub fn new() -> Self {
         Self::builder().build()
@@ -256,8 +256,8 @@ impl SimulatedGpu {
 
     /// The options for a GPU.
     #[must_use]
-    pub fn builder() -> Builder {
-        Builder::new()
+    pub fn builder() -> SimulatedGpuBuilder {
+        SimulatedGpuBuilder::new()
     }
 
     /// Moves the time of a device with a [manual clock](Clock::Manual). What is done by then, the next poll finds done.
@@ -338,7 +338,7 @@ fn layout(bytes: usize) -> Layout {
 impl Device {
     /// The state; an error in a process that was forked since the device was made.
     fn state(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
-        if self.birth.is_foreign() {
+        if self.process.is_foreign() {
             return Err(DeviceError::lost(-1, "the device is that of a process which has forked this one"));
         }
         Ok(lock(&self.state))
@@ -356,9 +356,9 @@ impl Device {
     }
 
     /// Makes a piece of memory, filled with something that is not zero.
-    fn ask(&self, place: Place, bytes: usize) -> Result<Address, DeviceError> {
+    fn ask(&self, kind: MemoryKind, bytes: usize) -> Result<Address, DeviceError> {
         let mut state = lock(&self.state);
-        if place == Place::Device {
+        if kind == MemoryKind::Device {
             if bytes > self.options.memory - state.allocated {
                 let left = self.options.memory - state.allocated;
                 let message = format!("the simulated device has {left} bytes of memory left, and {bytes} are needed");
@@ -374,15 +374,15 @@ impl Device {
         if ptr.is_null() {
             handle_alloc_error(layout);
         }
-        let home = if place == Place::Device { Home::Simulated(self.number) } else { Home::Host };
+        let owner = if kind == MemoryKind::Device { MemoryOwner::Simulated(self.number) } else { MemoryOwner::Host };
         // SAFETY: it is that large, and new.
         unsafe { ptr.write_bytes(0xA5, bytes) };
-        Ok(Address { place, home, ptr })
+        Ok(Address { kind, owner, ptr })
     }
 
     /// Ends a piece of memory.
     fn release(&self, address: Address, bytes: usize) {
-        if address.place == Place::Device {
+        if address.kind == MemoryKind::Device {
             lock(&self.state).allocated -= bytes;
         }
         // SAFETY: `ask` has made it with this layout; it comes from the pool, where nobody uses it.
@@ -392,8 +392,8 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        for place in [Place::Device, Place::Pinned] {
-            self.pool.release(place, |address, bytes| self.release(address, bytes));
+        for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+            self.pool.release(kind, |address, bytes| self.release(address, bytes));
         }
     }
 }
@@ -403,28 +403,28 @@ impl Driver for SimulatedGpu {
         "simulated GPU".to_owned()
     }
 
-    fn open(&self, role: Role) -> Result<Box<dyn Stream>, DeviceError> {
+    fn open(&self, role: StreamRole) -> Result<Box<dyn Stream>, DeviceError> {
         let index = self.0.state()?.open(role)?;
         Ok(Box::new(Simulated { device: Arc::clone(&self.0), index }))
     }
 
-    fn allocate(&self, place: Place, bytes: usize) -> Result<Block, DeviceError> {
+    fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<Block, DeviceError> {
         let device = &*self.0;
         device.state()?.call(Call::Allocate)?;
         let mut asked = bytes == 0;
         let ask = |bytes| {
             asked = true;
-            device.ask(place, bytes)
+            device.ask(kind, bytes)
         };
-        let block = device.pool.allocate(place, bytes, ask, |address, bytes| device.release(address, bytes))?;
+        let block = device.pool.allocate(kind, bytes, ask, |address, bytes| device.release(address, bytes))?;
         if !asked {
             lock(&device.state).counts.reuses += 1;
         }
         Ok(block)
     }
 
-    fn give_back(&self, block: Block) {
-        self.0.pool.give_back(block);
+    fn free(&self, block: Block) {
+        self.0.pool.free(block);
     }
 
     fn abandon(&self, error: &DeviceError) {
@@ -504,7 +504,7 @@ impl Stream for Simulated {
     }
 
     fn wait(&mut self, event: &Event) -> Result<(), DeviceError> {
-        match event.as_a::<Moment>() {
+        match event.downcast::<Moment>() {
             Some(moment) => self.issue(Call::Wait, Command::Wait(moment)),
             None => Err(DeviceError::refused(-1, "a simulated device cannot wait for an event of CUDA's")),
         }
@@ -527,15 +527,16 @@ impl Stream for Simulated {
     }
 
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
-        let home = Home::Simulated(self.device.number);
+        let owner = MemoryOwner::Simulated(self.device.number);
         for address in [from, to] {
             // Any simulated memory is the host's, so that copies between devices need nothing else.
-            if !matches!(address.home, Home::Host | Home::Simulated(_)) {
+            if !matches!(address.owner, MemoryOwner::Host | MemoryOwner::Simulated(_)) {
                 return Err(DeviceError::refused(-1, "a simulated device cannot copy memory of a real one"));
             }
         }
         let options = &self.device.options;
-        let out = from.place == Place::Device && (to.place == Place::Pinned || from.home == home && to.home != home);
+        let out = from.kind == MemoryKind::Device
+            && (to.kind == MemoryKind::Pinned || from.owner == owner && to.owner != owner);
         let bandwidth = if out { options.copy_out } else { options.copy_in };
         let nanos = u128::from(bytes as u64) * 1_000_000_000 / u128::from(bandwidth);
         let duration = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));

@@ -1,23 +1,24 @@
-//! What the function of a device operation gets: the stream of its lane, and beside it streams of the program's own.
+//! The stream that the function of a device operation gets, and streams of the program's own that it includes.
 //!
 //! # Streams of the program's own
 //!
-//! [`GpuStream::include`] puts one in order with the stream of the lane for the time of a function: what is issued on it is
-//! enclosed by an event of the one that the other waits for, and an event of the other that the one waits for. So all that
-//! an operation issues is before the next mark or event of its lane, which is all that the engine asks for.
+//! [`GpuStream::include`] orders another stream with the stream of the lane, for the time of a function. The other
+//! stream first waits for an event of the lane's stream; in the end the lane's stream waits for an event of the other
+//! one. So everything that an operation issues comes before the next mark or event of its lane, which is all that the
+//! engine needs.
 //!
 //! | state of the lane's stream | how it gets there | next |
 //! |---|---|---|
 //! | alone | – | forked |
-//! | forked | the other one waits for an event of it; the function runs, and has the other one only | alone, given up |
-//! | alone | it waits for an event of the other one; both calls have as many tries as a mark | forked |
-//! | given up | the device is lost, or no try did it; it is dead, so that nothing more is issued, and the engine gives up the device | – |
+//! | forked | the other stream waits for an event of it; the function runs, and has only the other stream | alone, given up |
+//! | alone | it waits for an event of the other stream; both calls have as many tries as a mark | forked |
+//! | given up | the device is lost, or every try failed; the stream is dead, so that nothing more is issued, and the engine gives up the device | – |
 
 use std::{any::Any, fmt, panic::resume_unwind};
 
 use crate::{
     device::{
-        driver::{Address, Driver, Event, Role, Stream},
+        driver::{Address, CaptureCheck, Driver, Event, LeftBehind, Stream, StreamRole},
         memory::{DeviceVec, PinnedVec},
         simulated::{SimulatedGpu, SimulatedStream},
     },
@@ -27,66 +28,95 @@ use crate::{
     values::device::Device,
 };
 
-/// Tries to mark a stream before it is given up.
+/// How often the engine tries to mark a stream before it gives the device up.
 pub(crate) const MARK_TRIES: u32 = 3;
 
-/// The stream that a device operation issues its work on; from [`OpBuilder::launch`](crate::OpBuilder::launch)
+/// How the function of a device operation has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FunctionEnd {
+    Returned,
+    /// It has failed, and so may have left a capture open.
+    Failed,
+}
+
+/// The stream on which a device operation issues its work; from [`OpBuilder::launch`](crate::OpBuilder::launch) and
 /// its siblings.
 ///
-/// What the function puts on it runs on the device after everything that the operation comes after, and the operation is
-/// complete when the device has done it. Streams of the program's own are put in order with it by
+/// What the function issues on it runs on the device after all dependencies of the operation, and the operation is
+/// complete when the device has done it. Streams of the program's own are ordered with it by
 /// [`include`](Self::include).
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Device, Engine, SimulatedGpu};
+/// use std::time::Duration;
+///
+/// let gpu = Device::Gpu(0);
+/// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build()?;
+/// let values = engine.device_var::<u32>(gpu, 4)?;
+/// engine.op("fill").on(gpu).try_launch(values.overwrite(), |stream, values| {
+///     assert_eq!(stream.device(), Device::Gpu(0));
+///     let mut stream = stream.simulated().expect("it is a simulated device");
+///     stream.launch(Duration::from_micros(5), values, |values| values.fill(7))?;
+///     Ok(())
+/// })?;
+/// engine.wait_for_var(&values)?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct GpuStream {
     stream: Box<dyn Stream>,
-    context: Device,
-    /// The last one made by `finish`.
+    device: Device,
+    /// The last mark that `finish` has made.
     marks: u64,
-    /// It is dead since this happened. The stream that it was stays until the device has been given up, which waits for it.
+    /// Why the stream is dead, if it is. The original stream stays until the device has been given up, which waits for
+    /// it.
     given_up: Option<(DeviceError, Box<dyn Stream>)>,
 }
 
 impl fmt::Debug for GpuStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GpuStream").field("context", &self.context).finish_non_exhaustive()
+        f.debug_struct("GpuStream").field("device", &self.device).finish_non_exhaustive()
     }
 }
 
 impl GpuStream {
-    pub(crate) fn new(stream: Box<dyn Stream>, context: Device) -> Self {
-        Self { stream, context, marks: 0, given_up: None }
+    pub(crate) fn new(stream: Box<dyn Stream>, device: Device) -> Self {
+        Self { stream, device, marks: 0, given_up: None }
     }
 
-    /// Instead of one that could not be opened.
-    pub(crate) fn dead(error: DeviceError, context: Device) -> Self {
-        Self::new(Box::new(Dead(error)), context)
+    /// Creates a stream in place of one that could not be opened.
+    pub(crate) fn dead(error: DeviceError, device: Device) -> Self {
+        Self::new(Box::new(Dead(error)), device)
     }
 
-    /// The device.
+    /// Returns the device of the operation.
     #[must_use]
-    pub fn context(&self) -> Device {
-        self.context
+    pub fn device(&self) -> Device {
+        self.device
     }
 
-    /// What a simulated device offers; `None` on others, and on a device that was given up.
+    /// Returns what a simulated device offers. Returns `None` on other devices, and on a device that was given up.
     #[must_use]
     pub fn simulated(&mut self) -> Option<SimulatedStream<'_>> {
         SimulatedStream::new(&mut *self.stream)
     }
 
-    /// The stream for CUDA: cudarc's, from which libraries get theirs and which gives the raw one by `cu_stream()`; `None`
-    /// on other devices, and on a stream that was given up.
+    /// Returns the stream for CUDA: cudarc's, from which libraries get theirs, and whose `cu_stream()` returns the raw
+    /// one. Returns `None` on other devices, and on a stream that was given up.
     ///
-    /// What is put on it must use nothing beyond the operation's variables that does not outlive the device's work, which is
-    /// why cudarc's launches are `unsafe`. That is true of code as well: cudarc unloads a module with its last
-    /// `CudaFunction` and `CudaModule`, and what a function has captured is dropped before the device is done. A program keeps
-    /// its modules elsewhere, or as values of variables that the operation reads.
+    /// Work that is issued on it may use, beyond the operation's variables, only what outlives the work; that is why
+    /// cudarc's launches are `unsafe`. This includes code: cudarc unloads a module with its last `CudaFunction` and
+    /// `CudaModule`, and the captures of a function are dropped before the device is done. A program must keep its
+    /// modules elsewhere, or as values of variables that the operation reads.
     ///
-    /// A function that captures a graph on the stream must end the capture on every way out, panics included. If it does not,
-    /// the operation fails in builds with debug assertions; in others the operation fails or the device is given up. Nothing
-    /// that the engine does on other streams invalidates the capture.
+    /// A function that captures a graph on the stream must end the capture on every way out, panics included. If it
+    /// does not, the operation fails in builds with debug assertions; in others the operation fails or the device is
+    /// given up. Nothing that the engine does on other streams invalidates the capture.
     ///
-    /// What keeps the stream, such as a graph or a library's handle, is for operations of one property, on one engine that is
-    /// not naive: there each operation has the same stream. The naive engine gives any of its streams.
+    /// An object that keeps the stream, such as a graph or a library's handle, may be used by operations of one
+    /// property on one engine that is not naive: there all of them have the same stream. Operations of the naive
+    /// engine may each have another stream.
     ///
     /// For work on streams of the program's own see [`include`](Self::include).
     #[cfg(feature = "cuda")]
@@ -95,16 +125,16 @@ impl GpuStream {
         crate::device::cuda::stream_of(&mut *self.stream)
     }
 
-    /// Calls `f` with `other`, a stream of the program's own, and makes what `f` issues on it a part of this operation: the
-    /// device does it after what was issued on this stream before, and before what is issued on it afterwards. `f` need not
-    /// issue anything.
+    /// Calls `f` with `other`, a stream of the program's own, and makes what `f` issues on it a part of this operation:
+    /// the device does it after everything that was issued on this stream before, and before everything that is issued
+    /// on it later. `f` need not issue anything.
     ///
-    /// This is for what is bound to a stream, like the handle of a library: it works on its stream, and is in order with all
-    /// operations. What the program has put on that stream otherwise comes in its place there, so that this operation waits
-    /// for what is before. The host waits for nothing. It costs two events and two waits for events, which operations that
-    /// stay on their lane's stream do not need.
+    /// This is for objects that are bound to a stream, such as the handle of a library: they keep their stream, and are
+    /// ordered with all operations. Other work that the program has issued on `other` keeps its place there, so this
+    /// operation waits for it. The host waits for nothing. The call costs two events and two waits for events, which
+    /// operations that use only their lane's stream do not need.
     ///
-    /// If `f` panics, what it has issued is a part of the operation all the same.
+    /// If `f` panics, what it has issued still is a part of the operation.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -133,14 +163,13 @@ impl GpuStream {
     /// ```
     ///
     /// # Errors
-    ///
-    /// `other` is of another device, or of another handle of it than the engine's; the device refuses a call, or is lost. `f`
-    /// has not been called if that happened before. A device that refuses again and again what is needed *after* `f` is given
-    /// up, as if it were lost: all that is under way on it fails, since nobody could know what it does still.
+    /// `other` is of another device, or was imported by another handle of the device than the engine's; the device
+    /// refuses a call, or is lost. If this is found before `f` is called, `f` is not called. A device that repeatedly
+    /// refuses a call that is needed after `f` is given up like a lost one: all operations in flight on it fail, since
+    /// their state is unknown.
     ///
     /// # Panics
-    ///
-    /// If `f` does.
+    /// If `f` panics.
     pub fn include<R>(
         &mut self,
         other: &mut ImportedStream,
@@ -160,13 +189,13 @@ impl GpuStream {
         if !removed(Step::IncludedComesAfter) {
             other.stream.wait(&before)?;
         }
-        other.context = self.context;
+        other.device = self.device;
         let result = panics::catch(|| f(other));
-        // The record below would look as well.
-        let left = other.function_ended(true);
-        // `f` may have captured the lane's stream as well, into a graph that only this operation's work is in.
+        // `record` below would look for a capture as well.
+        let left = other.function_ended(FunctionEnd::Failed);
+        // `f` may have captured the lane's stream as well, into a graph that has only this operation's work.
         let left = match self.stream.is_captured() {
-            Ok(true) => left.and(self.function_ended(true)),
+            Ok(true) => left.and(self.function_ended(FunctionEnd::Failed)),
             _ => left,
         };
         let joined = persist(|| other.stream.record()).and_then(|after| {
@@ -176,7 +205,7 @@ impl GpuStream {
             persist(|| self.stream.wait(&after))
         });
         if let Err(error) = joined {
-            // Nothing that comes later may run beside what is out of order now.
+            // No later work may run beside work that is not ordered with it.
             let stream = std::mem::replace(&mut self.stream, Box::new(Dead(error.clone())));
             self.given_up = Some((error.clone(), stream));
             if let Err(payload) = result {
@@ -188,30 +217,36 @@ impl GpuStream {
         left.map(|()| result)
     }
 
-    /// Notes that a function which had the stream has returned, and whether it `failed`. Gives the error that it has left.
-    pub(crate) fn function_ended(&mut self, failed: bool) -> Result<(), DeviceError> {
-        let look = failed || cfg!(debug_assertions);
-        // The function may go on with a stream that was given up, which has to be waited for.
-        let dead = self.given_up.as_mut().map_or(Ok(false), |(_, stream)| stream.function_ended(true));
-        if self.stream.function_ended(look)? || dead? {
+    /// Notes that a function which had the stream has ended. Returns the failure that it has left behind.
+    pub(crate) fn function_ended(&mut self, end: FunctionEnd) -> Result<(), DeviceError> {
+        let check = match end {
+            FunctionEnd::Returned if !cfg!(debug_assertions) => CaptureCheck::Later,
+            _ => CaptureCheck::Now,
+        };
+        // The function may continue with a stream that was given up. The device must wait for that stream.
+        let dead = match &mut self.given_up {
+            Some((_, stream)) => stream.function_ended(CaptureCheck::Now),
+            None => Ok(LeftBehind::Nothing),
+        };
+        if [self.stream.function_ended(check)?, dead?].contains(&LeftBehind::Capture) {
             let message = "the function has left its stream in a capture; end the capture on every way out";
             return Err(DeviceError::refused(CAPTURING, message));
         }
         Ok(())
     }
 
-    /// Why nothing can be issued on it any more, if [`include`](Self::include) has brought that about.
+    /// Returns why nothing can be issued any more, if [`include`](Self::include) has made the stream dead.
     pub(crate) fn given_up(&self) -> Option<&DeviceError> {
         self.given_up.as_ref().map(|(error, _)| error)
     }
 
-    /// The device's own.
+    /// Returns the driver's stream.
     pub(crate) fn inner(&mut self) -> &mut dyn Stream {
         &mut *self.stream
     }
 
-    /// Waits, on this thread, until the device has done what was issued; for the naive engine. If it fails nobody knows
-    /// what the device still does, and it has to be given up.
+    /// Waits, on this thread, until the device has done everything that was issued; for the naive engine. After an
+    /// error, the device may still be working, and must be given up.
     pub(crate) fn finish(&mut self) -> Result<(), DeviceError> {
         let mark = self.marks + 1;
         persist(|| self.stream.mark(mark))?;
@@ -227,10 +262,12 @@ impl GpuStream {
         Ok(())
     }
 
-    /// Copies values of type `T` that a device operation has declared; both places are with their lengths.
+    /// Copies values of type `T` that a device operation has declared, from one address to another, each with a
+    /// length.
     ///
     /// # Safety
-    /// 1. Both places have as many values, and the operation holds them until the device has done it.
+    /// 1. Both places hold as many values as their lengths say, and the operation holds them until the device has done
+    ///    the copy.
     unsafe fn copy<T>(&mut self, from: (Address, usize), to: (Address, usize)) -> Result<(), DeviceError> {
         let ((from, length), (to, room)) = (from, to);
         if length != room {
@@ -241,8 +278,8 @@ impl GpuStream {
         unsafe { self.stream.copy(from, to, length * size_of::<T>()) }
     }
 
-    // Of pinned memory the length alone: another copy may be under way there, so that not even a reference to the values
-    // may be made.
+    // Of pinned memory only the length is used: another copy may be in flight there, so not even a reference to the
+    // values may exist.
 
     pub(crate) fn copy_in<T>(&mut self, from: &PinnedVec<T>, to: &mut DeviceVec<T>) -> Result<(), DeviceError> {
         // SAFETY: the only caller is an operation that declares both.
@@ -250,30 +287,31 @@ impl GpuStream {
     }
 
     pub(crate) fn copy_out<T>(&mut self, from: &DeviceVec<T>, to: &mut PinnedVec<T>) -> Result<(), DeviceError> {
-        // SAFETY: as above.
+        // SAFETY: the only caller is an operation that declares both.
         unsafe { self.copy::<T>((from.address(), from.len()), (to.address(), to.count())) }
     }
 
     pub(crate) fn copy_across<T>(&mut self, from: &DeviceVec<T>, to: &mut DeviceVec<T>) -> Result<(), DeviceError> {
-        // SAFETY: as above.
+        // SAFETY: the only caller is an operation that declares both.
         unsafe { self.copy::<T>((from.address(), from.len()), (to.address(), to.len())) }
     }
 }
 
 #[cfg(raddle_loom)]
 impl GpuStream {
-    /// A stream for models, without a lane.
+    /// Returns a stream for models, without a lane.
     pub fn alone(gpu: &SimulatedGpu) -> Self {
-        Self::new(gpu.open(Role::All).expect("the device is sound"), Device::Gpu(0))
+        Self::new(gpu.open(StreamRole::All).expect("the device is sound"), Device::Gpu(0))
     }
 
-    /// Waits until the device has done what was issued.
+    /// Waits until the device has done everything that was issued.
     pub fn end(&mut self) {
         self.finish().expect("nothing fails");
     }
 }
 
-/// Makes a call that leaves the device in an unknown state if it cannot be made: some times, unless the device is lost.
+/// Makes a call whose failure would leave the device in an unknown state. Tries it several times, unless the device is
+/// lost.
 fn persist<R>(mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
     let mut tries = 1;
     loop {
@@ -284,36 +322,46 @@ fn persist<R>(mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, Dev
     }
 }
 
-/// A stream of the program's own, for operations of its device to issue work on: see [`GpuStream::include`].
+/// A stream of the program's own, on which operations of its device can issue work; see [`GpuStream::include`].
 ///
-/// It belongs to one operation at a time. As the value of a variable ([`Engine::stream_var`](crate::Engine::stream_var))
-/// it is the engine that sees to that. Dropped, it leaves the program's stream as it is.
+/// It belongs to one operation at a time. As the value of a variable
+/// ([`Engine::stream_var`](crate::Engine::stream_var)), the engine ensures that. Its drop leaves the program's stream
+/// as it is.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Engine, ImportedStream, SimulatedGpu};
+///
+/// let device = SimulatedGpu::new();
+/// let engine = Engine::builder().workers(1).gpu(device.clone()).build()?;
+/// let own = engine.stream_var(ImportedStream::simulated(&device)?);
+/// # Ok(())
+/// # }
+/// ```
 pub struct ImportedStream(GpuStream);
 
 impl ImportedStream {
     fn new(stream: Box<dyn Stream>) -> Self {
-        // The device's place in the engine is known when an operation includes it.
+        // Set to the operation's device when an operation includes the stream.
         Self(GpuStream::new(stream, Device::Cpu))
     }
 
-    /// A new stream of a simulated device, in the place of one that the program would have.
+    /// Creates a stream of a simulated device, as a stand-in for one that the program would have.
     ///
     /// # Errors
-    ///
     /// The device is lost.
     pub fn simulated(gpu: &SimulatedGpu) -> Result<Self, DeviceError> {
-        gpu.open(Role::All).map(Self::new)
+        gpu.open(StreamRole::All).map(Self::new)
     }
 
-    /// A stream for CUDA: cudarc's, or a raw one by its `wrap_borrowed_stream`.
+    /// Wraps a stream for CUDA: cudarc's, or a raw one by its `wrap_borrowed_stream`.
     ///
-    /// The stream is not to be captured into a graph while an operation includes it.
+    /// The stream must not be captured into a graph while an operation includes it.
     ///
     /// # Errors
-    ///
-    /// The stream is of another context than the primary one of `gpu`, where
-    /// [`CudaGpu::context`](crate::CudaGpu::context) makes streams; it is the per-thread default stream, which on a lane's
-    /// thread is another one; the device is lost.
+    /// The stream is of another context than the primary one of `gpu`, in which
+    /// [`CudaGpu::context`](crate::CudaGpu::context) makes streams; it is the per-thread default stream, which is
+    /// another one on a lane's thread; or the device is lost.
     #[cfg(feature = "cuda")]
     pub fn cuda(
         gpu: &crate::device::cuda::CudaGpu,
@@ -329,7 +377,7 @@ impl fmt::Debug for ImportedStream {
     }
 }
 
-/// A stream that could not be opened, or was given up: every call gives the reason.
+/// A stream that could not be opened, or was given up. Every call returns the reason.
 struct Dead(DeviceError);
 
 impl Stream for Dead {
@@ -373,7 +421,7 @@ mod tests {
     use super::*;
     use crate::{device::simulated, sync::lock};
 
-    /// What was called, by the stream's name; calls with a name in `refused` are refused.
+    /// The calls so far, each with the name of its stream, and the calls that are refused.
     #[derive(Clone, Default)]
     struct Calls(Arc<Mutex<(Vec<String>, Vec<&'static str>)>>);
 
@@ -402,7 +450,7 @@ mod tests {
 
         fn record(&mut self) -> Result<Event, DeviceError> {
             self.note("record")?;
-            self.1.open(Role::All)?.record()
+            self.1.open(StreamRole::All)?.record()
         }
 
         fn wait(&mut self, _: &Event) -> Result<(), DeviceError> {
@@ -430,8 +478,8 @@ mod tests {
         }
     }
 
-    /// Includes a stream while some calls are refused; gives the calls so far, what it came to, and the lane's stream, whose
-    /// calls are noted as well.
+    /// Includes a stream while some calls are refused. Returns the calls so far, the result, and the lane's stream,
+    /// whose calls are noted as well.
     fn include(refused: &[&'static str]) -> (Calls, Result<(), DeviceError>, GpuStream) {
         let (gpu, calls) = (SimulatedGpu::builder().clock(simulated::Clock::Instantly).build(), Calls::default());
         lock(&calls.0).1.extend(refused);
@@ -439,7 +487,7 @@ mod tests {
         let mut lane = GpuStream::new(stream("lane"), Device::Gpu(3));
         let mut other = ImportedStream::new(stream("other"));
         let result = lane.include(&mut other, |other| {
-            assert_eq!(other.context(), Device::Gpu(3));
+            assert_eq!(other.device(), Device::Gpu(3));
             lock(&calls.0).0.push("function".to_owned());
         });
         (calls, result, lane)
@@ -465,8 +513,8 @@ mod tests {
         }
     }
 
-    /// Nothing more may be issued on a stream beside which something runs that it knows nothing of: by its next call the
-    /// engine finds that the device has to be given up.
+    /// No more work may be issued on a stream that is not ordered with other work. By its next call the engine finds
+    /// that the device must be given up.
     #[test]
     fn a_stream_whose_included_work_cannot_be_put_in_order_is_dead() {
         for (refused, others) in [("other record", 3), ("lane wait", 4)] {
@@ -476,7 +524,7 @@ mod tests {
             assert_eq!(made.len(), others + MARK_TRIES as usize, "{made:?}");
             assert_eq!(result.expect_err("it was refused").code(), 801);
             assert_eq!(lane.given_up().map(DeviceError::message), Some("not now"));
-            // What was issued there has to be waited for.
+            // The device must wait for what was issued there.
             assert_eq!(Arc::strong_count(&calls.0), 2, "the stream is not there any more");
             for result in [
                 lane.inner().mark(1),

@@ -1,15 +1,16 @@
-//! How far streams are, and what of a variable is still on its way through them.
+//! How far the streams of a device are, and which operations in flight use a variable.
 //!
-//! A device operation passes its variables on when it is *issued*, not when the device has done it: operations of the same
-//! device that come after it need no more, since their streams are put in order on the device. Everybody else must wait
-//! until it is *complete*. So each lane numbers what it issues, a variable notes the numbers (its [`Marks`]), and the lane
-//! says how far it is (its [`Timeline`]).
+//! An operation of a device releases its variables when it is *issued*, before the device has completed it. Operations
+//! of the same device that depend on it need no more, because events order their streams. Every other operation must
+//! wait until it is *complete*. So each lane numbers the operations that it issues, a variable notes these numbers
+//! (its [`DeviceUses`]), and the lane publishes how far it is (its [`Timeline`]).
 //!
 //! # Who may touch what
 //!
-//! * `Marks`: an operation's lane, while the operation holds the variable. Each lane has places of its own. Anybody reads.
-//! * `Timeline::completed`: stored by its lane, read by everybody.
-//! * `Timeline::recorded`: put in by its lane, read by the other lanes of the device.
+//! * `DeviceUses`: stored by the lane of an operation, while the operation holds the variable. Each lane has a part of
+//!   its own. Any thread may read it.
+//! * `Timeline::completed`: stored by its lane, read by any thread.
+//! * `Timeline::recorded`: added to by its lane, read by the other lanes of the device.
 //!
 //! # Edges
 //!
@@ -17,8 +18,8 @@
 //! |---|---|---|---|
 //! | `passed` | store in [`Timeline::complete`] | load in [`Timeline::is_complete`] | what the device wrote, and what the lane noted of the operations: versions and failures |
 //!
-//! Marks need no edge of their own: they are written before the operation passes the variable on, and read by those that
-//! it was passed on to.
+//! `DeviceUses` need no edge of their own. The lane writes them before the operation releases the variable, and the
+//! queue of the variable hands them over.
 
 use std::collections::VecDeque;
 
@@ -33,84 +34,86 @@ use crate::{
         lock,
     },
     testing::weaken::{Step, removed},
+    tracker::Mode,
 };
 
 /// The most lanes of one GPU.
 pub const LANES_PER_GPU: usize = 4;
 
-/// The last operation of each lane of one GPU that something comes after.
+/// For each lane of one GPU, the number of its last operation that something depends on.
 pub type Clock = [u64; LANES_PER_GPU];
 
-/// The last operations on a variable, by lane.
+/// The last operations of each lane that use a variable.
 #[derive(Debug)]
-pub struct Marks(Box<[Mark]>);
+pub struct DeviceUses(Box<[LaneUses]>);
 
 #[derive(Debug, Default)]
-struct Mark {
+struct LaneUses {
     read: AtomicU64,
     written: AtomicU64,
 }
 
-impl Marks {
-    /// For as many lanes as the engine has for devices. Nothing has been issued.
+impl DeviceUses {
+    /// Returns the uses of a variable by `lanes` lanes, none of which has issued an operation on it.
     pub fn new(lanes: usize) -> Self {
-        Self((0..lanes).map(|_| Mark::default()).collect())
+        Self((0..lanes).map(|_| LaneUses::default()).collect())
     }
 
-    /// Notes that `lane` issues its operation number `seq`, which holds the variable.
-    pub fn note(&self, lane: usize, seq: u64, writes: bool) {
-        let mark = &self.0[lane];
-        // Relaxed: released when the operation passes the variable on. Only this lane stores here, so that it rises.
-        if writes { &mark.written } else { &mark.read }.store(seq, Relaxed);
+    /// Notes that `lane` issues its operation number `seq`, which accesses the variable in `mode`.
+    pub fn note(&self, lane: usize, seq: u64, mode: Mode) {
+        let uses = &self.0[lane];
+        // Relaxed: released when the operation releases the variable. Only this lane stores here, so the number rises.
+        if mode.is_write() { &uses.written } else { &uses.read }.store(seq, Relaxed);
     }
 
-    /// The last operation of `lane` that one must come after: for a reader only writers count.
-    pub fn last(&self, lane: usize, for_reading: bool) -> u64 {
-        let mark = &self.0[lane];
-        // Relaxed: acquired with the variable; others only look whether there is something to wait for.
-        let written = mark.written.load(Relaxed);
-        // Relaxed: as above.
-        if for_reading { written } else { written.max(mark.read.load(Relaxed)) }
+    /// Returns the number of the last operation of `lane` that an access of `mode` must follow: a read follows only
+    /// writes.
+    pub fn last(&self, lane: usize, mode: Mode) -> u64 {
+        let uses = &self.0[lane];
+        // Relaxed: acquired with the variable. A caller that does not hold it only asks whether it would have to wait.
+        let written = uses.written.load(Relaxed);
+        // Relaxed: the same as for `written`.
+        if mode == Mode::Read { written } else { written.max(uses.read.load(Relaxed)) }
     }
 }
 
 /// A point of a stream that other streams of the device can wait for.
 #[derive(Clone, Debug)]
 pub struct Recorded {
-    /// The last operation issued before it.
+    /// The last operation that was issued before it.
     pub seq: u64,
-    /// What to wait for.
+    /// The event to wait for.
     pub event: Event,
-    /// What the stream had waited for by then.
+    /// What the stream had waited for when the event was recorded.
     pub clock: Clock,
 }
 
 #[cfg(raddle_loom)]
 impl Recorded {
-    /// A point for models, where nobody waits for the event.
+    /// Returns a point for models, in which no stream waits for the event.
     pub fn point(seq: u64) -> Self {
         Self { seq, event: crate::device::simulated::unrecorded(), clock: Clock::default() }
     }
 }
 
-/// How far a lane's stream is.
+/// How far the stream of a lane is.
 #[derive(Debug, Default)]
 pub struct Timeline {
     completed: CachePadded<AtomicU64>,
-    /// In their order; only what is not complete.
+    /// The points behind operations that are not complete, in their order.
     recorded: Mutex<VecDeque<Recorded>>,
-    /// Another stream has waited for a recorded point since the lane looked.
+    /// Another stream has waited for a recorded point since the lane last asked.
     asked: AtomicBool,
 }
 
 impl Timeline {
-    /// Whether everything up to `seq` is complete. What it did is visible to the caller then.
+    /// Returns whether all operations up to `seq` are complete. If so, what they did is visible to the caller.
     pub fn is_complete(&self, seq: u64) -> bool {
         // Acquire (edge `passed`).
         self.completed.load(Acquire) >= seq
     }
 
-    /// Says that everything up to `seq` is complete.
+    /// Publishes that all operations up to `seq` are complete.
     pub fn complete(&self, seq: u64) {
         let order = if removed(Step::CompletionOfMarks) { Relaxed } else { Release };
         // Release (edge `passed`).
@@ -121,7 +124,7 @@ impl Timeline {
         }
     }
 
-    /// Lets other lanes know of a point behind all others.
+    /// Publishes a point, which is behind all earlier ones, to the other lanes.
     pub fn publish(&self, recorded: Recorded) {
         lock(&self.recorded).push_back(recorded);
     }
@@ -132,13 +135,13 @@ impl Timeline {
         self.asked.store(true, Relaxed);
     }
 
-    /// Whether that has happened since the last call, which is the lane's.
+    /// Returns whether another stream has waited for a recorded point since the last call. Only the lane calls this.
     pub fn was_asked(&self) -> bool {
-        // Relaxed: as above.
+        // Relaxed: a hint.
         self.asked.swap(false, Relaxed)
     }
 
-    /// The first known point behind operation `seq`.
+    /// Returns the first known point behind operation `seq`.
     pub fn after(&self, seq: u64) -> Option<Recorded> {
         let recorded = lock(&self.recorded);
         recorded.get(recorded.partition_point(|recorded| recorded.seq < seq)).cloned()

@@ -49,7 +49,7 @@ impl Core {
         } else {
             self.fault_lock.with(|| self.failure_disposition(op))
         };
-        match (disposition, self.gpus.lost(self.gpus.context_of(task.lane))) {
+        match (disposition, self.gpus.lost(self.gpus.device_of(task.lane))) {
             // An operation that must run in any case finds a stream that refuses every call.
             (Disposition::Run, Some(error)) if !task.has(flag::NO_SKIP | flag::KEPT) => {
                 Disposition::Skip(task.failed_by(Cause::Device(error.clone())))
@@ -91,8 +91,8 @@ impl Core {
             // On its own GPU the order of streams is enough, but not for values that the host reads or writes.
             let on_stream = self.follows_on_device(op, cell, at);
             let counts =
-                |lane: usize| lane >= from && !(on_stream && self.gpus.context_of(FIRST_LANE + lane as u8) == at);
-            let lane = self.lane_before(cell, access.mode() == Mode::Read, counts);
+                |lane: usize| lane >= from && !(on_stream && self.gpus.device_of(FIRST_LANE + lane as u8) == at);
+            let lane = self.lane_before(cell, access.mode(), counts);
             if lane.is_none() && !on_stream && access.mode().is_write() {
                 // SAFETY: the operation is ready, so it holds the variable, and every lane was asked, now or before.
                 unsafe { cell.fault().leave_device() };
@@ -108,15 +108,10 @@ impl Core {
     }
 
     /// The first lane of a GPU, among those that `counts` accepts, that has not completed the dependencies of the next
-    /// operation on `cell`, or those of the next reader.
-    pub(super) fn lane_before(
-        &self,
-        cell: &VarCell,
-        for_reading: bool,
-        counts: impl Fn(usize) -> bool,
-    ) -> Option<usize> {
+    /// operation that accesses `cell` in `mode`.
+    pub(super) fn lane_before(&self, cell: &VarCell, mode: Mode, counts: impl Fn(usize) -> bool) -> Option<usize> {
         let is_pending = |&lane: &usize| {
-            let last = cell.fault().last_on_device(lane, for_reading);
+            let last = cell.fault().last_on_device(lane, mode);
             last != 0 && !self.gpus.lanes()[lane].timeline.is_complete(last)
         };
         (0..self.gpus.lanes().len()).filter(|&lane| counts(lane)).find(is_pending)
@@ -126,6 +121,6 @@ impl Core {
     pub(crate) fn follows_on_device(&self, op: &Op<Task>, cell: &VarCell, at: Device) -> bool {
         let task = op.task();
         let host_uses_value = cell.is_host_value() && !task.has(flag::COPY);
-        task.has(flag::DEVICE) && self.gpus.context_of(task.lane) == at && !host_uses_value
+        task.has(flag::DEVICE) && self.gpus.device_of(task.lane) == at && !host_uses_value
     }
 }

@@ -6,8 +6,8 @@
 //! * `failure` and `FAILED`: read by operations that hold the variable, changed by those that hold it for writing.
 //!   Lanes of one GPU hold a variable one after the other, without waiting for each other's commands to complete.
 //!   While such commands are in flight, only those lanes read and change the failure, under the [`FaultLock`].
-//! * `marks` and `ON_DEVICE`: see [`Marks`]. The bit is cleared by an operation that holds the variable for writing,
-//!   once everything that the marks name is complete.
+//! * `uses` and `ON_DEVICE`: see [`DeviceUses`]. The bit is cleared by an operation that holds the variable for writing,
+//!   once everything that the uses name is complete.
 //!
 //! # Edges
 //!
@@ -17,14 +17,15 @@
 //! timelines first, and the failure after that.
 
 use crate::{
-    device::timeline::Marks,
+    device::timeline::DeviceUses,
     sync::{Mutex, OnceLock, Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell, lock},
     testing::weaken::{Step, removed},
+    tracker::Mode,
 };
 
 /// `failure` is set.
 const FAILED: u8 = 1;
-/// Operations on the variable may be in flight on GPUs, as `marks` says.
+/// Operations on the variable may be in flight on GPUs, as `uses` says.
 const ON_DEVICE: u8 = 2;
 
 /// The failure of a variable, an `E`, and the last operations of GPUs on it.
@@ -33,7 +34,7 @@ pub struct Fault<E> {
     bits: AtomicU8,
     failure: UnsafeCell<Option<E>>,
     /// The last operations of each lane of a GPU. Set when the first of them is issued.
-    marks: OnceLock<Marks>,
+    uses: OnceLock<DeviceUses>,
 }
 
 // SAFETY: the functions that use `failure` demand the rules in the head of this module; the other fields are atomic
@@ -42,12 +43,12 @@ unsafe impl<E: Send + Sync> Sync for Fault<E> {}
 
 impl<E> Default for Fault<E> {
     fn default() -> Self {
-        Self { bits: AtomicU8::new(0), failure: UnsafeCell::new(None), marks: OnceLock::new() }
+        Self { bits: AtomicU8::new(0), failure: UnsafeCell::new(None), uses: OnceLock::new() }
     }
 }
 
 impl<E: Clone> Fault<E> {
-    /// Whether an operation must check the failure and the marks before it runs.
+    /// Whether an operation must check the failure and the uses before it runs.
     #[inline]
     pub fn needs_check(&self) -> bool {
         // Relaxed: exact for an operation that holds the variable. A caller that does not hold it relies on the queue.
@@ -99,30 +100,30 @@ impl<E: Clone> Fault<E> {
         self.failure.with_mut(|slot| std::mem::replace(unsafe { &mut *slot }, failure))
     }
 
-    /// Notes that `lane`, one of `lanes` lanes of GPUs, issues its operation number `seq`, which holds the variable and
-    /// `writes` to it or only reads it.
-    pub fn note_on_device(&self, lanes: usize, lane: usize, seq: u64, writes: bool) {
-        let marks = match self.marks.get() {
-            Some(marks) => marks,
+    /// Notes that `lane`, one of `lanes` lanes of GPUs, issues its operation number `seq`, which accesses the variable
+    /// in `mode`.
+    pub fn note_on_device(&self, lanes: usize, lane: usize, seq: u64, mode: Mode) {
+        let uses = match self.uses.get() {
+            Some(uses) => uses,
             None => {
                 // The lane of another reader may have set them meanwhile.
-                let _ = self.marks.set(Marks::new(lanes));
-                self.marks.get().expect("the marks have just been set")
+                let _ = self.uses.set(DeviceUses::new(lanes));
+                self.uses.get().expect("the uses have just been set")
             }
         };
-        marks.note(lane, seq, writes);
+        uses.note(lane, seq, mode);
         // Relaxed: handed over through the queue.
         self.bits.fetch_or(ON_DEVICE, Relaxed);
     }
 
-    /// Returns the number of the last operation that `lane` has issued on the variable, or of the last writer if
-    /// `for_reading`. Returns 0 if there is none.
-    pub fn last_on_device(&self, lane: usize, for_reading: bool) -> u64 {
+    /// Returns the number of the last operation that `lane` has issued on the variable and that an access of `mode` must
+    /// follow. Returns 0 if there is none.
+    pub fn last_on_device(&self, lane: usize, mode: Mode) -> u64 {
         // Relaxed: exact for an operation that holds the variable. A caller that does not hold it relies on the queue.
         if self.bits.load(Relaxed) & ON_DEVICE == 0 {
             return 0;
         }
-        self.marks.get().map_or(0, |marks| marks.last(lane, for_reading))
+        self.uses.get().map_or(0, |uses| uses.last(lane, mode))
     }
 
     /// Notes that no operation of a GPU on the variable is in flight.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::{
-    device::stream::GpuStream,
+    device::stream::{FunctionEnd, GpuStream},
     engine::{
         core::Core,
         ending::{Disposition, Epilogue, Epilogues, FnState, Unfinished},
@@ -49,7 +49,8 @@ impl Core {
         op: OpRef<Task>,
         ready: &mut ReadyList<Task>,
     ) -> Result<Ticket, Unfinished> {
-        if op.task().has(flag::ON_DEVICE | flag::ASYNC) || removed(Step::PlaceBeforeTelling) || !self.is_sound(&op) {
+        if op.task().has(flag::ON_DEVICE | flag::ASYNC) || removed(Step::ScheduleBeforeNotifying) || !self.is_sound(&op)
+        {
             return Err(Unfinished { op, called: None });
         }
         // Not by `?`: a value that might have to be dropped costs instructions.
@@ -112,7 +113,7 @@ impl Core {
         if self.is_forked() {
             return result;
         }
-        let left = stream.function_ended(result.is_err());
+        let left = stream.function_ended(if result.is_ok() { FunctionEnd::Returned } else { FunctionEnd::Failed });
         result.and_then(|()| left.map_err(|error| op.task().failed_by(Cause::Device(error))))
     }
 
@@ -211,7 +212,7 @@ impl Core {
     /// Runs an operation of a GPU on this thread, for the naive engine, and waits until the GPU has completed it.
     #[cold]
     fn run_on_device(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
-        let device = self.gpus.context_of(op.task().lane);
+        let device = self.gpus.device_of(op.task().lane);
         let Some(gpu) = self.gpus.gpu(device) else { unreachable!("routes are to devices of the engine") };
         let mut stream = gpu.take_stream(device);
         let failure = match self.disposition_at(&op, device) {
@@ -220,7 +221,7 @@ impl Core {
             Disposition::Forward(_) | Disposition::Discard => unreachable!("the operation was to run"),
         };
         if let Some(failure) = failure {
-            gpu.put_back(stream);
+            gpu.return_stream(stream);
             return self.skip(op, failure, ready);
         }
         let mut result = self.call_on(&op, &mut stream);
@@ -237,7 +238,7 @@ impl Core {
             let failure = op.task().failed_by(Cause::Device(loss));
             result = result.and(Err(failure));
         }
-        gpu.put_back(stream);
+        gpu.return_stream(stream);
         self.complete(op, result, FnState::Called, ready)
     }
 }

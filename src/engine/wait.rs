@@ -32,7 +32,6 @@ use crate::{
         oneshot::Oneshot,
         pending::{PendingWait, Waited},
     },
-    tracker::Mode,
     values::name::Name,
 };
 
@@ -71,7 +70,7 @@ impl Core {
         if frame::holds(VarCell::queue_ptr(var.ptr())) {
             return Err(WaitError::WouldDeadlock);
         }
-        if cell.queue().is_idle(kind.is_for_reading()) && !self.is_faulty(cell, kind) {
+        if cell.queue().is_idle(kind.mode()) && !self.is_faulty(cell, kind) {
             return Ok(None);
         }
         let on_device = self.lane_before_wait(cell, kind).is_some();
@@ -82,8 +81,7 @@ impl Core {
         // A wait may be pushed behind a deletion, and then ends with it.
         let flags = flag::INLINE | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
         let spec = Spec::internal(WAIT, 0, flags);
-        let mode = if kind.is_for_reading() { Mode::Read } else { Mode::Await };
-        let entry = Entry { cell: var.ptr(), mode, refs: Refs::None };
+        let entry = Entry { cell: var.ptr(), mode: kind.mode(), refs: Refs::None };
         let entries = [entry];
         let op = self.create(&spec, 0, location, &entries, WaitJob::new(Arc::clone(&oneshot)))?;
         // Before the push: by the time that returns, the wait may already have started and asked to be forgotten.
@@ -107,7 +105,7 @@ impl Core {
 
     /// A lane of a GPU that has not completed the dependencies of a wait that is pushed now.
     fn lane_before_wait(&self, cell: &VarCell, kind: WaitFor) -> Option<usize> {
-        self.lane_before(cell, kind.is_for_reading(), |_| true)
+        self.lane_before(cell, kind.mode(), |_| true)
     }
 
     /// Waits for a result and takes it. Inside an operation, another thread runs the worker meanwhile.

@@ -39,7 +39,7 @@ use crate::{
     engine::task::Task,
     notify::oneshot::Oneshot,
     sync::{Mutex, lock},
-    tracker::{Hold, Op},
+    tracker::{Hold, Mode, Op},
 };
 
 /// Which pending operations a wait for a variable covers.
@@ -52,9 +52,12 @@ pub(crate) enum WaitFor {
 }
 
 impl WaitFor {
-    /// Whether only operations that mutate count.
-    pub(super) fn is_for_reading(self) -> bool {
-        self == Self::Writers
+    /// The mode of an access that waits for these operations.
+    pub(super) fn mode(self) -> Mode {
+        match self {
+            Self::Writers => Mode::Read,
+            Self::All => Mode::Await,
+        }
     }
 }
 

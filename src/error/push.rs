@@ -70,11 +70,11 @@ impl fmt::Display for PushError {
                 write!(f, "{access} twice and mutates it; declare it once, with `write`")
             }
             Self::ShutDown => f.write_str("the engine is shut down or shutting down; push before the shutdown"),
-            Self::NoSuchDevice(context) => {
-                write!(f, "this engine has no device {context}; give it one with `EngineBuilder::gpu`")
+            Self::NoSuchDevice(device) => {
+                write!(f, "this engine has no device {device}; give it one with `EngineBuilder::gpu`")
             }
-            Self::DeviceUnavailable(context) => {
-                write!(f, "the thread for {context} could not be started; the log has the cause")
+            Self::DeviceUnavailable(device) => {
+                write!(f, "the thread for {device} could not be started; the log has the cause")
             }
             Self::InDeviceFunction => {
                 f.write_str("the function of a device operation cannot push on another engine that is naive; push from an operation of the CPU")

@@ -1,32 +1,33 @@
-//! The thread of a GPU lane: it issues operations on its stream, polls the stream, and sends on the operations of other
-//! lanes that wait for it.
+//! The thread of a GPU lane: it issues operations on its stream, polls the stream, and sends on the operations of
+//! other lanes that wait for it.
 //!
 //! # States of an operation here
 //!
 //! | state | meaning | next |
 //! |---|---|---|
-//! | sent | in the lane's injector: to be issued here, or a guest that waits for this stream | issued, skipped, watched, or sent on |
-//! | issued | its function has been called and its variables are passed on; in `in_flight` | complete |
-//! | complete | the device has done it, or never will: it is counted, reported and counted out | – |
-//! | watched | a guest whose operation here is in flight; in `watched` | sent on |
+//! | sent | in the lane's injector: to be issued here, or a cross-lane waiter | issued, skipped, watched, or sent on |
+//! | issued | its function has been called and its variables are released; in `in_flight` | complete |
+//! | complete | the device has completed it, or never will: its mutations are counted, it is reported and counted out | – |
+//! | watched | a cross-lane waiter whose dependency here is in flight; in `watched` | sent on |
 //!
 //! # Marks and events
 //!
-//! An operation with an operation of the CPU behind it, or with nothing behind it while the stream is quiet, is followed by
-//! a *mark*, which `passed` reports. Beyond these, at most one mark is in flight at a time, and one more behind every 64
-//! operations: a chain of operations that stays on the GPU costs no others.
+//! An operation with an operation of the CPU behind it is followed by a *mark*, which `passed` reports; so is one with
+//! nothing behind it while the stream is quiet. Beyond these, at most one mark is in flight at a time, and one more
+//! behind every 64 operations: a chain of operations that stays on the GPU costs no others.
 //!
 //! An operation with an operation of another stream of the GPU behind it is followed by a recorded *event*. If the
-//! operation behind it is pushed later, the event is recorded when that operation arrives here as a waiter, and then covers
-//! a little more than it must. So after such a waiter every operation is followed by an event, as long as other streams
-//! wait for events.
+//! operation behind it is pushed later, the event is recorded when that operation arrives here as a waiter. It then
+//! covers a little more than it must. So after such a waiter every operation is followed by an event, as long as other
+//! streams wait for events.
 
 use std::{collections::VecDeque, sync::Arc};
 
+use super::backoff::Backoff;
 use crate::{
     device::{
         gpus::{FIRST_LANE, Gpu, GpuLane},
-        stream::{GpuStream, MARK_TRIES},
+        stream::{FunctionEnd, GpuStream, MARK_TRIES},
         timeline::{Clock, Recorded},
     },
     engine::{
@@ -42,26 +43,26 @@ use crate::{
         op::{Cause, OpError},
     },
     scheduler::Worker,
-    sync::hint,
     system::panics,
     tracker::{self, Hold, Mode, Op, OpRef, ReadyList},
     values::device::Device,
 };
 
-/// Operations issued between two polls of the stream.
+/// How many operations are issued between two polls of the stream.
 const BATCH: usize = 16;
 
-/// The most operations in flight on a stream. CUDA's queue for a stream holds about a thousand commands; a call that finds
-/// it full blocks, and the thread cannot poll the stream meanwhile. Besides the commands of its function, an operation
-/// takes up to three waits, an event and a mark: this many, with two commands each, are less than a thousand. Functions
-/// that issue more may still fill the queue.
+/// The most operations in flight on a stream. CUDA's queue for a stream holds about a thousand commands. A call that
+/// finds the queue full blocks, and the thread cannot poll the stream meanwhile. Besides the commands of its function,
+/// an operation takes up to three waits, an event and a mark. With two commands of its own each, this many operations
+/// take less than a thousand. Functions that issue more may still fill the queue.
 const MAX_IN_FLIGHT: usize = 128;
 
-/// The most operations without a mark, so that there is room for new ones before the GPU has completed all it was given.
+/// The most operations without a mark. It leaves room for new operations before the GPU has completed all earlier
+/// ones.
 const MAX_UNMARKED: u64 = MAX_IN_FLIGHT as u64 / 2;
 
-/// Operations that are followed by an event in any case, once another stream has asked for an event too late. Picked: so
-/// many that a late request is rare, so few that the events cost little if no stream asks again.
+/// How many operations are followed by an event in any case, once another stream has asked for an event too late.
+/// Picked: so many that a late request is rare, so few that the events cost little if no stream asks again.
 const FORESIGHT: u32 = 64;
 
 /// An operation that the GPU has not completed.
@@ -85,12 +86,15 @@ struct Followers {
     own: bool,
 }
 
+/// No event was recorded: the driver refused it, which was logged.
+struct NotRecorded;
+
 struct Issuer<'c> {
     core: &'c Arc<Core>,
-    /// The lane's number among the engine's for devices, and among its GPU's.
+    /// The lane's number among the engine's lanes for devices, and among those of its GPU.
     number: usize,
     local: usize,
-    context: Device,
+    device: Device,
     worker: Worker<Task>,
     stream: GpuStream,
     /// The last operation that was issued, the last one with a mark behind it, and the last one that is complete.
@@ -98,7 +102,7 @@ struct Issuer<'c> {
     marked: u64,
     passed: u64,
     mark_tries: u32,
-    /// Operations still to be followed by an event in any case.
+    /// How many operations are still to be followed by an event in any case.
     foresight: u32,
     /// What the stream has waited for on other streams.
     seen: Clock,
@@ -120,21 +124,21 @@ pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
 fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
     worker.lane().sleep().set_thread(worker.index());
     let lane = &core.gpus().lanes()[number];
-    let context = Device::Gpu(lane.gpu as u32);
+    let device = Device::Gpu(lane.gpu as u32);
     let driver = &core.gpus().gpus[lane.gpu].driver;
     let opened = panics::catch(|| driver.open(lane.role)).unwrap_or_else(|payload| {
         panics::discard(payload);
         Err(DeviceError::lost(-1, "the driver panicked when a stream was opened"))
     });
     let stream = match opened {
-        Ok(stream) => GpuStream::new(stream, context),
-        Err(error) => GpuStream::dead(core.gpus().gpus[lane.gpu].lose(&error), context),
+        Ok(stream) => GpuStream::new(stream, device),
+        Err(error) => GpuStream::dead(core.gpus().gpus[lane.gpu].lose(&error), device),
     };
     let mut issuer = Issuer {
         core,
         number,
         local: number % core.gpus().lanes_each,
-        context,
+        device,
         worker,
         stream,
         issued: 0,
@@ -223,8 +227,8 @@ impl Issuer<'_> {
         self.place_ready(Epilogues::from_iter([epilogue]));
     }
 
-    /// Places what became ready: what is this lane's before what came in from elsewhere, so that a chain is issued as a
-    /// whole, and what waits for its end on other streams does not wait for the beginnings of others.
+    /// Dispatches what became ready. Operations of this lane come before those that arrived from elsewhere: so a chain
+    /// is issued as a whole, and other streams that wait for its end do not wait for the beginnings of other chains.
     fn place_ready(&mut self, epilogues: Epilogues) {
         let mut others = ReadyList::default();
         while let Some(op) = self.ready.pop() {
@@ -250,8 +254,8 @@ impl Issuer<'_> {
         let (mut watch, mut event) = (0, 0);
         for access in op.accesses() {
             let cell = VarCell::of(access);
-            let last = cell.fault().last_on_device(self.number, access.mode() == Mode::Read);
-            if self.core.follows_on_device(&op, cell, self.context) {
+            let last = cell.fault().last_on_device(self.number, access.mode());
+            if self.core.follows_on_device(&op, cell, self.device) {
                 event = if own { 0 } else { last.max(event) };
             } else {
                 watch = last.max(watch);
@@ -259,7 +263,7 @@ impl Issuer<'_> {
         }
         if event > self.passed {
             self.foresight = FORESIGHT;
-            if self.lane().timeline.after(event).is_none() && !self.record() {
+            if self.lane().timeline.after(event).is_none() && self.record().is_err() {
                 // The host waits instead of the GPU.
                 watch = event.max(watch);
             }
@@ -292,7 +296,7 @@ impl Issuer<'_> {
 
     /// Issues an operation of this lane, or skips, forwards or discards it.
     fn begin(&mut self, op: OpRef<Task>) -> Epilogue {
-        match self.core.disposition_at(&op, self.context) {
+        match self.core.disposition_at(&op, self.device) {
             Disposition::Run => match self.order(&op) {
                 Ok(None) => self.issue(op),
                 Ok(Some(other)) => self.core.gpus().send(other, op),
@@ -316,7 +320,7 @@ impl Issuer<'_> {
         for access in op.accesses() {
             let cell = VarCell::of(access);
             for local in (0..gpus.lanes_each).filter(|&local| local != self.local) {
-                let last = cell.fault().last_on_device(first + local, access.mode() == Mode::Read);
+                let last = cell.fault().last_on_device(first + local, access.mode());
                 wanted[local] = last.max(wanted[local]);
             }
         }
@@ -326,7 +330,7 @@ impl Issuer<'_> {
                 continue;
             }
             let Some(recorded) = timeline.after(seq) else {
-                // It may have become complete between the two looks.
+                // It may have completed between the two calls.
                 if timeline.is_complete(seq) {
                     continue;
                 }
@@ -345,9 +349,9 @@ impl Issuer<'_> {
     fn issue(&mut self, op: OpRef<Task>) {
         self.issued += 1;
         let seq = self.issued;
-        let marks = self.core.gpus().lanes().len();
+        let lanes = self.core.gpus().lanes().len();
         for access in op.accesses() {
-            VarCell::of(access).fault().note_on_device(marks, self.number, seq, access.mode().is_write());
+            VarCell::of(access).fault().note_on_device(lanes, self.number, seq, access.mode());
         }
         let mut result = self.core.call_on(&op, &mut self.stream);
         if self.core.is_forked() {
@@ -365,7 +369,8 @@ impl Issuer<'_> {
             }
         }
         if streams || self.foresight > 0 && !own {
-            self.record();
+            // Without the event, the host waits instead of the other streams.
+            let _ = self.record();
         }
         let mut ended = Vec::new();
         match &mut result {
@@ -384,10 +389,10 @@ impl Issuer<'_> {
 
     /// Which operations are known to follow `op`.
     fn followers(&self, op: &Op<Task>) -> Followers {
-        // The host reports to a handle.
+        // The host reports the result to a handle.
         let mut found = Followers { streams: false, host: op.task().has(flag::REPORTS), own: false };
         tracker::followers(op, |next, access| {
-            if !self.core.follows_on_device(next, VarCell::of(access), self.context) {
+            if !self.core.follows_on_device(next, VarCell::of(access), self.device) {
                 found.host = true;
             } else if next.task().lane != op.task().lane {
                 found.streams = true;
@@ -401,17 +406,17 @@ impl Issuer<'_> {
     // ----------------------------------------------------------------------------------------------------- stream ----
 
     /// Records an event that other streams can wait for, behind all issued operations.
-    fn record(&mut self) -> bool {
+    fn record(&mut self) -> Result<(), NotRecorded> {
         match self.stream.inner().record() {
             Ok(event) => {
                 self.lane().timeline.publish(Recorded { seq: self.issued, event, clock: self.seen });
-                true
+                Ok(())
             }
             Err(error) => {
                 frame::enter_after(self.core, || {
                     panics::log!(Warn, "raddle: an event could not be recorded, so the host waits instead: {error}");
                 });
-                false
+                Err(NotRecorded)
             }
         }
     }
@@ -439,7 +444,7 @@ impl Issuer<'_> {
 
     /// Polls the stream.
     fn poll(&mut self) {
-        let looked = match self.core.gpus().lost(self.context) {
+        let looked = match self.core.gpus().lost(self.device) {
             Some(error) => Err(error.clone()),
             None if self.backoff.wants_probe() => {
                 self.stream.inner().probe().and_then(|()| self.stream.inner().passed())
@@ -447,7 +452,7 @@ impl Issuer<'_> {
             None => self.stream.inner().passed(),
         };
         match looked {
-            Ok(passed) => match (self.covered(passed.min(self.marked)), self.core.gpus().lost(self.context)) {
+            Ok(passed) => match (self.covered(passed.min(self.marked)), self.core.gpus().lost(self.device)) {
                 (seq, None) if seq > self.passed => {
                     self.backoff.renew();
                     self.advance(seq, None);
@@ -466,7 +471,7 @@ impl Issuer<'_> {
     /// Fails every operation in flight, because of `error`.
     fn fail(&mut self, error: &DeviceError) {
         // A stream that is still captured could not be waited for.
-        let _ = self.stream.function_ended(true);
+        let _ = self.stream.function_ended(FunctionEnd::Failed);
         let loss = self.core.gpus().gpus[self.lane().gpu].lose(error);
         self.marked = self.issued;
         self.advance(self.issued, Some(&loss));
@@ -486,7 +491,8 @@ impl Issuer<'_> {
 
     /// Completes every operation up to `seq`, or fails it with `fault` if the GPU is lost.
     fn advance(&mut self, seq: u64, fault: Option<&DeviceError>) {
-        // First the state that other threads read after the timeline, then the waiters here, and then the reports.
+        // The state that other threads read after the timeline comes first, then the waiters here, and then the
+        // reports.
         for flight in self.in_flight.iter_mut().take_while(|flight| flight.seq <= seq) {
             match (&flight.result, fault) {
                 (Ok(()), None) => self.core.count_on_device(&flight.op),
@@ -517,94 +523,5 @@ impl Issuer<'_> {
             // Program code is handed over to workers, so that no operation waits for that of another.
             self.core.finish(Core::epilogue_of(op, result, ended));
         }
-    }
-}
-
-/// How the thread waits between two polls of a stream that has made no progress.
-#[derive(Debug)]
-struct Backoff {
-    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    since: std::time::Instant,
-    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    probed: std::time::Instant,
-    looks: u32,
-}
-
-/// Polls with only a pause between them, some 10 µs. After these the thread yields the processor.
-const EAGER_LOOKS: u32 = 200;
-
-/// A stream that has made no progress for this time is polled less often.
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const QUIET: std::time::Duration = std::time::Duration::from_millis(1);
-
-/// The time between two polls of a quiet stream, and the most by which they delay the issue of an operation.
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const NAP: std::time::Duration = std::time::Duration::from_micros(50);
-
-/// The time between two probes of a stream that makes no progress. A fault is reported within 5 ms.
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const PROBE: std::time::Duration = std::time::Duration::from_millis(1);
-
-impl Backoff {
-    /// Starts over: the stream has made progress, or was given work.
-    fn renew(&mut self) {
-        self.looks = 0;
-    }
-}
-
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-impl Backoff {
-    /// Of the calling thread.
-    fn new() -> Self {
-        crate::sync::thread::sleep_sharply();
-        let now = std::time::Instant::now();
-        Self { since: now, probed: now, looks: 0 }
-    }
-
-    fn wants_probe(&mut self) -> bool {
-        if self.looks < EAGER_LOOKS {
-            return false;
-        }
-        let now = std::time::Instant::now();
-        let wants = now - self.probed >= PROBE;
-        if wants {
-            self.probed = now;
-        }
-        wants
-    }
-
-    fn wait(&mut self) {
-        self.looks = self.looks.saturating_add(1);
-        if self.looks < EAGER_LOOKS {
-            hint::spin_loop();
-            return;
-        }
-        let now = std::time::Instant::now();
-        if self.looks == EAGER_LOOKS {
-            self.since = now;
-        }
-        if now - self.since < QUIET {
-            crate::sync::thread::yield_now();
-        } else {
-            std::thread::sleep(NAP);
-        }
-    }
-}
-
-/// Models have no clock: every poll that finds no progress yields, and probes the stream.
-#[cfg(any(raddle_loom, raddle_shuttle))]
-impl Backoff {
-    fn new() -> Self {
-        let _ = EAGER_LOOKS;
-        Self { looks: 0 }
-    }
-
-    fn wants_probe(&mut self) -> bool {
-        self.looks > 0
-    }
-
-    fn wait(&mut self) {
-        self.looks = self.looks.saturating_add(1);
-        hint::spin_loop();
     }
 }

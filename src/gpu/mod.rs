@@ -1,11 +1,11 @@
-//! The lanes of GPUs, each with a thread and a stream of its own, and how operations of the CPU and of devices come after
-//! one another.
+//! The lanes of GPUs, each with a thread and a stream of its own, and how operations of the CPU and of devices follow
+//! each other.
 //!
-//! A device operation that is ready goes to its lane, whose thread calls its function with the lane's stream and passes
-//! its variables on at once ([`issuer`]). What the device still has to do is noted on the variables
-//! ([`timeline`](crate::device::timeline)). An operation that must not run before that is done, because it is the CPU's,
-//! another device's, or uses a value in the host's memory, is *sent* to the lane that it waits for; that lane watches its
-//! stream, and sends it back.
+//! A ready operation of a device goes to its lane. The lane's thread calls its function with the stream, and releases
+//! its variables immediately ([`issuer`]). The commands in flight are noted on the variables
+//! ([`timeline`](crate::device::timeline)). An operation that must wait until they are done, because it is of the CPU,
+//! of another device, or uses a value in the host's memory, is *sent* to the lane that it waits for. That lane watches
+//! its stream, and sends the operation back.
 
 use std::sync::Arc;
 
@@ -21,18 +21,20 @@ use crate::{
     values::{device::Device, property::Property},
 };
 
+mod backoff;
 mod issuer;
 
-/// The lane for operations with `property` on `gpu`, by its number among those of the engine, with its thread started.
-pub(crate) fn route(core: &Arc<Core>, context: Device, property: Property) -> Result<u8, PushError> {
+/// Returns the lane for operations with `property` on `device`, by its number among those of the engine, and starts
+/// its thread.
+pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Result<u8, PushError> {
     let gpus = core.gpus();
-    let refused = || PushError::NoSuchDevice(context);
-    let Device::Gpu(gpu) = context else { return Err(refused()) };
-    if gpus.gpu(context).is_none() {
+    let refused = || PushError::NoSuchDevice(device);
+    let Device::Gpu(gpu) = device else { return Err(refused()) };
+    if gpus.gpu(device).is_none() {
         return Err(refused());
     }
     let role = match property {
-        // It names threads of the CPU; what a device does is issued by its own.
+        // The property names threads of the CPU. The lane's own thread issues the work of a device.
         Property::CpuPrioritized => return Err(PushError::NotOfDevice(property)),
         _ if gpus.lanes_each < LANES_PER_GPU => 0,
         Property::CopyToGpu => 0,
@@ -46,16 +48,16 @@ pub(crate) fn route(core: &Arc<Core>, context: Device, property: Property) -> Re
             frame::enter_after(core, || {
                 panics::log!(Warn, "raddle: the thread of a device's lane could not be started: {error}");
             });
-            PushError::DeviceUnavailable(context)
+            PushError::DeviceUnavailable(device)
         })?;
     }
-    // It fits: there are at most `MAX_GPUS`.
+    // The number fits: there are at most `MAX_GPUS`.
     Ok(FIRST_LANE + number as u8)
 }
 
-/// Starts the thread of a lane unless that was done.
+/// Starts the thread of a lane, unless it has started.
 fn start(lane: &GpuLane<Task>, core: &Arc<Core>, number: usize) -> std::io::Result<()> {
-    // Relaxed: the lane takes what is sent before its thread runs as well.
+    // Relaxed: the lane also takes operations that are sent before its thread runs.
     if lane.started.load(Relaxed) || core.threads().has_ended() {
         return Ok(());
     }
@@ -66,7 +68,7 @@ fn start(lane: &GpuLane<Task>, core: &Arc<Core>, number: usize) -> std::io::Resu
     let main = move |worker: Box<_>, _| issuer::serve(&for_thread, number, *worker);
     match core.threads().spawn_with(name, worker, main) {
         Ok(()) => {
-            // Relaxed: as above.
+            // Relaxed: the same as for the load.
             lane.started.store(true, Relaxed);
             Ok(())
         }

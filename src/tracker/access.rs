@@ -300,13 +300,11 @@ impl<T> Access<T> {
             && (removed(Step::JoinWhatIsIn) || self.op().is_some_and(Op::is_registered))
     }
 
-    /// Returns whether the access is the last of its variable and would leave nothing pending for the next one: no
-    /// writer if `for_reading`, no operation at all otherwise.
-    pub(super) fn leaves_idle(&self, for_reading: bool) -> bool {
+    /// Returns whether the access is the last of its variable, and one of `mode` behind it would be satisfied.
+    pub(super) fn leaves_idle(&self, mode: Mode) -> bool {
         // Acquire (edge `complete`): the caller may use the variable's data as if it had pushed an operation on it.
         let word = self.word.load(Acquire, unprotected());
-        let wanted = if for_reading { READ_OK } else { WRITE_OK };
-        word.is_null() && self.mode.grantable(word.tag()) & wanted != 0
+        word.is_null() && self.mode.grantable(word.tag()) & mode.satisfied_by() != 0
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{mem::MaybeUninit, ptr::NonNull};
 
-use super::access::Access;
+use super::access::{Access, Mode};
 use crate::{
     memory::epoch::{self, Atomic, Shared, Stamp},
     sync::{
@@ -100,9 +100,10 @@ impl<T> VarQueue<T> {
         hint::prefetch_write(self.tail.load(Relaxed, epoch::unprotected()).as_raw());
     }
 
-    /// Returns whether nothing is pending on the variable: no mutation if `for_reading`, no operation at all
-    /// otherwise. If so, what those that have ended did to the variable is visible to the caller.
-    pub fn is_idle(&self, for_reading: bool) -> bool {
+    /// Returns whether an access of `mode` that was pushed now would be satisfied: for a read, no mutation is pending on
+    /// the variable; for the other modes, no operation at all. If so, what those that have ended did to the variable is
+    /// visible to the caller.
+    pub fn is_idle(&self, mode: Mode) -> bool {
         let guard = epoch::pin();
         self.stamp.check();
         // Acquire (edge `swing`): the access at the tail.
@@ -110,7 +111,7 @@ impl<T> VarQueue<T> {
         // SAFETY: the tail is never null, and is not reclaimed while this thread is pinned.
         let tail = unsafe { tail.deref() };
         tail.check();
-        tail.leaves_idle(for_reading)
+        tail.leaves_idle(mode)
     }
 
     /// Retires the last access, and runs `free` once no thread can have a pointer to the queue any more.

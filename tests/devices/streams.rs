@@ -84,10 +84,10 @@ fn imported_streams_can_be_nested() {
                 let launch = engine.op("nest").on(GPU).submit_launch_any(
                     (var.write(), outer.overwrite(), inner.overwrite()),
                     |stream, (values, outer, inner)| {
-                        assert_eq!(stream.context(), GPU);
+                        assert_eq!(stream.device(), GPU);
                         fold(stream, values, 1)?;
                         stream.include(outer, |outer| {
-                            assert_eq!(outer.context(), GPU);
+                            assert_eq!(outer.device(), GPU);
                             fold(outer, values, 2)?;
                             outer.include(inner, |inner| fold(inner, values, 3))??;
                             fold(outer, values, 4)

@@ -277,7 +277,7 @@ fn inside_work_gets_done() {
         let c = DeviceVec::<u64>::new(&two, 3).unwrap();
         assert_eq!(a.cuda_ptr(), Some(a.address().ptr().addr() as u64));
         assert_eq!(DeviceVec::<u64>::new(&one, 0).unwrap().cuda_ptr(), None);
-        let (mut first, mut second) = (one.open(Role::CopyIn).unwrap(), two.open(Role::Urgent).unwrap());
+        let (mut first, mut second) = (one.open(StreamRole::CopyIn).unwrap(), two.open(StreamRole::Urgent).unwrap());
         let priority = |stream: &mut dyn Stream| {
             let stream = stream_of(stream).expect("it is one of CUDA's").cu_stream();
             fake::<extern "C" fn(sys::CUstream) -> i32>("fakePriority")(stream)
@@ -299,7 +299,7 @@ fn inside_work_gets_done() {
         assert_eq!(number_of("fakePeers"), 1, "each device is asked once");
         copy(&mut *second, c.address(), to.address(), 24).unwrap();
         copy(&mut *second, to.address(), to.address(), 8).unwrap();
-        copy(&mut *second, Address::nowhere(Place::Device), Address::nowhere(Place::Pinned), 0).unwrap();
+        copy(&mut *second, Address::nowhere(MemoryKind::Device), Address::nowhere(MemoryKind::Pinned), 0).unwrap();
         for seq in [3, 4] {
             second.mark(seq).unwrap();
         }
@@ -309,7 +309,7 @@ fn inside_work_gets_done() {
         assert_eq!(*to, [1, 2, 3]);
 
         let simulated = SimulatedGpu::new();
-        let mut other = simulated.open(Role::All).unwrap();
+        let mut other = simulated.open(StreamRole::All).unwrap();
         let (event, theirs) = (first.record().unwrap(), other.record().unwrap());
         assert!(!other.wait(&event).expect_err("they know nothing of each other").is_lost());
         assert!(!first.wait(&theirs).expect_err("they know nothing of each other").is_lost());
@@ -374,10 +374,10 @@ fn inside_memory_is_pooled() {
     assert!(PinnedVec::<u64>::new(&one, 625).unwrap().iter().all(|&value| value == 0), "new pinned memory is zeroed");
 
     drop(pinned(&one, &[9]));
-    let mut stream = one.open(Role::All).unwrap();
+    let mut stream = one.open(StreamRole::All).unwrap();
     assert_eq!(stream.passed().unwrap(), 0, "the word was something else's");
     let before = live();
-    let more = [(); 40].map(|()| one.open(Role::All).unwrap());
+    let more = [(); 40].map(|()| one.open(StreamRole::All).unwrap());
     // Streams, and what is left of one page of counters: the first one's was made with the device.
     let pages = i32::from(env::var("WANTED").unwrap() == "Counter");
     assert_eq!(live() - before, 40 + pages);
@@ -406,7 +406,7 @@ fn inside_memory_is_pooled() {
 fn each_call(mut check: impl FnMut(&mut dyn Stream, &dyn Fn(&mut dyn Stream) -> Result<(), DeviceError>)) {
     let gpu = driver(0);
     let (from, to) = (pinned(&gpu, &[1]), DeviceVec::<u64>::new(&gpu, 1).unwrap());
-    let mut stream = gpu.open(Role::All).unwrap();
+    let mut stream = gpu.open(StreamRole::All).unwrap();
     let event = stream.record().unwrap();
     check(&mut *stream, &|stream| stream.record().map(drop));
     check(&mut *stream, &|stream| stream.wait(&event));
@@ -443,20 +443,20 @@ fn inside_refusals_pass() {
     // Streams that are gone are not waited for.
     let gpu = CudaGpu::open(0).unwrap();
     let own = gpu.context().new_stream_with_priority(0).unwrap();
-    drop([(); 3].map(|()| (Driver::open(&gpu, Role::All).unwrap(), gpu.import(Arc::clone(&own)).unwrap())));
-    let last = Driver::open(&gpu, Role::All).unwrap();
+    drop([(); 3].map(|()| (Driver::open(&gpu, StreamRole::All).unwrap(), gpu.import(Arc::clone(&own)).unwrap())));
+    let last = Driver::open(&gpu, StreamRole::All).unwrap();
     assert_eq!(lock(&gpu.0.streams).len(), 2, "the last one, and the program's own once");
     drop((last, gpu, own));
 
     // Given up on for a refusal, it has to end what it was given.
     let gpu = driver(0);
-    let mut stream = gpu.open(Role::All).unwrap();
+    let mut stream = gpu.open(StreamRole::All).unwrap();
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
     assert_eq!(stream_waits(), 1);
     // Another lane may have issued something after that.
-    gpu.abandon(&gpu.open(Role::All).map(drop).expect_err("it is given up"));
+    gpu.abandon(&gpu.open(StreamRole::All).map(drop).expect_err("it is given up"));
     assert_eq!(stream_waits(), 2);
-    for error in [stream.mark(1), stream.passed().map(drop), gpu.allocate(Place::Pinned, 8).map(drop)] {
+    for error in [stream.mark(1), stream.passed().map(drop), gpu.allocate(MemoryKind::Pinned, 8).map(drop)] {
         let error = error.expect_err("it is not used any more");
         assert!(error.is_lost() && error.code() == 801, "{error}");
     }
@@ -472,7 +472,7 @@ fn inside_losses_stay() {
     }
     let gpu = driver(0);
     let (from, to) = (pinned(&gpu, &[1]), DeviceVec::<u64>::new(&gpu, 1).unwrap());
-    let (mut stream, mut other) = (gpu.open(Role::All).unwrap(), gpu.open(Role::Compute).unwrap());
+    let (mut stream, mut other) = (gpu.open(StreamRole::All).unwrap(), gpu.open(StreamRole::Compute).unwrap());
     let event = other.record().unwrap();
     stream.mark(1).unwrap();
     fail(0, 700, true);
@@ -486,15 +486,15 @@ fn inside_losses_stay() {
             stream.wait(&event),
             stream.mark(2),
             copy(stream, from.address(), to.address(), 8),
-            gpu.allocate(Place::Device, 8).map(drop),
-            gpu.open(Role::All).map(drop),
+            gpu.allocate(MemoryKind::Device, 8).map(drop),
+            gpu.open(StreamRole::All).map(drop),
         ] {
             let error = error.expect_err("the device is lost");
             assert!(error.is_lost() && error.code() == 700, "{error}");
             assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
         }
     }
-    gpu.abandon(&gpu.open(Role::All).map(drop).expect_err("it is lost"));
+    gpu.abandon(&gpu.open(StreamRole::All).map(drop).expect_err("it is lost"));
     assert_eq!(stream_waits(), 0, "there is nothing to wait for");
     // Nothing can be freed; nothing ends the process either.
     drop((from, to, stream, other, event, gpu));
@@ -510,7 +510,7 @@ fn inside_captures_are_neither_invalidated_nor_a_loss() {
     {
         let gpu = driver(0);
         let kept = DeviceVec::<u8>::new(&gpu, 5000).unwrap();
-        let mut stream = gpu.open(Role::All).unwrap();
+        let mut stream = gpu.open(StreamRole::All).unwrap();
         stream.mark(1).unwrap();
         drop(kept);
         capture(1);
@@ -531,7 +531,7 @@ fn inside_captures_are_neither_invalidated_nor_a_loss() {
         let here = DeviceVec::<u8>::new(&gpu, 24).unwrap();
         copy(&mut *stream, here.address(), there.address(), 24).unwrap();
         assert_eq!(number_of("fakePeers"), 1);
-        drop((gpu.open(Role::Urgent).unwrap(), host, stream, here, there));
+        drop((gpu.open(StreamRole::Urgent).unwrap(), host, stream, here, there));
         drop((gpu, other));
         assert_eq!(number_of("fakeBroken"), 0, "the capture was invalidated");
     }
@@ -546,8 +546,8 @@ fn inside_a_device_that_is_given_up_during_a_capture_ends_what_it_has() {
         return;
     }
     let gpu = driver(0);
-    let mut streams = [Role::Compute, Role::CopyIn, Role::All].map(|role| gpu.open(role).unwrap());
-    drop(gpu.open(Role::CopyOut).unwrap());
+    let mut streams = [StreamRole::Compute, StreamRole::CopyIn, StreamRole::All].map(|role| gpu.open(role).unwrap());
+    drop(gpu.open(StreamRole::CopyOut).unwrap());
     capture_on(&mut *streams[2]);
     capture(1);
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
@@ -689,12 +689,12 @@ fn inside_a_capture_over_several_operations_is_refused() {
     }
     for case in ["nobody looks", "a function fails", "the stream is asked for its health", "by a handle that is kept"] {
         let gpu = driver(0);
-        let mut stream = gpu.open(Role::Compute).unwrap();
+        let mut stream = gpu.open(StreamRole::Compute).unwrap();
         let event = stream.record().unwrap();
         let mut kept = None;
         if case == "by a handle that is kept" {
             kept = stream_of(&mut *stream);
-            assert!(!stream.function_ended(false).unwrap());
+            assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
             stream.mark(1).unwrap();
             pass(&mut *stream, 1);
             begin_capture(kept.as_ref().expect("it is one of CUDA's"));
@@ -702,10 +702,10 @@ fn inside_a_capture_over_several_operations_is_refused() {
             capture_on(&mut *stream);
         }
         // Nobody looks, so that what the next function finds may be older.
-        assert!(!stream.function_ended(false).unwrap());
+        assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
         if case == "a function fails" {
             stream_of(&mut *stream).expect("it is one of CUDA's");
-            assert!(stream.function_ended(true).unwrap());
+            assert_eq!(stream.function_ended(CaptureCheck::Now).unwrap(), LeftBehind::Capture);
         }
         if case == "the stream is asked for its health" {
             assert_eq!(stream.probe().expect_err("something was captured").code(), CAPTURING);
@@ -729,12 +729,12 @@ fn inside_a_capture_over_several_operations_is_refused() {
 
     // Another lane has given up the device while this one's function captures.
     let gpu = driver(0);
-    let mut stream = gpu.open(Role::Compute).unwrap();
+    let mut stream = gpu.open(StreamRole::Compute).unwrap();
     capture_on(&mut *stream);
     let before = stream_waits();
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
     assert_eq!(stream_waits(), before, "it would be refused");
-    assert!(stream.function_ended(true).unwrap());
+    assert_eq!(stream.function_ended(CaptureCheck::Now).unwrap(), LeftBehind::Capture);
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
     assert_eq!(stream_waits(), before + 1, "whoever has issued something waits for it");
     drop((stream, gpu));
@@ -748,30 +748,30 @@ fn inside_errors_of_drops_fail_whom_they_belong_to() {
         return;
     }
     let gpu = CudaGpu::open(0).unwrap();
-    let mut stream = Driver::open(&gpu, Role::All).unwrap();
+    let mut stream = Driver::open(&gpu, StreamRole::All).unwrap();
     let drop_badly = |code| gpu.context().record_err::<()>(Err(cudarc::driver::DriverError(code)));
     // Before a function, it is not the function's.
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
     let own = stream_of(&mut *stream).expect("it is one of CUDA's");
     own.context().bind_to_thread().expect("what others have left is no error of this one");
-    assert!(!stream.function_ended(false).unwrap());
+    assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
     // While it runs, it is.
     stream_of(&mut *stream).expect("it is one of CUDA's");
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
-    let error = stream.function_ended(false).expect_err("a drop has failed");
+    let error = stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed");
     assert!(!error.is_lost() && error.code() == 400, "{error}");
     stream.mark(1).unwrap();
     // And is no reason not to look what else it has left.
     capture_on(&mut *stream);
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
-    assert_eq!(stream.function_ended(false).expect_err("a drop has failed").code(), 400);
+    assert_eq!(stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed").code(), 400);
     stream.mark(2).unwrap();
     assert_eq!(number_of("fakeRecorded"), 0);
     // A function's own error stays, however often that asks for its stream.
     stream_of(&mut *stream).expect("it is one of CUDA's");
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
     stream_of(&mut *stream).expect("it is one of CUDA's");
-    assert_eq!(stream.function_ended(false).expect_err("a drop has failed").code(), 400);
+    assert_eq!(stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed").code(), 400);
     // A loss is one for all.
     drop_badly(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     stream_of(&mut *stream).expect("it is one of CUDA's");

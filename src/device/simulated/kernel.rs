@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use super::Simulated;
 use crate::{
     device::{
-        driver::{Home, Stream},
+        driver::{MemoryOwner, Stream},
         memory::DeviceVec,
     },
     error::device::DeviceError,
@@ -24,7 +24,7 @@ impl<'s> SimulatedStream<'s> {
 
     /// Launches a kernel: when the device gets to it and `duration` has passed there, it calls `f` with the contents of
     /// `args`. A `duration` of zero stands for the device's own
-    /// ([`Builder::kernel_time`](super::Builder::kernel_time)).
+    /// ([`SimulatedGpuBuilder::kernel_time`](super::SimulatedGpuBuilder::kernel_time)).
     ///
     /// `args` are `&DeviceVec<T>`, which `f` gets as `&[T]`, and `&mut DeviceVec<T>`, which it gets as `&mut [T]`: one
     /// of them, or a tuple of up to six. `f` runs on any thread that polls the device. If it panics, the device is
@@ -71,7 +71,7 @@ unsafe impl<T: Send + Sync> Send for RawSlice<T> {}
 
 impl<T> RawSlice<T> {
     fn new(vec: &DeviceVec<T>, device: u64) -> Result<Self, DeviceError> {
-        if !vec.is_at(Home::Simulated(device)) {
+        if !vec.is_at(MemoryOwner::Simulated(device)) {
             return Err(DeviceError::refused(-1, "an argument of the kernel is in another device's memory"));
         }
         Ok(Self { ptr: vec.address().ptr().cast(), len: vec.len(), values: PhantomData })

@@ -10,7 +10,7 @@ fn ms(count: u64) -> Duration {
 }
 
 /// A device without latency, whose copies take a millisecond per 1000 bytes, with a clock that the test moves.
-fn builder() -> Builder {
+fn builder() -> SimulatedGpuBuilder {
     SimulatedGpu::builder()
         .copy_in_bandwidth(1_000_000)
         .copy_out_bandwidth(1_000_000)
@@ -19,7 +19,7 @@ fn builder() -> Builder {
         .clock(Clock::Manual)
 }
 
-fn open(gpu: &SimulatedGpu, role: Role) -> Box<dyn Stream> {
+fn open(gpu: &SimulatedGpu, role: StreamRole) -> Box<dyn Stream> {
     gpu.open(role).expect("the device is there")
 }
 
@@ -51,7 +51,7 @@ fn launch<A: KernelArgs>(
 
 /// What is on the device, by a copy on a stream of its own, after everything else is done.
 fn read_back(gpu: &SimulatedGpu, vec: &DeviceVec<u32>) -> Vec<u32> {
-    let (mut stream, target) = (open(gpu, Role::CopyOut), pinned(gpu, &vec![0; vec.len()]));
+    let (mut stream, target) = (open(gpu, StreamRole::CopyOut), pinned(gpu, &vec![0; vec.len()]));
     finish(gpu, &mut *stream);
     copy(&mut *stream, vec.address(), target.address(), vec.len() * 4).expect("it is issued");
     finish(gpu, &mut *stream);
@@ -73,7 +73,7 @@ fn finish(gpu: &SimulatedGpu, stream: &mut dyn Stream) {
 #[test]
 fn a_copy_in_a_kernel_and_a_copy_out_give_the_result_at_the_end_of_their_times() {
     let gpu = builder().build();
-    let mut stream = open(&gpu, Role::All);
+    let mut stream = open(&gpu, StreamRole::All);
     let (from, to) = (pinned(&gpu, &[1, 2, 3, 4]), pinned(&gpu, &[0; 4]));
     let mut values = on_device(&gpu, 4);
     copy(&mut *stream, from.address(), values.address(), 16).expect("it is issued");
@@ -91,7 +91,7 @@ fn a_copy_in_a_kernel_and_a_copy_out_give_the_result_at_the_end_of_their_times()
 #[test]
 fn a_new_device_has_done_nothing_and_one_that_nobody_polls_does_nothing() {
     let gpu = builder().build();
-    let (mut stream, values) = (open(&gpu, Role::Compute), on_device(&gpu, 1));
+    let (mut stream, values) = (open(&gpu, StreamRole::Compute), on_device(&gpu, 1));
     launch(&mut *stream, ms(1), &values, |_| panic!("nobody has polled")).unwrap();
     gpu.advance(ms(10));
     assert_eq!(gpu.counts(), Counts { launches: 1, allocations: 1, ..Counts::default() });
@@ -101,7 +101,7 @@ fn a_new_device_has_done_nothing_and_one_that_nobody_polls_does_nothing() {
 #[test]
 fn a_stream_waits_for_the_event_of_another_one_and_the_host_does_not() {
     let gpu = builder().build();
-    let (mut copies, mut kernels) = (open(&gpu, Role::CopyIn), open(&gpu, Role::Compute));
+    let (mut copies, mut kernels) = (open(&gpu, StreamRole::CopyIn), open(&gpu, StreamRole::Compute));
     let (from, mut values) = (pinned(&gpu, &[5; 1000]), on_device(&gpu, 1000));
     copy(&mut *copies, from.address(), values.address(), 4000).unwrap();
     let event = copies.record().unwrap();
@@ -124,7 +124,7 @@ fn a_stream_waits_for_the_event_of_another_one_and_the_host_does_not() {
 #[test]
 fn an_event_that_happened_long_ago_holds_nothing_up() {
     let gpu = builder().build();
-    let (mut one, mut other) = (open(&gpu, Role::CopyIn), open(&gpu, Role::Compute));
+    let (mut one, mut other) = (open(&gpu, StreamRole::CopyIn), open(&gpu, StreamRole::Compute));
     let event = one.record().unwrap();
     one.passed().unwrap();
     gpu.advance(ms(5));
@@ -138,7 +138,7 @@ fn copies_of_both_directions_and_kernels_overlap() {
     let gpu = builder().copy_out_bandwidth(2_000_000).build();
     let (a, b, values) = (pinned(&gpu, &[1; 1000]), pinned(&gpu, &[2; 1000]), on_device(&gpu, 1000));
     let other = on_device(&gpu, 1000);
-    let mut streams = [Role::CopyIn, Role::CopyOut, Role::Compute].map(|role| open(&gpu, role));
+    let mut streams = [StreamRole::CopyIn, StreamRole::CopyOut, StreamRole::Compute].map(|role| open(&gpu, role));
     copy(&mut *streams[0], a.address(), values.address(), 4000).unwrap();
     copy(&mut *streams[1], other.address(), b.address(), 4000).unwrap();
     launch(&mut *streams[2], ms(4), (), |()| ()).unwrap();
@@ -161,7 +161,7 @@ fn copies_of_both_directions_and_kernels_overlap() {
 fn as_many_kernels_run_side_by_side_as_there_are_engines() {
     for (engines, end) in [(1, 6), (2, 4), (3, 2), (4, 2)] {
         let gpu = builder().compute_engines(engines).build();
-        let mut streams = [(); 3].map(|()| open(&gpu, Role::Compute));
+        let mut streams = [(); 3].map(|()| open(&gpu, StreamRole::Compute));
         for stream in &mut streams {
             launch(&mut **stream, ms(2), (), |()| ()).unwrap();
             stream.mark(1).unwrap();
@@ -178,7 +178,7 @@ fn as_many_kernels_run_side_by_side_as_there_are_engines() {
 #[test]
 fn urgent_kernels_start_before_others_that_were_issued_earlier() {
     let gpu = builder().build();
-    let (mut slow, mut fast) = (open(&gpu, Role::Compute), open(&gpu, Role::Urgent));
+    let (mut slow, mut fast) = (open(&gpu, StreamRole::Compute), open(&gpu, StreamRole::Urgent));
     let order = Arc::new(Mutex::new(Vec::new()));
     let kernel = |number: u32| {
         let order = Arc::clone(&order);
@@ -197,7 +197,7 @@ fn urgent_kernels_start_before_others_that_were_issued_earlier() {
 #[test]
 fn latency_delays_the_start_and_keeps_no_engine_busy() {
     let gpu = builder().launch_latency(ms(3)).build();
-    let mut stream = open(&gpu, Role::Compute);
+    let mut stream = open(&gpu, StreamRole::Compute);
     for seq in 1..3 {
         launch(&mut *stream, Duration::ZERO, (), |()| ()).unwrap();
         stream.mark(seq).unwrap();
@@ -214,7 +214,7 @@ fn latency_delays_the_start_and_keeps_no_engine_busy() {
 /// Two streams, and a wait between them or none: what a kernel that doubles gives of what a copy brings.
 fn copy_and_double(seed: u64, wait: bool) -> Vec<u32> {
     let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(seed).build();
-    let (mut copies, mut kernels) = (open(&gpu, Role::CopyIn), open(&gpu, Role::Compute));
+    let (mut copies, mut kernels) = (open(&gpu, StreamRole::CopyIn), open(&gpu, StreamRole::Compute));
     let (zeros, from, mut values) = (pinned(&gpu, &[0; 2]), pinned(&gpu, &[4, 5]), on_device(&gpu, 2));
     copy(&mut *copies, zeros.address(), values.address(), 8).unwrap();
     copy(&mut *copies, from.address(), values.address(), 8).unwrap();
@@ -247,7 +247,7 @@ fn a_seed_shows_a_wait_that_is_missing_and_none_that_is_there() {
 fn with_a_seed_a_poll_may_leave_something_for_the_next_one() {
     let left = (0..40).filter(|&seed| {
         let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(seed).build();
-        let mut stream = open(&gpu, Role::All);
+        let mut stream = open(&gpu, StreamRole::All);
         for seq in 1..4 {
             stream.mark(seq).unwrap();
         }
@@ -274,17 +274,17 @@ fn is_lost(gpu: &SimulatedGpu, stream: &mut dyn Stream, event: &Event, code: i32
         loss(stream.mark(9), code);
         loss(stream.record(), code);
         loss(stream.wait(event), code);
-        loss(copy(stream, Address::nowhere(Place::Device), Address::nowhere(Place::Pinned), 0), code);
+        loss(copy(stream, Address::nowhere(MemoryKind::Device), Address::nowhere(MemoryKind::Pinned), 0), code);
         loss(launch(stream, ms(1), (), |()| ()), code);
-        loss(gpu.allocate(Place::Pinned, 8), code);
-        loss(gpu.open(Role::Compute).map(drop), code);
+        loss(gpu.allocate(MemoryKind::Pinned, 8), code);
+        loss(gpu.open(StreamRole::Compute).map(drop), code);
     }
 }
 
 #[test]
 fn a_device_taken_away_drops_what_it_has_not_done_and_stays_lost() {
     let gpu = builder().build();
-    let mut streams = [Role::CopyIn, Role::Compute].map(|role| open(&gpu, role));
+    let mut streams = [StreamRole::CopyIn, StreamRole::Compute].map(|role| open(&gpu, role));
     let event = streams[0].record().unwrap();
     let kept = Arc::new(());
     let inside = Arc::clone(&kept);
@@ -304,7 +304,7 @@ fn a_device_taken_away_drops_what_it_has_not_done_and_stays_lost() {
 #[test]
 fn the_command_told_to_fail_loses_the_device_when_its_time_has_come() {
     let gpu = builder().build();
-    let mut stream = open(&gpu, Role::All);
+    let mut stream = open(&gpu, StreamRole::All);
     let ran = Arc::new(Mutex::new(Vec::new()));
     let event = stream.record().unwrap();
     gpu.fail_at(2);
@@ -326,7 +326,7 @@ fn the_command_told_to_fail_loses_the_device_when_its_time_has_come() {
 #[test]
 fn a_kernel_that_panics_loses_the_device_and_nothing_else() {
     let gpu = builder().build();
-    let (mut stream, mut other) = (open(&gpu, Role::Compute), open(&gpu, Role::CopyIn));
+    let (mut stream, mut other) = (open(&gpu, StreamRole::Compute), open(&gpu, StreamRole::CopyIn));
     let event = other.record().unwrap();
     launch(&mut *stream, ms(1), (), |()| panic!("division by {}", "zero")).unwrap();
     gpu.advance(ms(1));
@@ -345,7 +345,7 @@ fn a_kernel_whose_drop_panics_is_dropped_all_the_same() {
         }
     }
     let gpu = builder().build();
-    let mut stream = open(&gpu, Role::Compute);
+    let mut stream = open(&gpu, StreamRole::Compute);
     let bomb = Bomb;
     launch(&mut *stream, ms(1), (), move |()| drop(bomb)).unwrap();
     gpu.lose();
@@ -357,7 +357,7 @@ fn a_kernel_whose_drop_panics_is_dropped_all_the_same() {
 #[test]
 fn a_refused_call_has_no_effect_and_the_next_one_is_done() {
     let gpu = builder().build();
-    let (mut stream, values) = (open(&gpu, Role::All), on_device(&gpu, 4));
+    let (mut stream, values) = (open(&gpu, StreamRole::All), on_device(&gpu, 4));
     type Call = fn(&SimulatedGpu, &mut dyn Stream, &DeviceVec<u32>) -> Result<(), DeviceError>;
     let calls: [Call; 6] = [
         |_, stream, values| copy(stream, values.address(), values.address(), 16),
@@ -365,7 +365,7 @@ fn a_refused_call_has_no_effect_and_the_next_one_is_done() {
         |_, stream, _| stream.record().map(drop),
         |_, stream, _| stream.wait(&Event::new(Arc::new(Moment::new()))),
         |_, stream, _| stream.mark(1),
-        |gpu, _, _| gpu.allocate(Place::Device, 16).map(|block| gpu.give_back(block)),
+        |gpu, _, _| gpu.allocate(MemoryKind::Device, 16).map(|block| gpu.free(block)),
     ];
     for call in calls {
         let before = gpu.counts();
@@ -390,7 +390,7 @@ fn a_refused_call_has_no_effect_and_the_next_one_is_done() {
 #[test]
 fn a_device_that_stands_still_does_nothing_until_it_goes_on() {
     let gpu = builder().build();
-    let mut stream = open(&gpu, Role::Compute);
+    let mut stream = open(&gpu, StreamRole::Compute);
     gpu.stall();
     launch(&mut *stream, ms(1), (), |()| ()).unwrap();
     stream.mark(1).unwrap();
@@ -440,7 +440,7 @@ fn vectors_without_bytes_need_no_memory_and_too_large_ones_are_refused() {
         assert!(!error.is_lost() && error.code() == -1, "{error:?}");
         PinnedVec::<u32>::new(&driver, len).expect_err("it is too large");
     }
-    let mut stream = open(&gpu, Role::All);
+    let mut stream = open(&gpu, StreamRole::All);
     copy(&mut *stream, empty.address(), nothings.address(), 0).unwrap();
     launch(&mut *stream, ms(1), (&mut empty, &nothings), |(empty, nothings)| {
         assert_eq!((empty.len(), nothings.len()), (0, usize::MAX));
@@ -466,7 +466,7 @@ fn pinned_memory_is_zero_also_when_it_was_used_before_and_device_memory_is_not()
 #[test]
 fn kernels_get_up_to_six_vectors_as_they_were_declared() {
     let gpu = builder().build();
-    let mut stream = open(&gpu, Role::All);
+    let mut stream = open(&gpu, StreamRole::All);
     let [mut a, mut b, mut c] = [1, 2, 3].map(|len| on_device(&gpu, len));
     launch(&mut *stream, ms(1), (&mut a, &mut b, &mut c), |(a, b, c)| {
         (a[0], b[1], c[2]) = (1, 2, 3);
@@ -485,7 +485,7 @@ fn kernels_get_up_to_six_vectors_as_they_were_declared() {
 fn a_kernel_is_refused_what_is_in_another_devices_memory() {
     let (gpu, other) = (builder().build(), builder().build());
     let values = on_device(&other, 1);
-    let mut stream = open(&gpu, Role::All);
+    let mut stream = open(&gpu, StreamRole::All);
     let error = launch(&mut *stream, ms(1), &values, |_| ()).expect_err("it is another device");
     assert!(!error.is_lost(), "{error:?}");
     assert_eq!(gpu.counts().launches, 0);
@@ -496,7 +496,7 @@ fn devices_copy_from_each_other_and_wait_for_each_other() {
     let (one, two) = (builder().build(), builder().build());
     let (from, mut there) = (pinned(&one, &[3; 500]), on_device(&one, 500));
     let here = on_device(&two, 500);
-    let (mut giving, mut taking) = (open(&one, Role::All), open(&two, Role::All));
+    let (mut giving, mut taking) = (open(&one, StreamRole::All), open(&two, StreamRole::All));
     // The clock of one is ahead of the other's.
     one.advance(ms(5_000));
     copy(&mut *giving, from.address(), there.address(), 2000).unwrap();
@@ -520,10 +520,10 @@ fn devices_copy_from_each_other_and_wait_for_each_other() {
 #[test]
 fn nobody_waits_for_a_device_that_was_lost() {
     let (gpu, other) = (builder().build(), builder().build());
-    let mut stream = open(&gpu, Role::All);
+    let mut stream = open(&gpu, StreamRole::All);
     launch(&mut *stream, ms(1), (), |()| ()).unwrap();
     let event = stream.record().unwrap();
-    let mut waiting = open(&other, Role::All);
+    let mut waiting = open(&other, StreamRole::All);
     waiting.wait(&event).unwrap();
     waiting.mark(1).unwrap();
     assert_eq!(waiting.passed().unwrap(), 0);
@@ -535,12 +535,12 @@ fn nobody_waits_for_a_device_that_was_lost() {
 fn what_a_stream_was_given_before_its_drop_is_done_and_its_place_used_again() {
     let gpu = builder().build();
     let mut values = on_device(&gpu, 1);
-    let mut stream = open(&gpu, Role::Compute);
+    let mut stream = open(&gpu, StreamRole::Compute);
     launch(&mut *stream, ms(1), &mut values, |values| values[0] = 9).unwrap();
     drop(stream);
     assert_eq!(read_back(&gpu, &values), [9]);
     let streams = lock(&gpu.0.state).streams();
-    drop(open(&gpu, Role::Compute));
+    drop(open(&gpu, StreamRole::Compute));
     assert_eq!(lock(&gpu.0.state).streams(), streams);
 }
 
@@ -562,7 +562,7 @@ fn a_loss_is_told_when_no_kernel_runs_any_more() {
     ];
     for call in calls {
         let gpu = SimulatedGpu::builder().clock(Clock::Instantly).build();
-        let (mut stream, mut other) = (open(&gpu, Role::Compute), open(&gpu, Role::CopyIn));
+        let (mut stream, mut other) = (open(&gpu, StreamRole::Compute), open(&gpu, StreamRole::CopyIn));
         let (started, has_started) = mpsc::channel();
         let (go, may_go) = mpsc::channel();
         let ended = Arc::new(Mutex::new(false));
@@ -597,7 +597,7 @@ fn a_loss_is_told_when_no_kernel_runs_any_more() {
 #[test]
 fn other_streams_get_on_while_a_kernel_runs() {
     let gpu = SimulatedGpu::builder().clock(Clock::Instantly).build();
-    let (mut stream, mut other) = (open(&gpu, Role::Compute), open(&gpu, Role::CopyIn));
+    let (mut stream, mut other) = (open(&gpu, StreamRole::Compute), open(&gpu, StreamRole::CopyIn));
     let (started, has_started) = mpsc::channel();
     let (go, may_go) = mpsc::channel();
     launch(&mut *stream, ms(1), (), move |()| {
@@ -619,7 +619,7 @@ fn other_streams_get_on_while_a_kernel_runs() {
 #[test]
 fn with_the_machines_clock_a_command_takes_its_time() {
     let gpu = SimulatedGpu::builder().launch_latency(ms(1)).build();
-    let mut stream = open(&gpu, Role::Compute);
+    let mut stream = open(&gpu, StreamRole::Compute);
     let before = std::time::Instant::now();
     launch(&mut *stream, ms(4), (), |()| ()).unwrap();
     stream.mark(1).unwrap();

@@ -38,7 +38,7 @@ use crate::{
     system::panics,
 };
 
-use super::{Clock, Counts, DeviceError, EngineUsage, Role, Usage};
+use super::{Clock, Counts, DeviceError, EngineUsage, StreamRole, Usage};
 
 /// When a recorded event has happened.
 pub(super) struct Moment {
@@ -157,7 +157,7 @@ struct Started {
 
 /// One stream.
 struct Timeline {
-    role: Role,
+    role: StreamRole,
     commands: VecDeque<Issued>,
     started: Option<Started>,
     executing: bool,
@@ -299,7 +299,7 @@ impl State {
     }
 
     /// Makes a stream; gives its index.
-    pub(super) fn open(&mut self, role: Role) -> Result<usize, DeviceError> {
+    pub(super) fn open(&mut self, role: StreamRole) -> Result<usize, DeviceError> {
         self.check()?;
         let timeline = Timeline {
             role,
@@ -414,7 +414,7 @@ impl State {
             return None;
         }
         let first = timeline.commands.front()?;
-        let rank = (timeline.role != Role::Urgent, first.number);
+        let rank = (timeline.role != StreamRole::Urgent, first.number);
         if let Some(started) = &timeline.started {
             return Some(Step { at: started.end, index, rank, engine: None });
         }
