@@ -1,4 +1,4 @@
-//! Values in a device's memory, and values in memory of the host that devices copy from and to.
+//! Values in the memory of a device, and values in memory of the host that devices copy from and to.
 
 use std::{
     fmt,
@@ -14,21 +14,21 @@ use bytemuck::Pod;
 use super::driver::{ALIGNMENT, Address, Block, Driver, MemoryKind, MemoryOwner};
 use crate::error::device::DeviceError;
 
-/// A block of a driver that goes back when this is dropped.
+/// A block of a driver, which is returned when this is dropped.
 struct Owned {
     driver: Arc<dyn Driver>,
     block: ManuallyDrop<Block>,
 }
 
 impl Owned {
-    /// Memory for `len` values of type `T`.
+    /// Takes memory for `len` values of type `T`.
     fn new<T>(driver: &Arc<dyn Driver>, kind: MemoryKind, len: usize) -> Result<Self, DeviceError> {
         const { assert!(align_of::<T>() <= ALIGNMENT, "no device aligns its memory so far") };
         let Some(bytes) = len.checked_mul(size_of::<T>()) else {
             let each = size_of::<T>();
             return Err(DeviceError::refused(
                 -1,
-                format!("{len} values of {each} bytes are more than can be addressed"),
+                format!("{len} values of {each} bytes are more than can be addressed; ask for fewer"),
             ));
         };
         let block = ManuallyDrop::new(driver.allocate(kind, bytes)?);
@@ -38,19 +38,34 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: taken here only, and the field is not used again.
+        // SAFETY: the block is taken only here, and the field is not used again.
         let block = unsafe { ManuallyDrop::take(&mut self.block) };
         self.driver.free(block);
     }
 }
 
-/// A fixed number of values in a device's memory.
+/// A fixed number of values in the memory of a device.
 ///
-/// The host cannot look at them: operations on the device use them, and copies bring them from and to a [`PinnedVec`].
-/// It exists only as the value of a variable, so that references to it are had by operations that have declared it, and
-/// the engine knows when the device has finished with it. What a new one holds is unspecified.
+/// The host cannot access them. Operations on the device use them, and copies move them from and to a [`PinnedVec`]. A
+/// `DeviceVec` exists only as the value of a variable: so only operations that have declared it can have references to
+/// it, and the engine knows when the device has finished with it. The content of a new one is unspecified.
 ///
-/// Dropped, its memory goes back to the device's pool.
+/// Its drop returns the memory to the device's pool.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Device, Engine, SimulatedGpu};
+///
+/// let gpu = Device::Gpu(0);
+/// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build()?;
+/// let (host, values) = (engine.pinned_var::<u32>(gpu, 4)?, engine.device_var::<u32>(gpu, 4)?);
+/// engine.op("fill").push(host.write(), |host| host.fill(3))?;
+/// engine.op("upload").on(gpu).copy_to_device(&host, &values)?;
+/// let len = engine.op("length").submit(values.read(), |values| values.len())?;
+/// assert_eq!(len.wait()?, 4);
+/// # Ok(())
+/// # }
+/// ```
 pub struct DeviceVec<T> {
     memory: Owned,
     len: usize,
@@ -64,13 +79,13 @@ impl<T: Pod + Send + Sync> DeviceVec<T> {
 }
 
 impl<T> DeviceVec<T> {
-    /// The number of values.
+    /// Returns the number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no values.
+    /// Returns whether there are no values.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -80,8 +95,8 @@ impl<T> DeviceVec<T> {
         self.memory.block.address
     }
 
-    /// The address on the device, for kernels launched through CUDA. `None` if it is not in a CUDA device's memory, or
-    /// holds not a single byte.
+    /// Returns the address on the device, for kernels that are launched through CUDA. Returns `None` if the memory is
+    /// not that of a CUDA device, or has no bytes.
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn cuda_ptr(&self) -> Option<cudarc::driver::sys::CUdeviceptr> {
@@ -89,7 +104,7 @@ impl<T> DeviceVec<T> {
         matches!(address.owner, MemoryOwner::Cuda(_)).then(|| address.ptr() as cudarc::driver::sys::CUdeviceptr)
     }
 
-    /// Whether it is in the memory of the device `owner`; what has no bytes is everywhere.
+    /// Returns whether the values are in the memory of `owner`. A vector without bytes is in every memory.
     pub(super) fn is_at(&self, owner: MemoryOwner) -> bool {
         self.memory.block.bytes == 0 || self.address().owner == owner
     }
@@ -101,13 +116,26 @@ impl<T> fmt::Debug for DeviceVec<T> {
     }
 }
 
-/// A fixed number of values in memory of the host that a device copies from and to by itself, while the host does
+/// A fixed number of values in memory of the host that a device copies from and to directly, while the host does
 /// something else ("page-locked" memory).
 ///
-/// It derefs to a slice. Like a [`DeviceVec`] it exists only as the value of a variable, so nobody looks while a copy
-/// is under way. A new one holds zeros. The processor's caches work on it as on other memory.
+/// It derefs to a slice. Like a [`DeviceVec`] it exists only as the value of a variable, so no reference to it exists
+/// while a copy is in flight. A new one holds zeros. It is cached like other memory.
 ///
-/// Dropped, its memory goes back to the device's pool.
+/// Its drop returns the memory to the device's pool.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Device, Engine, SimulatedGpu};
+///
+/// let gpu = Device::Gpu(0);
+/// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build()?;
+/// let host = engine.pinned_var::<f32>(gpu, 3)?;
+/// let sum = engine.op("sum").submit(host.read(), |host| host.iter().sum::<f32>())?;
+/// assert_eq!(sum.wait()?, 0.0);
+/// # Ok(())
+/// # }
+/// ```
 pub struct PinnedVec<T> {
     memory: Owned,
     len: usize,
@@ -117,14 +145,14 @@ pub struct PinnedVec<T> {
 impl<T: Pod + Send + Sync> PinnedVec<T> {
     pub(crate) fn new(driver: &Arc<dyn Driver>, len: usize) -> Result<Self, DeviceError> {
         let vec = Self { memory: Owned::new::<T>(driver, MemoryKind::Pinned, len)?, len, values: PhantomData };
-        // SAFETY: the memory is this vector's alone, and as large. Nothing is in it yet, or what another one has left.
+        // SAFETY: the memory is this vector's alone, and has this size. It may have the old content of another vector.
         unsafe { vec.as_mut_ptr().write_bytes(0, len) };
         Ok(vec)
     }
 }
 
 impl<T> PinnedVec<T> {
-    /// The number of values, for who must not look at them.
+    /// Returns the number of values, without a reference to them.
     pub(crate) fn count(&self) -> usize {
         self.len
     }
@@ -133,8 +161,9 @@ impl<T> PinnedVec<T> {
         self.memory.block.address
     }
 
-    /// Invariant: `len` values of type `T`, which is [`Pod`] since only `new` makes one, are at this address, in memory
-    /// that is initialised, aligned to more than any `T` needs, and this vector's alone.
+    /// Returns the address of the values. Invariant: `len` values of type `T` are there, in memory that is
+    /// initialised, aligned to more than any `T` needs, and this vector's alone. `T` is [`Pod`], since only `new`
+    /// creates a vector.
     fn as_mut_ptr(&self) -> *mut T {
         self.address().ptr().cast()
     }
@@ -144,15 +173,15 @@ impl<T> Deref for PinnedVec<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: see the invariant of `as_mut_ptr`. `new` has initialised it, any bytes are a `T`, and the
-        // engine gives no reference out while the device writes.
+        // SAFETY: see the invariant of `as_mut_ptr`. `new` has initialised the memory, any bytes are a `T`, and the
+        // engine lends no reference while the device writes.
         unsafe { slice::from_raw_parts(self.as_mut_ptr(), self.len) }
     }
 }
 
 impl<T> DerefMut for PinnedVec<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as in `deref`; and the engine gives no exclusive reference out while the device reads.
+        // SAFETY: the same as in `deref`; and the engine lends no exclusive reference while the device reads.
         unsafe { slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }
 }

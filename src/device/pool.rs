@@ -1,12 +1,13 @@
-//! Blocks of memory kept for reuse, by size: asking a driver for memory can stop the whole device.
+//! Blocks of memory that are kept for reuse, by size: asking a driver for memory can stop the whole device.
 //!
-//! There are four sizes between one power of two and the next, so that a block is at most a quarter larger than what was
-//! asked for, or 256 bytes. Above [`LARGE`] a block is a multiple of [`PAGE`], so that most of a device's memory can be one
-//! block.
+//! There are four sizes between one power of two and the next. So a block is at most a quarter larger than the size
+//! that was asked for, or it has 256 bytes. Above [`LARGE`] a block is a multiple of [`PAGE`], so that one block can
+//! take most of a device's memory.
 //!
 //! # Progress
 //!
-//! A lock per place is held for a push or a pop of a vector, and never while the driver is asked.
+//! Each kind of memory has a lock, which is held to push to a vector or to pop from one, and never while the driver is
+//! asked.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -17,13 +18,13 @@ use crate::{
 
 use super::driver::{ALIGNMENT, Address, Block, MemoryKind};
 
-/// The size up to which blocks have one of four sizes for each power of two. Picked.
+/// Blocks up to this size have one of four sizes for each power of two. Picked.
 const LARGE: usize = 64 << 20;
 
-/// The unit in which CUDA's driver gives out large memory.
+/// The unit in which CUDA's driver allocates large memory.
 const PAGE: usize = 2 << 20;
 
-/// Free blocks by their sizes.
+/// Free blocks, by size.
 type Free = BTreeMap<usize, Vec<Address>>;
 
 /// The free blocks of one device.
@@ -32,7 +33,7 @@ pub(super) struct Pool {
     pinned: Mutex<Free>,
 }
 
-/// The size of a block for `bytes`, which is not 0. `None` if nothing can be as large.
+/// Returns the size of a block for `bytes`, which is not 0, or `None` if no block can be as large.
 fn size_for(bytes: usize) -> Option<usize> {
     if bytes <= ALIGNMENT {
         return Some(ALIGNMENT);
@@ -43,7 +44,7 @@ fn size_for(bytes: usize) -> Option<usize> {
     bytes.checked_next_multiple_of(step).filter(|&size| isize::try_from(size).is_ok())
 }
 
-/// Takes a block of at least `size` bytes, and its size. A large one may be a quarter larger.
+/// Takes a block of at least `size` bytes. Returns it with its size. A large one may be a quarter larger.
 fn take(free: &mut Free, size: usize) -> Option<(Address, usize)> {
     let most = if size > LARGE { size + size / 4 } else { size };
     free.range_mut(size..=most).find_map(|(&size, blocks)| blocks.pop().map(|address| (address, size)))
@@ -61,8 +62,8 @@ impl Pool {
         }
     }
 
-    /// A block of at least `bytes`: a free one, or one that `ask` makes of exactly the number of bytes it is given. If
-    /// there is no room for that, what is free at that place goes to `release`, and `ask` is called once more.
+    /// Takes a block of at least `bytes`: a free one, or one that `ask` allocates with exactly the size it is given.
+    /// If `ask` finds no room, all free blocks of that kind go to `release`, and `ask` is called once more.
     pub(super) fn allocate(
         &self,
         kind: MemoryKind,
@@ -95,7 +96,7 @@ impl Pool {
         }
     }
 
-    /// Hands what is free at `place` to `release`, with sizes. Gives whether there was anything.
+    /// Passes all free blocks of a kind to `release`, with their sizes. Returns whether there were any.
     pub(super) fn release(&self, kind: MemoryKind, mut release: impl FnMut(Address, usize)) -> bool {
         let free = std::mem::take(&mut *lock(self.of(kind)));
         let mut any = false;
@@ -133,7 +134,7 @@ mod tests {
         assert_eq!(size_for(usize::MAX), None);
     }
 
-    /// On a device of 141 GB.
+    /// A device of 141 GB.
     #[test]
     fn most_of_a_device_may_be_one_block_or_two() {
         const GIB: usize = 1 << 30;
@@ -174,7 +175,7 @@ mod tests {
 
     #[test]
     fn what_is_free_is_released_before_an_allocation_fails() {
-        // The device is full, or no more can be pinned.
+        // The device is full, or no more memory can be pinned.
         for code in [2, 304] {
             releases_if_refused_with(code);
         }
@@ -203,7 +204,7 @@ mod tests {
         assert_eq!(none.expect_err("there is no room").code(), code);
     }
 
-    /// As while a thread of the process records a graph.
+    /// For instance while a thread of the process records a graph.
     #[test]
     fn what_is_free_stays_where_an_allocation_fails_for_another_reason_than_room() {
         let (pool, mut count) = (Pool::new(), 0);

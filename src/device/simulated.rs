@@ -1,16 +1,16 @@
-//! A GPU that is not there: its memory is the host's, its streams are lists of commands, its kernels are closures.
+//! A GPU in software: its memory is the host's, its streams are lists of commands, and its kernels are closures.
 //!
-//! Results are real, times are made up. A command takes as long as [`SimulatedGpuBuilder`] says, on one of the device's engines:
-//! one that copies in, one that copies out, and one or more that compute. What it does is done at the end of that time.
-//! As on hardware, commands of one stream come one after the other, streams wait for each other's events, and
-//! everything else has no order; with a [seed](SimulatedGpuBuilder::seed), what is ready is picked at random, so that a wait that
-//! is missing shows.
+//! Results are real, and times are simulated. A command takes as long as [`SimulatedGpuBuilder`] says, on one of the
+//! engines of the device: one copies in, one copies out, and one or more compute. The effect of a command takes place
+//! at the end of its time. As on hardware, commands of one stream run one after the other, streams wait for each
+//! other's events, and nothing else is ordered. With a [seed](SimulatedGpuBuilder::seed), the next command is picked
+//! at random among those that are ready, so that a missing wait shows.
 //!
-//! The device has no thread. It gets on when one of its streams is polled, or is full when a command is issued, and works off
-//! the commands of all streams then. A kernel may therefore run on any thread that polls or issues, and must not wait for the
-//! device itself.
+//! The device has no thread. It works when one of its streams is polled, or is full when a command is issued; it then
+//! executes commands of all streams. A kernel may therefore run on any thread that polls or issues, and must not wait
+//! for the device itself.
 //!
-//! Errors have the numbers of CUDA: 2 for memory that is not there, 999 for a device that was lost by
+//! Errors have the numbers of CUDA: 2 for too little memory, 999 for a device that was lost by
 //! [`lose`](SimulatedGpu::lose), 700 for a command that [was made to fail](SimulatedGpu::fail_at), 719 for a kernel
 //! that panicked, and 801 for a call that [was refused](SimulatedGpu::refuse_at).
 //!
@@ -50,19 +50,34 @@ mod timeline;
 pub use kernel::{KernelArgs, SimulatedStream};
 use timeline::{Call, Command, Moment, State, Work};
 
-/// What moves a simulated device's time.
+/// The clock of a simulated device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Clock {
-    /// The machine's clock.
+    /// The clock of the machine.
     Real,
-    /// [`SimulatedGpu::advance`], and nothing else.
+    /// A clock that only [`SimulatedGpu::advance`] moves.
     Manual,
-    /// There is no time: whatever has to wait for nothing is done as soon as somebody polls.
+    /// No time passes: a command that waits for nothing is done at the next poll.
     Instantly,
 }
 
-/// The options of a simulated GPU. The numbers of a new one are in the range of hardware, and picked.
+/// The options of a simulated GPU. The defaults are in the range of hardware, and picked.
+///
+/// ```
+/// use raddle::SimulatedGpu;
+/// use std::time::Duration;
+///
+/// let gpu = SimulatedGpu::builder()
+///     .memory(1 << 20)
+///     .kernel_time(Duration::from_micros(50))
+///     .launch_latency(Duration::from_micros(8))
+///     .seed(7)
+///     .build();
+/// let engine = raddle::Engine::builder().workers(1).gpu(gpu).build()?;
+/// assert!(engine.device_var::<u8>(raddle::Device::Gpu(0), 2 << 20).is_err(), "it has 1 MiB");
+/// # Ok::<(), raddle::BuildError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct SimulatedGpuBuilder {
     copy_in: u64,
@@ -92,74 +107,75 @@ impl SimulatedGpuBuilder {
         }
     }
 
-    /// Bytes per second of copies to the device, of those within it, and of those from another device. Default: 12
-    /// GB/s. 0 counts as 1.
+    /// Sets the bandwidth, in bytes per second, of copies to the device, of those within it, and of those from another
+    /// device. Default: 12 GB/s. 0 counts as 1.
     #[must_use]
     pub fn copy_in_bandwidth(mut self, bytes_per_second: u64) -> Self {
         self.copy_in = bytes_per_second.max(1);
         self
     }
 
-    /// Bytes per second of copies from the device. Default: 12 GB/s. 0 counts as 1.
+    /// Sets the bandwidth, in bytes per second, of copies from the device. Default: 12 GB/s. 0 counts as 1.
     #[must_use]
     pub fn copy_out_bandwidth(mut self, bytes_per_second: u64) -> Self {
         self.copy_out = bytes_per_second.max(1);
         self
     }
 
-    /// The least time from the call that issues a copy or a kernel to its start. It keeps no engine busy. Default: 4
-    /// µs.
+    /// Sets the least time from the call that issues a copy or a kernel to its start. No engine is busy during this
+    /// time. Default: 4 µs.
     #[must_use]
     pub fn launch_latency(mut self, latency: Duration) -> Self {
         self.launch_latency = latency;
         self
     }
 
-    /// The time of kernels that are launched with a duration of zero. Default: 10 µs.
+    /// Sets the time of kernels that are launched with a duration of zero. Default: 10 µs.
     #[must_use]
     pub fn kernel_time(mut self, time: Duration) -> Self {
         self.kernel_time = time;
         self
     }
 
-    /// How many kernels run side by side. Default: 1, which 0 counts as, too.
+    /// Sets how many kernels run side by side. Default: 1. 0 counts as 1.
     #[must_use]
     pub fn compute_engines(mut self, count: usize) -> Self {
         self.compute_engines = count.max(1);
         self
     }
 
-    /// The device's memory in bytes. What does not fit is refused. Default: 1 GiB.
+    /// Sets the device's memory, in bytes. Allocations beyond it are refused. Default: 1 GiB.
     #[must_use]
     pub fn memory(mut self, bytes: usize) -> Self {
         self.memory = bytes;
         self
     }
 
-    /// How many commands a stream takes before a call that issues another one waits for the end of the first. Default:
-    /// 1,024. 0 counts as 1.
+    /// Sets how many commands a stream takes. A call that issues a further one waits for the end of the first.
+    /// Default: 1,024. 0 counts as 1.
     #[must_use]
     pub fn depth(mut self, commands: usize) -> Self {
         self.depth = commands.max(1);
         self
     }
 
-    /// What moves the time. Default: [`Clock::Real`].
+    /// Sets the clock. Default: [`Clock::Real`].
     #[must_use]
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
     }
 
-    /// Makes the device pick at random among what it may do next, from this seed, and leave some of it for later polls.
-    /// Default: what can be done first comes first, prioritised work before other, and what was issued first.
+    /// Makes the device pick its next command at random among the possible ones, from this seed, and leave some of
+    /// them for later polls. Default: the earliest possible command comes first, urgent commands before others, and
+    /// otherwise in the order in which they were issued.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// Makes the GPU.
+    /// Creates the GPU.
     #[must_use]
     pub fn build(self) -> SimulatedGpu {
         use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -176,7 +192,7 @@ impl SimulatedGpuBuilder {
     }
 }
 
-/// What a simulated GPU was asked for so far.
+/// The calls that a simulated GPU has received so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
@@ -184,7 +200,7 @@ pub struct Counts {
     pub launches: u64,
     /// Copies issued.
     pub copies: u64,
-    /// Bytes of copies done.
+    /// Bytes of copies that are done.
     pub bytes_copied: u64,
     /// Events recorded.
     pub records: u64,
@@ -192,120 +208,151 @@ pub struct Counts {
     pub waits: u64,
     /// Marks for the host.
     pub marks: u64,
-    /// Questions for the last mark that has passed.
+    /// Queries for the last mark that was passed.
     pub polls: u64,
-    /// Questions whether a stream is sound.
+    /// Queries whether a stream is sound.
     pub probes: u64,
-    /// Pieces of memory that were made, on the device or pinned.
+    /// Pieces of memory that were allocated, on the device or pinned.
     pub allocations: u64,
-    /// Pieces of memory that were given out again.
+    /// Pieces of memory that were reused.
     pub reuses: u64,
 }
 
-/// What an engine of a simulated GPU has done so far. Times count from when the GPU was made.
+/// The work that an engine of a simulated GPU has done so far. Times count from the creation of the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EngineUsage {
-    /// Commands done.
+    /// Commands that are done.
     pub commands: u64,
-    /// How long it was busy with them, in sum.
+    /// The sum of their times.
     pub busy: Duration,
-    /// When the first of them began.
+    /// When the first command began.
     pub first_start: Option<Duration>,
-    /// When the last of them ended.
+    /// When the last command ended.
     pub last_end: Option<Duration>,
 }
 
-/// What the engines of a simulated GPU have done so far.
+/// The work that the engines of a simulated GPU have done so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
-    /// The one that copies to the device, and from device to device.
+    /// The engine that copies to the device, and from device to device.
     pub copy_in: EngineUsage,
-    /// The one that copies from the device.
+    /// The engine that copies from the device.
     pub copy_out: EngineUsage,
-    /// Those that run kernels.
+    /// The engines that run kernels.
     pub compute: Vec<EngineUsage>,
 }
 
-/// A simulated GPU. See [`simulated`](self).
+/// A simulated GPU; see [`simulated`](self).
 ///
-/// Clones are the same device. Any thread may use any of them, while engines use the device. In a forked child it is lost:
-/// an engine there needs a device that was made there.
+/// Clones are handles of the same device. Any thread may use them while engines use the device. In a forked child the
+/// device is lost: an engine there needs a device that was created there.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Device, Engine, SimulatedGpu};
+///
+/// let gpu = SimulatedGpu::new();
+/// let engine = Engine::builder().workers(1).gpu(gpu.clone()).build()?;
+/// let values = engine.device_var::<u32>(Device::Gpu(0), 4)?;
+/// gpu.lose(); // as if it had been pulled out
+/// let upload = engine.pinned_var::<u32>(Device::Gpu(0), 4).map(drop);
+/// assert!(upload.unwrap_err().is_lost());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct SimulatedGpu(Arc<Device>);
 
 struct Device {
-    /// Distinct from that of every other simulated device.
+    /// Distinct from the numbers of all other simulated devices.
     number: u64,
     options: SimulatedGpuBuilder,
     state: Mutex<State>,
-    /// Told whenever an effect has ended after the device was lost.
+    /// Notified whenever an effect has ended after the device was lost.
     idle: Condvar,
     pool: pool::Pool,
-    /// In a forked child the locks may be held for ever.
+    /// In a forked child, other threads of the parent may hold the locks for ever.
     process: ProcessMark,
 }
 
 impl SimulatedGpu {
-    /// A GPU with the options of a new [`SimulatedGpuBuilder`].
+    /// Creates a GPU with the default options.
     #[must_use]
     pub fn new() -> Self {
         Self::builder().build()
     }
 
-    /// The options for a GPU.
+    /// Returns a builder with default options.
     #[must_use]
     pub fn builder() -> SimulatedGpuBuilder {
         SimulatedGpuBuilder::new()
     }
 
-    /// Moves the time of a device with a [manual clock](Clock::Manual). What is done by then, the next poll finds done.
-    /// Nothing happens where the clock is another one.
+    /// Moves the clock of a device with a [manual clock](Clock::Manual). The next poll finds commands that end by then
+    /// done. Does nothing with other clocks.
     pub fn advance(&self, by: Duration) {
         self.0.control(|state| state.advance_clock(by));
     }
 
-    /// Loses the device, as if it had been pulled out: what is not done will never be, and every call of the engine's
-    /// gives an error from now on. A kernel that runs at this moment ends first.
+    /// Loses the device, as if it had been pulled out: commands that are not done never will be, and every later call
+    /// of the engine returns an error. A kernel that runs at this moment ends first.
     pub fn lose(&self) {
         self.0.lose(DeviceError::lost(999, "the simulated device was taken away"));
     }
 
-    /// Makes the `n`-th copy or kernel issued from now on fail when its time has come, as one that touches memory that
-    /// is not its own: the device is lost then. 1 is the next one; 0 takes it back.
+    /// Makes the `n`-th copy or kernel that is issued from now on fail at its time, like one that accesses foreign
+    /// memory: the device is then lost. 1 is the next one; 0 withdraws the request.
     pub fn fail_at(&self, n: u64) {
         self.0.control(|state| state.fail_in = n);
     }
 
-    /// Makes the `n`-th call from now on fail without an effect, and leave the device as it is. Copies, launches,
-    /// events, waits, marks and allocations are calls. 1 is the next one; 0 takes it back.
+    /// Makes the `n`-th call from now on fail without an effect, and leaves the device sound. Copies, launches,
+    /// events, waits, marks and allocations are calls. 1 is the next one; 0 withdraws the request.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Device, DeviceError, Engine, SimulatedGpu, WaitError};
+    ///
+    /// let (gpu, device) = (SimulatedGpu::new(), Device::Gpu(0));
+    /// let engine = Engine::builder().workers(1).gpu(gpu.clone()).build()?;
+    /// let (host, values) = (engine.pinned_var::<u32>(device, 4)?, engine.device_var::<u32>(device, 4)?);
+    /// gpu.refuse_at(1);
+    /// engine.op("upload").on(device).copy_to_device(&host, &values)?;
+    /// let Err(WaitError::Failed(error)) = engine.wait_for_var(&values) else { panic!("the copy was refused") };
+    /// let error = error.downcast_ref::<DeviceError>().expect("it is the device's");
+    /// assert_eq!((error.code(), error.is_lost()), (801, false));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn refuse_at(&self, n: u64) {
         self.0.control(|state| state.refuse(n, false));
     }
 
-    /// As [`refuse_at`](Self::refuse_at), for the `n`-th call and all that follow, until one of the two is called again.
+    /// Does the same as [`refuse_at`](Self::refuse_at) for the `n`-th call and all later ones, until one of the two is
+    /// called again.
     pub fn refuse_from(&self, n: u64) {
         self.0.control(|state| state.refuse(n, true));
     }
 
-    /// Makes the device stand still: it takes commands and does nothing, until [`resume`](Self::resume).
+    /// Stops the device: it accepts commands and executes none, until [`resume`](Self::resume).
     pub fn stall(&self) {
         self.0.control(|state| state.stall());
     }
 
-    /// Ends a [stall](Self::stall). What had not begun begins now at the earliest.
+    /// Ends a [stall](Self::stall). Commands that had not begun begin now at the earliest.
     pub fn resume(&self) {
         self.0.control(|state| state.resume());
     }
 
-    /// What was asked for so far.
+    /// Returns the calls that the device has received so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.0.control(|state| state.counts)
     }
 
-    /// What was done so far, and when.
+    /// Returns the work that the device has done so far, with its times.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.0.control(|state| state.usage())
@@ -330,13 +377,13 @@ impl From<SimulatedGpu> for GpuDriver {
     }
 }
 
-/// The layout of a block of `bytes`.
+/// Returns the layout of a block of `bytes`.
 fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, ALIGNMENT).expect("the pool asks for no more than can be addressed")
 }
 
 impl Device {
-    /// The state; an error in a process that was forked since the device was made.
+    /// Returns the state, or an error in a process that was forked after the device was created.
     fn state(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
         if self.process.is_foreign() {
             return Err(DeviceError::lost(-1, "the device is that of a process which has forked this one"));
@@ -344,18 +391,18 @@ impl Device {
         Ok(lock(&self.state))
     }
 
-    /// Calls `f` with the state, unless the process was forked since the device was made.
+    /// Calls `f` with the state, unless the process was forked after the device was created.
     fn control<R: Default>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         self.state().map(|mut state| f(&mut state)).unwrap_or_default()
     }
 
     fn lose(&self, error: DeviceError) {
         let leftovers = self.control(|state| Some(state.lose(error)));
-        // Kernels have drops of the program's: no lock is held.
+        // Kernels own values of the program, whose drops must run without a lock.
         drop(leftovers);
     }
 
-    /// Makes a piece of memory, filled with something that is not zero.
+    /// Allocates a piece of memory, filled with a value that is not zero.
     fn ask(&self, kind: MemoryKind, bytes: usize) -> Result<Address, DeviceError> {
         let mut state = lock(&self.state);
         if kind == MemoryKind::Device {
@@ -369,23 +416,23 @@ impl Device {
         state.counts.allocations += 1;
         drop(state);
         let layout = layout(bytes);
-        // SAFETY: the layout is not empty, since the pool serves what is itself.
+        // SAFETY: the layout is not empty, since the pool serves empty blocks itself.
         let ptr = unsafe { alloc(layout) };
         if ptr.is_null() {
             handle_alloc_error(layout);
         }
         let owner = if kind == MemoryKind::Device { MemoryOwner::Simulated(self.number) } else { MemoryOwner::Host };
-        // SAFETY: it is that large, and new.
+        // SAFETY: the memory has this size, and is new.
         unsafe { ptr.write_bytes(0xA5, bytes) };
         Ok(Address { kind, owner, ptr })
     }
 
-    /// Ends a piece of memory.
+    /// Frees a piece of memory.
     fn release(&self, address: Address, bytes: usize) {
         if address.kind == MemoryKind::Device {
             lock(&self.state).allocated -= bytes;
         }
-        // SAFETY: `ask` has made it with this layout; it comes from the pool, where nobody uses it.
+        // SAFETY: `ask` has allocated it with this layout. It comes from the pool, so no operation uses it.
         unsafe { dealloc(address.ptr(), layout(bytes)) };
     }
 }
@@ -429,12 +476,12 @@ impl Driver for SimulatedGpu {
 
     fn abandon(&self, error: &DeviceError) {
         self.0.lose(error.clone().into_loss());
-        // Another thread may be copying or running a kernel: until that has ended, memory is in use.
+        // Another thread may be copying or running a kernel, which uses memory until it has ended.
         drop(self.0.state().and_then(|state| timeline::quiet(state, &self.0.idle)));
     }
 }
 
-/// An event that no stream has recorded, for models.
+/// Returns an event that no stream has recorded, for models.
 #[cfg(raddle_loom)]
 pub(crate) fn unrecorded() -> Event {
     Event::new(Arc::new(Moment::new()))
@@ -443,7 +490,7 @@ pub(crate) fn unrecorded() -> Event {
 /// One stream of a simulated device.
 struct Simulated {
     device: Arc<Device>,
-    /// Its place among the device's streams.
+    /// The index of the stream among those of the device.
     index: usize,
 }
 
@@ -453,24 +500,24 @@ impl Simulated {
         let has_room = |state: &State| state.depth(self.index) < self.device.options.depth;
         loop {
             let state = self.device.state()?;
-            // What is refused needs no room.
+            // A refused call needs no room.
             if has_room(&state) || state.is_lost() {
                 return Ok(state);
             }
-            // The device gets on when somebody polls.
+            // The device works when it is polled.
             drop(timeline::work(&self.device.state, state, &self.device.idle)?);
-            // A kernel may have forked, so the device is asked anew.
+            // A kernel may have forked, so the device is queried again.
             thread::yield_now();
         }
     }
 
-    /// Adds a command to the stream, or says why not.
+    /// Adds a command to the stream, or returns why it is refused.
     fn issue(&self, call: Call, command: Command) -> Result<(), DeviceError> {
         let mut state = self.await_room()?;
         if let Err(error) = state.call(call) {
-            // Whoever hears from a stream that the device is lost may end the memory.
+            // A caller that finds the device lost may free the memory.
             drop(if error.is_lost() { timeline::quiet(state, &self.device.idle).ok() } else { Some(state) });
-            // Its drop may be the program's.
+            // Its drop may run code of the program.
             drop(command);
             return Err(error);
         }
@@ -529,7 +576,7 @@ impl Stream for Simulated {
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
         let owner = MemoryOwner::Simulated(self.device.number);
         for address in [from, to] {
-            // Any simulated memory is the host's, so that copies between devices need nothing else.
+            // The memory of every simulated device is the host's, so copies between devices need nothing else.
             if !matches!(address.owner, MemoryOwner::Host | MemoryOwner::Simulated(_)) {
                 return Err(DeviceError::refused(-1, "a simulated device cannot copy memory of a real one"));
             }

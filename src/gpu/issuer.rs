@@ -44,7 +44,7 @@ use crate::{
     },
     scheduler::Worker,
     system::panics,
-    tracker::{self, Hold, Mode, Op, OpRef, ReadyList},
+    tracker::{self, Hold, Op, OpRef, ReadyList},
     values::device::Device,
 };
 

@@ -1,4 +1,4 @@
-//! Kernels of the simulated device: closures over what is in its memory.
+//! Kernels of the simulated device: closures over values in its memory.
 
 use std::{fmt, marker::PhantomData, slice, time::Duration};
 
@@ -13,26 +13,49 @@ use crate::{
     error::device::DeviceError,
 };
 
-/// A simulated GPU's stream, for the operation that runs.
+/// The stream of a simulated GPU, for the operation that runs; from
+/// [`GpuStream::simulated`](crate::GpuStream::simulated).
 pub struct SimulatedStream<'s>(&'s mut Simulated);
 
 impl<'s> SimulatedStream<'s> {
-    /// `None` if it is a stream of another device.
+    /// Returns `None` if the stream is of another kind of device.
     pub(crate) fn new(stream: &'s mut dyn Stream) -> Option<Self> {
         stream.as_any().downcast_mut().map(Self)
     }
 
-    /// Launches a kernel: when the device gets to it and `duration` has passed there, it calls `f` with the contents of
-    /// `args`. A `duration` of zero stands for the device's own
+    /// Launches a kernel: when the device reaches it and `duration` has passed there, it calls `f` with the contents
+    /// of `args`. A `duration` of zero stands for the device's own
     /// ([`SimulatedGpuBuilder::kernel_time`](super::SimulatedGpuBuilder::kernel_time)).
     ///
     /// `args` are `&DeviceVec<T>`, which `f` gets as `&[T]`, and `&mut DeviceVec<T>`, which it gets as `&mut [T]`: one
     /// of them, or a tuple of up to six. `f` runs on any thread that polls the device. If it panics, the device is
     /// lost. It must not wait for an operation of the device.
     ///
-    /// # Errors
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Device, Engine, SimulatedGpu};
+    /// use std::time::Duration;
     ///
-    /// The device is lost or refuses the call, or some of `args` is not in its memory. `f` is dropped then.
+    /// let gpu = Device::Gpu(0);
+    /// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build()?;
+    /// let (source, target) = (engine.device_var::<u32>(gpu, 4)?, engine.device_var::<u32>(gpu, 4)?);
+    /// engine.op("fill").on(gpu).try_launch(source.overwrite(), |stream, source| {
+    ///     let mut stream = stream.simulated().expect("it is a simulated device");
+    ///     Ok(stream.launch(Duration::ZERO, source, |source| source.fill(2))?)
+    /// })?;
+    /// engine.op("square").on(gpu).try_launch((source.read(), target.overwrite()), |stream, (source, target)| {
+    ///     let mut stream = stream.simulated().expect("it is a simulated device");
+    ///     Ok(stream.launch(Duration::ZERO, (source, target), |(source, target)| {
+    ///         target.iter_mut().zip(source).for_each(|(target, source)| *target = source * source);
+    ///     })?)
+    /// })?;
+    /// engine.wait_for_var(&target)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The device is lost or refuses the call, or an argument is not in its memory. `f` is then dropped.
     pub fn launch<A, F>(&mut self, duration: Duration, args: A, f: F) -> Result<(), DeviceError>
     where
         A: KernelArgs,
@@ -40,11 +63,11 @@ impl<'s> SimulatedStream<'s> {
     {
         let mut raw = args.raw(self.0.device.number)?;
         let kernel = move || {
-            // SAFETY: (1) whoever launches it had the references from the engine, in an operation on variables whose
-            // values these are; the engine keeps other operations from them until a mark behind this kernel has passed,
-            // or the device is lost, and then no kernel is run. Other kernels and copies of the operation are in the
-            // same stream, or in one that `GpuStream::include` has put in order with it, and run before or after. (2) `raw`
-            // is used once.
+            // SAFETY: (1) the caller had the references from the engine, in an operation on variables whose values
+            // these are. The engine keeps other operations from the variables until the stream has passed a mark
+            // behind this kernel, or the device is lost; after a loss no kernel runs. Other kernels and copies of the
+            // operation are in the same stream, or in one that `GpuStream::include` has ordered with it, so they run
+            // before or after this kernel. (2) `raw` is used once.
             let views = unsafe { A::views(&mut raw) };
             f(views);
         };
@@ -58,7 +81,7 @@ impl fmt::Debug for SimulatedStream<'_> {
     }
 }
 
-/// Where the values of an argument are, and how many.
+/// The address of the values of an argument, and their number.
 #[derive(Debug)]
 pub struct RawSlice<T> {
     ptr: *mut T,
@@ -66,7 +89,7 @@ pub struct RawSlice<T> {
     values: PhantomData<T>,
 }
 
-// SAFETY: it is a `&mut [T]` or a `&[T]` in the making, of values that are `Send` and `Sync`.
+// SAFETY: it stands for a `&mut [T]` or a `&[T]`, of values that are `Send` and `Sync`.
 unsafe impl<T: Send + Sync> Send for RawSlice<T> {}
 
 impl<T> RawSlice<T> {
@@ -82,18 +105,18 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What a [simulated kernel](SimulatedStream::launch) takes: `&DeviceVec<T>`, `&mut DeviceVec<T>`, or a tuple of up to
-/// six of those or of such tuples; `()` for nothing.
+/// The arguments of a [simulated kernel](SimulatedStream::launch): `&DeviceVec<T>`, `&mut DeviceVec<T>`, or a tuple of
+/// up to six of those or of such tuples; `()` for none.
 pub trait KernelArgs: sealed::Sealed {
-    /// What the kernel gets for it: `&[T]`, `&mut [T]`, or a tuple of these.
+    /// What the kernel gets for an argument: `&[T]`, `&mut [T]`, or a tuple of these.
     type Views<'a>;
     #[doc(hidden)]
     type Raw: Send + 'static;
     #[doc(hidden)]
     fn raw(self, device: u64) -> Result<Self::Raw, DeviceError>;
     /// # Safety
-    ///
-    /// 1. The vectors are there and nobody else uses them, or changes those that are shared, during `'a`.
+    /// 1. The vectors exist during `'a`. Nothing else uses those that are mutable, and nothing changes those that are
+    ///    shared.
     /// 2. There are no other views of `raw`.
     #[doc(hidden)]
     unsafe fn views<'a>(raw: &'a mut Self::Raw) -> Self::Views<'a>;
@@ -110,8 +133,8 @@ impl<T: Pod + Send + Sync> KernelArgs for &DeviceVec<T> {
     }
 
     unsafe fn views<'a>(raw: &'a mut Self::Raw) -> Self::Views<'a> {
-        // SAFETY: memory of simulated devices is the host's, and filled from the start; the vector has `len` values
-        // there, which may be any bytes. The rest is (1).
+        // SAFETY: memory of simulated devices is the host's, and initialised. The vector has `len` values there, which
+        // may be any bytes. The rest is (1).
         unsafe { slice::from_raw_parts(raw.ptr, raw.len) }
     }
 }
@@ -127,8 +150,8 @@ impl<T: Pod + Send + Sync> KernelArgs for &mut DeviceVec<T> {
     }
 
     unsafe fn views<'a>(raw: &'a mut Self::Raw) -> Self::Views<'a> {
-        // SAFETY: as for shared vectors; and this was the only reference to its vector (1), of which (2) makes one
-        // slice.
+        // SAFETY: the same as for shared vectors; and this was the only reference to its vector (1), of which (2)
+        // makes one slice.
         unsafe { slice::from_raw_parts_mut(raw.ptr, raw.len) }
     }
 }

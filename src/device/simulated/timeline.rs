@@ -1,27 +1,27 @@
-//! What a simulated device has to do, and in what order it does it.
+//! The commands of a simulated device, and the order in which it executes them.
 //!
 //! # States
 //!
-//! The first command of a stream is in one of these; those behind it have only been issued.
+//! The first command of a stream is in one of these states; the commands behind it have only been issued.
 //!
 //! | state | what it waits for |
 //! |---|---|
-//! | blocked | the moment in a `Wait`, to pass |
-//! | ready | for `Timed`, an engine that is free; else nothing |
+//! | blocked | the moment of a `Wait` |
+//! | ready | for `Timed`, a free engine; otherwise nothing |
 //! | started (`Timeline::started`) | the end of its time |
-//! | executing (`Timeline::executing`) | the thread that does what it does, without the lock |
+//! | executing (`Timeline::executing`) | the thread that executes its effect, without the lock |
 //!
 //! # Who may touch what
 //!
-//! All of it is behind one lock, but for the effects: copying bytes, calling a kernel. Those are done without it, by
-//! the thread that has set `executing`, which nobody passes in that stream meanwhile. `running` counts such threads.
-//! What becomes of a device that is lost while one is at work: see [`work`].
+//! One lock guards everything except the effects: copying bytes, and calling a kernel. The thread that has set
+//! `executing` runs an effect without the lock, and no other thread advances that stream meanwhile. `running` counts
+//! such threads. [`work`] says what happens if the device is lost during an effect.
 //!
 //! # Time
 //!
-//! Polls may be far apart, so that a poll finds much to do that has a time in the past. Each start and each end is
-//! given the time at which it would have happened: a command starts when it was issued, plus latency, when the one
-//! before it had ended, when the event it waits for had happened, and when an engine was free, whichever is latest.
+//! Polls may be far apart, so a poll may find many commands whose times are past. Each start and each end gets the
+//! time at which it would have happened. A command starts at the latest of these times: its issue plus the latency;
+//! the end of the command before it; the event that it waits for; and the moment at which an engine became free.
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
@@ -42,7 +42,7 @@ use super::{Clock, Counts, DeviceError, EngineUsage, StreamRole, Usage};
 
 /// When a recorded event has happened.
 pub(super) struct Moment {
-    /// Nanoseconds plus one; 0 as long as it has not. Changed once, under the lock of the device that recorded it.
+    /// Nanoseconds plus one; 0 before the event. Changed once, under the lock of the device that recorded it.
     at: AtomicU64,
 }
 
@@ -53,12 +53,14 @@ impl Moment {
 
     fn happen(&self, at: Duration) {
         let nanos = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX - 1);
-        // Release (edge `event`): what came before the event was done, by threads whose lock this one has had since.
+        // Release (edge `event`): the effects before the event were executed by threads whose lock this thread has
+        // acquired since.
         self.at.store(nanos + 1, Release);
     }
 
     fn at(&self) -> Option<Duration> {
-        // Acquire (edge `event`): a device that waits for another one's event goes on from what that has done.
+        // Acquire (edge `event`): a device that waits for an event of another one continues from the effects before
+        // that event.
         self.at.load(Acquire).checked_sub(1).map(Duration::from_nanos)
     }
 }
@@ -69,7 +71,7 @@ impl fmt::Debug for Moment {
     }
 }
 
-/// A kernel that has not run. What it captures is dropped behind a barrier.
+/// A kernel that has not run. Its captures are dropped behind a barrier against panics.
 pub(super) struct Kernel(Option<Box<dyn FnOnce() + Send>>);
 
 impl Kernel {
@@ -99,7 +101,7 @@ impl Drop for Kernel {
     }
 }
 
-/// What an engine does.
+/// What an engine executes.
 pub(super) enum Work {
     Copy { from: Address, to: Address, bytes: usize, out: bool },
     Kernel(Kernel),
@@ -109,8 +111,9 @@ impl Work {
     fn execute(self) -> Result<(), DeviceError> {
         match self {
             Self::Copy { from, to, bytes, .. } => {
-                // SAFETY: who issued it promised that both hold as much until a mark after it has passed, which none
-                // does before this has returned, and that nobody else uses them meanwhile. They may be the same memory.
+                // SAFETY: the caller that issued the copy promised that both places hold as many bytes until a mark
+                // behind the copy has passed, which cannot happen before this has returned, and that nothing else uses
+                // them meanwhile. They may be the same memory.
                 unsafe { std::ptr::copy(from.ptr(), to.ptr(), bytes) };
                 Ok(())
             }
@@ -140,15 +143,15 @@ pub(super) enum Call {
 
 struct Issued {
     command: Command,
-    /// Issued as which one of all streams.
+    /// Its number among the commands of all streams.
     number: u64,
-    /// It starts then at the earliest.
+    /// The earliest time at which it may start.
     earliest: Duration,
-    /// It is one that fails.
+    /// Whether it was chosen to fail.
     fails: bool,
 }
 
-/// A command that an engine is busy with.
+/// A command that keeps an engine busy.
 struct Started {
     engine: usize,
     start: Duration,
@@ -161,15 +164,15 @@ struct Timeline {
     commands: VecDeque<Issued>,
     started: Option<Started>,
     executing: bool,
-    /// When the last command that is done was done.
+    /// The end of the last command that is done.
     until: Duration,
-    /// The last mark passed.
+    /// The last mark that was passed.
     passed: u64,
-    /// Its stream was dropped: nothing comes after what is there.
+    /// The stream was dropped, so no further command will be issued.
     closed: bool,
 }
 
-/// The engines: one that copies in, one that copies out, then those that compute.
+/// The engines: one copies in, one copies out, and the others compute.
 const COPY_IN: usize = 0;
 const COPY_OUT: usize = 1;
 const COMPUTE: usize = 2;
@@ -180,54 +183,54 @@ struct Engine {
     usage: EngineUsage,
 }
 
-/// What is behind the device's lock.
+/// The state under the device's lock.
 pub(super) struct State {
     clock: Clock,
-    /// With a manual clock, its time.
+    /// The time of a manual clock.
     manual: Duration,
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     origin: std::time::Instant,
-    /// The state of the generator that picks, where something does.
+    /// The state of the random generator, if commands are picked at random.
     random: Option<u64>,
     timelines: Vec<Timeline>,
     engines: Vec<Engine>,
     issued: u64,
-    /// How many threads are executing something.
+    /// How many threads execute an effect.
     running: usize,
-    /// How often somebody had to wait for them.
+    /// How often a thread had to wait for them.
     #[cfg(test)]
     pub(super) waiters: usize,
     stalled: bool,
-    /// Nothing starts before: the end of the last stall.
+    /// No command starts before this: the end of the last stall.
     not_before: Duration,
     lost: Option<DeviceError>,
-    /// The number of bytes of device memory that are made.
+    /// How many bytes of device memory are allocated.
     pub(super) allocated: usize,
     pub(super) fail_in: u64,
     refuse_in: u64,
-    /// So are all calls after that one.
+    /// Whether all later calls are refused as well.
     refuses_on: bool,
     pub(super) counts: Counts,
 }
 
-/// Something that can be done next.
+/// A step that the device may take next.
 #[derive(Clone, Copy)]
 struct Step {
-    /// When it happens.
+    /// Its time.
     at: Duration,
-    /// In the stream with this index.
+    /// The index of its stream.
     index: usize,
-    /// What is taken first among what happens at the same time, lowest first.
+    /// Orders the steps of the same time; the lowest comes first.
     rank: (bool, u64),
-    /// It is the start of a command, on this engine.
+    /// The engine on which a command starts, if the step is a start.
     engine: Option<usize>,
 }
 
-/// What is left of a device that was lost. To be dropped without its lock.
+/// The commands of a device that was lost. They must be dropped without its lock.
 #[must_use]
 pub(super) struct Leftovers(#[allow(dead_code, reason = "for its drop")] Vec<Issued>);
 
-/// Counts down to the one that is meant.
+/// Counts down, and returns whether this call is the one that was chosen.
 fn is_it(countdown: &mut u64) -> bool {
     let it = *countdown == 1;
     *countdown = countdown.saturating_sub(1);
@@ -272,7 +275,7 @@ impl State {
         self.manual += by;
     }
 
-    /// Has the `n`-th call refused, and those that follow if it goes `on`.
+    /// Makes the `n`-th call be refused, and with `on` all later ones as well.
     pub(super) fn refuse(&mut self, n: u64, on: bool) {
         (self.refuse_in, self.refuses_on) = (n, on);
     }
@@ -298,7 +301,7 @@ impl State {
         self.lost.clone().map_or(Ok(()), Err)
     }
 
-    /// Makes a stream; gives its index.
+    /// Opens a stream, and returns its index.
     pub(super) fn open(&mut self, role: StreamRole) -> Result<usize, DeviceError> {
         self.check()?;
         let timeline = Timeline {
@@ -320,24 +323,24 @@ impl State {
         Ok(self.timelines.len() - 1)
     }
 
-    /// How many streams there are places for.
+    /// Returns how many streams there is room for.
     #[cfg(test)]
     pub(super) fn streams(&self) -> usize {
         self.timelines.len()
     }
 
-    /// Whether all that was issued is done.
+    /// Returns whether every command is done.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.running == 0 && self.timelines.iter().all(|timeline| timeline.commands.is_empty())
     }
 
-    /// Notes that nothing more is issued on a stream. What was issued goes on.
+    /// Notes that no further command will be issued on a stream. Those that were issued continue.
     pub(super) fn close(&mut self, index: usize) {
         self.timelines[index].closed = true;
     }
 
-    /// How many commands of a stream are not done.
+    /// Returns how many commands of a stream are not done.
     pub(super) fn depth(&self, index: usize) -> usize {
         self.timelines[index].commands.len()
     }
@@ -350,7 +353,7 @@ impl State {
         self.timelines[index].passed
     }
 
-    /// Counts a call, or says why it is refused.
+    /// Counts a call, or returns why it is refused.
     pub(super) fn call(&mut self, call: Call) -> Result<(), DeviceError> {
         self.check()?;
         if is_it(&mut self.refuse_in) {
@@ -380,7 +383,7 @@ impl State {
         self.timelines[index].commands.push_back(Issued { command, number, earliest, fails });
     }
 
-    /// Ends the device. What was recorded counts as having happened, so that other devices do not wait for it.
+    /// Loses the device. Recorded events count as having happened, so that other devices do not wait for them.
     pub(super) fn lose(&mut self, error: DeviceError) -> Leftovers {
         self.lost.get_or_insert(error);
         let now = self.now();
@@ -397,7 +400,8 @@ impl State {
         Leftovers(leftovers)
     }
 
-    /// The next number of the generator (splitmix64, <https://prng.di.unimi.it/splitmix64.c>), where there is one.
+    /// Returns the next number of the generator (splitmix64, <https://prng.di.unimi.it/splitmix64.c>), if there is
+    /// one.
     fn random(&mut self) -> Option<u64> {
         let state = self.random.as_mut()?;
         *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -407,7 +411,7 @@ impl State {
         Some(mixed ^ (mixed >> 31))
     }
 
-    /// What can be done next in the stream with this index.
+    /// Returns the next possible step of a stream.
     fn step_of(&self, index: usize, now: Duration) -> Option<Step> {
         let timeline = &self.timelines[index];
         if timeline.executing {
@@ -420,7 +424,7 @@ impl State {
         }
         let at = timeline.until.max(first.earliest);
         match &first.command {
-            // Another device's clock may be another one, and ahead. What has happened has happened by now.
+            // The clock of the other device may be ahead. An event that has happened has happened by now.
             Command::Wait(moment) => Some(Step { at: at.max(moment.at()?.min(now)), index, rank, engine: None }),
             Command::Record(_) | Command::Mark(_) => Some(Step { at, index, rank, engine: None }),
             Command::Timed { work, .. } => {
@@ -436,7 +440,7 @@ impl State {
         }
     }
 
-    /// What is done next, of all that can be done by now.
+    /// Returns the step that the device takes next, among those that are possible by now.
     fn next_step(&mut self) -> Option<Step> {
         if self.stalled {
             return None;
@@ -449,13 +453,13 @@ impl State {
         }
         match self.random() {
             None => steps.into_iter().min_by_key(|step| (step.at, step.rank)),
-            // In one of four cases the rest is left for another poll.
+            // In one case of four, the other steps are left for another poll.
             Some(random) if random >> 62 == 0 => None,
             Some(random) => Some(steps[random as usize % steps.len()]),
         }
     }
 
-    /// Does a step. Gives what is to be done without the lock, and whether it is to fail.
+    /// Takes a step. Returns the effect to execute without the lock, and whether it must fail.
     fn take(&mut self, step: Step) -> Option<(Work, bool)> {
         let timeline = &mut self.timelines[step.index];
         if let Some(engine) = step.engine {
@@ -483,12 +487,12 @@ impl State {
         None
     }
 
-    /// Notes that the work of the stream's started command is done.
+    /// Notes that the effect of the stream's started command is executed.
     fn executed(&mut self, index: usize, bytes: u64) {
         self.running -= 1;
         let timeline = &mut self.timelines[index];
         timeline.executing = false;
-        // A device that was lost meanwhile has forgotten it.
+        // If the device was lost meanwhile, the command is gone.
         if let Some(Started { engine, start, end }) = timeline.started.take() {
             self.counts.bytes_copied += bytes;
             let usage = &mut self.engines[engine].usage;
@@ -500,9 +504,9 @@ impl State {
     }
 }
 
-/// Does what can be done by now, in all streams.
+/// Takes all steps that are possible by now, in all streams.
 ///
-/// The error of a device that is lost is given when nothing is executing any more: whoever gets it may end the memory.
+/// The error of a lost device is returned only once no effect is executing: a caller that gets it may free the memory.
 pub(super) fn work<'m>(
     device: &'m Mutex<State>,
     mut state: MutexGuard<'m, State>,
@@ -529,7 +533,7 @@ pub(super) fn work<'m>(
             idle.notify_all();
         }
         if leftovers.is_some() {
-            // Kernels have drops of the program's.
+            // Kernels own values of the program, whose drops must run without a lock.
             drop(state);
             drop(leftovers);
             state = lock(device);
@@ -537,7 +541,7 @@ pub(super) fn work<'m>(
     }
 }
 
-/// Waits until nothing is executing on a device that is lost; gives the error.
+/// Waits until a lost device executes no effect any more. Returns the error.
 pub(super) fn quiet<'m>(
     mut state: MutexGuard<'m, State>,
     idle: &Condvar,
