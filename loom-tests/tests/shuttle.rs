@@ -830,11 +830,11 @@ twins! {
     without_the_second_search_in_an_engine, without_the_second_search_a_cancelled_engine_hangs:
         || a_cancelled_engine(1), without SearchAgainBeforePark, "deadlock";
     when_a_handle_is_notified_first, when_a_handle_is_notified_first_its_waker_waits_for_ever:
-        || a_waker_that_waits_for_a_successor(1, Notifies::Handle), without ScheduleBeforeNotifying, "deadlock";
+        || a_waker_that_waits_for_a_successor(1, Notifies::Handle), without ScheduleThenNotify, "deadlock";
     when_a_wait_for_all_is_notified_first, when_a_wait_for_all_is_notified_first_its_waker_waits_for_ever:
-        || a_waker_that_waits_for_a_successor(2, Notifies::All), without ScheduleBeforeNotifying, "deadlock";
+        || a_waker_that_waits_for_a_successor(2, Notifies::All), without ScheduleThenNotify, "deadlock";
     when_a_completion_notifies_first, when_a_completion_notifies_first_a_waker_waits_for_ever:
-        || a_waker_that_waits_for_a_successor(2, Notifies::AllByCompletion), without ScheduleBeforeNotifying, "deadlock";
+        || a_waker_that_waits_for_a_successor(2, Notifies::AllByCompletion), without ScheduleThenNotify, "deadlock";
     when_a_closed_lane_wakes_futures_by_operations, when_a_closed_lane_wakes_futures_by_operations_an_engine_never_ends:
         an_engine_that_ends_while_a_device_works, without WakeHereOnceClosed, "max_steps";
     when_an_engine_ends_before_it_is_closed, when_an_engine_ends_before_it_is_closed_an_accepted_operation_is_lost:

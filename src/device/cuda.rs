@@ -1,23 +1,25 @@
-//! NVIDIA's GPUs, through the CUDA driver.
+//! GPUs of NVIDIA, through the CUDA driver.
 //!
-//! The driver's library is looked for when the first [`CudaGpu`] is opened or the GPUs are counted. That it is not
-//! there, or too old, is an error and no panic: all functions that are called here are looked up before the first call.
+//! The driver's library is loaded when the first [`CudaGpu`] is opened or the GPUs are counted. A missing or too old
+//! library is an error and not a panic: all functions that are called here are looked up before the first call.
 //!
 //! # What was run
 //!
-//! None of this has been run on hardware. The tests run it against two libraries in the driver's place. One does everything
-//! at once, and shows which calls are made, with what, and what becomes of errors (`cuda/fake.c`). The other has streams that
-//! are threads, queues that are full, captures that are invalidated and devices that are lost, for whole programs
-//! (`tests/stand_in/cuda.c`). Both do what the manual says, as it was read; nothing is known of what hardware does, nor of time.
+//! None of this has run on hardware. The tests run it against two libraries in the driver's place. One executes
+//! everything immediately, and shows which calls are made, with which arguments, and what becomes of errors
+//! (`cuda/fake.c`). The other has streams that are threads, queues that fill, captures that are invalidated and
+//! devices that are lost, for whole programs (`tests/stand_in/cuda.c`). Both follow the manual. How hardware behaves,
+//! and how long it takes, is not known.
 //!
 //! # Marks
 //!
-//! | `RADDLE_CUDA_MARKS` | a mark is | the host looks at |
+//! | `RADDLE_CUDA_MARKS` | a mark is | the host reads |
 //! |---|---|---|
-//! | `counter`, the default where the device can | `cuStreamWriteValue64`: the device writes the number, after what came before in the stream is done and visible (`CU_STREAM_WRITE_VALUE_DEFAULT`) | a word in pinned memory |
+//! | `counter`, the default if the device supports it | `cuStreamWriteValue64`: the device writes the number after the commands before it are done and visible (`CU_STREAM_WRITE_VALUE_DEFAULT`) | a word in pinned memory |
 //! | `events` | an event from the pool | `cuEventQuery`, oldest first |
 //!
-//! A device that has failed writes no counters any more and says nothing by itself: only [`Stream::probe`] notices.
+//! A device that has failed writes no counters any more and reports nothing by itself: only [`Stream::probe`] finds
+//! out.
 //!
 //! # Edges
 //!
@@ -27,30 +29,31 @@
 //!
 //! # Progress
 //!
-//! Calls of a stream queue a command and do not wait for the device, until the driver's queue of some thousand commands is
-//! full; a lane bounds the operations that it gives to a stream. New memory is asked for when the pool has none, and given back
-//! to the driver when the device is full or dropped; the driver may wait for the whole device then.
+//! Calls on a stream queue a command and do not wait for the device, until the driver's queue of about a thousand
+//! commands is full. A lane bounds the operations that it gives to a stream. New memory is allocated when the pool has
+//! none, and freed when the device is full or dropped; the driver may wait for the whole device then.
 //!
 //! # Captures
 //!
-//! While some thread captures work into a graph, the driver refuses calls of others that could disturb that, and may invalidate
-//! the capture. The calls here that are known to be of this sort are made in the thread's relaxed mode (`Relaxed`).
+//! While a thread captures work into a graph, the driver refuses calls of other threads that could disturb the
+//! capture, and may invalidate it. The calls that are known to be of this kind are made here in the thread's relaxed
+//! mode (`Relaxed`).
 //!
-//! What a function captures on the stream of its lane must be over when it returns. Who finds a capture that is still open:
+//! A function must end every capture on the stream of its lane before it returns. An open capture is found as follows:
 //!
-//! | found by | when | what becomes of it |
+//! | found by | when | consequence |
 //! |---|---|---|
-//! | the look behind a function | it has failed, or this is a build with debug assertions; behind `include` always | the capture is ended, its graph left unused; the operation fails |
-//! | the same, when functions before it have not been looked after | as above | the same; and the device is given up, since their work may be in the graph |
-//! | the look before the engine's next command or probe on the stream | otherwise | the same, but for the operation, which has ended |
+//! | the check after a function | the function has failed, or this is a build with debug assertions; after `include` always | the capture is ended, and its graph is not used; the operation fails |
+//! | the same, if functions before it were not checked | as in the first row | the same; and the device is given up, since the work of those functions may be in the graph |
+//! | the check before the engine's next command or probe on the stream | otherwise | the same, except that the operation has ended |
 //!
 //! # Limits
 //!
-//! An error number that is younger than CUDA 13.0 is outside of the enumeration that the calls return: this is cudarc's
-//! to widen. A stream whose capture cannot be ended, since another thread or another stream has begun it, cannot be waited for
-//! when a device is given up; that is logged. Nor can a capture be found on a stream that the program has kept a raw handle
-//! of. What a lost device was writing to pinned memory may be written yet; so that memory is not used again, and
-//! the driver is asked to free it only when the last handle is gone.
+//! An error number younger than CUDA 13.0 is outside the enumeration that the calls return; only cudarc can extend it.
+//! If another thread or another stream has begun a capture, it cannot be ended, so the stream cannot be waited for
+//! when a device is given up; that is logged. A capture cannot be found on a stream of which the program has kept a
+//! raw handle. A lost device may still write to pinned memory: so that memory is not used again, and the driver is
+//! asked to free it only when the last handle is gone.
 
 use std::{
     any::Any,
@@ -80,8 +83,8 @@ use crate::{
     system::{panics, topology},
 };
 
-/// What is called, here and where cudarc opens a context. Looked up before the first call, since cudarc panics at one
-/// that is missing.
+/// The functions that are called, here and where cudarc opens a context. They are looked up before the first call,
+/// since cudarc panics if one is missing.
 const FUNCTIONS: [&str; 34] = [
     "cuInit",
     "cuDeviceGet",
@@ -119,27 +122,27 @@ const FUNCTIONS: [&str; 34] = [
     "cuMemcpyPeerAsync",
 ];
 
-/// What only marks by counters need.
+/// The function that only counters need.
 const WRITE_VALUE: &str = "cuStreamWriteValue64_v2";
 
-/// The handle that stands for a stream of whichever thread uses it: `CU_STREAM_PER_THREAD`.
+/// The handle that stands for a stream of each thread that uses it: `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
 
-/// Whether the driver's library has a function. The library must be there.
+/// Returns whether the driver's library has a function. The library must be loaded.
 fn has(function: &str) -> bool {
-    // SAFETY: the library's own start-up code is all that runs, and the caller has loaded it before.
+    // SAFETY: only the library's own start-up code runs, and the caller has loaded it before.
     let library = unsafe { sys::culib() };
-    // SAFETY: the type is that of some function, and what is found is not called.
+    // SAFETY: the type is that of a function, and the symbol is not called.
     unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) }.is_ok()
 }
 
-/// Loads the driver's library, if it was not, and initialises it.
+/// Loads and initialises the driver's library, unless that was done.
 fn load() -> Result<(), DeviceError> {
     static LOADED: OnceLock<()> = OnceLock::new();
     if LOADED.get().is_some() {
         return Ok(());
     }
-    // SAFETY: loading the driver runs what it does to start, as in every program that uses it.
+    // SAFETY: loading the driver runs its start-up code, as in every program that uses it.
     if !unsafe { sys::is_culib_present() } {
         let message = "the CUDA driver's library (libcuda.so.1, nvcuda.dll) was not found: install NVIDIA's driver, or \
                        put the library's folder on the search path (LD_LIBRARY_PATH, PATH)";
@@ -155,14 +158,14 @@ fn load() -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Whether this number says that the whole context is of no use any more.
+/// Returns whether an error number means that the whole context is unusable.
 fn is_loss(code: u32) -> bool {
     match code {
-        // The driver shuts down; the context was destroyed; the service by which processes share the device cannot be reached
-        // (806) or has dropped this one (810). Not 46: that is a device which another process has for itself, and which could
-        // not be opened.
+        // The driver shuts down; the context was destroyed; the service by which processes share the device cannot be
+        // reached (806) or has dropped this process (810). Not 46: another process has the device for itself, so it
+        // could not be opened.
         4 | 709 | 806 | 810 => true,
-        // Memory or links that cannot be corrected; an error that was contained.
+        // Uncorrectable errors of memory or links; an error that was contained.
         214 | 220 | 226 => true,
         // Kernels: illegal address, time-out, assertion, stack, instruction, alignment, address space, program counter,
         // launch failure, memory leak.
@@ -173,20 +176,20 @@ fn is_loss(code: u32) -> bool {
     }
 }
 
-/// While this lives, the calling thread is in the relaxed capture mode: its calls are not checked against what other threads
-/// capture into graphs, so that they are neither refused for that nor invalidate it. The mode is the thread's own
+/// Keeps the calling thread in the relaxed capture mode. Its calls are not checked against graphs that other threads
+/// capture: so they are not refused because of a capture, and do not invalidate it. The mode is the thread's own
 /// (`cuThreadExchangeStreamCaptureMode`).
 struct Relaxed(Option<sys::CUstreamCaptureMode>);
 
 impl Relaxed {
-    /// The mode before; `None` if the driver refuses, so that nothing has changed.
+    /// Returns the previous mode, or `None` if the driver refuses and nothing has changed.
     fn exchange(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
         // SAFETY: the driver has a place to read from and to write to.
         let result = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
         (result == CUresult::CUDA_SUCCESS).then_some(mode)
     }
 
-    /// The driver may ask for a current context of the thread's; without one this may have no effect.
+    /// The driver may demand a current context on this thread. Without one, this may have no effect.
     fn begin() -> Self {
         Self(Self::exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED))
     }
@@ -198,7 +201,7 @@ impl Drop for Relaxed {
     }
 }
 
-/// What to do about it, where that is known.
+/// Returns what to do about an error, if that is known.
 fn advice(result: CUresult) -> &'static str {
     match result {
         CUresult::CUDA_ERROR_NO_DEVICE => ": no GPU is visible; look at nvidia-smi and CUDA_VISIBLE_DEVICES",
@@ -213,7 +216,7 @@ fn advice(result: CUresult) -> &'static str {
     }
 }
 
-/// The error in `result`, which `function` returned.
+/// Returns the error in `result`, which `function` returned.
 fn check(function: &str, result: CUresult) -> Result<(), DeviceError> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
@@ -232,7 +235,7 @@ impl From<cudarc::driver::DriverError> for DeviceError {
     }
 }
 
-/// How the host learns of marks.
+/// How the host learns that marks are passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MarkKind {
     Counter,
@@ -240,7 +243,7 @@ enum MarkKind {
 }
 
 impl MarkKind {
-    /// What the environment says, and where it says nothing, what the device can.
+    /// Returns the choice of the environment, or else the best that the device supports.
     fn choose(counters: bool) -> Result<Self, DeviceError> {
         match std::env::var("RADDLE_CUDA_MARKS").as_deref() {
             Ok("events") => Ok(Self::Events),
@@ -258,11 +261,12 @@ impl MarkKind {
     }
 }
 
-/// An NVIDIA GPU.
+/// A GPU of NVIDIA.
 ///
-/// Clones are the same device. Its memory and its streams belong to the device's primary context, which other CUDA
-/// libraries in the process use as well. The first copy from another GPU asks for access to that one's memory
-/// (`cuCtxEnablePeerAccess`); a program that asks for the same gets 704, which means that it is there.
+/// Clones are handles of the same device. Its memory and its streams belong to the device's primary context, which
+/// other CUDA libraries in the process use as well. The first copy from another GPU enables access to that GPU's
+/// memory (`cuCtxEnablePeerAccess`). A program that enables the same access gets error 704, which means that it is
+/// enabled.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -281,34 +285,34 @@ struct Shared {
     priorities: (i32, i32),
     marks: MarkKind,
     pool: pool::Pool,
-    /// Events that nobody uses.
+    /// Events that are not in use.
     events: Mutex<Vec<RawEvent>>,
     /// Words for counters.
     words: Mutex<Words>,
     /// The streams that engines use.
     streams: Mutex<Vec<Weak<CudaStream>>>,
-    /// Contexts whose memory this one has asked for access to.
+    /// The contexts whose memory this one can access.
     peers: Mutex<Vec<usize>>,
     /// The first loss.
     lost: OnceLock<DeviceError>,
-    /// Held by whoever gives up the device, until it has done what it was given.
+    /// Held by a thread that gives up the device, until the device has done all that it was given.
     giving_up: Mutex<()>,
-    /// What the driver has is the parent's in a forked child.
+    /// In a forked child, the driver's state belongs to the parent.
     process: ProcessMark,
-    /// Dropped last: all of the above needs it.
+    /// Dropped last: the other fields need it.
     context: Arc<CudaContext>,
 }
 
-/// An event of the driver's.
+/// An event of the driver.
 #[derive(Clone, Copy, Debug)]
 struct RawEvent(sys::CUevent);
 
 // SAFETY: the driver's functions take events on any thread.
 unsafe impl Send for RawEvent {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for RawEvent {}
 
-/// An event that was recorded; goes back to its device when it is dropped.
+/// An event that was recorded. Its drop returns it to the device.
 #[derive(Debug)]
 pub(super) struct CudaEvent {
     gpu: CudaGpu,
@@ -317,17 +321,16 @@ pub(super) struct CudaEvent {
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        // Streams that wait for it wait for the point at which they were told to, even if it is recorded again.
+        // A stream that waits for the event waits for the point of its recording, even if the event is recorded again.
         lock(&self.gpu.0.events).push(self.raw);
     }
 }
 
 impl CudaGpu {
-    /// How many GPUs there are; 0 also where the driver says that there is none.
+    /// Returns the number of GPUs, which is 0 if the driver reports that there is none.
     ///
     /// # Errors
-    ///
-    /// The driver's library is not there, too old, or does not start.
+    /// The driver's library is missing, too old, or does not start.
     pub fn count() -> Result<usize, DeviceError> {
         let counted = load().and_then(|()| {
             let mut count = 0;
@@ -341,12 +344,11 @@ impl CudaGpu {
         }
     }
 
-    /// Opens the GPU with this number, counted from 0. Its context becomes the calling thread's current one.
+    /// Opens the GPU with this number, counted from 0. Its context becomes the current one of the calling thread.
     ///
     /// # Errors
-    ///
-    /// As for [`count`](Self::count); there is no such GPU; the driver has no room for its context, or for a page of pinned
-    /// memory; the environment variable `RADDLE_CUDA_MARKS` says something else than `events` or `counter`.
+    /// Those of [`count`](Self::count); there is no such GPU; the driver has no room for its context, or for a page of
+    /// pinned memory; or the environment variable `RADDLE_CUDA_MARKS` is neither `events` nor `counter`.
     pub fn open(ordinal: usize) -> Result<Self, DeviceError> {
         load()?;
         let count = Self::count()?;
@@ -356,7 +358,7 @@ impl CudaGpu {
             return Err(DeviceError::refused(code, message));
         }
         let relaxed = Relaxed::begin();
-        // All that it calls is there; but it is written to panic where something is not.
+        // All functions that it calls exist, but it is written to panic if one is missing.
         let context = panics::catch(|| CudaContext::new(ordinal)).map_err(|payload| {
             panics::discard(payload);
             DeviceError::refused(
@@ -367,7 +369,8 @@ impl CudaGpu {
         drop(relaxed);
         let context =
             context.map_err(|error| check("opening the device's context", error.0).expect_err("it failed"))?;
-        // SAFETY: the engine orders what uses its memory; programs that allocate through the context are told to.
+        // SAFETY: the engine orders the uses of its own memory; the documentation warns programs that allocate through
+        // the context.
         unsafe { context.disable_event_tracking() };
         let driver =
             |error: cudarc::driver::DriverError| check("asking for a property", error.0).expect_err("it failed");
@@ -392,21 +395,21 @@ impl CudaGpu {
             context,
         };
         if marks == MarkKind::Counter {
-            // Now, since the driver may have the whole device stand still for it.
+            // Now, since the driver may stop the whole device for it.
             let word = shared.word()?;
             lock(&shared.words).free.push(word);
         }
         Ok(Self(Arc::new(shared)))
     }
 
-    /// The device's context, for what cudarc does beside streams, such as loading kernels. cudarc does not track what
-    /// is done with memory that is allocated through it (`CudaContext::disable_event_tracking`).
+    /// Returns the device's context, for what cudarc offers beside streams, such as loading kernels. cudarc does not
+    /// track the uses of memory that is allocated through it (`CudaContext::disable_event_tracking`).
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.0.context
     }
 
-    /// A stream of the program's own as one of the engine's, but without marks: what it does is known by events.
+    /// Wraps a stream of the program's own, without marks: events order its work.
     pub(crate) fn import(&self, stream: Arc<CudaStream>) -> Result<Box<dyn Stream>, DeviceError> {
         self.0.sound()?;
         if stream.context().cu_ctx() != self.0.context.cu_ctx() {
@@ -437,7 +440,7 @@ impl From<CudaGpu> for GpuDriver {
 }
 
 impl Shared {
-    /// The context's address.
+    /// Returns the context's address.
     fn home_context(&self) -> usize {
         self.context.cu_ctx().expose_provenance()
     }
@@ -446,7 +449,7 @@ impl Shared {
         MemoryOwner::Cuda(self.home_context())
     }
 
-    /// The error in `result`; a loss is kept.
+    /// Returns the error in `result`. Keeps a loss.
     fn check(&self, function: &str, result: CUresult) -> Result<(), DeviceError> {
         check(function, result).inspect_err(|error| {
             if error.is_lost() {
@@ -455,12 +458,13 @@ impl Shared {
         })
     }
 
-    /// The device's address, as Linux writes it. Its function is not 0 where a GPU is shared between virtual machines.
+    /// Returns the device's address, in the form that Linux uses. Its function is not 0 if a GPU is shared between
+    /// virtual machines.
     fn pci_address(&self) -> Option<String> {
         self.own().ok()?;
-        // As long as the manual says.
+        // The length that the manual states.
         let mut address = [0u8; 13];
-        // SAFETY: the driver has a place to write to, and is told how large it is.
+        // SAFETY: the driver has a place to write to, and gets its length.
         let result = unsafe {
             sys::cuDeviceGetPCIBusId(address.as_mut_ptr().cast(), address.len() as i32, self.context.cu_device())
         };
@@ -468,12 +472,12 @@ impl Shared {
         CStr::from_bytes_until_nul(&address).ok()?.to_str().ok().map(str::to_ascii_lowercase)
     }
 
-    /// The error that a drop of cudarc's has left for whoever calls it next.
+    /// Returns the error that a drop of cudarc has left for its next caller.
     fn left_behind(&self) -> Result<(), DeviceError> {
         self.context.check_err().or_else(|error| self.check("a drop of cudarc's", error.0))
     }
 
-    /// An error in a process that was forked since the device was opened.
+    /// Returns an error in a process that was forked after the device was opened.
     fn own(&self) -> Result<(), DeviceError> {
         if self.process.is_foreign() {
             return Err(DeviceError::lost(-1, "the device is that of a process which has forked this one"));
@@ -481,13 +485,13 @@ impl Shared {
         Ok(())
     }
 
-    /// The loss, if there was one.
+    /// Returns the loss, if there was one.
     fn sound(&self) -> Result<(), DeviceError> {
         self.own()?;
         self.lost.get().cloned().map_or(Ok(()), Err)
     }
 
-    /// Makes the device's context the current one of this thread. Gives the one before.
+    /// Makes the device's context the current one of this thread. Returns the previous one.
     fn bind(&self) -> Result<sys::CUcontext, DeviceError> {
         let mut before = ptr::null_mut();
         // SAFETY: the driver is initialised, and has a place to write to.
@@ -499,7 +503,7 @@ impl Shared {
         Ok(before)
     }
 
-    /// Calls `f` with the device's context as the current one, on a thread that may be another context's, whatever other
+    /// Calls `f` with the device's context as the current one, on a thread that may have another one, whatever other
     /// threads capture.
     fn bound<R>(&self, f: impl FnOnce() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
         let before = self.bind()?;
@@ -507,13 +511,13 @@ impl Shared {
         let result = f();
         drop(relaxed);
         if before != self.context.cu_ctx() {
-            // SAFETY: it was current a moment ago. If it was destroyed since, this fails, and nothing is current.
+            // SAFETY: it was current a moment ago. If it was destroyed since, this fails, and no context is current.
             let _ = unsafe { sys::cuCtxSetCurrent(before) };
         }
         result
     }
 
-    /// Asks the driver for memory.
+    /// Allocates memory from the driver.
     fn ask(&self, kind: MemoryKind, bytes: usize) -> Result<Address, DeviceError> {
         self.bound(|| match kind {
             MemoryKind::Device => {
@@ -526,16 +530,16 @@ impl Shared {
             }
             MemoryKind::Pinned => {
                 let mut at: *mut c_void = ptr::null_mut();
-                // Not write-combined: the host reads it, too. Portable: any device copies from and to it by itself.
+                // Not write-combined: the host reads it as well. Portable: any device copies from and to it directly.
                 let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-                // SAFETY: as above.
+                // SAFETY: the context is current, and the driver has a place to write to.
                 self.check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&raw mut at, bytes, flags) })?;
                 Ok(Address { kind, owner: MemoryOwner::Host, ptr: at.cast() })
             }
         })
     }
 
-    /// A word of pinned memory that nobody uses.
+    /// Returns a word of pinned memory that is not in use.
     fn word(&self) -> Result<Address, DeviceError> {
         if let Some(word) = lock(&self.words).free.pop() {
             return Ok(word);
@@ -548,14 +552,14 @@ impl Shared {
         Ok(page)
     }
 
-    /// Gives memory back to the driver. What a lost device does not take stays with the process.
+    /// Returns memory to the driver. If a lost device refuses, the process keeps it.
     fn release(&self, address: Address) {
         let released = match address.kind {
             MemoryKind::Device => {
-                // SAFETY: it is from `cuMemAlloc`, and free in the pool: nobody uses it.
+                // SAFETY: it is from `cuMemAlloc`, and free in the pool, so it is not in use.
                 check("cuMemFree", unsafe { sys::cuMemFree_v2(address.ptr().addr() as sys::CUdeviceptr) })
             }
-            // SAFETY: it is from `cuMemHostAlloc`, and free in the pool: nobody uses it.
+            // SAFETY: it is from `cuMemHostAlloc`, and free in the pool, so it is not in use.
             MemoryKind::Pinned => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address.ptr().cast()) }),
         };
         if let Err(error) = released {
@@ -563,21 +567,22 @@ impl Shared {
         }
     }
 
-    /// A stream of an engine's.
+    /// Wraps a stream for an engine.
     fn stream(&self, gpu: &CudaGpu, stream: Arc<CudaStream>, marks: Marks, imported: bool) -> LaneStream {
         let mut streams = lock(&self.streams);
-        // One of the program's may have been imported before.
+        // A stream of the program's may have been imported before.
         streams.retain(|other| other.strong_count() > 0 && !ptr::eq(other.as_ptr(), Arc::as_ptr(&stream)));
         streams.push(Arc::downgrade(&stream));
         drop(streams);
         LaneStream { gpu: gpu.clone(), stream, marks, imported, shown: false, unseen: false, unfit: false }
     }
 
-    /// Waits until the device has done what it was given, unless it is lost: by the streams, since a wait for the whole context
-    /// would be refused while another stream of it is being captured, and would invalidate that.
+    /// Waits until the device has done all that it was given, unless it is lost. Waits for each stream: while one
+    /// stream of a context is being captured, a wait for the whole context would be refused, and would invalidate the
+    /// capture.
     fn synchronize(&self) -> Result<(), DeviceError> {
         let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
-        // They are dropped in there, too.
+        // The streams are dropped inside as well.
         self.bound(move || {
             let mut all = Ok(());
             for stream in &streams {
@@ -585,7 +590,7 @@ impl Shared {
                     if capturing {
                         return Err(DeviceError::refused(CAPTURING, "a stream is being captured into a graph"));
                     }
-                    // SAFETY: it is alive.
+                    // SAFETY: the stream is alive.
                     check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream.cu_stream()) })
                 });
                 match waited {
@@ -595,31 +600,31 @@ impl Shared {
             }
             all
         })
-        // To be lost now is to write no more.
+        // A device that is lost now writes no more.
         .or_else(|error| if error.is_lost() { Ok(()) } else { Err(error) })
     }
 
-    /// Whether what is issued on a stream is captured into a graph, and not done.
+    /// Returns whether commands on a stream are captured into a graph, and not executed.
     fn is_capturing(&self, stream: &CudaStream) -> Result<bool, DeviceError> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: it is alive, and the driver has a place to write to.
+        // SAFETY: the stream is alive, and the driver has a place to write to.
         self.check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream.cu_stream(), &raw mut status) })?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// Has copies from `peer`, another device's context, go without a way through the host's memory, where the machine can.
+    /// Lets copies from `peer`, the context of another device, bypass the host's memory if the machine supports it.
     /// This device's context is the current one.
     ///
-    /// A context that has come to be where another one was is taken for that one, and copies from it take longer.
+    /// A new context at the address of an old one is taken for the old one, and copies from it take longer.
     fn reach(&self, peer: usize) {
         let mut peers = lock(&self.peers);
         if peers.contains(&peer) {
             return;
         }
         let _relaxed = Relaxed::begin();
-        // SAFETY: whoever has memory of the context holds its device.
+        // SAFETY: the owner of memory in the context keeps its device alive.
         let result = unsafe { sys::cuCtxEnablePeerAccess(ptr::with_exposed_provenance_mut(peer), 0) };
-        // Refusals change nothing for copies but their time. Others than these may pass.
+        // A refusal only makes copies slower. Refusals with other numbers may be temporary.
         if let CUresult::CUDA_SUCCESS
         | CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
         | CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED
@@ -629,7 +634,7 @@ impl Shared {
         }
     }
 
-    /// An event that nobody uses.
+    /// Returns an event that is not in use.
     fn event(&self) -> Result<RawEvent, DeviceError> {
         if let Some(event) = lock(&self.events).pop() {
             return Ok(event);
@@ -653,12 +658,12 @@ impl Drop for Shared {
                 self.pool.release(kind, |address, _| self.release(address));
             }
             let Words { free, pages } = std::mem::take(&mut *lock(&self.words));
-            // A page with a word that the device may yet write stays with the process.
+            // The process keeps a page with a word that the device may still write.
             for page in pages.into_iter().filter(|page| Words::of(&free, page) == Words::PAGE / Words::STEP) {
                 self.release(page);
             }
             for event in lock(&self.events).drain(..) {
-                // SAFETY: nobody uses it. An error leaves it with the process.
+                // SAFETY: the event is not in use. If this fails, the process keeps it.
                 let _ = unsafe { sys::cuEventDestroy_v2(event.0) };
             }
             Ok(())
@@ -703,7 +708,7 @@ impl Driver for CudaGpu {
             });
         };
         let block = gpu.pool.allocate(kind, bytes, |bytes| gpu.ask(kind, bytes), release)?;
-        // What comes back from a device that is lost meanwhile is not used again.
+        // Memory that is returned after a loss is not used again.
         if let Err(error) = gpu.sound() {
             self.free(block);
             return Err(error);
@@ -723,10 +728,10 @@ impl Driver for CudaGpu {
         }
         let waited = {
             let _turn = lock(&gpu.giving_up);
-            // From now on the pool gives nothing out, and streams take nothing more.
+            // From now on the pool allocates nothing, and streams accept nothing.
             let _ = gpu.lost.set(error.clone().into_loss());
-            // A sound device goes on with what it has, and with what this thread has given it after another one has waited
-            // here. Pinned memory may be in use by the host soon. A lost one says so at once.
+            // A sound device continues with what it has, including what this thread issued after another thread had
+            // waited here. The host may use pinned memory soon. A lost device reports the loss immediately.
             gpu.synchronize()
         };
         if let Err(error) = waited {
@@ -735,7 +740,8 @@ impl Driver for CudaGpu {
     }
 }
 
-/// Words that devices write marks to. To ask for pinned memory may stop the whole device, so they come by the page.
+/// Words that devices write marks to. An allocation of pinned memory may stop the whole device, so words are allocated
+/// by the page.
 #[derive(Debug, Default)]
 struct Words {
     free: Vec<Address>,
@@ -743,12 +749,12 @@ struct Words {
 }
 
 impl Words {
-    /// Bytes of a page.
+    /// The size of a page, in bytes.
     const PAGE: usize = 4096;
-    /// Bytes from one word to the next, so that each has a cache line.
+    /// The distance between two words, in bytes, so that each has a cache line.
     const STEP: usize = 128;
 
-    /// How many of `words` are in `page`.
+    /// Returns how many of `words` are in `page`.
     fn of(words: &[Address], page: &Address) -> usize {
         let page = page.ptr.addr()..page.ptr.addr() + Self::PAGE;
         words.iter().filter(|word| page.contains(&word.ptr.addr())).count()
@@ -758,7 +764,7 @@ impl Words {
 /// A word that the device writes marks to.
 struct Counter {
     word: Address,
-    /// Where the device finds it.
+    /// The address of the word on the device.
     device: sys::CUdeviceptr,
     /// The last mark made.
     made: u64,
@@ -767,8 +773,8 @@ struct Counter {
 impl Counter {
     fn new(gpu: &Shared) -> Result<Self, DeviceError> {
         let word = gpu.word()?;
-        // SAFETY: it is pinned memory of the host, large enough, aligned, and nobody else uses it: no device knows of it yet, or
-        // the last mark that one was to write there has passed.
+        // SAFETY: it is pinned memory of the host, large enough, aligned, and not in use: no device knows it yet, or
+        // the last mark that a device was to write there has passed.
         unsafe { word.ptr.cast::<u64>().write(0) };
         let mut counter = Self { word, device: 0, made: 0 };
         // SAFETY: the address is of memory that is pinned and mapped; the context is current.
@@ -781,7 +787,7 @@ impl Counter {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: the word is pinned memory of the host, aligned, initialised, and the counter's alone; the device
+        // SAFETY: the word is pinned memory of the host, aligned, initialised, and the counter's alone. The device
         // writes it as a whole.
         unsafe { AtomicU64::from_ptr(self.word.ptr.cast()) }
     }
@@ -797,20 +803,20 @@ struct LaneStream {
     gpu: CudaGpu,
     stream: Arc<CudaStream>,
     marks: Marks,
-    /// It is the program's.
+    /// The stream is the program's own.
     imported: bool,
-    /// The function that runs has asked for the stream.
+    /// The running function has asked for the stream.
     shown: bool,
-    /// So have functions before it, since the stream was last seen not to be captured.
+    /// Functions before it have asked for the stream, and it was not checked for a capture since.
     unseen: bool,
-    /// Something was captured that is not the running function's alone: it was not done, and never will be.
+    /// A capture had work of other functions as well. That work was not done, and never will be.
     unfit: bool,
 }
 
-/// cudarc's handle of the stream of a lane, if it is one of a CUDA device.
+/// Returns cudarc's handle of the stream of a lane, if it is one of a CUDA device.
 pub(crate) fn stream_of(stream: &mut dyn Stream) -> Option<Arc<CudaStream>> {
     let lane = stream.as_any().downcast_mut::<LaneStream>()?;
-    // cudarc's next call would fail for it, which has nothing to do with it.
+    // cudarc's next call would fail because of it, without a connection.
     if !std::mem::replace(&mut lane.shown, true)
         && let Err(error) = lane.gpu.0.left_behind()
     {
@@ -820,7 +826,8 @@ pub(crate) fn stream_of(stream: &mut dyn Stream) -> Option<Arc<CudaStream>> {
 }
 
 impl LaneStream {
-    /// The device, if it is sound, with its context as the thread's current one. The program may have changed that.
+    /// Returns the device, if it is sound, with its context as the current one of the thread. The program may have
+    /// changed that.
     fn ready(&self) -> Result<&Shared, DeviceError> {
         let gpu = &*self.gpu.0;
         gpu.sound()?;
@@ -828,11 +835,11 @@ impl LaneStream {
         Ok(gpu)
     }
 
-    /// As [`ready`](Self::ready), for a command of the engine's, which must not become a part of a graph: a mark there never
-    /// passes, or passes whenever the graph is launched.
+    /// Does the same as [`ready`](Self::ready), for a command of the engine, which must not become a part of a graph:
+    /// a mark there never passes, or passes whenever the graph is launched.
     fn ready_to_issue(&mut self) -> Result<(), DeviceError> {
         if self.imported {
-            // Outside of an operation the program may capture it as it likes.
+            // Outside of an operation the program may capture it freely.
             if self.ready()?.is_capturing(&self.stream)? {
                 let message = "the imported stream is being captured; end the capture before an operation includes it";
                 return Err(DeviceError::refused(CAPTURING, message));
@@ -848,24 +855,24 @@ impl LaneStream {
         self.ready().map(drop)
     }
 
-    /// Whether the program has the stream, or has had it since the last function ended.
+    /// Returns whether the program has the stream, or has had it since the last function ended.
     fn may_be_captured(&self) -> bool {
         self.shown || Arc::strong_count(&self.stream) > 1
     }
 
-    /// Ends a capture of the stream, if there may be one. Gives whether there was one.
+    /// Ends a capture of the stream, if there may be one. Returns whether there was one.
     fn look(&mut self) -> Result<LeftBehind, DeviceError> {
         if !self.unseen && !self.may_be_captured() {
             return Ok(LeftBehind::Nothing);
         }
         let found = self.end_capture().inspect_err(|_| self.unseen = true)?;
         self.unfit |= found == LeftBehind::Capture && self.unseen;
-        // The function that runs may begin one yet.
+        // The running function may still begin one.
         self.unseen = false;
         Ok(found)
     }
 
-    /// As [`look`](Self::look), in any case. The device may be lost already: what it was given has to be waited for then.
+    /// Does the same as [`look`](Self::look) in any case. The device may be lost already; it must still be waited for.
     fn end_capture(&self) -> Result<LeftBehind, DeviceError> {
         let gpu = &*self.gpu.0;
         gpu.own()?;
@@ -873,18 +880,19 @@ impl LaneStream {
         if !gpu.is_capturing(&self.stream)? {
             return Ok(LeftBehind::Nothing);
         }
-        // It is not destroyed: the program may have given the graph to capture into.
+        // The graph is not destroyed: the program may have supplied the graph to capture into.
         let mut graph = ptr::null_mut();
-        // SAFETY: it is alive, and the driver has a place to write to. The capture may be over whatever this returns.
+        // SAFETY: the stream is alive, and the driver has a place to write to. The capture may be over whatever this
+        // returns.
         let result = unsafe { sys::cuStreamEndCapture(self.stream.cu_stream(), &raw mut graph) };
         if gpu.is_capturing(&self.stream)? {
-            // As one that another stream has brought it into, or that another thread has begun.
+            // For instance if another stream has brought it into the capture, or another thread has begun it.
             gpu.check("cuStreamEndCapture", result)?;
         }
         Ok(LeftBehind::Capture)
     }
 
-    /// Records an event that nobody else uses.
+    /// Records an event that is not in use.
     fn record_raw(&self, gpu: &Shared) -> Result<RawEvent, DeviceError> {
         let event = gpu.event()?;
         // SAFETY: both are of this context, and alive.
@@ -900,7 +908,8 @@ impl Drop for LaneStream {
     fn drop(&mut self) {
         match &mut self.marks {
             Marks::Counter(counter) => {
-                // Acquire: the device writes the word no more after its last mark. Otherwise it stays the device's, for good.
+                // Acquire: after its last mark the device does not write the word again. Otherwise the word stays with
+                // the device.
                 if counter.word().load(Acquire) == counter.made {
                     lock(&self.gpu.0.words).free.push(counter.word);
                 }
@@ -958,7 +967,7 @@ impl Stream for LaneStream {
         let gpu = &*self.gpu.0;
         gpu.sound()?;
         match &mut self.marks {
-            // Acquire (edge `mark`): the device has made what came before visible before it wrote.
+            // Acquire (edge `mark`): the device has made the writes before the mark visible before it wrote the mark.
             Marks::Counter(counter) => Ok(counter.word().load(Acquire)),
             Marks::Events { pending, passed } => {
                 if pending.is_empty() {
@@ -967,7 +976,7 @@ impl Stream for LaneStream {
                 gpu.bind()?;
                 let _relaxed = Relaxed::begin();
                 while let Some(&(seq, event)) = pending.front() {
-                    // SAFETY: it is alive, and queries need no current context.
+                    // SAFETY: the event is alive, and queries need no current context.
                     match unsafe { sys::cuEventQuery(event.0) } {
                         CUresult::CUDA_ERROR_NOT_READY => break,
                         result => gpu.check("cuEventQuery", result)?,
@@ -982,11 +991,11 @@ impl Stream for LaneStream {
     }
 
     fn probe(&mut self) -> Result<(), DeviceError> {
-        // The question would invalidate a capture, and the stream could not be waited for.
+        // The query would invalidate a capture, and the stream could not be waited for.
         self.ready_to_issue()?;
         let gpu = &*self.gpu.0;
         let _relaxed = Relaxed::begin();
-        // SAFETY: it is alive.
+        // SAFETY: the stream is alive.
         match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(()),
             result => gpu.check("cuStreamQuery", result),
@@ -1022,12 +1031,12 @@ impl Stream for LaneStream {
         let (source, target) = (from.ptr().addr() as sys::CUdeviceptr, to.ptr().addr() as sys::CUdeviceptr);
         match (from.owner, to.owner) {
             (MemoryOwner::Host, MemoryOwner::Cuda(_)) => {
-                // SAFETY: the caller's promises (1) and (2), which are the driver's conditions.
+                // SAFETY: obligations (1) and (2), which are the driver's conditions.
                 let result = unsafe { sys::cuMemcpyHtoDAsync_v2(target, from.ptr().cast(), bytes, stream) };
                 gpu.check("cuMemcpyHtoDAsync", result)
             }
             (MemoryOwner::Cuda(_), MemoryOwner::Host) => {
-                // SAFETY: as above.
+                // SAFETY: obligations (1) and (2).
                 let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.ptr().cast(), source, bytes, stream) };
                 gpu.check("cuMemcpyDtoHAsync", result)
             }
@@ -1037,18 +1046,18 @@ impl Stream for LaneStream {
                 gpu.reach(if source_context == gpu.home_context() { target_context } else { source_context });
                 let [target_context, source_context] =
                     [target_context, source_context].map(ptr::with_exposed_provenance_mut);
-                // SAFETY: as above; whoever has memory of a context holds its device.
+                // SAFETY: obligations (1) and (2). The owner of memory in a context keeps its device alive.
                 let result =
                     unsafe { sys::cuMemcpyPeerAsync(target, target_context, source, source_context, bytes, stream) };
                 gpu.check("cuMemcpyPeerAsync", result)
             }
             (MemoryOwner::Cuda(_), MemoryOwner::Cuda(_)) => {
-                // SAFETY: as above.
+                // SAFETY: obligations (1) and (2).
                 let result = unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes, stream) };
                 gpu.check("cuMemcpyDtoDAsync", result)
             }
             (MemoryOwner::Host, MemoryOwner::Host) => {
-                // SAFETY: as above; the driver knows by the addresses whose they are.
+                // SAFETY: obligations (1) and (2). The driver knows the owner of each address.
                 let result = unsafe { sys::cuMemcpyAsync(target, source, bytes, stream) };
                 gpu.check("cuMemcpyAsync", result)
             }

@@ -136,7 +136,7 @@ mod tests {
 
     /// A device of 141 GB.
     #[test]
-    fn most_of_a_device_may_be_one_block_or_two() {
+    fn one_block_can_take_most_of_a_device() {
         const GIB: usize = 1 << 30;
         assert_eq!(size_for(129 * GIB), Some(129 * GIB));
         assert_eq!(size_for(66 * GIB), Some(66 * GIB));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_block_is_used_again_for_a_little_less_but_not_for_much_less() {
+    fn a_large_block_is_reused_for_a_little_less_but_not_for_much_less() {
         let (pool, mut count) = (Pool::new(), 0);
         let block = pool.allocate(MemoryKind::Device, 2 * LARGE, asked(&mut count), |_, _| ()).expect("there is room");
         pool.free(block);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_given_back_is_used_again_at_its_place_and_size_only() {
+    fn a_returned_block_is_reused_for_its_kind_and_size_only() {
         let (pool, mut count) = (Pool::new(), 0);
         let block = pool.allocate(MemoryKind::Device, 1000, asked(&mut count), |_, _| ()).expect("there is room");
         pool.free(block);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_free_is_released_before_an_allocation_fails() {
+    fn free_blocks_are_released_before_an_allocation_fails() {
         // The device is full, or no more memory can be pinned.
         for code in [2, 304] {
             releases_if_refused_with(code);
@@ -206,7 +206,7 @@ mod tests {
 
     /// For instance while a thread of the process records a graph.
     #[test]
-    fn what_is_free_stays_where_an_allocation_fails_for_another_reason_than_room() {
+    fn free_blocks_stay_if_an_allocation_fails_for_another_reason_than_room() {
         let (pool, mut count) = (Pool::new(), 0);
         let block = pool.allocate(MemoryKind::Device, 1000, asked(&mut count), |_, _| ()).expect("there is room");
         pool.free(block);

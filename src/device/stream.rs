@@ -516,7 +516,7 @@ mod tests {
     /// No more work may be issued on a stream that is not ordered with other work. By its next call the engine finds
     /// that the device must be given up.
     #[test]
-    fn a_stream_whose_included_work_cannot_be_put_in_order_is_dead() {
+    fn a_stream_whose_included_work_cannot_be_ordered_is_dead() {
         for (refused, others) in [("other record", 3), ("lane wait", 4)] {
             let (calls, result, mut lane) = include(&[refused]);
             let made = calls.made();

@@ -25,7 +25,7 @@ impl Core {
     /// Returns the epilogue that must wait until the operations that became ready have been dispatched: all of it,
     /// except in a model.
     pub(super) fn defer_epilogue(self: &Arc<Self>, epilogue: Epilogue) -> Epilogue {
-        if !removed(Step::ScheduleBeforeNotifying) {
+        if !removed(Step::ScheduleThenNotify) {
             return epilogue;
         }
         self.finish(epilogue);

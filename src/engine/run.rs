@@ -49,8 +49,7 @@ impl Core {
         op: OpRef<Task>,
         ready: &mut ReadyList<Task>,
     ) -> Result<Ticket, Unfinished> {
-        if op.task().has(flag::ON_DEVICE | flag::ASYNC) || removed(Step::ScheduleBeforeNotifying) || !self.is_sound(&op)
-        {
+        if op.task().has(flag::ON_DEVICE | flag::ASYNC) || removed(Step::ScheduleThenNotify) || !self.is_sound(&op) {
             return Err(Unfinished { op, called: None });
         }
         // Not by `?`: a value that might have to be dropped costs instructions.

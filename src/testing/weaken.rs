@@ -47,7 +47,7 @@ pub enum Step {
     EndWaitingForDevices,
     /// Operations that became ready are scheduled before the program is notified (`Core::defer_epilogue`,
     /// `workers::execute_otherwise`).
-    ScheduleBeforeNotifying,
+    ScheduleThenNotify,
     /// The thread of a device's lane wakes futures itself once the engine is closed (`Core::wake`).
     WakeHereOnceClosed,
     /// A shutdown closes the engine when nothing is pending, and waits again (`Core::drain`).

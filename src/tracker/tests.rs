@@ -229,7 +229,7 @@ fn readers_run_side_by_side_and_writers_alone_and_each_record_is_retired() {
 #[test]
 fn a_variable_is_idle_for_a_reader_beside_readers_and_for_a_writer_alone() {
     let var = Var::new(1);
-    let idle = || [Mode::Read, Mode::Write].map(|mode| var.queue().is_idle(mode));
+    let idle = || [Read, Write].map(|mode| var.queue().is_idle(mode));
     assert_eq!(idle(), [true, true]);
     let (reader, _) = pushed(&[(&var, Read)]);
     assert_eq!(idle(), [true, false]);

@@ -1,5 +1,5 @@
-//! The CUDA device on a library that stands in for the driver's. `fake.c` is that library; each test builds it, and
-//! runs itself again in a process that finds it.
+//! The CUDA device on a library that stands in for the driver's: `fake.c`. Each test builds the library, and runs
+//! itself again in a process that finds it.
 
 use std::{
     env, fs,
@@ -20,7 +20,7 @@ use crate::{
     values::device::Device,
 };
 
-/// `try_submit_launch` with the device's error.
+/// `try_submit_launch` for functions that return a `DeviceError`.
 trait SubmitLaunch {
     fn submit_launch_any<A: Accesses, R: Send + 'static>(
         self,
@@ -44,7 +44,7 @@ const INSIDE: &str = "RADDLE_FAKE_CUDA";
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A folder of this process's, without anything in it; removed at the end.
+/// An empty folder of this process, which is removed at the end.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -61,7 +61,7 @@ impl Drop for Folder {
     }
 }
 
-/// Ends a process that takes too long; gives whether it ended well, and what it wrote.
+/// Runs a process, and kills it if it takes too long. Returns whether it succeeded, and its output.
 fn run(command: &mut Command) -> (bool, String) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let (done, is_done) = mpsc::channel();
@@ -69,7 +69,7 @@ fn run(command: &mut Command) -> (bool, String) {
     let reader = thread::spawn(move || {
         let mut text = Vec::new();
         let mut errors = Vec::new();
-        // Both are short: neither pipe fills up while the other one is read.
+        // Both outputs are short, so neither pipe fills while the other one is read.
         let _ = std::io::Read::read_to_end(&mut out, &mut text);
         let _ = std::io::Read::read_to_end(&mut err, &mut errors);
         text.extend(errors);
@@ -83,7 +83,7 @@ fn run(command: &mut Command) -> (bool, String) {
     (well, reader.join().expect("it reads"))
 }
 
-/// Puts the library into a folder, built with `defines`; false if there is no compiler.
+/// Builds the library with `defines` in a folder. Returns `false` if there is no compiler.
 fn build(folder: &Path, defines: &[&str]) -> bool {
     let source = folder.join("fake.c");
     fs::write(&source, include_str!("fake.c")).expect("there is room");
@@ -99,7 +99,7 @@ fn build(folder: &Path, defines: &[&str]) -> bool {
     true
 }
 
-/// Runs the ignored test `name` where `folder` comes first for the driver's library.
+/// Runs the ignored test `name` in a process that looks for the driver's library in `folder` first.
 fn inside(folder: &Path, name: &str, variables: &[(&str, &str)]) {
     let mut command = Command::new(env::current_exe().expect("it is known"));
     command.args(["--exact", "--ignored", "--nocapture", "--test-threads=1", &format!("device::cuda::tests::{name}")]);
@@ -112,7 +112,7 @@ fn inside(folder: &Path, name: &str, variables: &[(&str, &str)]) {
     assert!(!text.contains("panicked"), "{name} with {variables:?}:\n{text}");
 }
 
-/// Whether this process is to do the test. Without it, somebody has asked for all ignored tests.
+/// Whether this process must run the test. Otherwise it was started to run all ignored tests.
 fn is_inside() -> bool {
     env::var_os(INSIDE).is_some()
 }
@@ -121,9 +121,9 @@ fn is_inside() -> bool {
 
 #[test]
 #[cfg_attr(miri, ignore = "starts processes")]
-fn a_driver_that_is_missing_old_or_without_a_device_is_an_error_that_says_what_to_do() {
+fn a_missing_or_old_driver_and_a_missing_device_are_errors_with_advice() {
     let folder = Folder::new("bad");
-    // No library for the loader, and in front of one that the machine may have.
+    // The loader finds this instead of a library that the machine may have.
     for name in ["libcuda.so", "libcuda.so.1"] {
         fs::write(folder.0.join(name), "not a library").expect("there is room");
     }
@@ -163,7 +163,7 @@ fn inside_opening_fails() {
         Ok(count) => assert_eq!(count, 2, "it is the device's own trouble"),
         Err(again) => assert_eq!(again.to_string(), error.to_string()),
     }
-    // It does not get better, or worse.
+    // A further call returns the same error.
     assert_eq!(CudaGpu::open(0).expect_err("still").to_string(), error.to_string());
 }
 
@@ -171,44 +171,44 @@ fn inside_opening_fails() {
 
 #[test]
 #[cfg_attr(miri, ignore = "starts processes")]
-fn streams_copy_wait_mark_and_fail_as_the_driver_says() {
+fn streams_copy_wait_mark_and_fail_as_the_driver_does() {
     let folder = Folder::new("good");
     if !build(&folder.0, &[]) {
         return;
     }
     for name in [
-        "inside_work_gets_done",
-        "inside_imported_streams_are_put_in_order",
+        "inside_all_commands_are_executed",
+        "inside_imported_streams_are_ordered_with_lanes",
         "inside_memory_is_pooled",
-        "inside_refusals_pass",
-        "inside_losses_stay",
+        "inside_refused_calls_can_be_repeated",
+        "inside_losses_are_permanent",
         "inside_captures_are_neither_invalidated_nor_a_loss",
-        "inside_a_device_that_is_given_up_during_a_capture_ends_what_it_has",
-        "inside_a_capture_that_is_left_open_fails_its_operation_only",
+        "inside_a_device_given_up_during_a_capture_completes_its_commands",
+        "inside_an_open_capture_fails_only_its_operation",
         "inside_a_capture_over_several_operations_is_refused",
-        "inside_errors_of_drops_fail_whom_they_belong_to",
+        "inside_errors_of_drops_fail_the_function_that_caused_them",
     ] {
         for (marks, wanted) in [("events", "Events"), ("counter", "Counter"), ("", "Counter")] {
             inside(&folder.0, name, &[("RADDLE_CUDA_MARKS", marks), ("WANTED", wanted)]);
         }
     }
     for without in ["FAKE_NARROW", "FAKE_OLD"] {
-        inside(&folder.0, "inside_work_gets_done", &[(without, ""), ("WANTED", "Events")]);
+        inside(&folder.0, "inside_all_commands_are_executed", &[(without, ""), ("WANTED", "Events")]);
     }
     let old = Folder::new("old");
     assert!(build(&old.0, &["WITHOUT_WRITE_VALUE"]));
-    inside(&old.0, "inside_work_gets_done", &[("WANTED", "Events")]);
+    inside(&old.0, "inside_all_commands_are_executed", &[("WANTED", "Events")]);
 }
 
-/// A function of the library that the driver's has not.
+/// Returns a function that only this library has.
 fn fake<F: Copy>(name: &str) -> F {
     // SAFETY: it is loaded, and its start-up code does nothing.
     let library = unsafe { sys::culib() };
-    // SAFETY: `F` is what `fake.c` has by this name.
+    // SAFETY: `fake.c` defines this name with the type `F`.
     *unsafe { library.get::<F>(name.as_bytes()) }.expect("the library is the one of the tests")
 }
 
-/// What a function of the library's says.
+/// Returns the number that a function of the library returns.
 fn number_of(name: &str) -> i32 {
     fake::<extern "C" fn() -> i32>(name)()
 }
@@ -217,7 +217,7 @@ fn live() -> i32 {
     number_of("fakeLive")
 }
 
-/// How often somebody has waited for a stream.
+/// Returns how often a caller has waited for a stream.
 fn stream_waits() -> i32 {
     number_of("fakeStreamWaits")
 }
@@ -226,7 +226,7 @@ fn current() -> i32 {
     number_of("fakeCurrent")
 }
 
-/// Whether another thread captures a graph in the global mode.
+/// Sets whether another thread captures a graph in the global mode.
 fn capture(how: i32) {
     fake::<extern "C" fn(i32)>("fakeCapture")(how);
 }
@@ -246,11 +246,11 @@ fn pinned(driver: &Arc<dyn Driver>, values: &[u64]) -> PinnedVec<u64> {
 }
 
 fn copy(stream: &mut dyn Stream, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
-    // SAFETY: copies are done at once here, between vectors of the tests.
+    // SAFETY: the library executes copies immediately, between vectors of the tests.
     unsafe { stream.copy(from, to, bytes) }
 }
 
-/// Asks until the mark has passed.
+/// Polls until the mark has passed.
 fn pass(stream: &mut dyn Stream, seq: u64) {
     let mut passed = || {
         stream.probe().unwrap();
@@ -261,7 +261,7 @@ fn pass(stream: &mut dyn Stream, seq: u64) {
 
 #[test]
 #[ignore = "run by the test above, with a library that stands in for the driver's"]
-fn inside_work_gets_done() {
+fn inside_all_commands_are_executed() {
     if !is_inside() {
         return;
     }
@@ -324,7 +324,7 @@ fn inside_work_gets_done() {
 
 #[test]
 #[ignore = "run by the test above, with a library that stands in for the driver's"]
-fn inside_imported_streams_are_put_in_order() {
+fn inside_imported_streams_are_ordered_with_lanes() {
     if !is_inside() {
         return;
     }
@@ -334,7 +334,7 @@ fn inside_imported_streams_are_put_in_order() {
         let error = ImportedStream::cuda(&gpus[0], Arc::clone(&streams[1])).expect_err("it is the other device's");
         assert!(!error.is_lost() && error.message().contains("context of fake (CUDA device 0)"), "{error}");
 
-        // The library is for one thread at a time.
+        // The library supports one thread at a time.
         let engine = Engine::builder().kind(EngineKind::Naive).gpu(gpus[0].clone()).build().unwrap();
         let own = engine.stream_var(ImportedStream::cuda(&gpus[0], Arc::clone(&streams[0])).unwrap());
         let waits = || number_of("fakeWaits");
@@ -345,7 +345,7 @@ fn inside_imported_streams_are_put_in_order() {
             stream.include(own, |own| assert_eq!(own.cuda().expect("it is CUDA's").cu_stream().addr(), expected))
         });
         include.unwrap().wait().unwrap();
-        // Each of the two for the other.
+        // Each of the two waits for the other.
         assert_eq!(waits() - before, 2);
         engine.wait_for_all().unwrap();
         drop((own, engine));
@@ -378,19 +378,19 @@ fn inside_memory_is_pooled() {
     assert_eq!(stream.passed().unwrap(), 0, "the word was something else's");
     let before = live();
     let more = [(); 40].map(|()| one.open(StreamRole::All).unwrap());
-    // Streams, and what is left of one page of counters: the first one's was made with the device.
+    // The streams, and the rest of one page of counters; the first counter was created with the device.
     let pages = i32::from(env::var("WANTED").unwrap() == "Counter");
     assert_eq!(live() - before, 40 + pages);
     drop((stream, more));
 
-    // All there is, in two parts; then as one, which needs both back at the driver.
+    // All of the memory, in two parts; then as one part, for which both must be returned to the driver.
     let halves = [(); 2].map(|()| DeviceVec::<u8>::new(&one, 1 << 19).unwrap());
     let error = DeviceVec::<u8>::new(&one, 1).expect_err("it is full");
     assert!(!error.is_lost() && error.code() == 2, "{error}");
     drop(halves);
     let whole = DeviceVec::<u8>::new(&one, 1 << 20).unwrap();
     thread::scope(|scope| {
-        // A thread that has never seen the driver.
+        // A thread on which the driver was not used before.
         scope.spawn(|| {
             assert_eq!(current(), -1);
             drop(whole);
@@ -402,7 +402,7 @@ fn inside_memory_is_pooled() {
     assert_eq!(live(), 0);
 }
 
-/// The calls of a stream that can fail, with a driver that has an event and memory.
+/// Checks each call of a stream that can fail, with a driver that has an event and memory.
 fn each_call(mut check: impl FnMut(&mut dyn Stream, &dyn Fn(&mut dyn Stream) -> Result<(), DeviceError>)) {
     let gpu = driver(0);
     let (from, to) = (pinned(&gpu, &[1]), DeviceVec::<u64>::new(&gpu, 1).unwrap());
@@ -414,13 +414,13 @@ fn each_call(mut check: impl FnMut(&mut dyn Stream, &dyn Fn(&mut dyn Stream) -> 
     check(&mut *stream, &|stream| copy(stream, from.address(), to.address(), 8));
     check(&mut *stream, &|stream| copy(stream, to.address(), from.address(), 8));
     check(&mut *stream, &|stream| stream.probe());
-    // A word that the device may yet write would stay with the process.
+    // The process would keep a word that the device may still write.
     pass(&mut *stream, 1);
 }
 
 #[test]
 #[ignore = "run by the test above, with a library that stands in for the driver's"]
-fn inside_refusals_pass() {
+fn inside_refused_calls_can_be_repeated() {
     if !is_inside() {
         return;
     }
@@ -431,7 +431,7 @@ fn inside_refusals_pass() {
         let error = call(stream).expect_err("it is refused");
         assert!(!error.is_lost() && error.code() == 801, "{error}");
         if calls <= 3 {
-            // The third is the mark, and has not been made yet.
+            // The third call is the mark, which was not made yet.
             stream.probe().unwrap();
             stream.probe().unwrap();
             assert_eq!(stream.passed().unwrap(), 0);
@@ -440,7 +440,7 @@ fn inside_refusals_pass() {
     });
     assert_eq!((calls, live()), (6, 0));
 
-    // Streams that are gone are not waited for.
+    // Dropped streams are not waited for.
     let gpu = CudaGpu::open(0).unwrap();
     let own = gpu.context().new_stream_with_priority(0).unwrap();
     drop([(); 3].map(|()| (Driver::open(&gpu, StreamRole::All).unwrap(), gpu.import(Arc::clone(&own)).unwrap())));
@@ -448,12 +448,12 @@ fn inside_refusals_pass() {
     assert_eq!(lock(&gpu.0.streams).len(), 2, "the last one, and the program's own once");
     drop((last, gpu, own));
 
-    // Given up on for a refusal, it has to end what it was given.
+    // A device that is given up because of a refusal must complete its commands.
     let gpu = driver(0);
     let mut stream = gpu.open(StreamRole::All).unwrap();
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
     assert_eq!(stream_waits(), 1);
-    // Another lane may have issued something after that.
+    // Another lane may have issued commands after that.
     gpu.abandon(&gpu.open(StreamRole::All).map(drop).expect_err("it is given up"));
     assert_eq!(stream_waits(), 2);
     for error in [stream.mark(1), stream.passed().map(drop), gpu.allocate(MemoryKind::Pinned, 8).map(drop)] {
@@ -466,7 +466,7 @@ fn inside_refusals_pass() {
 
 #[test]
 #[ignore = "run by the test above, with a library that stands in for the driver's"]
-fn inside_losses_stay() {
+fn inside_losses_are_permanent() {
     if !is_inside() {
         return;
     }
@@ -476,7 +476,7 @@ fn inside_losses_stay() {
     let event = other.record().unwrap();
     stream.mark(1).unwrap();
     fail(0, 700, true);
-    // Counters say nothing, and the question of events goes to the driver: in any case the probe tells.
+    // Counters show nothing, and a query of an event calls the driver. In both cases the probe finds the loss.
     stream.probe().expect_err("an illegal address");
     for stream in [&mut *stream, &mut *other] {
         for error in [
@@ -496,7 +496,7 @@ fn inside_losses_stay() {
     }
     gpu.abandon(&gpu.open(StreamRole::All).map(drop).expect_err("it is lost"));
     assert_eq!(stream_waits(), 0, "there is nothing to wait for");
-    // Nothing can be freed; nothing ends the process either.
+    // Nothing can be freed, and the process goes on.
     drop((from, to, stream, other, event, gpu));
     assert!(live() > 0, "the memory stays with the process");
 }
@@ -518,11 +518,11 @@ fn inside_captures_are_neither_invalidated_nor_a_loss() {
         let (free, new) = (DeviceVec::<u8>::new(&gpu, 5000).unwrap(), DeviceVec::<u8>::new(&gpu, 70_000).unwrap());
         let host = pinned(&gpu, &[1, 2, 3]);
         copy(&mut *stream, host.address(), free.address(), 24).unwrap();
-        // What is freed goes back to the driver, and what is made is new.
+        // Freed memory returns to the driver, and an allocation is new.
         drop((free, new));
         drop(DeviceVec::<u8>::new(&gpu, 1 << 20).unwrap());
         thread::scope(|scope| {
-            // A thread that has never seen the driver.
+            // A thread on which the driver was not used before.
             scope.spawn(|| drop(DeviceVec::<u8>::new(&gpu, 3000).unwrap()));
         });
         let other = driver(1);
@@ -541,7 +541,7 @@ fn inside_captures_are_neither_invalidated_nor_a_loss() {
 
 #[test]
 #[ignore = "run by a test above, with a library that stands in for the driver's"]
-fn inside_a_device_that_is_given_up_during_a_capture_ends_what_it_has() {
+fn inside_a_device_given_up_during_a_capture_completes_its_commands() {
     if !is_inside() {
         return;
     }
@@ -554,13 +554,13 @@ fn inside_a_device_that_is_given_up_during_a_capture_ends_what_it_has() {
     assert_eq!((stream_waits(), number_of("fakeBroken")), (2, 0));
     let recorded = stream_of(&mut *streams[2]).expect("it is one of CUDA's");
     let (mut status, mut graph) = (sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, ptr::null_mut());
-    // SAFETY: it is alive, and the library has a place to write to.
+    // SAFETY: the stream is alive, and the library has a place to write to.
     check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(recorded.cu_stream(), &raw mut status) }).unwrap();
-    // SAFETY: as above.
+    // SAFETY: the stream is alive, and the library has a place to write to.
     let ended = unsafe { sys::cuStreamEndCapture(recorded.cu_stream(), &raw mut graph) };
     assert_eq!(status, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE, "the capture was invalidated");
     check("cuStreamEndCapture", ended).unwrap();
-    // SAFETY: it was made just now.
+    // SAFETY: the graph has just been created.
     check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) }).unwrap();
     drop((recorded, streams, gpu));
     capture(0);
@@ -569,28 +569,28 @@ fn inside_a_device_that_is_given_up_during_a_capture_ends_what_it_has() {
 
 fn begin_capture(stream: &CudaStream) {
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    // SAFETY: it is alive.
+    // SAFETY: the stream is alive.
     check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.cu_stream(), mode) }).unwrap();
 }
 
-/// Has the program capture a graph on a stream of the engine's.
+/// Begins a capture of the program on a stream of the engine.
 fn capture_on(stream: &mut dyn Stream) {
     begin_capture(&stream_of(stream).expect("it is one of CUDA's"));
 }
 
 #[test]
 #[ignore = "run by a test above, with a library that stands in for the driver's"]
-fn inside_a_capture_that_is_left_open_fails_its_operation_only() {
+fn inside_an_open_capture_fails_only_its_operation() {
     if !is_inside() {
         return;
     }
     {
         let gpu = CudaGpu::open(0).unwrap();
-        // The library is for one thread at a time.
+        // The library supports one thread at a time.
         let engine = Engine::builder().kind(EngineKind::Naive).gpu(gpu.clone()).build().unwrap();
         let own =
             engine.stream_var(ImportedStream::cuda(&gpu, gpu.context().new_stream_with_priority(0).unwrap()).unwrap());
-        // The first fails by itself, the others only for what they have left.
+        // The first fails by itself, the others only because of the open capture.
         let left = "left its stream in a capture";
         for (fails, included, wanted) in
             [(true, false, "CUDA_ERROR_INVALID_VALUE"), (false, false, left), (false, true, left)]
@@ -615,7 +615,7 @@ fn inside_a_capture_that_is_left_open_fails_its_operation_only() {
             }
         }
         engine.clear_errors();
-        // An event of a stream that is captured would bring the other one into the capture.
+        // An event of a captured stream would bring the other stream into the capture.
         let fork = |stream: &mut GpuStream, own: &mut ImportedStream| {
             capture_on(stream.inner());
             let refused = stream.include(own, |_| unreachable!("it is refused")).expect_err("the stream is captured");
@@ -625,7 +625,7 @@ fn inside_a_capture_that_is_left_open_fails_its_operation_only() {
         };
         engine.op("fork").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), fork).unwrap().wait().unwrap();
         assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not captured");
-        // One that is begun on the lane's stream in there fails the operation, and the device is used on.
+        // A capture that is begun on the lane's stream inside fails the operation, and the device stays usable.
         let inside = |stream: &mut GpuStream, own: &mut ImportedStream| {
             let lane = stream.cuda().expect("it is CUDA's");
             stream.include(own, |_| begin_capture(&lane))
@@ -634,7 +634,7 @@ fn inside_a_capture_that_is_left_open_fails_its_operation_only() {
         let error = inside.unwrap().wait().expect_err("the capture is open").to_string();
         assert!(error.contains(left), "{error}");
         engine.clear_errors();
-        // Nor is one found less that begins behind an included stream.
+        // A capture that begins after an included stream is found as well.
         let late = |stream: &mut GpuStream, own: &mut ImportedStream| {
             let lane = stream.cuda().expect("it is CUDA's");
             stream.include(own, |_| ())?;
@@ -658,7 +658,7 @@ fn inside_a_capture_that_is_left_open_fails_its_operation_only() {
             .wait()
             .unwrap();
         assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not captured");
-        // A capture of the program's on its own stream is the program's.
+        // A capture on the program's own stream is the program's.
         let theirs = gpu.context().new_stream_with_priority(0).unwrap();
         let imported = engine.stream_var(ImportedStream::cuda(&gpu, Arc::clone(&theirs)).unwrap());
         begin_capture(&theirs);
@@ -687,7 +687,7 @@ fn inside_a_capture_over_several_operations_is_refused() {
     if !is_inside() {
         return;
     }
-    for case in ["nobody looks", "a function fails", "the stream is asked for its health", "by a handle that is kept"] {
+    for case in ["nobody looks", "a function fails", "the stream is probed", "by a handle that is kept"] {
         let gpu = driver(0);
         let mut stream = gpu.open(StreamRole::Compute).unwrap();
         let event = stream.record().unwrap();
@@ -701,17 +701,17 @@ fn inside_a_capture_over_several_operations_is_refused() {
         } else {
             capture_on(&mut *stream);
         }
-        // Nobody looks, so that what the next function finds may be older.
+        // Nothing is checked, so a capture that the next check finds may be older.
         assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
         if case == "a function fails" {
             stream_of(&mut *stream).expect("it is one of CUDA's");
             assert_eq!(stream.function_ended(CaptureCheck::Now).unwrap(), LeftBehind::Capture);
         }
-        if case == "the stream is asked for its health" {
+        if case == "the stream is probed" {
             assert_eq!(stream.probe().expect_err("something was captured").code(), CAPTURING);
         }
-        // It is given up at once then.
-        let calls = if case == "the stream is asked for its health" { 0 } else { 2 };
+        // The device is given up immediately.
+        let calls = if case == "the stream is probed" { 0 } else { 2 };
         for _ in 0..calls {
             for error in [stream.mark(2), stream.record().map(drop), stream.wait(&event)] {
                 let error = error.expect_err("something was captured and not done");
@@ -720,14 +720,14 @@ fn inside_a_capture_over_several_operations_is_refused() {
         }
         assert_eq!(number_of("fakeRecorded"), 0);
         let before = stream_waits();
-        // Whatever the program says of the device.
+        // Whatever the program reports about the device.
         gpu.abandon(&DeviceError::lost(999, "it cannot go on"));
         assert_eq!(stream_waits(), before + 1, "the device itself is sound");
         drop((stream, event, gpu, kept));
         assert_eq!(live(), 0);
     }
 
-    // Another lane has given up the device while this one's function captures.
+    // Another lane has given up the device while the function of this one captures.
     let gpu = driver(0);
     let mut stream = gpu.open(StreamRole::Compute).unwrap();
     capture_on(&mut *stream);
@@ -743,44 +743,44 @@ fn inside_a_capture_over_several_operations_is_refused() {
 
 #[test]
 #[ignore = "run by a test above, with a library that stands in for the driver's"]
-fn inside_errors_of_drops_fail_whom_they_belong_to() {
+fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     if !is_inside() {
         return;
     }
     let gpu = CudaGpu::open(0).unwrap();
     let mut stream = Driver::open(&gpu, StreamRole::All).unwrap();
     let drop_badly = |code| gpu.context().record_err::<()>(Err(cudarc::driver::DriverError(code)));
-    // Before a function, it is not the function's.
+    // Before a function, the error is not the function's.
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
     let own = stream_of(&mut *stream).expect("it is one of CUDA's");
     own.context().bind_to_thread().expect("what others have left is no error of this one");
     assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
-    // While it runs, it is.
+    // While the function runs, the error is the function's.
     stream_of(&mut *stream).expect("it is one of CUDA's");
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
     let error = stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed");
     assert!(!error.is_lost() && error.code() == 400, "{error}");
     stream.mark(1).unwrap();
-    // And is no reason not to look what else it has left.
+    // The error does not prevent the check for captures.
     capture_on(&mut *stream);
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
     assert_eq!(stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed").code(), 400);
     stream.mark(2).unwrap();
     assert_eq!(number_of("fakeRecorded"), 0);
-    // A function's own error stays, however often that asks for its stream.
+    // A function's own error stays, however often the function asks for its stream.
     stream_of(&mut *stream).expect("it is one of CUDA's");
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
     stream_of(&mut *stream).expect("it is one of CUDA's");
     assert_eq!(stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed").code(), 400);
-    // A loss is one for all.
+    // A loss concerns all functions.
     drop_badly(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     stream_of(&mut *stream).expect("it is one of CUDA's");
     assert!(stream.mark(3).expect_err("the device is lost").is_lost());
 }
 
-/// Each error number of the driver's that means that nothing can be done with the context any more, and those that do not.
+/// All error numbers of the driver that mean that the context is unusable, and some that do not.
 #[test]
-fn only_what_ends_a_context_is_a_loss() {
+fn only_errors_that_end_a_context_are_losses() {
     for code in [4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 806, 810, 999] {
         assert!(is_loss(code), "{code}");
     }

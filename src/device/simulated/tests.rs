@@ -1,4 +1,4 @@
-//! The simulated device on one thread, mostly with a clock that the test moves.
+//! The simulated device on one thread, mostly with a manual clock.
 
 use std::sync::{Arc, Mutex, mpsc};
 
@@ -9,7 +9,7 @@ fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
-/// A device without latency, whose copies take a millisecond per 1000 bytes, with a clock that the test moves.
+/// Returns a builder of a device with a manual clock and no latency, whose copies take a millisecond per 1,000 bytes.
 fn builder() -> SimulatedGpuBuilder {
     SimulatedGpu::builder()
         .copy_in_bandwidth(1_000_000)
@@ -36,7 +36,7 @@ fn on_device(gpu: &SimulatedGpu, len: usize) -> DeviceVec<u32> {
 }
 
 fn copy(stream: &mut dyn Stream, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
-    // SAFETY: the tests keep both vectors until they have seen what the copy has done, or that it never will.
+    // SAFETY: the tests keep both vectors until the copy is done, or can never be done.
     unsafe { stream.copy(from, to, bytes) }
 }
 
@@ -49,7 +49,7 @@ fn launch<A: KernelArgs>(
     SimulatedStream::new(stream).expect("it is one").launch(time, args, f)
 }
 
-/// What is on the device, by a copy on a stream of its own, after everything else is done.
+/// Returns the values on the device, by a copy on a stream of its own, after all other commands are done.
 fn read_back(gpu: &SimulatedGpu, vec: &DeviceVec<u32>) -> Vec<u32> {
     let (mut stream, target) = (open(gpu, StreamRole::CopyOut), pinned(gpu, &vec![0; vec.len()]));
     finish(gpu, &mut *stream);
@@ -58,7 +58,7 @@ fn read_back(gpu: &SimulatedGpu, vec: &DeviceVec<u32>) -> Vec<u32> {
     target.to_vec()
 }
 
-/// Lets the device do all there is; one that picks at random leaves things for later polls.
+/// Polls until the device has nothing to do. A device that picks at random leaves commands for later polls.
 fn finish(gpu: &SimulatedGpu, stream: &mut dyn Stream) {
     for _ in 0..1_000 {
         gpu.advance(ms(1_000));
@@ -71,7 +71,7 @@ fn finish(gpu: &SimulatedGpu, stream: &mut dyn Stream) {
 }
 
 #[test]
-fn a_copy_in_a_kernel_and_a_copy_out_give_the_result_at_the_end_of_their_times() {
+fn copies_and_a_kernel_have_their_results_at_the_end_of_their_times() {
     let gpu = builder().build();
     let mut stream = open(&gpu, StreamRole::All);
     let (from, to) = (pinned(&gpu, &[1, 2, 3, 4]), pinned(&gpu, &[0; 4]));
@@ -89,7 +89,7 @@ fn a_copy_in_a_kernel_and_a_copy_out_give_the_result_at_the_end_of_their_times()
 }
 
 #[test]
-fn a_new_device_has_done_nothing_and_one_that_nobody_polls_does_nothing() {
+fn a_device_that_is_not_polled_does_nothing() {
     let gpu = builder().build();
     let (mut stream, values) = (open(&gpu, StreamRole::Compute), on_device(&gpu, 1));
     launch(&mut *stream, ms(1), &values, |_| panic!("nobody has polled")).unwrap();
@@ -99,13 +99,13 @@ fn a_new_device_has_done_nothing_and_one_that_nobody_polls_does_nothing() {
 }
 
 #[test]
-fn a_stream_waits_for_the_event_of_another_one_and_the_host_does_not() {
+fn a_stream_waits_for_the_event_of_another_one_without_the_host() {
     let gpu = builder().build();
     let (mut copies, mut kernels) = (open(&gpu, StreamRole::CopyIn), open(&gpu, StreamRole::Compute));
     let (from, mut values) = (pinned(&gpu, &[5; 1000]), on_device(&gpu, 1000));
     copy(&mut *copies, from.address(), values.address(), 4000).unwrap();
     let event = copies.record().unwrap();
-    // What comes after the event is not waited for.
+    // Commands behind the event are not waited for.
     copies.mark(1).unwrap();
     kernels.wait(&event).unwrap();
     launch(&mut *kernels, ms(2), &mut values, |values| values.iter_mut().for_each(|value| *value += 1)).unwrap();
@@ -122,7 +122,7 @@ fn a_stream_waits_for_the_event_of_another_one_and_the_host_does_not() {
 }
 
 #[test]
-fn an_event_that_happened_long_ago_holds_nothing_up() {
+fn an_old_event_delays_nothing() {
     let gpu = builder().build();
     let (mut one, mut other) = (open(&gpu, StreamRole::CopyIn), open(&gpu, StreamRole::Compute));
     let event = one.record().unwrap();
@@ -185,7 +185,7 @@ fn urgent_kernels_start_before_others_that_were_issued_earlier() {
         move |()| lock(&order).push(number)
     };
     launch(&mut *slow, ms(1), (), kernel(0)).unwrap();
-    // It begins before the others come.
+    // It begins before the others are issued.
     slow.probe().unwrap();
     launch(&mut *slow, ms(1), (), kernel(1)).unwrap();
     launch(&mut *fast, ms(1), (), kernel(2)).unwrap();
@@ -211,7 +211,8 @@ fn latency_delays_the_start_and_keeps_no_engine_busy() {
     assert_eq!((usage.first_start, usage.last_end), (Some(ms(3)), Some(ms(5))));
 }
 
-/// Two streams, and a wait between them or none: what a kernel that doubles gives of what a copy brings.
+/// Copies values on one stream and doubles them on another one, which waits for the copy or does not. Returns the
+/// result.
 fn copy_and_double(seed: u64, wait: bool) -> Vec<u32> {
     let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(seed).build();
     let (mut copies, mut kernels) = (open(&gpu, StreamRole::CopyIn), open(&gpu, StreamRole::Compute));
@@ -234,7 +235,7 @@ fn copy_and_double(seed: u64, wait: bool) -> Vec<u32> {
 }
 
 #[test]
-fn a_seed_shows_a_wait_that_is_missing_and_none_that_is_there() {
+fn a_seed_shows_only_missing_waits() {
     let wrong = (0..40).filter(|&seed| copy_and_double(seed, false) != [8, 10]).count();
     assert!((5..40).contains(&wrong), "{wrong} of 40 seeds let the kernel run too early");
     for seed in 0..40 {
@@ -244,7 +245,7 @@ fn a_seed_shows_a_wait_that_is_missing_and_none_that_is_there() {
 }
 
 #[test]
-fn with_a_seed_a_poll_may_leave_something_for_the_next_one() {
+fn with_a_seed_a_poll_may_leave_commands_for_the_next_one() {
     let left = (0..40).filter(|&seed| {
         let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(seed).build();
         let mut stream = open(&gpu, StreamRole::All);
@@ -260,13 +261,13 @@ fn with_a_seed_a_poll_may_leave_something_for_the_next_one() {
     assert!((5..36).contains(&left), "{left} of 40 seeds leave something");
 }
 
-/// The error of a call, which must be a loss with this number.
+/// Asserts that a call has returned a loss with this number.
 fn loss<T: fmt::Debug>(result: Result<T, DeviceError>, code: i32) {
     let error = result.expect_err("the device is lost");
     assert!(error.is_lost() && error.code() == code, "{error:?}");
 }
 
-/// That every call of `stream` and of the device gives the loss with this number.
+/// Asserts that every call on `stream` and on the device returns the loss with this number.
 fn is_lost(gpu: &SimulatedGpu, stream: &mut dyn Stream, event: &Event, code: i32) {
     for _ in 0..2 {
         loss(stream.passed(), code);
@@ -282,7 +283,7 @@ fn is_lost(gpu: &SimulatedGpu, stream: &mut dyn Stream, event: &Event, code: i32
 }
 
 #[test]
-fn a_device_taken_away_drops_what_it_has_not_done_and_stays_lost() {
+fn a_lost_device_drops_its_commands_and_stays_lost() {
     let gpu = builder().build();
     let mut streams = [StreamRole::CopyIn, StreamRole::Compute].map(|role| open(&gpu, role));
     let event = streams[0].record().unwrap();
@@ -302,7 +303,7 @@ fn a_device_taken_away_drops_what_it_has_not_done_and_stays_lost() {
 }
 
 #[test]
-fn the_command_told_to_fail_loses_the_device_when_its_time_has_come() {
+fn a_command_that_was_made_to_fail_loses_the_device_at_its_time() {
     let gpu = builder().build();
     let mut stream = open(&gpu, StreamRole::All);
     let ran = Arc::new(Mutex::new(Vec::new()));
@@ -337,7 +338,7 @@ fn a_kernel_that_panics_loses_the_device_and_nothing_else() {
 }
 
 #[test]
-fn a_kernel_whose_drop_panics_is_dropped_all_the_same() {
+fn the_drop_of_a_kernel_may_panic() {
     struct Bomb;
     impl Drop for Bomb {
         fn drop(&mut self) {
@@ -388,7 +389,7 @@ fn a_refused_call_has_no_effect_and_the_next_one_is_done() {
 }
 
 #[test]
-fn a_device_that_stands_still_does_nothing_until_it_goes_on() {
+fn a_stalled_device_does_nothing_until_it_resumes() {
     let gpu = builder().build();
     let mut stream = open(&gpu, StreamRole::Compute);
     gpu.stall();
@@ -408,7 +409,7 @@ fn a_device_that_stands_still_does_nothing_until_it_goes_on() {
 }
 
 #[test]
-fn memory_is_limited_and_what_is_free_in_the_pool_counts_as_room() {
+fn memory_is_limited_and_free_blocks_count_as_room() {
     let gpu = builder().memory(4096).build();
     let all = on_device(&gpu, 1024);
     let driver: Arc<dyn Driver> = Arc::new(gpu.clone());
@@ -416,7 +417,7 @@ fn memory_is_limited_and_what_is_free_in_the_pool_counts_as_room() {
     assert!(!error.is_lost() && error.code() == 2, "{error:?}");
     assert_eq!(pinned(&gpu, &[1; 2000]).len(), 2000, "pinned memory is the host's");
     drop(all);
-    // Not of the block's class: the block has to go.
+    // They have another size class than the free block, which must be released.
     let less: Vec<_> = (0..8).map(|_| on_device(&gpu, 128)).collect();
     let counts = gpu.counts();
     drop(less);
@@ -452,7 +453,7 @@ fn vectors_without_bytes_need_no_memory_and_too_large_ones_are_refused() {
 }
 
 #[test]
-fn pinned_memory_is_zero_also_when_it_was_used_before_and_device_memory_is_not() {
+fn pinned_memory_starts_as_zeros_and_device_memory_does_not() {
     let gpu = builder().build();
     drop(pinned(&gpu, &[7; 100]));
     let driver: Arc<dyn Driver> = Arc::new(gpu.clone());
@@ -482,7 +483,7 @@ fn kernels_get_up_to_six_vectors_as_they_were_declared() {
 }
 
 #[test]
-fn a_kernel_is_refused_what_is_in_another_devices_memory() {
+fn a_kernel_with_memory_of_another_device_is_refused() {
     let (gpu, other) = (builder().build(), builder().build());
     let values = on_device(&other, 1);
     let mut stream = open(&gpu, StreamRole::All);
@@ -497,7 +498,7 @@ fn devices_copy_from_each_other_and_wait_for_each_other() {
     let (from, mut there) = (pinned(&one, &[3; 500]), on_device(&one, 500));
     let here = on_device(&two, 500);
     let (mut giving, mut taking) = (open(&one, StreamRole::All), open(&two, StreamRole::All));
-    // The clock of one is ahead of the other's.
+    // The clock of one device is ahead of the other's.
     one.advance(ms(5_000));
     copy(&mut *giving, from.address(), there.address(), 2000).unwrap();
     launch(&mut *giving, ms(1), &mut there, |there| there.fill(4)).unwrap();
@@ -518,7 +519,7 @@ fn devices_copy_from_each_other_and_wait_for_each_other() {
 }
 
 #[test]
-fn nobody_waits_for_a_device_that_was_lost() {
+fn waits_for_events_of_a_lost_device_end() {
     let (gpu, other) = (builder().build(), builder().build());
     let mut stream = open(&gpu, StreamRole::All);
     launch(&mut *stream, ms(1), (), |()| ()).unwrap();
@@ -532,7 +533,7 @@ fn nobody_waits_for_a_device_that_was_lost() {
 }
 
 #[test]
-fn what_a_stream_was_given_before_its_drop_is_done_and_its_place_used_again() {
+fn commands_of_a_dropped_stream_are_done_and_its_index_is_reused() {
     let gpu = builder().build();
     let mut values = on_device(&gpu, 1);
     let mut stream = open(&gpu, StreamRole::Compute);
@@ -547,7 +548,7 @@ fn what_a_stream_was_given_before_its_drop_is_done_and_its_place_used_again() {
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
-fn a_loss_is_told_when_no_kernel_runs_any_more() {
+fn a_loss_is_returned_when_no_kernel_runs_any_more() {
     type Call = fn(&SimulatedGpu, &mut dyn Stream) -> Result<(), DeviceError>;
     let calls: [Call; 5] = [
         |_, stream| stream.passed().map(drop),
@@ -595,7 +596,7 @@ fn a_loss_is_told_when_no_kernel_runs_any_more() {
 }
 
 #[test]
-fn other_streams_get_on_while_a_kernel_runs() {
+fn other_streams_continue_while_a_kernel_runs() {
     let gpu = SimulatedGpu::builder().clock(Clock::Instantly).build();
     let (mut stream, mut other) = (open(&gpu, StreamRole::Compute), open(&gpu, StreamRole::CopyIn));
     let (started, has_started) = mpsc::channel();
@@ -617,7 +618,7 @@ fn other_streams_get_on_while_a_kernel_runs() {
 }
 
 #[test]
-fn with_the_machines_clock_a_command_takes_its_time() {
+fn with_the_real_clock_a_command_takes_its_time() {
     let gpu = SimulatedGpu::builder().launch_latency(ms(1)).build();
     let mut stream = open(&gpu, StreamRole::Compute);
     let before = std::time::Instant::now();
