@@ -31,7 +31,7 @@
 //!   order of all pushes that every variable agrees with, and it respects each thread's own order and real time. No set
 //!   of pushes can deadlock. The algorithm of a push is lock-free; the [guide](guide::promises) says what is
 //!   not covered.
-//! * What an operation wrote is visible to every operation that comes after it by a variable, and to whoever waited for it.
+//! * The writes of an operation are visible to every operation behind it on a variable, and after a wait for it.
 //! * An operation that fails, by an error, a panic or a lost [`Completion`], makes the variables it mutates *failed*;
 //!   operations that name a failed variable are skipped and pass the same [`OpError`] on, until [`Engine::clear_error`] or
 //!   an operation that overwrites it. Every wait for such a variable returns the error.
@@ -40,10 +40,10 @@
 //! # Levels
 //!
 //! [`Var`]s give operations references to values, checked by the compiler. [`Token`]s order operations over things outside
-//! the engine. Both may be mixed in one operation, and [`cx()`] among an operation's accesses gives it its
-//! [`OpContext`]. [`OpBuilder`] has a table of the calls that push. [`Operator`]s are operations made once and pushed often. [`OpBuilder::on`] and
-//! [`OpBuilder::launch`] are for operations of GPUs, over [`DeviceVec`] and [`PinnedVec`]; the guide has a
-//! [chapter](guide::gpus) on them.
+//! the engine. Both may be mixed in one operation. [`cx()`] among the accesses declares that the function gets its
+//! [`OpContext`]. [`OpBuilder`] has a table of the calls that push. [`Operator`]s are created once and pushed often.
+//! [`OpBuilder::on`] and [`OpBuilder::launch`] are for operations of GPUs, over [`DeviceVec`] and [`PinnedVec`]; the
+//! guide has a [chapter](guide::gpus) on them.
 
 mod api;
 mod device;
@@ -72,7 +72,7 @@ pub use api::{
     token::Token,
     var::{Read, Var, Write},
 };
-/// The crate that [`CudaGpu`] is made of, in the version that it takes.
+/// The crate on which [`CudaGpu`] is built, in the version that it uses.
 ///
 /// It is a 0.x crate: a change of its minor version can break programs that use it by this name, so such a change is a breaking
 /// change of this crate as well. A program that wants another version must depend on it by itself.

@@ -112,10 +112,10 @@ pub(crate) mod sealed {
 #[doc(hidden)]
 pub struct Captured<T>(NonNull<VarCell>, PhantomData<fn(T) -> T>);
 
-// SAFETY: the pointer is only used by the operation, under the tracker's order; `Var::read` demands `T: Sync` and every
-// variable `T: Send`.
+// SAFETY: only the operation uses the pointer, in the order of the tracker. `Var::read` demands `T: Sync`, and every
+// variable demands `T: Send`.
 unsafe impl<T> Send for Captured<T> {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl<T> Sync for Captured<T> {}
 
 impl<T> sealed::Sealed for Read<'_, T> {}
@@ -134,10 +134,10 @@ impl<T: Send + Sync + 'static> Accesses for Read<'_, T> {
     }
 
     unsafe fn refs<'a>(captured: &Captured<T>, _: &'a OpContext<'a>) -> &'a T {
-        // SAFETY: (1): the operation holds the variable for reading, so nobody mutates the value; it is the value's
-        // type, and what drops the value comes after this operation in the variable's order.
+        // SAFETY: (1): the operation holds the variable for reading, so nothing mutates the value meanwhile. The type
+        // is that of the value, whose drop follows this operation in the queue.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
-        // SAFETY: as above.
+        // SAFETY: (1), as in the line before.
         unsafe { &*value }
     }
 }
@@ -158,10 +158,10 @@ impl<T: Send + 'static> Accesses for Write<'_, T> {
     }
 
     unsafe fn refs<'a>(captured: &Captured<T>, _: &'a OpContext<'a>) -> &'a mut T {
-        // SAFETY: (1): the operation holds the variable for writing, so nobody else uses the value; (2): nor does this
-        // operation a second time.
+        // SAFETY: (1): the operation holds the variable for writing, so no other operation uses the value; (2): this
+        // operation uses it once.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
-        // SAFETY: as above.
+        // SAFETY: (1) and (2), as in the line before.
         unsafe { &mut *value }
     }
 }

@@ -57,7 +57,7 @@ impl fmt::Debug for Completion {
 }
 
 impl Completion {
-    /// The token of `op`, whose function has been called.
+    /// Creates the completion of `op`, whose function is about to be called.
     pub(crate) fn new(op: OpRef<Task>, core: Arc<Core>) -> Self {
         Self { of: Some((op, core)), gate: None }
     }
@@ -109,8 +109,8 @@ impl Drop for Completion {
             return;
         }
         if let Some(gate) = self.gate.take() {
-            // Not left with the frame: a wait inside the function would resolve it there, while the function still has
-            // its references. Behind the gate, a panic of the function replaces this cause.
+            // The frame does not keep it: a wait inside the function would resolve it there, while the function still
+            // has its references. Behind the gate, a panic of the function replaces this cause.
             resolve(Some(gate), op, core, Err(Cause::LostCompletion));
         } else if let Some(op) = frame::leave_lost(op) {
             // If a panic of the operation's own function drops the completion, the panic is the failure.

@@ -137,7 +137,7 @@ impl fmt::Debug for Engine {
 impl Clone for Engine {
     fn clone(&self) -> Self {
         if self.counted {
-            // Relaxed: the handle at hand keeps the count above zero.
+            // Relaxed: this handle keeps the count above zero.
             self.core.handles.fetch_add(1, Relaxed);
         }
         Self { core: Arc::clone(&self.core), counted: self.counted }
@@ -149,7 +149,7 @@ impl Drop for Engine {
         if self.core.is_forked() {
             return;
         }
-        // AcqRel: what was done through the other handles comes before the shutdown.
+        // AcqRel: the uses of all other handles come before the shutdown.
         if self.counted && self.core.handles.fetch_sub(1, AcqRel) == 1 {
             self.core.begin_shutdown(false);
             self.core.finish_by_drop();
@@ -162,7 +162,7 @@ impl Engine {
         Self { core, counted: true }
     }
 
-    /// A handle that does not keep the engine open.
+    /// Creates a handle that does not keep the engine open.
     pub(crate) fn uncounted(core: Arc<Core>) -> Self {
         Self { core, counted: false }
     }

@@ -32,7 +32,7 @@ use crate::{
     values::{device::Device, name::Name, property::Property},
 };
 
-/// Runs the function of a device's operation, which always has a stream.
+/// Calls the function of a device's operation with its stream.
 fn with_stream<R>(call: &Call<'_>, f: impl FnOnce(&mut GpuStream) -> Result<R, Cause>) -> Result<R, Cause> {
     match call.take_stream() {
         Some(stream) => f(stream).map_err(Cause::of_device),
@@ -68,7 +68,7 @@ impl Engine {
 /// what is both read and mutated counts as mutated. Only typed accesses of one operation may not name a variable twice
 /// if one of them mutates it, since that would alias a `&mut`.
 ///
-/// # Verbs
+/// # Calls that push
 ///
 /// | the function | returns nothing | may fail | returns a value | returns a value or fails |
 /// |---|---|---|---|---|
@@ -79,7 +79,7 @@ impl Engine {
 /// | the same, on a device | [`launch_operator`](Self::launch_operator) | [`try_launch_operator`](Self::try_launch_operator) | | |
 /// | the same, by a completion | [`operator_async`](Self::operator_async) | [`try_operator_async`](Self::try_operator_async) | | |
 ///
-/// A function that may fail returns `Result<_, BoxError>`, so that `?` takes any error. Only these verbs turn an `Err`
+/// A function that may fail returns `Result<_, BoxError>`, so that `?` takes any error. Only these calls turn an `Err`
 /// into a failure of the operation; [`submit`](Self::submit) returns it as a value like any other.
 ///
 /// The builder borrows the variables that are declared on it:
@@ -126,7 +126,7 @@ impl<'e> OpBuilder<'e> {
     /// # }
     /// ```
     pub fn priority(mut self, priority: i32) -> Self {
-        // A clean-up has the highest one.
+        // A clean-up keeps the highest priority.
         if self.spec.flags & flag::KEPT == 0 {
             self.spec.priority = priority;
         }
@@ -273,7 +273,7 @@ impl<'e> OpBuilder<'e> {
 
     #[inline]
     fn declare<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>, mode: Mode) -> Self {
-        // Not `extend`: these are few, and what that prepares for many costs more than they do.
+        // Not `extend`: there are few variables, and its preparation for many costs more than they do.
         for variable in variables {
             self.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: Refs::None });
         }
@@ -787,7 +787,7 @@ impl<'e> OpBuilder<'e> {
         self.into_operator(&accesses, 0, Function::Sync(Box::new(f)))
     }
 
-    /// Makes an operator of a device whose function returns nothing, to be pushed often. See [`launch`](Self::launch).
+    /// Creates an operator of a device whose function returns nothing. See [`launch`](Self::launch).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -816,9 +816,9 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Makes an operator of a device whose function may fail, to be pushed often: in each run, an `Err` fails every
-    /// variable that the operation mutates, and later operations that name one of these are skipped with the same
-    /// error. See [`try_launch`](Self::try_launch).
+    /// Creates an operator of a device whose function may fail. In each run, an `Err` fails every variable that the
+    /// operation mutates, and later operations that name one of these are skipped with the same error. See
+    /// [`try_launch`](Self::try_launch).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -959,7 +959,7 @@ impl<'e> OpBuilder<'e> {
         Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority))
     }
 
-    // These take the builder by reference, since to move it would copy it once more.
+    // These take the builder by reference, because a move would copy it once more.
 
     fn enqueue_returning<F, R>(
         &mut self,
@@ -998,7 +998,7 @@ impl<'e> OpBuilder<'e> {
         if self.property == Property::Normal && self.device == Device::Cpu { Ok(()) } else { self.route() }
     }
 
-    /// Notes what the operation's property and device mean.
+    /// Decides the lane and the flags by the operation's property and device.
     #[cold]
     fn route(&mut self) -> Result<(), PushError> {
         let core = self.core;

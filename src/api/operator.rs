@@ -16,7 +16,7 @@ use crate::{
 
 type OwnFunction = dyn Fn(&Call<'_>) -> Result<(), Cause> + Send + Sync;
 
-/// An operator's function.
+/// The function of an operator.
 pub(crate) enum Function {
     Sync(Box<OwnFunction>),
     Async(Box<OwnFunction>),
@@ -32,10 +32,9 @@ struct Inner {
     fixed_priority: bool,
 }
 
-// SAFETY: the pointers in `entries` are to cells that the tokens of the `Owner` keep, which are shared between threads
-// anyway.
+// SAFETY: the pointers in `entries` are to cells that the tokens of the `Owner` keep. Threads share those anyway.
 unsafe impl Send for Inner {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Inner {}
 
 /// The state that the handles of an operator share. Runs over variables are not counted: an operation behind them in
@@ -47,14 +46,14 @@ struct Owner {
     tokens: Box<[Token]>,
 }
 
-// SAFETY: what it points to is shared between threads as `Inner` is, and dropped once.
+// SAFETY: threads share an `Inner`, and it is dropped once.
 unsafe impl Send for Owner {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Owner {}
 
 impl Owner {
     fn get(&self) -> &Inner {
-        // SAFETY: nobody drops it before this owner.
+        // SAFETY: it is dropped only after this owner.
         unsafe { self.inner.as_ref() }
     }
 }
@@ -67,7 +66,8 @@ unsafe impl Send for Remains {}
 
 impl Drop for Remains {
     fn drop(&mut self) {
-        // SAFETY: it came from a box, its owner is gone, and so are the runs, as those who make one see to.
+        // SAFETY: it came from a box. Its owner is gone, and all runs are complete, as the constructors of this type
+        // ensure.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -80,36 +80,36 @@ impl Drop for Owner {
         }
         let remains = Remains(self.inner);
         let Some(&entry) = self.get().entries.first() else {
-            // Runs without variables have counted themselves among the owners.
+            // Runs without variables count as owners, so none is left.
             return drop(remains);
         };
         let spec = Spec::internal("delete_operator", i32::MAX, flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED);
-        // Every run names the variable, so all of them are over when this one's turn has come.
+        // Every run names the variable, so all of them are complete when this operation runs.
         let entry = Entry { mode: Mode::Await, refs: Refs::None, ..entry };
         let core = Arc::clone(&self.get().core);
         let delete = move |_: &Call<'_>| {
             frame::without_waits(NoWait::InDeletion, || drop(remains));
             Ok(())
         };
-        // The tokens go after this, and not with the rest: whoever waits for all then waits for what comes of it.
+        // The tokens are dropped after this: a wait for all then covers what their drops push.
         let pushed = core.push_sorted(&spec, spec.priority, Location::caller(), &[entry], FnJob::new(delete));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 }
 
-/// How a run refers to its operator: by a pointer if it has variables, and else by a count.
+/// How a run refers to its operator: by a pointer if it has variables, otherwise by a count.
 enum Own {
     NoWait(NonNull<Inner>),
     Counted(Arc<Owner>),
 }
 
-// SAFETY: an `Inner` is shared between threads; the pointer is valid as `get` says.
+// SAFETY: threads share an `Inner`; `get` says why the pointer is valid.
 unsafe impl Send for Own {}
 
 impl Own {
     fn get(&self) -> &Inner {
         match self {
-            // SAFETY: a run over variables is over before the operation that drops the operator.
+            // SAFETY: a run over variables is complete before the operation that drops the operator.
             Self::NoWait(inner) => unsafe { inner.as_ref() },
             Self::Counted(owner) => owner.get(),
         }
@@ -156,7 +156,8 @@ impl fmt::Debug for Operator {
 }
 
 impl Operator {
-    /// `entries` are sorted, distinct, and of variables of `core` that the caller has handles of.
+    /// Creates the handle. `entries` must be sorted, distinct, and of variables of `core` of which the caller has
+    /// handles.
     pub(crate) fn new(
         core: Arc<Core>,
         spec: Spec,
@@ -166,7 +167,7 @@ impl Operator {
     ) -> Self {
         let tokens = entries
             .iter()
-            // SAFETY: see above.
+            // SAFETY: the caller has a handle of each variable.
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
         let inner = Box::new(Inner { core, spec, entries, function, fixed_priority });
@@ -235,7 +236,7 @@ impl Operator {
                 self.enqueue(priority, location, FnJob::new(move |call: &Call<'_>| own.call(call)))
             }
             Function::Async(_) => {
-                // The function may go on when its completion has ended the operation.
+                // The function may go on after its completion has ended the operation.
                 let own = Own::Counted(Arc::clone(&self.0));
                 self.enqueue(priority, location, FnJob::new(move |call: &Call<'_>| own.call(call)))
             }

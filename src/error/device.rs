@@ -1,10 +1,10 @@
-//! Why a device did not do what it was asked.
+//! The errors of devices.
 
 use std::{error::Error, fmt, sync::Arc};
 
 use super::BoxError;
 
-/// CUDA's number for calls that a stream does not take while it is captured into a graph.
+/// CUDA's number for calls that are refused while their stream is captured into a graph.
 pub(crate) const CAPTURING: i32 = 900;
 
 #[derive(Debug)]
@@ -14,33 +14,45 @@ struct Details {
     lost: bool,
 }
 
-/// Why a device did not do what it was asked. It is cheap to clone.
+/// Why a device refused or failed a command. Cheap to clone.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Device, Engine, SimulatedGpu};
+///
+/// let gpu = SimulatedGpu::builder().memory(1024).build();
+/// let engine = Engine::builder().workers(1).gpu(gpu).build()?;
+/// let error = engine.device_var::<u8>(Device::Gpu(0), 4096).map(drop).unwrap_err();
+/// assert_eq!((error.code(), error.is_lost()), (2, false)); // CUDA_ERROR_OUT_OF_MEMORY
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct DeviceError(Arc<Details>);
 
 impl DeviceError {
-    /// The device is all right; the call had no effect.
+    /// Creates the error of a call that had no effect. The device is sound.
     pub(crate) fn refused(code: i32, message: impl Into<String>) -> Self {
         Self(Arc::new(Details { code, message: message.into(), lost: false }))
     }
 
-    /// Nothing can be done with the device any more.
+    /// Creates the error of a device that is lost.
     pub(crate) fn lost(code: i32, message: impl Into<String>) -> Self {
         Self(Arc::new(Details { code, message: message.into(), lost: true }))
     }
 
-    /// Whether there is no room: on the device, or for the operating system to pin memory (304). The simulated device
-    /// has CUDA's number for that.
+    /// Returns whether there is no room: on the device, or for the operating system to pin memory (304). The simulated
+    /// device uses CUDA's number.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         !self.is_lost() && matches!(self.code(), 2 | 304)
     }
 
-    /// The same, of a device that is given up for it.
+    /// Returns the same error, as that of a device which is given up because of it.
     pub(crate) fn into_loss(self) -> Self {
         if self.is_lost() { self } else { Self::lost(self.code(), self.message()) }
     }
 
-    /// The error of a device that `error` is, or a driver's that stands for one; else `error` itself.
+    /// Converts a device's error, or a driver's that stands for one. Returns any other error unchanged.
     pub(crate) fn found_in(error: BoxError) -> Result<Self, BoxError> {
         #[cfg(feature = "cuda")]
         let error = match error.downcast::<cudarc::driver::DriverError>() {
@@ -50,21 +62,21 @@ impl DeviceError {
         error.downcast().map(|error| *error)
     }
 
-    /// The driver's number for it: a `CUresult`, whose numbers the [simulated device](crate::simulated) uses as well.
-    /// Negative where the driver was not reached or has none.
+    /// Returns the driver's error number: a `CUresult`, whose numbers the [simulated device](crate::simulated) uses as
+    /// well. It is negative if the driver was not reached or has no number.
     #[must_use]
     pub fn code(&self) -> i32 {
         self.0.code
     }
 
-    /// What went wrong, in words.
+    /// Returns what went wrong, in words.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// Whether the whole device is lost to this process, and not only this call: a command has touched memory that is
-    /// not its own, a kernel failed, the hardware is gone. Every later call gives the same error.
+    /// Returns whether the whole device is lost to this process, and not only this call: a command has accessed
+    /// foreign memory, a kernel failed, or the hardware is gone. Every later call returns the same error.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.0.lost

@@ -303,7 +303,7 @@ fn inside_all_commands_are_executed() {
         for seq in [3, 4] {
             second.mark(seq).unwrap();
         }
-        assert_eq!((first.passed().unwrap(), second.passed().unwrap()), (0, 0), "nobody has asked the driver yet");
+        assert_eq!((first.passed().unwrap(), second.passed().unwrap()), (0, 0), "the driver was not queried yet");
         pass(&mut *first, 7);
         pass(&mut *second, 4);
         assert_eq!(*to, [1, 2, 3]);
@@ -671,7 +671,7 @@ fn inside_an_open_capture_fails_only_its_operation() {
             if captured {
                 let error = included.expect_err("the stream is captured").to_string();
                 assert!(error.contains("before an operation includes it"), "{error}");
-                theirs.end_capture(sys::CUgraphInstantiate_flags(0)).map(drop).expect("nobody has ended it");
+                theirs.end_capture(sys::CUgraphInstantiate_flags(0)).map(drop).expect("it has not ended");
                 engine.clear_errors();
             } else {
                 included.expect("the capture is over");
@@ -687,7 +687,7 @@ fn inside_a_capture_over_several_operations_is_refused() {
     if !is_inside() {
         return;
     }
-    for case in ["nobody looks", "a function fails", "the stream is probed", "by a handle that is kept"] {
+    for case in ["nothing is checked", "a function fails", "the stream is probed", "by a handle that is kept"] {
         let gpu = driver(0);
         let mut stream = gpu.open(StreamRole::Compute).unwrap();
         let event = stream.record().unwrap();
@@ -736,7 +736,7 @@ fn inside_a_capture_over_several_operations_is_refused() {
     assert_eq!(stream_waits(), before, "it would be refused");
     assert_eq!(stream.function_ended(CaptureCheck::Now).unwrap(), LeftBehind::Capture);
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
-    assert_eq!(stream_waits(), before + 1, "whoever has issued something waits for it");
+    assert_eq!(stream_waits(), before + 1, "a lane waits for what it has issued");
     drop((stream, gpu));
     assert_eq!(live(), 0);
 }

@@ -92,7 +92,7 @@ fn copies_and_a_kernel_have_their_results_at_the_end_of_their_times() {
 fn a_device_that_is_not_polled_does_nothing() {
     let gpu = builder().build();
     let (mut stream, values) = (open(&gpu, StreamRole::Compute), on_device(&gpu, 1));
-    launch(&mut *stream, ms(1), &values, |_| panic!("nobody has polled")).unwrap();
+    launch(&mut *stream, ms(1), &values, |_| panic!("the device was not polled")).unwrap();
     gpu.advance(ms(10));
     assert_eq!(gpu.counts(), Counts { launches: 1, allocations: 1, ..Counts::default() });
     assert_eq!(gpu.usage(), Usage { compute: vec![EngineUsage::default()], ..Usage::default() });
@@ -508,7 +508,7 @@ fn devices_copy_from_each_other_and_wait_for_each_other() {
     taking.mark(1).unwrap();
     two.advance(ms(100));
     one.advance(ms(1_000));
-    assert_eq!(taking.passed().unwrap(), 0, "nobody has polled the other device");
+    assert_eq!(taking.passed().unwrap(), 0, "the other device was not polled");
     giving.passed().unwrap();
     two.advance(ms(2));
     taking.passed().unwrap();
@@ -578,11 +578,11 @@ fn a_loss_is_returned_when_no_kernel_runs_any_more() {
             scope.spawn(|| loss(stream.passed(), 999));
             has_started.recv_timeout(PATIENCE).expect("the kernel runs");
             gpu.lose();
-            let (told, is_told) = mpsc::channel();
+            let (sender, receiver) = mpsc::channel();
             let (gpu, ended) = (&gpu, &ended);
             scope.spawn(move || {
                 loss(call(gpu, &mut *other), 999);
-                told.send(*lock(ended)).unwrap();
+                sender.send(*lock(ended)).unwrap();
             });
             let deadline = std::time::Instant::now() + PATIENCE;
             while lock(&gpu.0.state).waiters == 0 {
@@ -590,7 +590,7 @@ fn a_loss_is_returned_when_no_kernel_runs_any_more() {
                 std::thread::yield_now();
             }
             go.send(()).unwrap();
-            assert_eq!(is_told.recv_timeout(PATIENCE), Ok(true), "the kernel had not ended");
+            assert_eq!(receiver.recv_timeout(PATIENCE), Ok(true), "the kernel had not ended");
         });
     }
 }

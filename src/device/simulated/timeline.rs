@@ -522,7 +522,7 @@ pub(super) fn work<'m>(
         let bytes = if let Work::Copy { bytes, .. } = work { bytes as u64 } else { 0 };
         let done = if fails {
             drop(work);
-            Err(DeviceError::lost(700, "a command touched memory that is not its own (it was told to fail)"))
+            Err(DeviceError::lost(700, "a command accessed foreign memory (it was made to fail)"))
         } else {
             work.execute()
         };
