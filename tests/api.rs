@@ -1,5 +1,5 @@
-//! The edges of the public interface: the context as a parameter, handles that do not keep an engine open, typed asynchronous
-//! operations, and handles of variables.
+//! The edges of the public interface: the context as a parameter, handles that do not keep an engine open, typed
+//! asynchronous operations, and handles of variables.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -65,7 +65,8 @@ fn a_downgraded_handle_does_not_keep_the_engine_open() {
     }
 }
 
-/// The completion is used while the function still has its reference: nothing else may have the value until it returns.
+/// The completion is used while the function still has its reference. No other operation may use the value until the
+/// function returns.
 #[test]
 fn a_typed_asynchronous_operation_holds_its_values_until_its_function_returns() {
     on_kinds(&common::THREADED, 2, |engine| {
@@ -145,13 +146,13 @@ fn handles_of_one_variable_are_equal() {
     assert!(matches!(engine.wait_for_var_timeout(token, Duration::from_secs(10)), Ok(()) | Err(WaitError::TimedOut)));
 }
 
-/// The process ends by the return of `main`, right after the drop of the only handle.
+/// `main` returns immediately after the drop of the only handle.
 #[test]
 fn what_operations_push_by_their_context_is_not_lost_when_main_ends() {
     for kind in KINDS {
         let (success, text) =
             child("in_a_child_operations_push_by_their_context", &[("RADDLE_ENGINE", &kind.to_string())]);
-        // It has ended by itself, before the test's own result could be printed.
+        // The process has ended by itself, before the result of the test could be printed.
         assert!(
             !success && text.starts_with("exit status: 0") && text.contains("the last of 100 has run"),
             "{kind}: {text}"
@@ -171,7 +172,7 @@ fn chain(engine: &Engine, left: u32) {
 }
 
 #[test]
-#[ignore = "run by another test in a process of its own"]
+#[ignore = "another test runs it in a separate process"]
 fn in_a_child_operations_push_by_their_context() {
     if is_child() {
         let engine = Engine::builder().workers(1).build().unwrap();

@@ -13,7 +13,7 @@ fn no_workers_are_refused() {
 }
 
 #[test]
-fn more_workers_than_cores_work() {
+fn an_engine_may_have_more_workers_than_cores() {
     watched(|| {
         let cores = thread::available_parallelism().unwrap().get();
         for kind in THREADED {
@@ -29,7 +29,7 @@ fn more_workers_than_cores_work() {
 }
 
 #[test]
-fn absurdly_many_workers_are_refused() {
+fn too_many_workers_are_refused() {
     watched(|| {
         for count in [1025, 100_000, usize::MAX] {
             let built = Engine::builder().kind(EngineKind::Pooled).workers(count).build();
@@ -42,7 +42,7 @@ fn absurdly_many_workers_are_refused() {
 
 #[test]
 #[cfg_attr(miri, ignore = "starts 1,024 threads")]
-fn the_most_workers_that_are_allowed_work() {
+fn an_engine_may_have_the_most_workers_that_are_allowed() {
     watched(|| {
         let engine = Engine::builder().kind(EngineKind::Pooled).workers(1024).idle(IdlePolicy::Park).build().unwrap();
         let count = Arc::new(AtomicUsize::new(0));
@@ -56,7 +56,7 @@ fn the_most_workers_that_are_allowed_work() {
 }
 
 #[test]
-fn a_spin_time_beyond_all_measure_is_spinning() {
+fn the_longest_spin_time_never_ends() {
     watched(|| {
         for idle in
             [IdlePolicy::Spin, IdlePolicy::SpinThenPark(Duration::MAX), IdlePolicy::SpinThenPark(Duration::ZERO)]
@@ -69,7 +69,7 @@ fn a_spin_time_beyond_all_measure_is_spinning() {
 }
 
 #[test]
-fn every_build_error_has_words() {
+fn every_build_error_has_a_message() {
     for error in [BuildError::NoWorkers, BuildError::TooManyWorkers(3), BuildError::UnknownEngine("x".to_owned())] {
         assert!(!error.to_string().is_empty());
     }

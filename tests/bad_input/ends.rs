@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn pushing_after_the_shutdown_is_refused_and_drops_the_function() {
+fn a_push_after_the_shutdown_is_refused_and_drops_the_function() {
     on_kinds(&KINDS, 1, |engine| {
         let (drops, value) = (Drops::new(), engine.var(0));
         engine.shutdown(Shutdown::Drain, None).unwrap();
@@ -31,9 +31,10 @@ fn pushing_after_the_shutdown_is_refused_and_drops_the_function() {
     });
 }
 
-/// Threads push as fast as they can while the engine shuts down: each push runs or is refused, and none is both.
+/// Threads push as fast as they can while the engine shuts down. Each operation runs, or its push is refused, but not
+/// both.
 #[test]
-fn pushing_from_outside_during_a_shutdown() {
+fn a_push_from_outside_during_a_shutdown_runs_or_is_refused() {
     for how in [Shutdown::Drain, Shutdown::Cancel] {
         on_kinds(&KINDS, 2, move |engine| {
             for _ in 0..30 {
@@ -78,9 +79,9 @@ fn pushing_from_outside_during_a_shutdown() {
     }
 }
 
-/// Operations that push operations that push operations, while the engine shuts down.
+/// Operations push operations, which push operations, while the engine shuts down.
 #[test]
-fn pushing_from_inside_operations_during_a_shutdown() {
+fn a_push_from_an_operation_during_a_shutdown_runs_or_is_refused() {
     fn spread(engine: &Engine, drops: &Drops, ran: &Arc<AtomicUsize>, refused: &Arc<AtomicUsize>, depth: usize) {
         ran.fetch_add(1, SeqCst);
         for _ in 0..depth {
@@ -97,7 +98,7 @@ fn pushing_from_inside_operations_during_a_shutdown() {
             }
         }
     }
-    /// Operations of a tree of the given depth.
+    /// Returns the number of operations in a tree of this depth.
     fn size(depth: usize) -> usize {
         1 + depth * if depth == 0 { 0 } else { size(depth - 1) }
     }
@@ -125,10 +126,10 @@ fn pushing_from_inside_operations_during_a_shutdown() {
     }
 }
 
-/// A chain of operations, each of which pushes the next one in another lane, and is never more than one operation long.
-/// However often a shutdown looks, it may not believe that nothing is pending.
+/// Each operation of a chain pushes the next one in another lane, and only one of them is pending at a time. However
+/// often a shutdown checks, it must not find that no operation is pending.
 #[test]
-fn a_drain_does_not_miss_the_one_operation_that_is_pending() {
+fn a_drain_sees_a_single_pending_operation() {
     const LENGTH: usize = 2000;
     fn next(engine: &Engine, ran: &Arc<AtomicUsize>) {
         let number = ran.fetch_add(1, SeqCst);
@@ -147,7 +148,7 @@ fn a_drain_does_not_miss_the_one_operation_that_is_pending() {
             let inner = Arc::clone(&ran);
             engine.push_sync(move |cx| next(&cx.engine(), &inner), [], []).unwrap();
             thread::scope(|scope| {
-                // Several, so that they look often, and interrupt each other.
+                // Several threads, so that they check often and interrupt each other.
                 for _ in 0..4 {
                     scope.spawn(|| {
                         let result = engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(20)));
@@ -160,9 +161,9 @@ fn a_drain_does_not_miss_the_one_operation_that_is_pending() {
     });
 }
 
-/// During a drain an operation may wait for what it pushed.
+/// During a drain, an operation may wait for an operation that it has pushed.
 #[test]
-fn waiting_inside_an_operation_during_a_drain() {
+fn an_operation_may_wait_during_a_drain() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         let gate = hold(&engine, &token);
@@ -185,7 +186,7 @@ fn waiting_inside_an_operation_during_a_drain() {
 }
 
 #[test]
-fn shutting_down_twice_and_from_many_threads() {
+fn an_engine_may_be_shut_down_twice_and_from_many_threads() {
     on_kinds(&KINDS, 2, |engine| {
         let ran = Arc::new(AtomicUsize::new(0));
         let token = engine.token();
@@ -209,7 +210,7 @@ fn shutting_down_twice_and_from_many_threads() {
     });
 }
 
-/// An engine handle that does not keep the engine open, to see from outside when that has ended.
+/// Returns a handle that does not keep the engine open, to see from outside when the engine has ended.
 fn observer(engine: &Engine) -> Engine {
     let (sender, receiver) = mpsc::channel();
     engine.push_sync(move |cx| sender.send(cx.engine()).unwrap(), [], []).unwrap();
@@ -218,16 +219,16 @@ fn observer(engine: &Engine) -> Engine {
     observer
 }
 
-/// That an engine, whose last handle was dropped somewhere, comes to its end.
+/// Asserts that an engine whose last handle was dropped comes to its end.
 #[track_caller]
 fn assert_ends(observer: &Engine) {
     eventually("the engine refuses pushes", || observer.push_sync(|_| {}, [], []) == Err(PushError::ShutDown));
     observer.shutdown(Shutdown::Drain, Some(Duration::from_secs(30))).expect("the engine ends");
 }
 
-/// Each closure is the last to hold the engine, and is dropped on a thread of the engine, in a different way.
+/// Each closure owns the last handle of the engine, and is dropped on a thread of the engine, in a different way.
 #[test]
-fn dropping_the_engine_inside_an_operation() {
+fn an_operation_may_drop_the_last_handle_of_the_engine() {
     on_kinds(&KINDS, 1, |engine| {
         let kind = engine.kind();
         type Push = fn(&Engine, &Token, Engine);
@@ -278,9 +279,9 @@ fn dropping_the_engine_inside_an_operation() {
     });
 }
 
-/// The closure never runs: it is dropped because a variable has failed, or because the engine cancels.
+/// The closure never runs. It is dropped because a variable has failed, or because the engine cancels.
 #[test]
-fn dropping_the_engine_with_a_skipped_operation() {
+fn a_skipped_operation_may_own_the_last_handle_of_the_engine() {
     on_kinds(&KINDS, 1, |engine| {
         let kind = engine.kind();
         for cancelled in [false, true] {
@@ -313,7 +314,7 @@ fn dropping_the_engine_with_a_skipped_operation() {
 }
 
 #[test]
-fn the_engine_as_the_value_of_its_own_variable() {
+fn an_engine_may_be_the_value_of_its_own_variable() {
     on_kinds(&KINDS, 1, |engine| {
         let kind = engine.kind();
         for deleted in [false, true] {
@@ -332,7 +333,7 @@ fn the_engine_as_the_value_of_its_own_variable() {
 }
 
 #[test]
-fn the_engine_in_a_handle_that_is_dropped_later() {
+fn a_handle_may_own_a_result_that_is_the_engine() {
     on_kinds(&KINDS, 1, |engine| {
         let observer = observer(&engine);
         let own = engine.clone();
@@ -344,9 +345,9 @@ fn the_engine_in_a_handle_that_is_dropped_later() {
     });
 }
 
-/// The last handle goes with a waker, which the engine drops at a time of its own choosing.
+/// A waker owns the last handle. The engine decides when to drop the waker.
 #[test]
-fn the_engine_in_a_waker() {
+fn a_waker_may_own_the_last_handle_of_the_engine() {
     struct Keeps(Mutex<Option<Engine>>);
     impl Wake for Keeps {
         fn wake(self: Arc<Self>) {
@@ -377,7 +378,7 @@ fn the_engine_in_a_waker() {
 }
 
 #[test]
-fn a_completion_used_after_the_engine_handle_is_gone() {
+fn a_completion_may_be_used_after_the_drop_of_the_engine() {
     on_kinds(&KINDS, 1, |engine| {
         let kind = engine.kind();
         for use_it in [Completion::complete, |done: Completion| done.fail("late"), drop] {
@@ -401,7 +402,7 @@ fn a_completion_used_after_the_engine_handle_is_gone() {
                 .unwrap();
             let done = receive(&receiver);
             drop(value);
-            // Dropping the engine waits for the completion.
+            // The drop of the engine waits for the completion.
             let ended = Gate::new();
             let inner = ended.clone();
             let dropper = thread::spawn(move || {
@@ -417,9 +418,9 @@ fn a_completion_used_after_the_engine_handle_is_gone() {
     });
 }
 
-/// The shutdown has given up waiting; the completion comes later still.
+/// The shutdown has timed out when the completion is used.
 #[test]
-fn a_completion_used_after_a_shutdown_that_timed_out() {
+fn a_completion_may_be_used_after_a_shutdown_that_timed_out() {
     on_kinds(&KINDS, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
         let token = engine.token();

@@ -1,4 +1,4 @@
-//! What a program does wrong, or at the worst moment, has a defined result: nothing is lost and nothing hangs.
+//! Misuse by a program, and calls at the worst moment, have defined results: nothing is lost, and nothing hangs.
 
 #![forbid(unsafe_code)]
 
@@ -30,13 +30,13 @@ use raddle::{
     Var, WaitError,
 };
 
-/// Waits for an answer of an operation.
+/// Waits for a message of an operation.
 #[track_caller]
 fn receive<T>(receiver: &mpsc::Receiver<T>) -> T {
-    receiver.recv_timeout(PATIENCE).expect("an operation answers in time")
+    receiver.recv_timeout(PATIENCE).expect("an operation sends a message")
 }
 
-/// A panic without the report of it.
+/// Panics without a message of the panic hook.
 fn quiet_panic(message: &'static str) -> ! {
     resume_unwind(Box::new(message))
 }
@@ -45,22 +45,8 @@ fn panicked_with(error: &OpError, message: &str) -> bool {
     matches!(error.cause(), Cause::Panic(Some(own)) if own == message)
 }
 
-// ================================================================================== variables that are not ====
-
-mod variables;
-
-// ============================================================================================ builders ====
-
 mod building;
-
-// ============================================================================================== panics ====
-
-mod panics;
-
-// ================================================================================= the end of an engine ====
-
 mod ends;
-
-// =============================================================================================== waits ====
-
+mod panics;
+mod variables;
 mod waits;

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn payloads_of_every_kind() {
+fn a_panic_may_have_any_payload() {
     on_kinds(&KINDS, 1, |engine| {
         let (a, b, c) = (engine.token(), engine.token(), engine.token());
         engine.push_sync(|_| resume_unwind(Box::new(vec![1, 2, 3])), [], [&a]).unwrap();
@@ -14,7 +14,7 @@ fn payloads_of_every_kind() {
 }
 
 #[test]
-fn a_payload_whose_drop_panics() {
+fn the_drop_of_a_payload_may_panic() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         for _ in 0..10 {
@@ -30,9 +30,9 @@ fn a_payload_whose_drop_panics() {
     });
 }
 
-/// The second panic's payload panics when dropped, too.
+/// The payload of the second panic also panics when it is dropped.
 #[test]
-fn a_payload_whose_drop_panics_with_another_such_payload() {
+fn the_drop_of_a_payload_may_panic_with_another_such_payload() {
     struct Nested(u32);
     impl Drop for Nested {
         fn drop(&mut self) {
@@ -50,18 +50,18 @@ fn a_payload_whose_drop_panics_with_another_such_payload() {
 }
 
 #[test]
-fn a_function_whose_captures_panic_on_drop() {
+fn the_drop_of_captures_may_panic() {
     on_kinds(&KINDS, 1, |engine| {
         let (ran, skipped) = (engine.token(), engine.token());
         let capture = PanicsOnDrop("captured by one that runs");
         engine.op("runs").writes([&ran]).push_sync(move |_| _ = &capture).unwrap();
         let error = failure(engine.wait_for_var(&ran));
         assert!(panicked_with(&error, "captured by one that runs"));
-        // One that is skipped, and whose captures panic then.
+        // The function of a skipped operation is dropped, and its captures panic.
         let capture = PanicsOnDrop("captured by one that is skipped");
         engine.op("is skipped").reads([&ran]).writes([&skipped]).push_sync(move |_| _ = &capture).unwrap();
         assert!(failure(engine.wait_for_var(&skipped)).ptr_eq(&error));
-        // It hides nowhere.
+        // Some wait returns the failure.
         engine.clear_error(&ran).unwrap();
         engine.clear_error(&skipped).unwrap();
         engine.wait_for_var(&skipped).unwrap();
@@ -71,9 +71,9 @@ fn a_function_whose_captures_panic_on_drop() {
     });
 }
 
-/// A push that is refused drops the function on the pushing thread: its panic is the pusher's.
+/// A refused push drops the function on the pushing thread, so the caller gets the panic.
 #[test]
-fn a_refused_function_whose_captures_panic_on_drop() {
+fn the_drop_of_a_refused_function_may_panic() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         engine.delete_variable(&token, |_| {}).unwrap();
@@ -89,7 +89,7 @@ fn a_refused_function_whose_captures_panic_on_drop() {
 }
 
 #[test]
-fn a_value_whose_drop_panics_takes_nothing_with_it() {
+fn the_drop_of_a_value_may_panic() {
     on_kinds(&KINDS, 1, |engine| {
         for _ in 0..20 {
             let value = engine.var(PanicsOnDrop("value"));
@@ -108,9 +108,9 @@ fn a_value_whose_drop_panics_takes_nothing_with_it() {
     });
 }
 
-/// The deletion's function runs also if the drop of the value panics: it is somebody's clean-up.
+/// The function of a deletion may release something, so it runs even if the drop of the value panics.
 #[test]
-fn a_deletions_function_runs_although_the_values_drop_panics() {
+fn the_function_of_a_deletion_runs_even_if_the_drop_of_the_value_panics() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(PanicsOnDrop("value"));
         let (ran, drops) = (Gate::new(), Drops::new());
@@ -128,11 +128,11 @@ fn a_deletions_function_runs_although_the_values_drop_panics() {
 }
 
 #[test]
-fn a_result_whose_drop_panics() {
+fn the_drop_of_a_result_may_panic() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let gate = hold(&engine, value.token());
-        // Nobody wants it: it is dropped by the engine.
+        // The handle is dropped, so the engine drops the result.
         drop(engine.op("result").submit(value.write(), |_| PanicsOnDrop("result")).unwrap());
         gate.open();
         assert_eq!(engine.get(&value).unwrap(), 0);
@@ -143,7 +143,7 @@ fn a_result_whose_drop_panics() {
 }
 
 #[test]
-fn an_operators_function_whose_captures_panic_on_drop() {
+fn the_drop_of_the_captures_of_an_operator_may_panic() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let capture = PanicsOnDrop("operator");
@@ -166,7 +166,7 @@ fn an_operators_function_whose_captures_panic_on_drop() {
 }
 
 #[test]
-fn a_value_whose_clone_panics() {
+fn the_clone_of_a_value_may_panic() {
     struct Unclonable;
     impl Clone for Unclonable {
         fn clone(&self) -> Self {
@@ -180,15 +180,15 @@ fn a_value_whose_clone_panics() {
             other => panic!("{:?}", other.map(drop)),
         };
         assert!(panicked_with(&error, "clone"));
-        // The variable is none the worse for it.
+        // The variable still works.
         engine.op("").push(value.write(), |_| {}).unwrap();
         engine.wait_for_var(&value).unwrap();
     });
 }
 
-/// What the conversion of an error does wrong is the operation's failure.
+/// A panic in the conversion of an error is the failure of the operation.
 #[test]
-fn an_error_whose_conversion_panics() {
+fn the_conversion_of_an_error_may_panic() {
     struct Unconvertible;
     impl From<Unconvertible> for raddle::BoxError {
         fn from(_: Unconvertible) -> Self {
@@ -201,7 +201,7 @@ fn an_error_whose_conversion_panics() {
         assert!(panicked_with(&failure(engine.wait_for_var(&token)), "conversion"));
         let handle = engine.op("").submit_any((), |()| Err::<(), _>(Unconvertible)).unwrap();
         assert!(panicked_with(&failure(handle.wait()), "conversion"));
-        // Here the conversion runs where the completion is used, and drops that.
+        // The conversion runs where the completion is used, and drops the completion.
         let token = engine.token();
         let fail = |_: &raddle::OpContext<'_>, done: Completion| {
             drop(thread::spawn(move || _ = catch_unwind(AssertUnwindSafe(|| done.fail(Unconvertible)))));
@@ -220,7 +220,7 @@ impl Wake for BadWaker {
 }
 
 #[test]
-fn a_waker_that_panics() {
+fn a_waker_may_panic() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let gate = hold(&engine, value.token());
@@ -249,10 +249,10 @@ impl fmt::Display for Unspeakable {
 }
 impl std::error::Error for Unspeakable {}
 
-/// The engine tells the log of failures that nobody saw, and so formats them at its end.
+/// At its end the engine logs failures that were not reported, and so formats them.
 #[test]
-fn an_error_whose_display_panics_does_not_disturb_the_shutdown() {
-    // Every record is written out, into nothing.
+fn the_display_of_an_error_may_panic_during_the_shutdown() {
+    // The logger formats every record and discards it.
     log_to(|_| {});
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
@@ -271,7 +271,7 @@ fn an_error_whose_display_panics_does_not_disturb_the_shutdown() {
 }
 
 #[test]
-fn an_error_whose_display_panics_can_be_had() {
+fn a_wait_returns_an_error_whose_display_panics() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         engine.push_sync(|_| Err::<(), _>(Unspeakable), [], [&token]).unwrap();

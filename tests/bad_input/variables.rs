@@ -26,7 +26,7 @@ fn a_foreign_variable_is_refused_everywhere() {
         ] {
             assert!(matches!(result, Err(WaitError::Refused(PushError::ForeignVariable(_)))), "{result:?}");
         }
-        // It is as good as ever where it belongs.
+        // The variable still works on its own engine.
         assert_eq!(there.get(&foreign).unwrap(), 1);
     });
 }
@@ -46,7 +46,7 @@ fn a_variable_of_an_engine_that_is_gone_is_foreign() {
 }
 
 #[test]
-fn an_empty_access_list_is_fine() {
+fn an_operation_may_name_no_variable() {
     on_kinds(&KINDS, 1, |engine| {
         let none: [&Token; 0] = [];
         engine.op("").reads(none).writes(none).overwrites(none).push_sync(|_| {}).unwrap();
@@ -60,7 +60,7 @@ fn an_empty_access_list_is_fine() {
 }
 
 #[test]
-fn naming_a_variable_twice_untyped_collapses() {
+fn an_untyped_variable_that_is_named_twice_counts_once() {
     on_kinds(&KINDS, 1, |engine| {
         let (a, b) = (engine.token(), engine.token());
         engine
@@ -77,7 +77,7 @@ fn naming_a_variable_twice_untyped_collapses() {
 }
 
 #[test]
-fn naming_a_variable_twice_typed_is_an_alias_if_it_is_mutated() {
+fn a_typed_variable_that_is_named_twice_and_mutated_is_refused() {
     on_kinds(&KINDS, 1, |engine| {
         let (a, b) = (engine.var(1), engine.var(2));
         let is_refused = |pushed: Result<(), PushError>| {
@@ -92,7 +92,7 @@ fn naming_a_variable_twice_typed_is_an_alias_if_it_is_mutated() {
         is_refused(engine.op("").push((vec![a.read()], (b.read(), [a.write()])), |_| {}));
         is_refused(engine.op("").submit((a.write(), a.clone().write()), |_| {}).map(drop));
         is_refused(engine.op("").operator((a.write(), a.write()), |_| {}).map(drop));
-        // Any declaration between them changes nothing.
+        // An untyped declaration of the same variable changes nothing.
         is_refused(engine.op("").reads([a.token()]).push((a.write(), a.read()), |_| {}));
         is_refused(engine.op("").writes([a.token()]).push((a.read(), a.write()), |_| {}));
         engine.wait_for_all().unwrap();
@@ -100,7 +100,7 @@ fn naming_a_variable_twice_typed_is_an_alias_if_it_is_mutated() {
     });
 }
 
-/// With many variables the declarations are sorted by another algorithm.
+/// Declarations of many variables are sorted by another algorithm.
 #[test]
 fn an_alias_among_many_variables_is_found() {
     on_kinds(&KINDS, 1, |engine| {
@@ -112,7 +112,7 @@ fn an_alias_among_many_variables_is_found() {
 }
 
 #[test]
-fn naming_a_variable_twice_typed_is_fine_if_it_is_only_read() {
+fn a_typed_variable_may_be_read_twice() {
     on_kinds(&KINDS, 1, |engine| {
         let a = engine.var(21);
         let sum = engine.op("").submit((a.read(), [a.read(); 3], vec![a.read()]), |(x, [y, ..], z)| *x + *y + *z[0]);
@@ -120,15 +120,15 @@ fn naming_a_variable_twice_typed_is_fine_if_it_is_only_read() {
     });
 }
 
-/// Only typed accesses alias; an untyped declaration gives no reference.
+/// Only typed accesses can alias: an untyped declaration gives no reference.
 #[test]
-fn an_untyped_declaration_beside_typed_ones_is_no_alias() {
+fn a_variable_may_be_declared_untyped_and_typed() {
     on_kinds(&KINDS, 1, |engine| {
         let a = engine.var(1);
         engine.op("").writes([a.token()]).push(a.read(), |a| assert_eq!(*a, 1)).unwrap();
         engine.op("").reads([a.token()]).push(a.write(), |a| *a = 2).unwrap();
         engine.op("").overwrites([a.token()]).push(a.write(), |a| *a = 3).unwrap();
-        // Two shared references and a declaration that the operation mutates what lies behind.
+        // Two shared references, and a declaration that the operation mutates something behind the variable.
         engine.op("").writes([a.token()]).push((a.read(), a.read()), |(x, y)| assert_eq!((*x, *y), (3, 3))).unwrap();
         engine.op("").overwrites([a.token()]).push((a.read(), a.read(), a.read()), |_| {}).unwrap();
         assert_eq!(engine.get(&a).unwrap(), 3);
@@ -138,7 +138,7 @@ fn an_untyped_declaration_beside_typed_ones_is_no_alias() {
 
 #[test]
 #[cfg_attr(miri, ignore = "needs ten thousand variables")]
-fn a_typed_operation_of_ten_thousand_variables() {
+fn a_typed_operation_may_name_ten_thousand_variables() {
     on_kinds(&KINDS, 2, |engine| {
         let variables: Vec<Var<usize>> = (0..10_000).map(|n| engine.var(n)).collect();
         for _ in 0..5 {
@@ -154,7 +154,7 @@ fn a_typed_operation_of_ten_thousand_variables() {
 
 #[test]
 #[cfg_attr(miri, ignore = "needs ten thousand variables")]
-fn an_untyped_operation_of_ten_thousand_variables() {
+fn an_untyped_operation_may_name_ten_thousand_variables() {
     on_kinds(&KINDS, 2, |engine| {
         let tokens: Vec<Token> = (0..10_000).map(|_| engine.token()).collect();
         for number in 0..6 {
@@ -170,9 +170,9 @@ fn an_untyped_operation_of_ten_thousand_variables() {
     });
 }
 
-/// Pushed from several threads at once, so that they help each other through ten thousand queues.
+/// Several threads push at the same time, so that they help each other through ten thousand queues.
 #[test]
-fn huge_operations_of_several_threads_cross() {
+fn large_operations_of_several_threads_do_not_deadlock() {
     on_kinds(&KINDS, 2, |engine| {
         let tokens: Vec<Token> = (0..2_000).map(|_| engine.token()).collect();
         thread::scope(|scope| {
@@ -194,7 +194,7 @@ fn huge_operations_of_several_threads_cross() {
 }
 
 #[test]
-fn deleting_twice_is_refused_and_the_first_deletion_stands() {
+fn a_second_deletion_is_refused() {
     on_kinds(&KINDS, 1, |engine| {
         let drops = Drops::new();
         let value = engine.var(drops.make());
@@ -211,7 +211,7 @@ fn deleting_twice_is_refused_and_the_first_deletion_stands() {
 }
 
 #[test]
-fn of_many_threads_that_delete_a_variable_one_does() {
+fn one_of_many_threads_deletes_a_variable() {
     on_kinds(&KINDS, 2, |engine| {
         for _ in 0..50 {
             let (drops, ran) = (Drops::new(), AtomicUsize::new(0));
@@ -238,7 +238,7 @@ fn of_many_threads_that_delete_a_variable_one_does() {
 }
 
 #[test]
-fn a_variable_dropped_inside_its_own_operation() {
+fn an_operation_may_drop_the_last_handle_of_its_variable() {
     on_kinds(&KINDS, 1, |engine| {
         let drops = Drops::new();
         let value = engine.var(drops.make());
@@ -248,7 +248,7 @@ fn a_variable_dropped_inside_its_own_operation() {
             .push(value.write(), move |value| {
                 value.touch();
                 drop(last);
-                // The value is there until the operation ends.
+                // The value lives until the operation ends.
                 value.touch();
             })
             .unwrap();
@@ -260,7 +260,7 @@ fn a_variable_dropped_inside_its_own_operation() {
 }
 
 #[test]
-fn a_variable_deleted_inside_its_own_operation() {
+fn an_operation_may_delete_its_variable() {
     on_kinds(&KINDS, 1, |engine| {
         let drops = Drops::new();
         let value = engine.var(drops.make());
@@ -276,9 +276,9 @@ fn a_variable_deleted_inside_its_own_operation() {
     });
 }
 
-/// A variable whose value is the last handle of another one, and of itself.
+/// The value of a variable owns the last handle of another variable, and of its own.
 #[test]
-fn variables_inside_variables() {
+fn a_value_may_own_handles_of_variables() {
     on_kinds(&KINDS, 1, |engine| {
         let drops = Drops::new();
         let inner = engine.var(drops.make());
@@ -286,7 +286,8 @@ fn variables_inside_variables() {
         engine.op("").push(outer.read(), |_| {}).unwrap();
         drop(outer);
         eventually("both are gone", || drops.dropped() == 1);
-        // An operation moves a handle of a variable into that variable. It keeps itself, until somebody clears it.
+        // An operation moves a handle of a variable into that variable, which keeps itself until the handle is
+        // removed.
         struct Own {
             own: Option<Var<Own>>,
             _thing: common::Droppable,
@@ -301,15 +302,15 @@ fn variables_inside_variables() {
     });
 }
 
-/// Handles end with the thread that they belong to, at its very end.
+/// The destructors of thread-locals drop the handles at the very end of the thread.
 #[test]
-fn a_variable_and_an_engine_in_a_thread_local() {
+fn a_thread_local_may_own_a_variable_and_an_engine() {
     thread_local!(static KEPT: RefCell<Vec<Box<dyn std::any::Any>>> = const { RefCell::new(Vec::new()) });
     on_kinds(&KINDS, 1, |engine| {
         let drops = Drops::new();
         let (inner, inner_drops) = (engine.clone(), drops.clone());
         thread::spawn(move || {
-            // Touched before the engine is used, and once more after.
+            // Used before the engine is, and again after.
             KEPT.with_borrow_mut(Vec::clear);
             let value = inner.var(inner_drops.make());
             inner.op("").push(value.write(), |value| value.touch()).unwrap();

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn timeouts_of_no_time_and_of_all_time() {
+fn a_timeout_may_be_zero_or_the_maximum() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(1);
         let gate = hold(&engine, value.token());
@@ -22,14 +22,14 @@ fn timeouts_of_no_time_and_of_all_time() {
         assert_eq!(handle.wait_timeout(Duration::MAX).unwrap(), 1);
         engine.shutdown(Shutdown::Drain, Some(Duration::MAX)).unwrap();
         opener.join().unwrap();
-        // What is done needs no time.
+        // A wait for a completed operation needs no time.
         engine.wait_for_var_timeout(&value, Duration::ZERO).unwrap();
         engine.wait_for_all_timeout(Duration::ZERO).unwrap();
     });
 }
 
 #[test]
-fn handles_dropped_at_all_moments() {
+fn a_handle_may_be_dropped_at_any_moment() {
     on_kinds(&KINDS, 2, |engine| {
         let (drops, value) = (Drops::new(), engine.var(0));
         for number in 0..3000 {
@@ -65,9 +65,9 @@ fn handles_dropped_at_all_moments() {
     });
 }
 
-/// A thread that waits although everything it could wait for was refused.
+/// A thread waits on an engine that is shut down.
 #[test]
-fn waits_after_the_shutdown_return() {
+fn a_wait_after_the_shutdown_returns() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(3);
         engine.op("").push_any(value.write(), |_| Err("no")).unwrap();
@@ -83,9 +83,9 @@ fn waits_after_the_shutdown_return() {
     });
 }
 
-/// Many waits with no time that find something pending must not use up what real waits need.
+/// Many waits without time that find an operation pending must not use up what real waits need.
 #[test]
-fn a_program_that_polls_with_waits_of_no_time() {
+fn a_program_may_poll_by_waits_without_time() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let gate = hold(&engine, value.token());
