@@ -591,7 +591,7 @@ fn more_kernels_than_a_queue_holds_take_effect_in_order_and_no_push_waits_for_th
 
 /// Changed on one GPU and on the other by turns, with copies between them.
 #[test]
-fn values_go_from_one_gpu_to_another_and_back() {
+fn values_are_copied_from_one_gpu_to_another_and_back() {
     const TURNS: u32 = 30;
     watched(|| {
         let Some(first) = gpu() else { return };

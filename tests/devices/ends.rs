@@ -17,7 +17,7 @@ use crate::common::{
 // -------------------------------------------------------------------------------------------------------- waits ----
 
 #[test]
-fn a_handle_is_told_when_the_device_has_done_it_and_not_before() {
+fn a_handle_is_done_when_the_device_has_done_the_work() {
     for kind in THREADED {
         watched(move || {
             let gpu = manual();
@@ -42,9 +42,9 @@ fn a_handle_is_told_when_the_device_has_done_it_and_not_before() {
     }
 }
 
-/// All waits run into their limits on a device that stands still, and end when it goes on.
+/// All waits time out on a stalled device, and return after it resumes.
 #[test]
-fn waits_for_a_device_that_stands_still_run_out_of_time_and_go_on_later() {
+fn waits_for_a_stalled_device_time_out_and_can_be_repeated() {
     for kind in THREADED {
         watched(move || {
             let gpu = SimulatedGpu::default();
@@ -94,7 +94,7 @@ fn a_wait_to_read_does_not_wait_for_kernels_that_read() {
     }
 }
 
-/// The function of a device operation runs on the thread that everything else of the lane needs.
+/// The function of a device operation runs on the thread that all other operations of the lane need.
 #[test]
 fn the_function_of_a_device_operation_cannot_wait() {
     for kind in THREADED {
@@ -148,10 +148,10 @@ fn copies_of_different_lengths_fail_and_copy_nothing() {
     }
 }
 
-/// A function that fails after it has issued something: the variables have failed, successors are skipped, what
-/// overwrites heals.
+/// A function fails after it has issued work: its variables have failed, dependent operations are skipped, and an
+/// overwriting operation clears the failure.
 #[test]
-fn what_fails_in_its_function_fails_its_variables_until_they_are_overwritten() {
+fn a_failed_function_fails_its_variables_until_they_are_overwritten() {
     for kind in KINDS {
         for panics in [false, true] {
             watched(move || {
@@ -193,9 +193,9 @@ fn what_fails_in_its_function_fails_its_variables_until_they_are_overwritten() {
     }
 }
 
-/// The failure passes from the CPU to the device and back, always as the same one.
+/// One failure passes from the CPU to the device and back.
 #[test]
-fn a_failure_goes_through_device_and_cpu_operations_alike() {
+fn a_failure_passes_through_operations_of_devices_and_of_the_cpu() {
     for kind in KINDS {
         watched(move || {
             let gpu = random(10);
@@ -213,7 +213,7 @@ fn a_failure_goes_through_device_and_cpu_operations_alike() {
             let failed = failure(engine.op("look").submit(back.read(), |_| ()).unwrap().wait());
             assert_eq!(failed.name(), "fails", "{kind}");
             assert!(failure(engine.wait_for_var(&var)).ptr_eq(&failed), "{kind}");
-            engine.wait_for_all().expect("what was told is not reported again");
+            engine.wait_for_all().expect("a reported failure is not reported again");
             let mut seen = seen.take();
             seen.sort_unstable();
             assert_eq!((seen, gpu.counts().copies), (vec![1, 2], 0), "{kind}");
@@ -224,7 +224,7 @@ fn a_failure_goes_through_device_and_cpu_operations_alike() {
 // ------------------------------------------------------------------------------------------------------- losses ----
 
 #[test]
-fn a_lost_device_fails_what_comes_and_leaves_the_rest_alone() {
+fn a_lost_device_fails_later_operations_on_it_and_no_others() {
     for kind in KINDS {
         watched(move || {
             let gpu = SimulatedGpu::default();
@@ -239,7 +239,7 @@ fn a_lost_device_fails_what_comes_and_leaves_the_rest_alone() {
             assert!(matches!(failed.cause(), Cause::Device(_) | Cause::Error(_)), "{kind}: {failed:?}");
             assert_eq!(engine.get(&cpu).unwrap(), 1);
             assert!(engine.device_var::<u64>(GPU, 1).unwrap_err().is_lost());
-            // What the host writes itself is well again.
+            // The host overwrites the value, which clears the failure.
             let token = engine.token();
             let push = engine.op("token").on(GPU).writes([&token]).push_sync(|_| {});
             push.unwrap();
@@ -251,7 +251,7 @@ fn a_lost_device_fails_what_comes_and_leaves_the_rest_alone() {
 }
 
 #[test]
-fn what_is_under_way_on_a_lost_device_fails_with_the_loss_and_the_other_gpu_goes_on() {
+fn operations_in_flight_on_a_lost_device_fail_and_the_other_gpu_continues() {
     for kind in THREADED {
         watched_for(AWHILE, move || {
             let (gpu, other) = (manual(), random(11));
@@ -275,9 +275,9 @@ fn what_is_under_way_on_a_lost_device_fails_with_the_loss_and_the_other_gpu_goes
                 "{failed:?}"
             );
             assert!(failure(engine.wait_for_var(&var)).ptr_eq(&failed));
-            // Whichever of them its lane was told of first.
-            let told = failure(cpu.wait());
-            assert!(["under way", "out"].contains(&told.name()), "{told}");
+            // The failure is that of the operation whose loss its lane found first.
+            let reported = failure(cpu.wait());
+            assert!(["under way", "out"].contains(&reported.name()), "{reported}");
             assert!(failure(engine.wait_for_var(&elsewhere)).ptr_eq(&failed), "it came after the kernel");
             let fill = engine.op("goes on").on(OTHER).overwrites([elsewhere.token()]).push_sync(|_| {});
             fill.unwrap();
@@ -289,10 +289,10 @@ fn what_is_under_way_on_a_lost_device_fails_with_the_loss_and_the_other_gpu_goes
     }
 }
 
-/// The host gets memory back only when no command touches it any more: a kernel that runs while the device is lost ends
-/// first, whichever thread runs it, and whichever lane notices the loss.
+/// The host gets memory back only when no command uses it any more. A kernel that runs while the device is lost ends
+/// first, whichever thread runs it, and whichever lane finds the loss.
 #[test]
-fn a_loss_is_told_when_the_kernel_that_runs_has_ended() {
+fn a_loss_is_reported_after_the_running_kernel_has_ended() {
     watched_for(AWHILE, || {
         let gpu = manual();
         let engine = engine(EngineKind::PerDevice, &gpu);
@@ -307,35 +307,36 @@ fn a_loss_is_told_when_the_kernel_that_runs_has_ended() {
         });
         let mut handle = launch.unwrap();
         issued(&gpu, 1, 0);
-        // It starts with a look at the device: without one, the kernel below could start before it.
+        // The first command polls the device. Otherwise the kernel below could start before it.
         let polls = gpu.counts().polls;
         eventually("the kernel is started", || gpu.counts().polls > polls);
-        // The lane of the kernel has its hands full, so that another one's thread runs the kernel.
+        // The lane of the kernel is busy, so the thread of another lane runs the kernel.
         let lane = hold_lane(&engine, Property::Normal);
         kernel_from(&engine, "polls", Property::GpuPrioritized, &third, &busy, |_, _| {});
         issued(&gpu, 2, 0);
         gpu.advance(ms(1));
         running.pass();
         gpu.lose();
-        // A third lane is told of the loss by a call: it has to mark what its function has issued, which is nothing.
+        // A call reports the loss to a third lane, which must mark the work of its function, although that has issued
+        // none.
         let token = engine.token();
-        let told = engine.op("told").on(GPU).kind(Property::CopyToGpu).writes([&token]);
-        let mut told = told.submit_launch_any((), |_: &mut GpuStream, ()| Ok::<_, DeviceError>(())).unwrap();
-        let third_is_told = told.wait_timeout(MOMENT);
+        let reported = engine.op("reported").on(GPU).kind(Property::CopyToGpu).writes([&token]);
+        let mut reported = reported.submit_launch_any((), |_: &mut GpuStream, ()| Ok::<_, DeviceError>(())).unwrap();
+        let third_is_told = reported.wait_timeout(MOMENT);
         lane.open();
         let slow_is_over = handle.wait_timeout(MOMENT);
         go_on.open();
         assert!(matches!(third_is_told, Err(WaitError::TimedOut)), "a kernel runs: {third_is_told:?}");
         assert!(matches!(slow_is_over, Err(WaitError::TimedOut)), "the kernel still runs: {slow_is_over:?}");
         assert_eq!(failure(handle.wait()).name(), "slow");
-        assert!(told.wait().is_err());
+        assert!(reported.wait().is_err());
     });
 }
 
-/// In the naive engine an operation is over when the device is: also if it could not be asked when that is.
+/// In the naive engine an operation completes with the device's work, also if the device refuses the query.
 #[test]
-fn in_the_naive_engine_nothing_is_under_way_when_a_push_returns() {
-    // The call that is refused: the launch, or what comes after it.
+fn in_the_naive_engine_nothing_is_in_flight_when_a_push_returns() {
+    // The refused call: the launch, or a call after it.
     for n in 1..=2 {
         watched(move || {
             let gpu = SimulatedGpu::builder().kernel_time(ms(20)).build();
@@ -350,7 +351,7 @@ fn in_the_naive_engine_nothing_is_under_way_when_a_push_returns() {
             let result = handle.wait();
             assert_eq!(result.is_ok(), ran, "call {n}: {result:?}");
             gpu.refuse_at(0);
-            // Whatever the device has left to do, it does before this one: it computes one thing at a time.
+            // The device completes all earlier commands before this one, since it computes one thing at a time.
             let other = device(&engine, 1);
             kernel(&engine, "another", &other, |_| {});
             let _ = engine.wait_for_all();
@@ -386,7 +387,7 @@ fn a_draining_shutdown_waits_for_the_device() {
 }
 
 #[test]
-fn a_cancelling_shutdown_lets_the_device_end_and_cancels_what_was_not_issued() {
+fn a_cancelling_shutdown_cancels_only_what_was_not_issued() {
     for kind in THREADED {
         watched(move || {
             let gpu = manual();
@@ -415,7 +416,7 @@ fn a_cancelling_shutdown_lets_the_device_end_and_cancels_what_was_not_issued() {
 }
 
 #[test]
-fn an_engine_dropped_with_work_under_way_has_done_it_all() {
+fn the_drop_of_an_engine_waits_for_work_in_flight() {
     for kind in KINDS {
         watched(move || {
             let gpu = SimulatedGpu::default();
@@ -428,15 +429,15 @@ fn an_engine_dropped_with_work_under_way_has_done_it_all() {
             }
             drop(engine);
             assert_eq!(journal.take(), (0..50).collect::<Vec<_>>(), "{kind}");
-            // The variables may go later.
+            // The variables may be dropped later.
             drop((host, var));
         });
     }
 }
 
-/// Nobody keeps the engine but an operation of the device.
+/// Only an operation of the device owns the engine.
 #[test]
-fn the_last_handle_of_an_engine_may_go_down_on_a_device_thread() {
+fn the_last_handle_of_an_engine_may_be_dropped_on_a_device_thread() {
     for kind in THREADED {
         watched(move || {
             let gpu = random(12);
@@ -453,9 +454,9 @@ fn the_last_handle_of_an_engine_may_go_down_on_a_device_thread() {
     }
 }
 
-/// It has no stream, so that its completion is the end of it.
+/// The operation has no stream, so its completion ends it.
 #[test]
-fn a_shutdown_does_not_wait_for_a_device_that_stands_still_when_an_asynchronous_operation_was_pushed_on_it() {
+fn a_shutdown_does_not_wait_for_a_stalled_device_with_an_asynchronous_operation() {
     for kind in THREADED {
         watched(move || {
             let gpu = SimulatedGpu::default();

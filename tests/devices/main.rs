@@ -1,17 +1,17 @@
 //! Operations of devices, on the simulated one: order, completion, failure.
 //!
-//! What a device has done is never guessed from the time. Most tests have a clock that they move themselves, or a
-//! device that stands still until they let it go on.
+//! No test guesses from the time what a device has done. Most tests use a manual clock, or a stalled device that they
+//! resume.
 
 #![forbid(unsafe_code)]
 
 use raddle_testkit as common;
 mod ends;
-mod guests;
 mod mixed;
 mod order;
 mod results;
 mod streams;
+mod waiters;
 
 use std::time::Duration;
 
@@ -33,13 +33,13 @@ fn builder(kind: EngineKind) -> EngineBuilder {
     Engine::builder().kind(kind).workers(2).pin(false)
 }
 
-/// An engine of `kind` with one GPU.
+/// Returns an engine of `kind` with one GPU.
 fn engine(kind: EngineKind, gpu: &SimulatedGpu) -> Engine {
     builder(kind).gpu(gpu.clone()).build().expect("the engine is built")
 }
 
-/// A GPU without latency, whose kernels take a millisecond and whose copies take one per 1000 bytes, with a clock that
-/// the test moves.
+/// Returns a GPU with a manual clock and no latency, whose kernels take a millisecond, and whose copies take a
+/// millisecond per 1,000 bytes.
 fn manual() -> SimulatedGpu {
     SimulatedGpu::builder()
         .copy_in_bandwidth(1_000_000)
@@ -50,7 +50,7 @@ fn manual() -> SimulatedGpu {
         .build()
 }
 
-/// A GPU that picks at random what it does next, as soon as it is asked.
+/// Returns a GPU that picks its next command at random whenever it is polled.
 fn random(seed: u64) -> SimulatedGpu {
     SimulatedGpu::builder().clock(Clock::Instantly).seed(seed).build()
 }
@@ -108,7 +108,7 @@ fn upload(engine: &Engine, var: &Var<DeviceVec<u64>>, values: Vec<u64>) {
     engine.op("upload").on(GPU).copy_to_device(&host, var).expect("the engine is open");
 }
 
-/// What is on the device.
+/// Returns the values on the device.
 fn download(engine: &Engine, var: &Var<DeviceVec<u64>>, len: usize) -> Vec<u64> {
     let host = pinned(engine, len);
     engine.op("download").on(GPU).copy_from_device(var, &host).expect("the engine is open");
@@ -116,7 +116,7 @@ fn download(engine: &Engine, var: &Var<DeviceVec<u64>>, len: usize) -> Vec<u64> 
     read.wait().expect("everything went well")
 }
 
-/// Keeps the lane of `property` from going on until the gate that it gives is opened. When it returns the lane stands.
+/// Stops the lane of `property`. Returns a gate that lets it continue, once the lane has stopped.
 fn hold_lane(engine: &Engine, property: Property) -> Gate {
     let (gate, started) = (Gate::new(), Gate::new());
     let (inside, at) = (gate.clone(), started.clone());

@@ -1,9 +1,9 @@
-//! Programs of CPU and device operations, drawn from seeds, against a serial model; and one such program with a fault
-//! put in at every place in turn.
+//! Random programs of CPU and device operations against a serial model; and one such program with a fault at each
+//! place.
 //!
-//! A program runs on two GPUs that pick at random what they do next. Without faults everything has one right result:
-//! what each operation saw, every value, version and failure left. With a fault, whatever does not fail must still be
-//! right, and what does not depend on the device must not fail.
+//! A program runs on two GPUs that pick their commands at random. Without faults there is one correct result: what
+//! each operation saw, and every value, version and failure. With a fault, operations that do not fail must still be
+//! correct, and operations that do not depend on the device must not fail.
 
 use crate::common::shapes::*;
 use std::{
@@ -27,7 +27,7 @@ use crate::common::{
 
 // ----------------------------------------------------------------------------------------------------- programs ----
 
-/// Where a variable's value is.
+/// The place of a variable's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Cpu,
@@ -54,9 +54,9 @@ const PLACES: [Place; 14] = [
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// On the CPU, over variables of the host; those of devices are only named.
+    /// On the CPU, over variables of the host. Variables of devices are only named.
     Cpu,
-    /// The same in the function of a device operation.
+    /// The same, in the function of a device operation.
     Function(u32),
     /// An asynchronous operation of a device, which only names its variables.
     Asynchronous(u32),
@@ -69,7 +69,7 @@ enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ends {
     Well,
-    /// By an error, before it has done anything or after.
+    /// The function returns an error, before or after it has done anything.
     FailsBefore,
     FailsAfter,
     Panics,
@@ -78,13 +78,13 @@ enum Ends {
 #[derive(Clone, Debug)]
 struct Operation {
     kind: Kind,
-    /// Each variable once, those that are read first, in the order in which they are folded.
+    /// Each variable once. Those that are read come first, in the order in which they are folded.
     accesses: Vec<(usize, Access)>,
     ends: Ends,
     property: Property,
     priority: i32,
     no_skip: bool,
-    /// A kernel goes by a stream of the program's own.
+    /// The kernel is issued on a stream of the program's own.
     imported: bool,
 }
 
@@ -154,7 +154,8 @@ impl Program {
             Kind::Cpu | Kind::Function(_) | Kind::Asynchronous(_) => {
                 (0..below(4)).for_each(|_| name(None, Access::Read, &mut below));
                 for _ in 0..1 + below(2) {
-                    // What is overwritten must get a value, so only what the host can write is.
+                    // An overwritten variable must get a value, so only variables that the host can write are
+                    // overwritten.
                     let place = [Some(Place::Cpu), Some(Place::Pinned), None][below(3)];
                     let access = if place.is_some() && !matches!(kind, Kind::Asynchronous(_)) {
                         write(&mut below)
@@ -216,7 +217,7 @@ impl Operation {
         matches!(self.kind, Kind::CopyIn(_) | Kind::CopyOut(_) | Kind::Peer(_))
     }
 
-    /// Whether the operation uses the value of a variable at `place`, or only names it.
+    /// Returns whether the operation uses the value of a variable at `place`, or only names it.
     fn uses(&self, place: Place) -> bool {
         match self.kind {
             Kind::Cpu | Kind::Function(_) => !matches!(place, Place::Gpu(_)),
@@ -255,11 +256,11 @@ fn begin(id: usize) -> u64 {
 struct Model {
     values: Vec<u64>,
     versions: Vec<u64>,
-    /// The operation that each failure came from.
+    /// For each failed variable, the operation whose failure it has.
     failed: Vec<Option<usize>>,
     /// What each operation saw, or the operation whose failure it has.
     results: Vec<Result<u64, usize>>,
-    /// The failures that nobody was told of.
+    /// The failures that were not reported.
     unknown: BTreeSet<usize>,
 }
 
@@ -267,7 +268,7 @@ impl Model {
     fn new() -> Self {
         Self {
             values: (0..PLACES.len()).map(first_value).collect(),
-            // How they come to their first values: on the device by a copy.
+            // The first values come by a copy to the device.
             versions: vec![1; PLACES.len()],
             failed: vec![None; PLACES.len()],
             results: Vec::new(),
@@ -323,8 +324,8 @@ impl Model {
         }
     }
 
-    /// Notes that `result` was told.
-    fn told(&mut self, result: Result<u64, usize>) -> Result<u64, usize> {
+    /// Notes that `result` was reported.
+    fn note_reported(&mut self, result: Result<u64, usize>) -> Result<u64, usize> {
         result.inspect_err(|failure| _ = self.unknown.remove(failure))
     }
 
@@ -376,7 +377,7 @@ fn mutates<T: Send + 'static>(var: &Var<T>, access: Access) -> Write<'_, T> {
     if access == Access::Overwrite { var.overwrite() } else { var.write() }
 }
 
-/// A fault, which comes before the push with this number of steps before it, on GPU 0.
+/// A fault of GPU 0, which comes before the push with this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
@@ -385,14 +386,14 @@ enum Fault {
     LoseAfter(usize),
 }
 
-/// What issues a kernel on the stream that it is given.
+/// Issues a kernel on a stream.
 type Issue<'a> = Box<dyn FnOnce(&mut GpuStream) -> Result<(), DeviceError> + 'a>;
 
 struct Runner {
     program: Arc<Program>,
     engine: Engine,
     gpus: [SimulatedGpu; 2],
-    /// One for each GPU.
+    /// One stream for each GPU.
     own: [Arc<Mutex<ImportedStream>>; 2],
     variables: Vec<Handle>,
     handles: Vec<Option<OpHandle<u64>>>,
@@ -441,7 +442,7 @@ impl Runner {
         if let Some(gpu) = operation.gpu() {
             op = op.on(Device::Gpu(gpu));
         }
-        // Copies have lanes of their own unless they are told.
+        // Copies have lanes of their own unless another property is set.
         if !operation.is_copy() || operation.property != Property::Normal {
             op = op.kind(operation.property);
         }
@@ -541,7 +542,7 @@ impl Runner {
             let seen = if access == Access::Write { fold(seen, target[0]) } else { seen };
             target[0] = fold(seen, 1);
         };
-        // The value that a handle has is known when the function is called; what the kernel saw is not.
+        // The value for the handle is known when the function is called; what the kernel saw is not.
         let end = move || {
             life.touch();
             match ends {
@@ -583,7 +584,7 @@ impl Runner {
         pushed.expect("the engine is open")
     }
 
-    /// Reads the value of a variable by operations of its own.
+    /// Reads the value of a variable by further operations.
     fn value(&self, variable: usize) -> Result<u64, WaitError> {
         let of_host = |host: &Var<PinnedVec<u64>>| {
             self.engine.op("look").submit(host.read(), |host| host[0]).expect("the engine is open").wait()
@@ -612,7 +613,7 @@ impl Runner {
     }
 }
 
-/// The number of the operation that a failure began with.
+/// Returns the number of the operation that a failure began with.
 fn origin(error: &OpError) -> usize {
     let number = error.name().strip_prefix('#').and_then(|number| number.parse().ok());
     number.unwrap_or_else(|| panic!("a failure of something else: {error}"))
@@ -627,7 +628,7 @@ fn shown(result: Result<u64, WaitError>) -> Result<u64, usize> {
 
 // -------------------------------------------------------------------------------------------- without faults ----
 
-/// Runs a program and compares all that it gives with the model.
+/// Runs a program and compares all its results with the model.
 fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
     let mut runner = Runner::new(program, kind, seed);
     let mut model = Model::new();
@@ -638,12 +639,12 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
                 (Kind::Kernel(_), Ok(_)) => Ok(begin(id)),
                 (_, result) => result,
             };
-            assert_eq!(model.told(shown(handle.wait())), expected, "{}", at(&format!("the handle of #{id}")));
+            assert_eq!(model.note_reported(shown(handle.wait())), expected, "{}", at(&format!("the handle of #{id}")));
         }
     };
     for (index, &step) in program.steps.iter().enumerate() {
-        // Now and then the devices stand still, so that more is under way at once. The naive engine would wait for
-        // them.
+        // Now and then the devices are stalled, so that more operations are in flight at the same time. The naive
+        // engine would wait for them.
         if kind != EngineKind::Naive {
             match (index % 24, step) {
                 (0, Step::Push(_)) => runner.gpus.iter().for_each(SimulatedGpu::stall),
@@ -665,7 +666,7 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
                     _ => runner.engine.wait_to_read(token),
                 };
                 let expected = model.failed[variable].map_or(Ok(0), Err);
-                assert_eq!(model.told(shown(waited.map(|()| 0))), expected, "{}", what("a wait"));
+                assert_eq!(model.note_reported(shown(waited.map(|()| 0))), expected, "{}", what("a wait"));
                 assert_eq!(token.version(), model.versions[variable], "{}", what("a version"));
             }
             Step::WaitForHandle(id) => check_handle(&mut runner, &mut model, id),
@@ -690,7 +691,7 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
         let expected = model.failed[variable].map_or(Ok(model.values[variable]), Err);
         assert_eq!(shown(runner.value(variable)), expected, "{}", at(&format!("variable {variable}")));
         let token = runner.variables[variable].token();
-        // Who has read it by a copy on another stream may be ahead of the lane that counts.
+        // A reader that copied on another stream may be ahead of the lane that counts the mutation.
         let waited = runner.engine.wait_for_var(token).map(|()| 0);
         assert_eq!(shown(waited), expected.map(|_| 0), "{}", at(&format!("a wait for variable {variable}")));
         let version = token.version();
@@ -722,7 +723,7 @@ fn programs_of_cpu_and_device_operations_that_fail_equal_the_serial_run() {
 
 // ------------------------------------------------------------------------------------------------ with a fault ----
 
-/// A failure that a fault of GPU 0 may bring about: of the device, in an operation of the device.
+/// Asserts that a fault of GPU 0 can have caused this failure: it is of the device, in an operation of the device.
 fn assert_is_of_the_fault(program: &Program, error: &WaitError) {
     let WaitError::Failed(error) = error else { panic!("{error}") };
     let is_device = match error.cause() {
@@ -731,14 +732,14 @@ fn assert_is_of_the_fault(program: &Program, error: &WaitError) {
         _ => false,
     };
     assert!(is_device, "{error:?}");
-    // The last copies out are no operations of the program's.
+    // The last downloads are not operations of the program.
     if error.name() != "download" {
         let gpu = program.operations[origin(error)].gpu();
         assert_eq!(gpu, Some(0), "a failure in an operation that is not the device's: {error}");
     }
 }
 
-/// The operations and the variables that a fault of GPU 0 can do something to.
+/// Returns the operations and the variables that a fault of GPU 0 can affect.
 fn exposed(program: &Program) -> (Vec<bool>, BTreeSet<usize>) {
     let (mut operations, mut variables) = (Vec::new(), BTreeSet::new());
     for operation in &program.operations {
@@ -758,7 +759,7 @@ fn exposed(program: &Program) -> (Vec<bool>, BTreeSet<usize>) {
     (operations, variables)
 }
 
-/// Runs a program with a fault. Gives whether anything has failed, and how often the device was called.
+/// Runs a program with a fault. Returns whether anything has failed, and how often the device was called.
 fn run_with(program: &Arc<Program>, kind: EngineKind, seed: u64, fault: Fault) -> (bool, u64) {
     let mut runner = Runner::new(program, kind, seed);
     let gpu = runner.gpus[0].clone();
@@ -810,7 +811,7 @@ fn run_with(program: &Arc<Program>, kind: EngineKind, seed: u64, fault: Fault) -
         let waited = runner.engine.wait_for_var(token).map(|()| 0);
         let is_well = waited.is_ok();
         check(waited, 0, exposed.contains(&variable), format!("a wait for variable {variable}"));
-        // A device that is lost cannot be asked for what it holds.
+        // The values of a lost device cannot be read.
         let unknown = place == Place::Gpu(0) && fault != Fault::None;
         match runner.value(variable) {
             Ok(u64::MAX) | Err(_) if unknown => {}
@@ -831,7 +832,7 @@ fn fixed() -> Arc<Program> {
 }
 
 #[test]
-fn a_command_that_fails_anywhere_fails_what_depends_on_it_and_nothing_hangs() {
+fn a_failing_command_fails_only_its_dependents_and_nothing_hangs() {
     for kind in KINDS {
         watched(move || {
             let program = fixed();
@@ -851,7 +852,7 @@ fn a_command_that_fails_anywhere_fails_what_depends_on_it_and_nothing_hangs() {
 }
 
 #[test]
-fn a_call_that_is_refused_anywhere_fails_one_operation_or_is_made_up_for() {
+fn a_refused_call_fails_one_operation_or_is_repeated() {
     for kind in KINDS {
         watched(move || {
             let program = fixed();
@@ -866,7 +867,7 @@ fn a_call_that_is_refused_anywhere_fails_one_operation_or_is_made_up_for() {
 }
 
 #[test]
-fn a_device_that_is_lost_at_any_time_fails_what_depends_on_it_and_nothing_hangs() {
+fn a_lost_device_fails_only_its_dependents_and_nothing_hangs() {
     for kind in KINDS {
         watched(move || {
             let program = fixed();
@@ -878,10 +879,10 @@ fn a_device_that_is_lost_at_any_time_fails_what_depends_on_it_and_nothing_hangs(
     }
 }
 
-/// How long it takes until everybody has been told. What is promised is five milliseconds on a machine with time for
-/// it; the best of some rounds on a machine that has not is allowed fifty.
+/// The time until all waits have returned. The promise is five milliseconds on an idle machine. The best of some
+/// rounds on a loaded one may take fifty.
 #[test]
-fn whoever_waits_is_told_of_a_loss_soon() {
+fn waits_return_soon_after_a_loss() {
     for kind in THREADED {
         watched(move || {
             let mut best = Duration::MAX;
@@ -913,12 +914,12 @@ fn whoever_waits_is_told_of_a_loss_soon() {
                     meeting.join();
                     lost_at = Some(Instant::now());
                     gpu.lose();
-                    waiters.into_iter().map(|waiter| waiter.join().expect("it was told")).collect()
+                    waiters.into_iter().map(|waiter| waiter.join().expect("the waiter panicked")).collect()
                 });
                 let lost_at = lost_at.expect("it was lost");
                 best = told.into_iter().map(|at| at - lost_at).max().expect("there are waiters").min(best);
             }
-            println!("{kind}: the last of eight waiters was told {best:?} after the loss");
+            println!("{kind}: the last of eight waiters returned {best:?} after the loss");
             assert!(best < Duration::from_millis(50), "{kind}: {best:?}");
         });
     }

@@ -1,6 +1,6 @@
-//! What the engine asks of a device to keep the order: events, waits and marks, as few as there can be.
+//! The events, waits and marks by which the engine orders the commands of a device, and their least number.
 //!
-//! Mostly the device stands still, so that nothing is complete and all order has to come from the streams.
+//! Most tests use a stalled device, on which nothing completes, so that streams must provide all order.
 
 use crate::common::shapes::*;
 use std::{thread, time::Duration};
@@ -13,17 +13,17 @@ use super::{
 };
 use crate::common::{AWHILE, Journal, THREADED, eventually, watched, watched_for};
 
-/// Records and waits so far.
+/// Returns the numbers of records and waits so far.
 fn edges(gpu: &SimulatedGpu) -> (u64, u64) {
     let counts = gpu.counts();
     (counts.records, counts.waits)
 }
 
-/// Operations of one stream that are in flight at a time.
+/// The most operations of one stream that are in flight.
 const IN_FLIGHT: u64 = 128;
 
-/// Pushes a chain of `count` kernels on one stream while the device stands still, and waits for its end. Nothing is recorded
-/// or waited for. `check` gets the device then.
+/// Pushes a chain of `count` kernels on one stream of a stalled device, passes the device to `check`, and waits for
+/// the end of the chain. Asserts that nothing is recorded or waited for.
 fn chain_on_one_stream(count: u64, check: fn(&SimulatedGpu)) {
     for kind in THREADED {
         watched(move || {
@@ -43,19 +43,20 @@ fn chain_on_one_stream(count: u64, check: fn(&SimulatedGpu)) {
 }
 
 #[test]
-fn a_chain_on_one_stream_records_nothing_waits_for_nothing_and_marks_twice() {
-    // One behind the first operation, and one behind the rest when that has passed. Longer chains have more in between.
+fn a_chain_on_one_stream_has_no_events_and_two_marks() {
+    // One mark behind the first operation, and one behind the rest once that has passed. Longer chains have more marks
+    // in between.
     chain_on_one_stream(IN_FLIGHT / 2, |gpu| assert_eq!(gpu.counts().marks, 2));
 }
 
-/// A stream is given so many operations at a time, and the others when the first are done.
+/// A stream gets a limited number of operations, and the others when the first ones are done.
 #[test]
-fn a_longer_chain_goes_on_as_it_is_done_and_still_records_nothing() {
+fn a_longer_chain_on_one_stream_has_no_events() {
     chain_on_one_stream(1000, |_| ());
 }
 
 #[test]
-fn a_chain_that_runs_while_it_is_pushed_records_nothing_and_waits_for_nothing() {
+fn a_chain_that_runs_while_it_is_pushed_has_no_events() {
     for kind in THREADED {
         watched(move || {
             let gpu = SimulatedGpu::default();
@@ -69,7 +70,7 @@ fn a_chain_that_runs_while_it_is_pushed_records_nothing_and_waits_for_nothing() 
     }
 }
 
-/// Independent kernels of one lane are no different: the stream has them in order anyway.
+/// The same holds for independent kernels of one lane, which the stream orders anyway.
 #[test]
 fn an_engine_with_one_stream_never_records() {
     watched(|| {
@@ -85,9 +86,9 @@ fn an_engine_with_one_stream_never_records() {
     });
 }
 
-/// In and out on two lanes of their own, and computing between them: one event and one wait for each step.
+/// The copies have lanes of their own, and the kernel is between them: one event and one wait for each step.
 #[test]
-fn a_line_over_three_streams_has_an_event_and_a_wait_at_each_step() {
+fn a_chain_over_three_streams_has_an_event_and_a_wait_at_each_step() {
     watched(|| {
         let gpu = SimulatedGpu::default();
         let engine = engine(EngineKind::PerDevice, &gpu);
@@ -112,10 +113,10 @@ fn a_line_over_three_streams_has_an_event_and_a_wait_at_each_step() {
     });
 }
 
-/// The diamond in → {compute, urgent} → compute → out. One event serves both sides; the compute stream joins only what
-/// comes from the other one.
+/// The diamond in → {compute, urgent} → compute → out. One event serves both sides. The compute stream waits only for
+/// the other side.
 #[test]
-fn a_diamond_over_streams_has_no_more_events_and_waits_than_it_needs() {
+fn a_diamond_over_streams_has_the_fewest_events_and_waits() {
     watched_for(AWHILE, || {
         let gpu = SimulatedGpu::default();
         let engine = engine(EngineKind::PerDevice, &gpu);
@@ -142,7 +143,7 @@ fn a_diamond_over_streams_has_no_more_events_and_waits_than_it_needs() {
         // in → left, in → right by one event; right → join; join → out.
         assert_eq!(edges(&gpu), (3, 4));
 
-        // What a stream has waited for it need not wait for again, also where another stream has waited for it before.
+        // A stream does not wait for an event again, also if another stream has waited for that event before.
         kernel_from(&engine, "again", Property::Normal, &a, &b, |a, b| b[0] = a[0]);
         kernel_from(&engine, "again", Property::Normal, &c, &b, |c, b| b[0] += c[0]);
         issued(&gpu, 5, 2);
@@ -166,7 +167,7 @@ fn a_diamond_over_streams_has_no_more_events_and_waits_than_it_needs() {
 
 /// From the device and back to it: the copy in must not overwrite what the copy out still reads.
 #[test]
-fn a_copy_in_waits_on_the_device_for_the_reader_of_what_it_overwrites() {
+fn a_copy_in_waits_on_the_device_for_the_readers_of_its_target() {
     watched(|| {
         let gpu = SimulatedGpu::default();
         let engine = engine(EngineKind::PerDevice, &gpu);
@@ -189,9 +190,9 @@ fn a_copy_in_waits_on_the_device_for_the_reader_of_what_it_overwrites() {
     });
 }
 
-/// A follower that comes later asks for the event, and gets one; a second one uses the same.
+/// A dependent operation that is pushed later requests the event. A second one uses the same event.
 #[test]
-fn an_event_is_recorded_when_a_follower_asks_for_it_and_once() {
+fn an_event_is_recorded_once_when_a_dependent_operation_requests_it() {
     watched(|| {
         let gpu = SimulatedGpu::default();
         let engine = engine(EngineKind::PerDevice, &gpu);
@@ -199,7 +200,7 @@ fn an_event_is_recorded_when_a_follower_asks_for_it_and_once() {
         gpu.stall();
         kernel(&engine, "write", &var, |values| values[0] = 4);
         issued(&gpu, 1, 0);
-        assert_eq!(edges(&gpu), (0, 0), "nobody is behind it");
+        assert_eq!(edges(&gpu), (0, 0), "no operation is behind it");
         kernel_from(&engine, "urgent", Property::GpuPrioritized, &var, &outs[0], |var, out| out[0] = var[0]);
         issued(&gpu, 2, 0);
         assert_eq!(edges(&gpu), (1, 1));
@@ -213,10 +214,10 @@ fn an_event_is_recorded_when_a_follower_asks_for_it_and_once() {
     });
 }
 
-/// An event for a follower that is known is recorded behind its own operation, not behind what comes next in the
-/// stream; and so is the mark for a follower of the CPU.
+/// An event for a known dependent operation is recorded directly behind its dependency, before later commands of the
+/// stream. So is the mark for an operation of the CPU.
 #[test]
-fn a_known_follower_waits_for_nothing_that_was_issued_later() {
+fn a_known_dependent_operation_does_not_wait_for_later_commands() {
     watched_for(AWHILE, || {
         for _ in 0..10 {
             let gpu = SimulatedGpu::builder()
@@ -230,7 +231,7 @@ fn a_known_follower_waits_for_nothing_that_was_issued_later() {
             let gate = hold_lane(&engine, Property::Normal);
             let urgent_gate = hold_lane(&engine, Property::GpuPrioritized);
             let (on_stream, on_cpu) = (journal.clone(), journal.clone());
-            // It has the mark that is under way, so that none is made behind the next for nobody in particular.
+            // This operation has the mark in flight, so none is made behind the next one.
             kernel(&engine, "first", &first, |_| {});
             kernel(&engine, "second", &var, |_| {});
             kernel_from(&engine, "urgent", Property::GpuPrioritized, &var, &out, move |_, _| on_stream.add("urgent"));
@@ -255,9 +256,9 @@ fn a_known_follower_waits_for_nothing_that_was_issued_later() {
     });
 }
 
-/// What is complete needs no event.
+/// A complete operation needs no event.
 #[test]
-fn nothing_is_recorded_for_what_is_complete() {
+fn nothing_is_recorded_for_complete_operations() {
     watched(|| {
         let gpu = SimulatedGpu::default();
         let engine = engine(EngineKind::PerDevice, &gpu);
@@ -271,7 +272,7 @@ fn nothing_is_recorded_for_what_is_complete() {
     });
 }
 
-/// Readers on several streams, then a writer: it waits for each of them and nobody else.
+/// Readers on several streams, then a writer, which waits for each of them and for nothing else.
 #[test]
 fn a_writer_waits_for_the_readers_of_all_streams() {
     watched_for(AWHILE, || {
@@ -302,10 +303,10 @@ fn a_writer_waits_for_the_readers_of_all_streams() {
     });
 }
 
-/// All of ten pieces go in, are worked on and come out; each stage takes a millisecond. What overlaps is what the
-/// device's own times say: twelve milliseconds instead of thirty.
+/// Ten pieces are copied in, processed and copied out, and each stage takes a millisecond. By the device's own times,
+/// all stages take twelve milliseconds instead of thirty.
 #[test]
-fn copies_in_computing_and_copies_out_overlap() {
+fn copies_in_kernels_and_copies_out_overlap() {
     const PIECES: u64 = 10;
     watched(|| {
         let gpu = manual();
@@ -315,7 +316,8 @@ fn copies_in_computing_and_copies_out_overlap() {
             engine.op("fill").push(host.write(), move |host| host.fill(piece as u64)).unwrap();
         }
         engine.wait_for_all().unwrap();
-        // With the first lane held everything is pushed before anything is issued, so that each stage knows the next.
+        // While the first lane is held, all operations are pushed before any is issued, so each stage knows the next
+        // one.
         let gate = hold_lane(&engine, Property::CopyToGpu);
         for (host, back) in &hosts {
             let var = device(&engine, 125);
@@ -324,7 +326,7 @@ fn copies_in_computing_and_copies_out_overlap() {
             engine.op("out").on(GPU).copy_from_device(&var, back).unwrap();
         }
         gate.open();
-        // Nothing has ended by then, so that no operation can have waited for the host.
+        // Nothing has completed by then, so no operation can have waited for the host.
         issued(&gpu, PIECES, 2 * PIECES);
         gpu.advance(ms(100));
         engine.wait_for_all().unwrap();
@@ -358,7 +360,7 @@ fn urgent_kernels_start_before_others() {
         }
         issued(&gpu, 6, 0);
         gpu.resume();
-        // One at a time, since threads that find two at their ends may run them side by side.
+        // One step at a time, since threads that find two commands at their ends may run them side by side.
         for done in 1..=6 {
             gpu.advance(ms(1));
             eventually("a kernel runs", || journal.len() == done);
@@ -369,7 +371,7 @@ fn urgent_kernels_start_before_others() {
 }
 
 #[test]
-fn what_is_ready_is_issued_by_priority() {
+fn ready_operations_are_issued_by_priority() {
     for kind in THREADED {
         watched(move || {
             let gpu = random(1);
@@ -389,7 +391,7 @@ fn what_is_ready_is_issued_by_priority() {
     }
 }
 
-/// Lanes are threads of their own: a lane whose function takes its time keeps no other.
+/// Each lane has a thread of its own, so a slow function delays no other lane.
 #[test]
 fn lanes_of_a_device_do_not_wait_for_each_other() {
     watched(|| {
@@ -412,9 +414,9 @@ fn lanes_of_a_device_do_not_wait_for_each_other() {
     });
 }
 
-/// Values are right whatever the device picks first, with events known early and late.
+/// Values are correct whatever the device picks first, with events requested early and late.
 #[test]
-fn pieces_go_through_all_streams_in_any_order_that_the_device_takes() {
+fn values_are_correct_in_any_order_that_the_device_picks() {
     for kind in THREADED {
         watched(move || {
             for seed in 0..30 {

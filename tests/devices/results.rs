@@ -1,4 +1,4 @@
-//! What comes out: values, versions, memory.
+//! The results of device operations: values, versions, memory.
 
 use crate::common::shapes::*;
 use std::{sync::Arc, thread, time::Duration};
@@ -12,7 +12,7 @@ use super::{
 use crate::common::{AWHILE, Drops, Journal, KINDS, MOMENT, THREADED, eventually, hold, watched, watched_for};
 
 #[test]
-fn values_go_through_a_device_and_come_back() {
+fn values_are_copied_to_a_device_and_back() {
     for kind in KINDS {
         watched(move || {
             let gpu = SimulatedGpu::default();
@@ -37,7 +37,7 @@ fn values_go_through_a_device_and_come_back() {
     }
 }
 
-/// A version counts what the device has done, not what was issued.
+/// A version counts mutations that the device has completed, and not those that were issued.
 #[test]
 fn a_version_rises_when_the_device_has_done_the_mutation() {
     for kind in THREADED {
@@ -60,9 +60,9 @@ fn a_version_rises_when_the_device_has_done_the_mutation() {
     }
 }
 
-/// The device's own state needs no value of an operation: tokens order kernels as well.
+/// Tokens order kernels as well, for instance over state of the device itself.
 #[test]
-fn tokens_and_values_of_the_host_are_in_order_with_device_operations() {
+fn tokens_and_values_of_the_host_order_device_operations() {
     for kind in KINDS {
         watched(move || {
             for seed in 0..10 {
@@ -78,7 +78,7 @@ fn tokens_and_values_of_the_host_are_in_order_with_device_operations() {
                         log.push(2 * round);
                     })
                     .unwrap();
-                    // The function may use values of the host; the kernel comes later.
+                    // The function may use values of the host; the kernel runs later.
                     let on_gpu = engine.op("gpu").on(GPU).writes([&token]);
                     on_gpu
                         .launch_any((log.write(), var.read()), move |stream, (log, var)| {
@@ -96,7 +96,7 @@ fn tokens_and_values_of_the_host_are_in_order_with_device_operations() {
 }
 
 #[test]
-fn values_go_from_one_gpu_to_another_and_back() {
+fn values_are_copied_from_one_gpu_to_another_and_back() {
     for kind in KINDS {
         watched_for(AWHILE, move || {
             for seed in 0..10 {
@@ -106,7 +106,7 @@ fn values_go_from_one_gpu_to_another_and_back() {
                 upload(&engine, &one, (0..8).collect());
                 for _ in 0..10 {
                     engine.op("across").on(OTHER).copy_peer(&one, &other).unwrap();
-                    // It must not be seen by the copy before.
+                    // The copy before must not see these values.
                     kernel(&engine, "overwrite", &one, |values| values.fill(u64::MAX));
                     let add = engine.op("add").on(OTHER).launch_any(other.write(), |stream, other| {
                         simulated(stream).launch(Duration::ZERO, other, |values| {
@@ -126,7 +126,7 @@ fn values_go_from_one_gpu_to_another_and_back() {
 }
 
 #[test]
-fn an_operation_of_another_gpu_is_issued_when_what_it_comes_after_is_complete() {
+fn an_operation_of_another_gpu_is_issued_when_its_dependency_is_complete() {
     for kind in THREADED {
         watched_for(AWHILE, move || {
             let (gpu, other_gpu) = (manual(), random(14));
@@ -145,7 +145,7 @@ fn an_operation_of_another_gpu_is_issued_when_what_it_comes_after_is_complete() 
     }
 }
 
-/// A kernel that uses memory of another device is refused by the device, and fails as an operation.
+/// The device refuses a kernel that uses memory of another device, and the operation fails.
 #[test]
 fn a_kernel_cannot_use_memory_of_another_gpu() {
     for kind in KINDS {
@@ -251,7 +251,7 @@ fn sixteen_threads_push_on_one_device() {
 
 // ------------------------------------------------------------------------------------------------------- memory ----
 
-/// The memory of a variable that was dropped in flight is given back when the device has finished with it, not before.
+/// The memory of a variable that is dropped in flight is freed when the device has finished with it, and not before.
 #[test]
 fn a_variable_dropped_in_flight_is_freed_when_the_device_is_done() {
     for kind in THREADED {
@@ -263,7 +263,7 @@ fn a_variable_dropped_in_flight_is_freed_when_the_device_is_done() {
             kernel(&engine, "last", &var, |values| values.fill(7));
             issued(&gpu, 1, 0);
             drop(var);
-            // The engine's own deletion cannot be over: it comes after the kernel.
+            // The engine's own deletion cannot be complete, because it follows the kernel.
             assert!(engine.wait_for_all_timeout(MOMENT).is_err());
             let before = gpu.counts();
             let second = device(&engine, 1000);
@@ -321,7 +321,7 @@ fn after_warming_up_memory_comes_from_the_pool() {
 }
 
 #[test]
-fn a_device_without_memory_refuses_a_variable_and_goes_on() {
+fn a_full_device_refuses_a_variable_and_stays_sound() {
     let gpu = SimulatedGpu::builder().memory(1 << 12).build();
     let engine = engine(EngineKind::PerDevice, &gpu);
     let small = device(&engine, 1);
@@ -335,7 +335,7 @@ fn a_device_without_memory_refuses_a_variable_and_goes_on() {
     engine.wait_for_all().unwrap();
 }
 
-/// Functions, what kernels capture, and results are dropped once, whatever becomes of them.
+/// Functions, captures of kernels, and results are dropped once, whatever becomes of them.
 #[test]
 fn everything_captured_by_device_operations_is_dropped_once() {
     for kind in KINDS {
@@ -375,7 +375,7 @@ fn everything_captured_by_device_operations_is_dropped_once() {
     }
 }
 
-/// What an asynchronous operation of a device holds, it holds until its completion is used.
+/// An asynchronous operation of a device holds its variables until its completion is used.
 #[test]
 fn an_asynchronous_operation_of_a_device_ends_with_its_completion() {
     for kind in KINDS {
@@ -413,7 +413,7 @@ fn an_asynchronous_operation_of_a_device_ends_with_its_completion() {
     }
 }
 
-/// Another engine's work on the same device has no order with this one's, and neither disturbs the other.
+/// The work of two engines on one device is not ordered, and neither disturbs the other.
 #[test]
 fn two_engines_share_a_device() {
     watched(|| {
@@ -430,9 +430,10 @@ fn two_engines_share_a_device() {
     });
 }
 
-/// A CPU operation that names what a kernel works on comes after the kernel, and one that does not need not wait.
+/// A CPU operation that names the variables of a kernel runs after the kernel. One that does not name them does not
+/// wait.
 #[test]
-fn a_cpu_operation_comes_after_the_kernels_on_its_variables_and_no_other() {
+fn a_cpu_operation_waits_only_for_the_kernels_on_its_variables() {
     for kind in THREADED {
         watched_for(AWHILE, move || {
             let gpu = manual();
@@ -453,7 +454,7 @@ fn a_cpu_operation_comes_after_the_kernels_on_its_variables_and_no_other() {
     }
 }
 
-/// Readers on the host and on the device share, and a copy from pinned memory does not keep readers of it waiting.
+/// Readers on the host and on the device share, and a copy from pinned memory does not delay its readers.
 #[test]
 fn readers_of_the_host_do_not_wait_for_readers_of_the_device() {
     for kind in THREADED {
@@ -467,7 +468,7 @@ fn readers_of_the_host_do_not_wait_for_readers_of_the_device() {
             let sum = engine.op("sum").submit(host.read(), |host| host.iter().sum::<u64>()).unwrap();
             assert_eq!(sum.wait().unwrap(), 20, "{kind}");
             engine.wait_to_read(&host).unwrap();
-            // A writer has to wait for the copy.
+            // A writer must wait for the copy.
             let mut write = engine.op("write").submit(host.write(), |host| host.fill(9)).unwrap();
             assert!(write.wait_timeout(MOMENT).is_err(), "{kind}");
             gpu.advance(ms(1));
@@ -482,9 +483,9 @@ fn readers_of_the_host_do_not_wait_for_readers_of_the_device() {
     }
 }
 
-/// A device operation starts when what it needs of the CPU is there.
+/// A device operation starts when its dependencies on the CPU are complete.
 #[test]
-fn a_kernel_comes_after_the_cpu_operation_before_it() {
+fn a_kernel_waits_for_the_cpu_operation_before_it() {
     for kind in THREADED {
         watched(move || {
             let gpu = random(6);
@@ -505,7 +506,7 @@ fn a_kernel_comes_after_the_cpu_operation_before_it() {
 }
 
 #[test]
-fn names_of_devices_are_checked() {
+fn an_unknown_device_is_refused() {
     for kind in KINDS {
         let engine = engine(kind, &SimulatedGpu::default());
         let (var, host) = (device(&engine, 1), pinned(&engine, 1));
@@ -528,7 +529,7 @@ fn names_of_devices_are_checked() {
 }
 
 #[test]
-fn properties_that_mean_nothing_on_a_device_are_refused() {
+fn properties_without_a_meaning_on_a_device_are_refused() {
     for kind in KINDS {
         let engine = engine(kind, &SimulatedGpu::default());
         let (var, host) = (device(&engine, 1), pinned(&engine, 1));
@@ -548,9 +549,9 @@ fn properties_that_mean_nothing_on_a_device_are_refused() {
     }
 }
 
-/// A kernel may push, as any code may.
+/// A kernel may push, like any program code.
 #[test]
-fn what_a_kernel_pushes_is_run() {
+fn operations_that_a_kernel_pushes_run() {
     for kind in THREADED {
         watched(move || {
             let gpu = random(8);
@@ -567,9 +568,10 @@ fn what_a_kernel_pushes_is_run() {
     }
 }
 
-/// A call that finds the device's queue full blocks. The lane's thread must not get there, since it looks at the stream too.
+/// A call that finds the device's queue full blocks. The lane's thread must not get there, since it also polls the
+/// stream.
 #[test]
-fn what_is_done_is_known_however_much_more_is_pushed() {
+fn completions_are_noticed_however_many_operations_are_pushed() {
     for kind in THREADED {
         watched_for(AWHILE, move || {
             let gpu = SimulatedGpu::builder()
@@ -583,7 +585,7 @@ fn what_is_done_is_known_however_much_more_is_pushed() {
             let launch = |stream: &mut GpuStream, var: &mut DeviceVec<u64>| {
                 simulated(stream).launch(Duration::ZERO, var, |_| {})
             };
-            // All is there when the lane begins.
+            // All operations are ready when the lane begins.
             let gate = hold_lane(&engine, Property::Normal);
             let first = engine.op("first").on(GPU).submit_launch_any(var.write(), launch).unwrap();
             for _ in 0..2000 {
@@ -591,7 +593,7 @@ fn what_is_done_is_known_however_much_more_is_pushed() {
             }
             gate.open();
             eventually("much is issued", || gpu.counts().launches >= 128);
-            // If it is to be more, it is by now.
+            // If there were more, they would be issued by now.
             thread::sleep(MOMENT);
             gpu.advance(ms(1));
             first.wait().unwrap();
@@ -603,9 +605,9 @@ fn what_is_done_is_known_however_much_more_is_pushed() {
     }
 }
 
-/// Otherwise the device would have nothing to do between the end of what it has and the next look of its lane.
+/// Otherwise the device would be idle between the end of its commands and the next poll of its lane.
 #[test]
-fn a_full_stream_is_given_more_before_the_device_has_done_all_of_it() {
+fn a_full_stream_gets_further_operations_before_it_is_empty() {
     for kind in THREADED {
         watched_for(AWHILE, move || {
             let gpu =
@@ -621,7 +623,7 @@ fn a_full_stream_is_given_more_before_the_device_has_done_all_of_it() {
             thread::sleep(MOMENT);
             let (full, marks) = (gpu.counts().launches, gpu.counts().marks);
             assert!(marks <= 4, "{marks} marks for {full} operations");
-            // Three quarters of it.
+            // Three quarters of the commands.
             gpu.advance(ms(full * 3 / 4));
             eventually("more is issued", || gpu.counts().launches >= full + full / 2);
             while engine.wait_for_all_timeout(ms(1)).is_err() {
@@ -631,10 +633,10 @@ fn a_full_stream_is_given_more_before_the_device_has_done_all_of_it() {
     }
 }
 
-/// Between two looks at a stream its thread sleeps for less time than the system may put wake-ups off by.
+/// Between two polls of a stream its thread sleeps for less time than the system's default timer slack.
 #[test]
 #[cfg(all(target_os = "linux", not(miri)))]
-fn sleeps_of_a_lanes_thread_end_in_time() {
+fn the_thread_of_a_lane_sleeps_for_a_short_time() {
     let gpu = manual();
     let engine = engine(EngineKind::PerDevice, &gpu);
     let slack = || {

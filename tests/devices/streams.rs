@@ -1,4 +1,4 @@
-//! Streams of the program's own, which operations issue work on.
+//! Streams of the program's own, on which operations issue work.
 
 use crate::common::shapes::*;
 use std::{
@@ -21,14 +21,14 @@ fn own(gpu: &SimulatedGpu) -> ImportedStream {
     ImportedStream::simulated(gpu).expect("the device is sound")
 }
 
-/// Launches a kernel that makes each value seven times what it was, plus `term`: no two of them can be exchanged.
+/// Launches a kernel that multiplies each value by seven and adds `term`, so that no two such kernels commute.
 fn fold(stream: &mut GpuStream, values: &mut DeviceVec<u64>, term: u64) -> Result<(), DeviceError> {
     simulated(stream).launch(Duration::ZERO, values, move |values| {
         values.iter_mut().for_each(|value| *value = value.wrapping_mul(7).wrapping_add(term));
     })
 }
 
-/// What the terms make of 1.
+/// Returns the result of the terms, beginning with 1.
 fn folded(terms: impl IntoIterator<Item = u64>) -> u64 {
     terms.into_iter().fold(1, |value: u64, term| value.wrapping_mul(7).wrapping_add(term))
 }
@@ -43,9 +43,9 @@ fn fold_on(engine: &Engine, property: Property, values: &Var<DeviceVec<u64>>, ow
     pushed.expect("the engine is open");
 }
 
-/// Everything on either side of an imported stream is where it belongs, in whatever order the device takes what has none.
+/// Commands before and after those of an imported stream keep their order, whatever the device picks first.
 #[test]
-fn what_is_issued_on_an_imported_stream_is_in_order_with_all_operations() {
+fn work_on_an_imported_stream_is_ordered_with_all_operations() {
     for kind in KINDS {
         watched(move || {
             for seed in 0..fewer(60) as u64 {
@@ -56,7 +56,7 @@ fn what_is_issued_on_an_imported_stream_is_in_order_with_all_operations() {
                 upload(&engine, &var, vec![1]);
                 fold_on(&engine, Property::Normal, &var, &own, 1);
                 kernel(&engine, "on the lane", &var, |values| values[0] = values[0] * 7 + 2);
-                // Before, on the imported stream, and behind, in one operation.
+                // On the lane's stream before and after, and on the imported stream between, in one operation.
                 let launch = |stream: &mut GpuStream, (values, own): (&mut DeviceVec<u64>, &mut ImportedStream)| {
                     fold(stream, values, 3)?;
                     stream.include(own, |own| fold(own, values, 4).and_then(|()| fold(own, values, 5)))??;
@@ -102,18 +102,18 @@ fn imported_streams_can_be_nested() {
     }
 }
 
-/// The host waits for nothing: with a device that stands still, operations of two lanes on one imported stream are all
-/// issued. Each costs its two events and two waits; what goes from lane to lane costs what it always does; what stays on its
-/// lane costs nothing.
+/// The host waits for nothing: on a stalled device, operations of two lanes on one imported stream are all issued.
+/// Each costs two events and two waits. A dependency between lanes costs what it always does, and one inside a lane
+/// costs nothing.
 #[test]
-fn an_imported_stream_costs_two_events_and_two_waits_and_those_who_use_none_pay_nothing() {
+fn an_imported_stream_costs_two_events_and_two_waits() {
     watched(|| {
         let gpu = manual();
         let engine = engine(EngineKind::PerDevice, &gpu);
         let own = engine.stream_var(own(&gpu));
         let [a, b] = [(); 2].map(|()| device(&engine, 1));
         gpu.stall();
-        // The last ones come behind the kernel.
+        // The last ones are behind the kernel.
         let cost = |expected: u64| {
             eventually("the events and waits are issued", || {
                 let counts = gpu.counts();
@@ -127,7 +127,7 @@ fn an_imported_stream_costs_two_events_and_two_waits_and_those_who_use_none_pay_
         (0..50).for_each(|term| fold_on(&engine, Property::Normal, &a, &own, term));
         issued(&gpu, 100, 0);
         cost(100);
-        // The other lane comes after the last one by an event of its stream, as after any operation.
+        // The other lane follows the last operation by an event of its stream, as after any operation.
         fold_on(&engine, Property::GpuPrioritized, &b, &own, 1);
         issued(&gpu, 101, 0);
         cost(103);
@@ -164,7 +164,7 @@ fn an_operation_is_complete_when_its_work_on_an_imported_stream_is_done() {
 }
 
 #[test]
-fn a_stream_of_another_device_is_refused_and_its_function_not_called() {
+fn a_stream_of_another_device_is_refused_before_the_function() {
     for kind in KINDS {
         watched(move || {
             let gpus = [SimulatedGpu::default(), SimulatedGpu::default()];
@@ -192,10 +192,10 @@ fn a_stream_of_another_device_is_refused_and_its_function_not_called() {
     }
 }
 
-/// Its work is the operation's also when the function ends by a panic or an error: who overwrites the variable afterwards
-/// comes after it.
+/// The work is a part of the operation also if the function ends by a panic or an error: an operation that overwrites
+/// the variable later follows it.
 #[test]
-fn what_was_issued_before_a_panic_or_an_error_is_in_order_all_the_same() {
+fn work_issued_before_a_panic_or_an_error_is_ordered() {
     for kind in KINDS {
         for panics in [false, true] {
             watched(move || {
@@ -218,7 +218,7 @@ fn what_was_issued_before_a_panic_or_an_error_is_in_order_all_the_same() {
                     );
                     failure(launch.unwrap().wait());
                     upload(&engine, &var, vec![1]);
-                    // The failure of one operation is not the next one's.
+                    // The failure of one operation does not fail the next one.
                     fold_on(&engine, Property::Normal, &var, &own, 1);
                     assert_eq!(download(&engine, &var, 1), [folded([1])], "{kind}, seed {seed}");
                 }
@@ -227,9 +227,10 @@ fn what_was_issued_before_a_panic_or_an_error_is_in_order_all_the_same() {
     }
 }
 
-/// A refusal before the function fails the operation, one after it is made up for; the device is sound in any case.
+/// A refused call before the function fails the operation. A refused call after it is repeated. The device stays sound
+/// in both cases.
 #[test]
-fn a_refusal_at_any_call_of_an_imported_stream_fails_one_operation_or_is_made_up_for() {
+fn a_refused_call_on_an_imported_stream_fails_one_operation_or_is_repeated() {
     for kind in KINDS {
         watched(move || {
             let mut outcomes = Vec::new();
@@ -267,7 +268,7 @@ fn a_refusal_at_any_call_of_an_imported_stream_fails_one_operation_or_is_made_up
 }
 
 #[test]
-fn a_device_lost_while_an_imported_stream_is_included_fails_the_operation_and_all_that_come() {
+fn a_loss_while_a_stream_is_included_fails_this_and_later_operations() {
     for kind in KINDS {
         watched(move || {
             let gpu = SimulatedGpu::default();
@@ -278,7 +279,7 @@ fn a_device_lost_while_an_imported_stream_is_included_fails_the_operation_and_al
             let launch = engine.op("lose").on(GPU).submit_launch_any(
                 (var.write(), own.overwrite()),
                 move |stream, (values, own)| {
-                    // That the function goes on as if nothing had happened helps nobody.
+                    // The function ignores the error, which changes nothing.
                     let _ = stream.include(own, |own| {
                         pulled.lose();
                         fold(own, values, 1)
@@ -296,10 +297,10 @@ fn a_device_lost_while_an_imported_stream_is_included_fails_the_operation_and_al
     }
 }
 
-/// A device that does not put the stream in order again, however often it is asked, is given up. Nobody is told anything
-/// else, and nothing that comes is called.
+/// A device that refuses every attempt to order the stream again is given up. All operations report that, and no later
+/// function is called.
 #[test]
-fn a_device_that_refuses_the_end_of_an_imported_stream_for_good_is_given_up() {
+fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
     for kind in KINDS {
         watched(move || {
             let gpu = SimulatedGpu::default();
@@ -312,7 +313,7 @@ fn a_device_that_refuses_the_end_of_an_imported_stream_for_good_is_given_up() {
             let launch = engine.op("try").on(GPU).submit_launch_any(
                 (vars[0].write(), own.overwrite()),
                 move |stream, (values, own)| {
-                    // What the function makes of the error does not matter.
+                    // The function ignores the error, which does not matter.
                     let _ = stream.include(own, |own| {
                         fold(own, values, 1).expect("the device is sound");
                         refusing.refuse_from(1);
@@ -339,9 +340,9 @@ fn a_device_that_refuses_the_end_of_an_imported_stream_for_good_is_given_up() {
     }
 }
 
-/// Not by way of a variable: the lane's thread alone has it.
+/// Without a variable: only the lane's thread has the stream.
 #[test]
-fn a_stream_that_is_dropped_with_work_under_way_leaves_the_work_alone() {
+fn the_drop_of_a_stream_leaves_its_work_in_flight() {
     for kind in THREADED {
         watched(move || {
             let gpu = manual();

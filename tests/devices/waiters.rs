@@ -1,4 +1,4 @@
-//! What comes to a device's lane to wait there, and what is pushed from inside a device operation's function.
+//! Operations that wait at the lane of a device, and operations that the function of a device operation pushes.
 
 use crate::common::shapes::*;
 use std::{
@@ -15,9 +15,9 @@ use raddle::{Device, Engine, EngineKind, PushError, SimulatedGpu, WaitError, sim
 use super::{GPU, builder, device, engine, hold_lane, issued, kernel, manual, ms, pinned, reading_kernel, simulated};
 use crate::common::{AWHILE, Gate, KINDS, SOON, THREADED, occupy, watched, watched_for};
 
-/// A wait is for what was pushed before it, however many readers come after it.
+/// A wait covers the operations that were pushed before it, however many readers follow.
 #[test]
-fn a_wait_ends_although_there_is_always_a_later_reader_under_way() {
+fn a_wait_ends_although_a_later_reader_is_always_in_flight() {
     for kind in THREADED {
         watched_for(AWHILE, move || {
             let gpu = manual();
@@ -30,7 +30,7 @@ fn a_wait_ends_although_there_is_always_a_later_reader_under_way() {
             issued(&gpu, pushed, 0);
             let (waiting, waited) = (engine.clone(), var.clone());
             let waiter = thread::spawn(move || waiting.wait_for_var(&waited));
-            // One kernel ends with each round, and another one is under way at its end.
+            // One kernel ends in each round, and another one is in flight at its end.
             for _ in 0..2_000 {
                 reader();
                 pushed += 1;
@@ -49,10 +49,11 @@ fn a_wait_ends_although_there_is_always_a_later_reader_under_way() {
     }
 }
 
-/// The deletion of an operator lets later readers of its variables run beside it, and waits for none of them. It is in the
-/// workers' injector when the device gets the reader, and must not come there a second time when the device has done that.
+/// The deletion of an operator lets later readers of its variables run beside it, and waits for none of them. It is in
+/// the workers' injector when the device gets the reader, and must not enter the injector again when the device is
+/// done.
 #[test]
-fn the_deletion_of_an_operator_does_not_wait_for_what_a_device_reads_later() {
+fn the_deletion_of_an_operator_does_not_wait_for_later_readers_on_a_device() {
     for kind in THREADED {
         watched_for(AWHILE, move || {
             let gpu = manual();
@@ -80,7 +81,7 @@ impl Drop for OpensOnDrop {
     }
 }
 
-/// A guest has nothing to do with the priorities of what is to be issued.
+/// A cross-lane waiter is independent of the priorities of operations that are to be issued.
 #[test]
 fn a_wait_ends_although_operations_of_higher_priority_keep_the_lane_busy() {
     fn again(engine: &Engine, stop: &Arc<AtomicBool>) {
@@ -116,17 +117,17 @@ fn a_wait_ends_although_operations_of_higher_priority_keep_the_lane_busy() {
     }
 }
 
-/// Kernels of a chunk are issued together, not the first ones of all chunks before the second ones: else the copy out of
-/// one waits for the copies in of others.
+/// The kernels of a chunk are issued together. If the first kernels of all chunks came before the second ones, the
+/// copy out of one chunk would wait for the copies in of others.
 #[test]
-fn chunks_that_go_through_two_kernels_are_copied_in_and_out_side_by_side() {
+fn chunks_with_two_kernels_each_are_copied_in_and_out_concurrently() {
     const CHUNKS: u64 = 40;
     watched_for(AWHILE, || {
         let gpu = manual();
         let engine = engine(EngineKind::PerDevice, &gpu);
         // 1,000 bytes, which take a millisecond to copy.
         let ring: Vec<_> = (0..4).map(|_| (pinned(&engine, 125), device(&engine, 125), pinned(&engine, 125))).collect();
-        // Several chunks are there when the first kernels are issued.
+        // Several chunks are ready when the first kernels are issued.
         let gate = hold_lane(&engine, Property::Normal);
         for chunk in 0..CHUNKS {
             let (host, device, back) = &ring[chunk as usize % 4];
@@ -144,15 +145,15 @@ fn chunks_that_go_through_two_kernels_are_copied_in_and_out_side_by_side() {
         issued(&gpu, 0, ring.len() as u64);
         gate.open();
         issued(&gpu, 2 * CHUNKS, 2 * CHUNKS);
-        // Later chunks may be issued before it is known what comes after them, and cost a little.
+        // Later chunks may be issued before their dependent operations are known, which costs a little time.
         gpu.advance(ms(CHUNKS + 2 + 6));
         engine.wait_for_all().unwrap();
     });
 }
 
-/// Also where the operation of the CPU is not ready when the device's is issued.
+/// This holds also if the operation of the CPU is not ready when the device's is issued.
 #[test]
-fn an_operation_of_the_cpu_waits_for_nothing_that_was_issued_behind_what_it_comes_after() {
+fn an_operation_of_the_cpu_does_not_wait_for_work_issued_behind_its_dependency() {
     for kind in THREADED {
         watched_for(AWHILE, move || {
             let gpu = manual();
@@ -161,7 +162,7 @@ fn an_operation_of_the_cpu_waits_for_nothing_that_was_issued_behind_what_it_come
             let (token, gate) = (engine.token(), Gate::new());
             let inside = gate.clone();
             engine.op("held").writes([&token]).push_sync(move |_| inside.pass()).unwrap();
-            // Each takes a millisecond. Everything is pushed before the lane begins.
+            // Each kernel takes a millisecond. All operations are pushed before the lane begins.
             let lane = hold_lane(&engine, Property::Normal);
             kernel(&engine, "under way", &first, |_| {});
             kernel(&engine, "awaited", &var, |_| {});
@@ -182,9 +183,9 @@ fn an_operation_of_the_cpu_waits_for_nothing_that_was_issued_behind_what_it_come
     }
 }
 
-/// The function has references to what its device is going to work on; nothing of the program's may find them there.
+/// The function has references to values that its device is about to use, so no other program code may run inside it.
 #[test]
-fn nothing_that_a_device_operations_function_pushes_runs_inside_it() {
+fn operations_pushed_in_a_device_function_do_not_run_inside_it() {
     for kind in KINDS {
         watched(move || {
             let gpu = SimulatedGpu::default();
@@ -209,7 +210,7 @@ fn nothing_that_a_device_operations_function_pushes_runs_inside_it() {
 }
 
 #[test]
-fn a_device_operations_function_cannot_wait_nor_push_on_another_naive_engine() {
+fn a_device_function_can_neither_wait_nor_push_on_another_naive_engine() {
     for kind in KINDS {
         watched(move || {
             let gpu = SimulatedGpu::default();
@@ -231,9 +232,10 @@ fn a_device_operations_function_cannot_wait_nor_push_on_another_naive_engine() {
     }
 }
 
-/// What gives something back runs whatever has failed, also the device. Its stream refuses everything then.
+/// An operation that releases something runs after every failure, also after the loss of the device, whose stream then
+/// refuses every call.
 #[test]
-fn what_always_runs_does_so_on_a_lost_device() {
+fn an_operation_that_always_runs_does_so_on_a_lost_device() {
     for kind in KINDS {
         for property in [Property::DeleteVar, Property::NoSkip] {
             watched(move || {
@@ -245,7 +247,7 @@ fn what_always_runs_does_so_on_a_lost_device() {
                 assert!(engine.wait_for_var(&var).is_err());
                 let ran = Arc::new(AtomicBool::new(false));
                 let at_run = Arc::clone(&ran);
-                let launch = engine.op("gives back").on(Device::Gpu(0)).kind(property);
+                let launch = engine.op("releases").on(Device::Gpu(0)).kind(property);
                 launch.launch_any(var.write(), move |_, _| at_run.store(true, SeqCst)).unwrap();
                 assert!(engine.wait_for_var(&var).is_err(), "the failure stays");
                 assert!(ran.load(SeqCst), "{kind} {property:?}");
