@@ -62,7 +62,8 @@ use crate::{
     label = "not a declaration of accesses",
     note = "declare a variable: `.read()`, `.write()` or `.overwrite()`; declare the operation's context: `raddle::cx()`",
     note = "a tuple has at most twelve elements: nest tuples beyond twelve",
-    note = "collect an iterator of declarations into a `Vec`"
+    note = "collect an iterator of declarations into a `Vec`",
+    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, or a tuple, an array or a struct of those"
 )]
 pub trait Accesses: sealed::Sealed {
     /// What the function gets.
@@ -91,6 +92,10 @@ pub trait Accesses: sealed::Sealed {
 pub(crate) mod sealed {
     use super::Entries;
 
+    #[diagnostic::on_unimplemented(
+        message = "`{Self}` does not declare what an operation reads and mutates",
+        label = "not a declaration of accesses"
+    )]
     pub trait Sealed {}
 
     /// What `#[derive(Accesses)]` implements beside [`Accesses`](super::Accesses).
@@ -100,6 +105,7 @@ pub(crate) mod sealed {
     /// 2. `refs` calls those of each field once, with what the field has captured.
     pub unsafe trait Derived {}
 
+    #[diagnostic::do_not_recommend]
     impl<A: Derived> Sealed for A {}
 
     /// Where accesses declare themselves.

@@ -282,10 +282,12 @@ impl<'e> OpBuilder<'e> {
 
     // ------------------------------------------------------------------------------------------------ on a worker ----
 
-    /// Pushes an operation whose function returns nothing.
+    /// Pushes an operation whose function returns nothing. For a function that returns a `Result` use
+    /// [`try_push`](Self::try_push) or [`submit`](Self::submit).
     ///
     /// The function gets what `accesses` declares: references to values, and the operation's context for
-    /// [`cx()`](crate::cx). `()` declares nothing, for operations over untyped variables alone.
+    /// [`cx()`](crate::cx). `()` declares nothing, for operations over untyped variables alone. The function cannot
+    /// assign to variables of its caller, since it may outlive the caller; `submit` returns a value.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
