@@ -158,7 +158,7 @@ fn run(options: &Options, out: &mut dyn Write) -> Result<(), Box<dyn Error>> {
         let busy = |now: Duration, before: Duration| part(now - before);
         writeln!(
             out,
-            "its engines were busy for {:.0} % of the time with copies in, {:.0} % with kernels, {:.0} % with copies out",
+            "the device was busy for {:.0} % of the time with copies in, {:.0} % with kernels, {:.0} % with copies out",
             busy(used.copy_in.busy, usage.copy_in.busy),
             busy(used.compute[0].busy, usage.compute[0].busy),
             busy(used.copy_out.busy, usage.copy_out.busy),
