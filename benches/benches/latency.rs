@@ -156,7 +156,7 @@ impl Notes {
 
     #[inline]
     fn note(&self, i: usize, since: u64) {
-        // Relaxed: read after all operations have been waited for.
+        // Relaxed: read after a wait for all operations.
         self.slots[i].store(self.now().saturating_sub(since) + 1, Ordering::Relaxed);
     }
 
@@ -348,7 +348,7 @@ fn saturated(engine: &Engine, due: &[u64], kind: Kind, fillers: usize, iteration
         }
         let since = start + Duration::from_nanos(due[i]);
         let f = move |_: &OpContext<'_>| {
-            // Relaxed: read after all operations have been waited for.
+            // Relaxed: read after a wait for all operations.
             notes.slots[i].store(since.elapsed().as_nanos() as u64 + 1, Ordering::Relaxed);
         };
         let op = engine.op("").priority(kind.priority).property(kind.property).writes([&probes[i % 64]]);

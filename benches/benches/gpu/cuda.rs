@@ -159,7 +159,7 @@ fn threads(one_stream: bool, count: usize) -> f64 {
             let at = address(word, stream);
             let (barrier, kernels, context) = (&barrier, &hand.kernels, &hand.context);
             scope.spawn(move || {
-                context.bind_to_thread().expect("it is there");
+                context.bind_to_thread().expect("the context is alive");
                 barrier.wait();
                 for _ in 0..count / THREADS {
                     // SAFETY: only this thread uses the word, on one stream. `hand` outlives the thread, and its
