@@ -275,10 +275,9 @@ fn ends(bed: &Bed, engine: &Engine, count: usize) -> Vec<f64> {
 fn from_device(bed: &Bed, report: &mut Report) {
     let count = machine::choose(3_000, 30);
     let note = format!(
-        "A kernel of {KERNEL:?}, and an operation of the CPU behind it, on an engine with one worker and one thread for the \
-         device; nothing else is under way. From the call that \
-         launches the kernel to the start of the operation, less the kernel's time{}, in ns, of {count}. What a launch takes \
-         by itself is a part of it unless it is known.",
+        "A kernel of {KERNEL:?} and a CPU operation that depends on it, on an otherwise idle engine with one worker \
+         and one thread for the device. From the call that launches the kernel to the start of the operation, less \
+         the kernel's time{}, in ns, of {count}. The time of the launch itself is included unless it is known.",
         if bed.latency.is_zero() { "" } else { " and the launch's" },
     );
     let mut table =
@@ -360,8 +359,8 @@ struct Buffers {
 fn overlap(bed: &Bed, report: &mut Report) {
     let rounds = machine::rounds(5);
     let note = format!(
-        "Chunks are copied in, two kernels work on them, and they are copied out; four buffers on the device. Each part alone, then all \
-         of it; ms, of {rounds}. *overlap*: the longest part's time by the time of all."
+        "Chunks are copied in, processed by two kernels, and copied out; four buffers on the device. Each part alone, \
+         then all parts together; ms, of {rounds}. *overlap*: the longest part's time by the time of all."
     );
     let columns = ["chunk", "copies in", "kernels", "copies out", "all", "the parts' sum", "overlap"];
     let mut table = Table::new("overlap", "Copies and kernels side by side", &note, &columns);
@@ -450,8 +449,8 @@ fn fault(bed: &Bed, report: &mut Report) {
     let rounds = machine::rounds(20);
     let mut figures: Vec<f64> = (0..rounds).map(|_| (bed.fault)() / 1000.0).collect();
     let note = format!(
-        "{THREADS} threads wait for variables behind kernels of a device that is lost; until the last of them has the error, \
-         in µs, of {rounds}."
+        "{THREADS} threads wait for variables of a device that is lost; the time until the last of them has the \
+         error, in µs, of {rounds}."
     );
     let mut table = Table::new("fault", "A loss, until all who wait know", &note, &["", "p50", "longest"]);
     let cells = [0.5, 1.0].map(|q| number(quantile(&mut figures, q)));
@@ -538,10 +537,10 @@ fn simulated() -> Bed {
             now
         })
     };
-    let mut note = "**Simulated: no GPU was used.** The device's times are made up".to_owned();
+    let mut note = "**Simulated: no GPU was used.** The device's times are invented".to_owned();
     note += &format!(
-        ": launches take {LATENCY:?}, copies {} GB/s, and nothing at all takes time where kernels do nothing. Its calls and \
-         its kernels are the processor's work, and a part of all figures.",
+        ": launches take {LATENCY:?}, copies {} GB/s, and empty kernels take no time. The CPU runs its calls and \
+         kernels, whose cost is a part of all figures.",
         BANDWIDTH / 1_000_000_000,
     );
     Bed {
