@@ -93,7 +93,7 @@ pub fn occupy(engine: &Engine) -> std::sync::mpsc::Sender<()> {
     let (go, gone) = std::sync::mpsc::channel::<()>();
     let (busy, is_busy) = std::sync::mpsc::channel();
     let f = move |_: &OpContext<'_>| {
-        busy.send(()).expect("somebody waits for it");
+        busy.send(()).expect("the pushing thread waits");
         // Ends when the sender is dropped.
         _ = gone.recv();
     };

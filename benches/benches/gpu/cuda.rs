@@ -18,7 +18,7 @@ use raddle::{
 };
 use raddle_benches::shapes::*;
 
-use super::{Bed, DeviceWords, GPU, KERNEL, Peer, Peers, SMALL, THREADS, told, word};
+use super::{Bed, DeviceWords, GPU, KERNEL, Peer, Peers, SMALL, THREADS, until_reported, word};
 
 /// Set in the child process that loses its device.
 const INSIDE: &str = "RADDLE_GPU_BENCH_INSIDE";
@@ -230,7 +230,7 @@ pub fn lose_inside() {
         };
         engine.op("step").on(GPU).launch_any(var.write(), step).expect("push");
     }
-    let nanos = told(&engine, &vars, || {
+    let nanos = until_reported(&engine, &vars, || {
         drop(go);
         *TIME.wait()
     });

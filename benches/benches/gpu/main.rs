@@ -420,7 +420,7 @@ fn percent(part: f64) -> Cell {
 
 /// Starts threads that wait for variables of the device, and calls `lose`, which returns the time of the loss.
 /// Returns the time from the loss until the last thread had the error, in ns.
-fn told(engine: &Engine, vars: &[Var<DeviceWords>], lose: impl FnOnce() -> Instant) -> f64 {
+fn until_reported(engine: &Engine, vars: &[Var<DeviceWords>], lose: impl FnOnce() -> Instant) -> f64 {
     let barrier = Barrier::new(vars.len() + 1);
     thread::scope(|scope| {
         let mut waiters = vec![];
@@ -531,7 +531,7 @@ fn simulated() -> Bed {
             });
             op.expect("push");
         }
-        told(&engine, &vars, || {
+        until_reported(&engine, &vars, || {
             let now = Instant::now();
             gpu.lose();
             now

@@ -226,7 +226,7 @@ impl Program {
 struct Record {
     accepted: AtomicU32,
     runs: AtomicU32,
-    told: AtomicU32,
+    reported: AtomicU32,
 }
 
 #[derive(Default)]
@@ -602,7 +602,7 @@ impl World {
                 self.violation(format!("operation {id} succeeded: {ran}, but its handle returned {other:?}"));
             }
         }
-        self.records[id].told.fetch_add(1, SeqCst);
+        self.records[id].reported.fetch_add(1, SeqCst);
     }
 
     fn enter(&self, phase: &str) {
@@ -612,7 +612,7 @@ impl World {
     fn position(&self) -> String {
         let records = self.records.iter().map(|record| {
             let load = |count: &AtomicU32| count.load(SeqCst);
-            (load(&record.accepted), load(&record.runs), load(&record.told))
+            (load(&record.accepted), load(&record.runs), load(&record.reported))
         });
         let engines = self.engines.iter().map(|state| (state.begun.load(SeqCst), state.cancelled.load(SeqCst)));
         format!(

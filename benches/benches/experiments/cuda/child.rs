@@ -118,7 +118,7 @@ impl Part {
             return Ok(());
         }
         let (first, count) = (&missing[0], missing.len());
-        Err(format!("{} has not told {count} figures, the first of them {first}: {}", self.name, self.how()))
+        Err(format!("{} has not printed {count} figures, the first of them {first}: {}", self.name, self.how()))
     }
 }
 

@@ -33,9 +33,9 @@ pub const EXPERIMENT: Experiment = Experiment {
 const WAYS: [(&str, &str); 5] = [
     ("spin", "an operation, workers spin"),
     ("default", "an operation, by default"),
-    ("sharp", "by hand: a look each 50 µs, slack of 1 ns"),
-    ("blunt", "by hand: a look each 50 µs, slack of 50 µs"),
-    ("wait", "by hand: cuStreamSynchronize"),
+    ("sharp", "without an engine: a poll every 50 µs, slack of 1 ns"),
+    ("blunt", "without an engine: a poll every 50 µs, slack of 50 µs"),
+    ("wait", "without an engine: cuStreamSynchronize"),
 ];
 
 fn run() -> Outcome {

@@ -36,7 +36,7 @@ const BATCH: usize = 256;
 fn run() -> Outcome {
     let part = child::run("launch", &[], &[], 20)?.well()?;
     let columns =
-        ["threads", "by hand, a call", "that by the threads", "engine, an operation", "engine, its lane's call"];
+        ["threads", "direct, a call", "that by the threads", "engine, an operation", "engine, its lane's call"];
     let mut table = Table::new("launch", "", "", &columns);
     let of = |kind: &str, threads: usize| part.get(&format!("{kind}.{threads}"));
     for threads in THREADS {
@@ -48,9 +48,9 @@ fn run() -> Outcome {
     let (one, four) = (of("all", 1), of("all", 4));
     let gain = one / four;
     let follows = if gain >= 2.0 {
-        "threads launch side by side, so a lane for each purpose pays"
+        "threads launch in parallel, so a lane for each purpose pays off"
     } else if gain >= 1.1 {
-        "threads hold each other up, but launch more than one alone"
+        "threads block each other, but launch more than one thread alone"
     } else {
         "THREADS LAUNCH NO MORE THAN ONE ALONE, so more lanes bring nothing where launches are the bound"
     };

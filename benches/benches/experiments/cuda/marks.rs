@@ -50,7 +50,7 @@ fn run() -> Outcome {
     }
     println!("{}", table.markdown());
     if bad.is_empty() {
-        return Ok(format!("all values and orders were right ({}); both sorts of marks can be used", good.join("; ")));
+        return Ok(format!("all values and orders were right ({}); both kinds of marks can be used", good.join("; ")));
     }
     let good = if good.is_empty() { "nothing".to_owned() } else { good.join("; ") };
     Ok(format!("NOT RIGHT: {}; right: {good}; what is not right must not be the default", bad.join("; ")))

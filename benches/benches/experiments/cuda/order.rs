@@ -47,7 +47,7 @@ fn run() -> Outcome {
     if wrong.is_empty() {
         return Ok(format!("in none of {copies} copies was anything old seen behind the mark; marks may be relied on"));
     }
-    Ok(format!("SOMETHING OLD WAS SEEN BEHIND A MARK ({}): that sort of mark must not be used", wrong.join("; ")))
+    Ok(format!("SOMETHING OLD WAS SEEN BEHIND A MARK ({}): that kind of mark must not be used", wrong.join("; ")))
 }
 
 /// Words of a copy.

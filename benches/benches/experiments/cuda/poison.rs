@@ -23,7 +23,7 @@ use super::{
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "poison",
-    about: "a kernel with an illegal address: how soon those who wait have the error, with both sorts of marks; what \
+    about: "a kernel with an illegal address: how soon the waiters have the error, with both kinds of marks; what \
             the driver's functions return afterwards; whether the process ends, and can open the GPU again",
     run,
     part,
@@ -37,7 +37,7 @@ const WAITERS: usize = 16;
 
 fn run() -> Outcome {
     let mut table =
-        Table::new("poison", "", "", &["marks, then", "first told, µs", "last told, µs", "exit, ms", "end"]);
+        Table::new("poison", "", "", &["marks, then", "first error, µs", "last error, µs", "exit, ms", "end"]);
     let (mut slowest, mut hangs, mut reopened) = (0.0f64, vec![], vec![]);
     for (mode, then) in ["counter", "events"].iter().flat_map(|mode| ["drop", "leave"].map(|then| (mode, then))) {
         let part = child::run("poison", &["engine", then], &[("RADDLE_CUDA_MARKS", mode), EAGER], 10)?;
@@ -86,7 +86,7 @@ fn run() -> Outcome {
     let reopening: Vec<_> = reopening.collect();
     let soon = if slowest <= 5_000.0 { "within" } else { "LATER than" };
     Ok(format!(
-        "all who wait were told after {slowest:.0} µs, {soon} the 5 ms that the engine means to keep; the driver \
+        "all waiters had the error after {slowest:.0} µs, {soon} the engine's limit of 5 ms; the driver \
          itself noticed after {noticed:.0} µs; a counter behind the kernel {counter}; these still returned 0: {}; at \
          the end: {exits}{calls_end}; after dropping all, can it be opened again? {}",
         if sound.is_empty() { "none".to_owned() } else { sound.join(", ") },
