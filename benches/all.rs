@@ -1,6 +1,7 @@
-//! Runs every benchmark: `cargo bench`. Words after `--` choose some of them: `cargo bench -- push_run latency`.
+//! Runs every benchmark: `cargo bench`. Words after `--` select some of them: `cargo bench -- push_run latency`.
 //!
-//! They are in a package of their own, with what they compare raddle with, so that nothing else has to build that.
+//! The benchmarks and the runtimes that they compare raddle with are in a separate package, so that other builds do not
+//! need them.
 
 use std::{
     env,

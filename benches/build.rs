@@ -1,4 +1,4 @@
-//! Notes which compiler builds the benchmarks, for their tables.
+//! Records the compiler that builds the benchmarks, for their tables.
 
 use std::{env, process::Command};
 

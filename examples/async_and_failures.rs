@@ -1,19 +1,17 @@
-//! Asynchronous operations, and what happens when operations fail.
+//! Asynchronous operations, and how failures propagate.
 //!
 //! ```text
 //! cargo run --example async_and_failures
 //! ```
 //!
-//! The program prints what it sees and asserts it at the same time. It shows
+//! The program prints and asserts each result. It shows
 //!
-//! * an operation that is completed by another thread and meanwhile keeps no
-//!   worker busy;
-//! * operations that fail: by a result, by a panic, by asynchronous I/O that
-//!   does not work out, and by a completion that gets lost;
-//! * that the operations depending on a failed one are skipped, that all
-//!   others run, and that whoever waits gets the original error;
-//! * how a failed variable is brought back to life: `clear_error` and
-//!   `overwrite`;
+//! * an operation that another thread completes and that meanwhile occupies no worker;
+//! * operations that fail: by a result, by a panic, by asynchronous I/O that fails, and by a completion that is
+//!   dropped;
+//! * that operations which depend on a failed one are skipped, that all others run, and that waits return the original
+//!   error;
+//! * two ways to make a failed variable usable again: `clear_error` and `overwrite`;
 //! * waiting with a time limit.
 
 #![forbid(unsafe_code)]
@@ -38,25 +36,22 @@ fn main() -> Result<(), Box<dyn Error>> {
     recovery()?;
     waiting_with_a_limit()?;
 
-    println!("\nAll of this was as expected.");
+    println!("\nAll results were as expected.");
     Ok(())
 }
 
-/// An asynchronous operation starts something and returns. The variables that
-/// it names stay reserved until its `Completion` is completed, which any
-/// thread may do at any time.
+/// The function of an asynchronous operation starts work and returns. The operation keeps its variables until its
+/// `Completion` is completed, which any thread may do at any time.
 fn reading_a_file() -> Result<(), Box<dyn Error>> {
     println!("# An asynchronous read");
     let path = env::temp_dir().join(format!("raddle-example-{}.txt", process::id()));
     fs::write(&path, "3 1 4 1 5")?;
 
-    // There is a single worker, so that the read would stop everything if it
-    // kept the worker busy.
+    // With a single worker, the program would hang if the read occupied it.
     let engine = Engine::builder().workers(1).build()?;
 
-    // A token is a variable without a value. It may stand for anything, here
-    // for the text that the mutex holds. The mutex is there for the compiler;
-    // the engine sees to it that nobody ever has to wait for it.
+    // A token is a variable without a value. It can stand for anything, here for the text in the mutex. The mutex
+    // satisfies the compiler; it is never contended, since the engine orders the accesses.
     let loaded = engine.token();
     let text = Arc::new(Mutex::new(String::new()));
 
@@ -65,15 +60,14 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
         let (text, path) = (Arc::clone(&text), path.clone());
         move |(), done| {
             thread::spawn(move || {
-                // The disk is slow: it does not answer before the computation
-                // below has run, on the only worker there is.
+                // The disk is slow: it answers only after the computation below has run on the only worker.
                 let content = going.recv().map_err(io::Error::other).and_then(|sum: u64| {
                     println!("  the disk answers after the computation of {sum}");
                     fs::read_to_string(path)
                 });
                 match content {
                     Ok(content) => {
-                        *text.lock().expect("nobody panics while holding it") = content;
+                        *text.lock().expect("no thread panics while holding the lock") = content;
                         done.complete();
                     }
                     Err(error) => done.fail(error),
@@ -82,21 +76,21 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
         }
     })?;
 
-    // This one reads the token, and so it waits for the disk.
+    // `parse` reads the token, so it waits for the disk.
     let numbers = engine.var(Vec::new());
     engine.op("parse").reads([&loaded]).try_push(numbers.write(), move |numbers| {
-        let text = text.lock().expect("nobody panics while holding it");
+        let text = text.lock().expect("no thread panics while holding the lock");
         for word in text.split_whitespace() {
             numbers.push(word.parse::<u32>()?);
         }
         Ok(())
     })?;
 
-    // This one has nothing to do with the file and runs at once.
+    // `compute` does not depend on the file, so it runs immediately.
     let sum = engine.var(0_u64);
     engine.op("compute").push(sum.write(), move |sum| {
         *sum = (1..=1000).sum();
-        // The send fails only if the disk has gone, which nobody can help.
+        // The send fails only if the thread of the read has ended, and then there is nothing to do.
         let _ = go.send(*sum);
     })?;
 
@@ -109,8 +103,7 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// If the I/O does not work out, the operation is failed with the error, and
-/// this very error arrives at the one who waits.
+/// When the I/O fails, the completion fails the operation with the error, and waits return that same error.
 fn a_missing_file() -> Result<(), Box<dyn Error>> {
     println!("\n# An asynchronous read that fails");
     let engine = Engine::builder().build()?;
@@ -134,8 +127,8 @@ fn a_missing_file() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// An operation may return a `Result`. If it is an error, everything that
-/// builds upon the variables it should have written is skipped.
+/// An operation may return a `Result`. An error fails the variables that it mutates, and the operations that depend on
+/// them are skipped.
 fn an_error() -> Result<(), Box<dyn Error>> {
     println!("\n# An operation that returns an error");
     let engine = Engine::builder().workers(2).build()?;
@@ -159,23 +152,21 @@ fn an_error() -> Result<(), Box<dyn Error>> {
     let report = engine.op("report").submit(area.read(), |area| format!("{area} square metres"))?;
     engine.op("paint").push(colour.write(), |colour| *colour = "red")?;
 
-    // There are many ways to wait for a variable or a result, and all of them
-    // give the same answer: not that `report` was skipped, but why.
+    // Every way to wait for a variable or a result returns the same error: not that `report` was skipped, but the
+    // failure that caused it.
     let error = failure(report.wait());
     println!("  {error}");
     assert_eq!(error.name(), "parse the width");
     assert!(matches!(error.cause(), Cause::Error(_)));
     for other in [failure(engine.wait_for_var(&width)), failure(engine.wait_for_var(&area)), failure(engine.get(&area))]
     {
-        assert!(other.ptr_eq(&error), "{other} instead");
+        assert!(other.ptr_eq(&error), "expected the first error, got {other}");
     }
 
-    // Only a wait for everything has nothing to add: it returns what nobody
-    // has been told of yet.
+    // A wait for all operations succeeds: it returns only failures that no other wait has returned.
     engine.wait_for_all()?;
 
-    // `multiply` was skipped. What came before it, and what has nothing to do
-    // with the width, was not.
+    // `multiply` was skipped. The operations before it, and those that do not depend on the width, were not.
     assert!(!ran.load(Ordering::Relaxed));
     assert_eq!(double.wait()?, 0);
     assert_eq!(engine.get(&colour)?, "red");
@@ -183,7 +174,7 @@ fn an_error() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A panic ends the operation, not the worker, and counts as a failure.
+/// A panic fails the operation; the worker survives.
 fn a_panic() -> Result<(), Box<dyn Error>> {
     println!("\n# An operation that panics");
     let engine = Engine::builder().workers(1).build()?;
@@ -199,24 +190,24 @@ fn a_panic() -> Result<(), Box<dyn Error>> {
     assert!(matches!(error.cause(), Cause::Panic(_)));
     assert!(error.to_string().contains("the index is 10"));
 
-    // The only worker is still there.
+    // The only worker still runs operations.
     let alive = engine.op("still alive").submit((), |()| true)?;
     assert!(alive.wait()?);
-    println!("  the worker is still there");
+    println!("  the worker still runs operations");
     Ok(())
 }
 
-/// A completion that is dropped without being used, perhaps because the
-/// thread that had it died, fails the operation. Nobody waits for ever.
+/// A completion that is dropped without being used, perhaps because its thread died, fails the operation. No wait
+/// hangs.
 fn a_lost_completion() -> Result<(), Box<dyn Error>> {
-    println!("\n# A completion that gets lost");
+    println!("\n# A completion that is dropped");
     let engine = Engine::builder().build()?;
     let answer = engine.token();
 
     engine.op("ask").writes([&answer]).push_async((), |(), done| {
         thread::spawn(move || {
             let _never_used = done;
-            // The thread forgets about it and ends.
+            // The thread ends and drops the completion.
         });
     })?;
     let error = failure(engine.wait_for_var(&answer));
@@ -225,7 +216,7 @@ fn a_lost_completion() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A variable stays failed until somebody decides what to do about it.
+/// A variable stays failed until the program clears its error or overwrites it.
 fn recovery() -> Result<(), Box<dyn Error>> {
     println!("\n# Recovery");
     let engine = Engine::builder().build()?;
@@ -237,7 +228,7 @@ fn recovery() -> Result<(), Box<dyn Error>> {
         })
     };
 
-    // `clear_error` takes the value as the failed operation left it.
+    // `clear_error` keeps the value that the failed operation left.
     withdraw_too_much()?;
     let error = failure(engine.get(&balance));
     println!("  {error}");
@@ -245,22 +236,20 @@ fn recovery() -> Result<(), Box<dyn Error>> {
     println!("  after clear_error the balance is {}", engine.get(&balance)?);
     assert_eq!(engine.get(&balance)?, 70);
 
-    // An ordinary write builds upon what is there. It is skipped, and the
-    // variable stays failed.
+    // An ordinary `write` depends on the current value. It is skipped, and the variable stays failed.
     withdraw_too_much()?;
     engine.op("deposit").push(balance.write(), |balance| *balance += 1000)?;
     assert_eq!(failure(engine.get(&balance)).name(), "withdraw");
 
-    // An `overwrite` promises to replace the value whatever it is. It runs,
-    // and the variable is sound again, without any waiting in between.
+    // An `overwrite` promises to replace the value without reading it. It runs and clears the error; the program does
+    // not wait in between.
     engine.op("reset").push(balance.overwrite(), |balance| *balance = 100)?;
     println!("  after an overwrite the balance is {}", engine.get(&balance)?);
     assert_eq!(engine.get(&balance)?, 100);
     Ok(())
 }
 
-/// A wait with a time limit gives up waiting. It does not give up the
-/// operation, which can be waited for again.
+/// A wait with a time limit may time out. The operation continues, and the program can wait for it again.
 fn waiting_with_a_limit() -> Result<(), Box<dyn Error>> {
     println!("\n# Waiting with a time limit");
     let engine = Engine::builder().build()?;
@@ -274,37 +263,35 @@ fn waiting_with_a_limit() -> Result<(), Box<dyn Error>> {
         });
     })?;
 
-    let patience = Duration::from_millis(50);
-    let result = engine.wait_for_var_timeout(&reply, patience);
-    println!("  no reply within {patience:?}");
+    let limit = Duration::from_millis(50);
+    let result = engine.wait_for_var_timeout(&reply, limit);
+    println!("  no reply within {limit:?}");
     assert!(matches!(result, Err(WaitError::TimedOut)), "{result:?}");
 
     ring.send(())?;
     engine.wait_for_var(&reply)?;
-    println!("  now there is one");
+    println!("  the reply has arrived");
     Ok(())
 }
 
-/// The failure that a wait ended with. All others in this program would be a
-/// mistake.
+/// Returns the failure that a wait returned; panics on any other result.
 fn failure<T: Debug>(result: Result<T, WaitError>) -> OpError {
     match result {
         Err(WaitError::Failed(error)) => error,
-        other => panic!("an operation should have failed, but there is {other:?}"),
+        other => panic!("expected a failed operation, got {other:?}"),
     }
 }
 
-/// Keeps panics that this program causes on purpose from looking like an
-/// accident: those on a worker are announced in one line. A panic on the main
-/// thread would be a failed assertion and is reported as always.
+/// Reports the panics that this program causes on purpose, which occur on workers, in one line each. A panic on the
+/// main thread is a failed assertion and goes to the default hook.
 fn announce_panics() {
-    let usual = panic::take_hook();
+    let default = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         if thread::current().name() == Some("main") {
-            usual(info);
+            default(info);
         } else {
             let message = info.payload_as_str().unwrap_or("no message");
-            println!("  (a panic that this example wants: {message})");
+            println!("  (a panic that this example causes on purpose: {message})");
         }
     }));
 }

@@ -4,7 +4,7 @@
 //! cargo run --example recovery
 //! ```
 //!
-//! Look at who sees the error. `parse` fails, so the variable that it writes has failed. `scale` reads that
+//! The example follows one error. `parse` fails, so the variable that it writes has failed. `scale` reads that
 //! variable, so it is skipped and its own variable fails with the same error. `count` names neither, so it runs.
 //! Later, `overwrite` replaces a value regardless of its state, and `clear_error` keeps the value that the failed
 //! operation left.
@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Returns the failure that a wait returned.
+/// Extracts the failure from the result of a wait.
 fn failure<T>(result: Result<T, WaitError>) -> OpError {
     match result {
         Err(WaitError::Failed(error)) => error,

@@ -1,7 +1,7 @@
-//! Operations on a real GPU: what `tests/devices` checks on the simulated one, as far as hardware lets itself be checked.
+//! Operations on a real GPU: the properties that `tests/devices` checks on the simulated one, where hardware allows it.
 //!
-//! Without a GPU most of these are skipped, and say so; with `RADDLE_REQUIRE_GPU` set, they fail instead. The library that
-//! `stand_in/cuda.c` becomes takes a GPU's place.
+//! Without a GPU most of these tests print that they were skipped; with `RADDLE_REQUIRE_GPU` set, they fail instead.
+//! The library built from `stand_in/cuda.c` can take the place of a GPU.
 
 #![cfg(feature = "cuda")]
 
@@ -32,13 +32,13 @@ use raddle::{
 
 const GPU: Device = Device::Gpu(0);
 
-/// Threads of a block. Picked.
+/// Threads per block. Picked.
 const BLOCK: u32 = 256;
 
-/// How long the kernels take that are there to be waited for.
+/// How long a slow kernel takes.
 const AWHILE: Duration = Duration::from_micros(200);
 
-/// The first GPU, or nothing if there is none.
+/// Opens the first GPU; returns `None` if there is none and the tests may be skipped.
 fn gpu() -> Option<CudaGpu> {
     match CudaGpu::open(0) {
         Ok(gpu) => Some(gpu),
@@ -46,17 +46,20 @@ fn gpu() -> Option<CudaGpu> {
             println!("skipped: {error}");
             None
         }
-        Err(error) => panic!("RADDLE_REQUIRE_GPU is set, and there is none: {error}"),
+        Err(error) => panic!("RADDLE_REQUIRE_GPU is set, but no GPU could be opened: {error}"),
     }
 }
 
-/// Whether there is a GPU for another process beside this one.
+/// Whether a child process can use the GPU while this process has it open.
 fn has_gpu_for_a_child() -> bool {
     let Some(gpu) = gpu() else { return false };
-    let mode = gpu.context().attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE).expect("it is known");
+    let mode = gpu
+        .context()
+        .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)
+        .expect("a GPU has a compute mode");
     let shared = mode == CUcomputemode::CU_COMPUTEMODE_DEFAULT as i32;
     if !shared {
-        println!("skipped: the GPU is for one process at a time; `nvidia-smi -c 0` lets others in");
+        println!("skipped: the GPU admits one process at a time; `nvidia-smi -c 0` lifts the restriction");
     }
     shared
 }
@@ -75,11 +78,11 @@ struct Kernels {
 impl Kernels {
     fn load(gpu: &CudaGpu) -> Arc<Self> {
         let module = gpu.context().load_module(Ptx::from_src(include_str!("cuda.ptx"))).expect("the kernels compile");
-        let kernel = |name| module.load_function(name).expect("it is one of the kernels");
+        let kernel = |name| module.load_function(name).expect("the module has this kernel");
         Arc::new(Self { affine: kernel("affine"), late: kernel("late"), poison: kernel("poison") })
     }
 
-    /// Makes each value `factor` times what it was, plus `term`.
+    /// Multiplies each value by `factor` and adds `term`.
     fn affine(
         &self,
         stream: &mut GpuStream,
@@ -87,17 +90,17 @@ impl Kernels {
         factor: u32,
         term: u32,
     ) -> Result<(), DriverError> {
-        let stream = stream.cuda().expect("it is a CUDA device");
-        let (at, count) = (values.cuda_ptr().expect("it is there"), values.len() as u32);
+        let stream = stream.cuda().expect("a stream of a CUDA device");
+        let (at, count) = (values.cuda_ptr().expect("memory of a CUDA device"), values.len() as u32);
         let mut arguments = stream.launch_builder(&self.affine);
         arguments.arg(&at).arg(&count).arg(&factor).arg(&term);
         let (grid_dim, block_dim) = ((count.div_ceil(BLOCK), 1, 1), (BLOCK, 1, 1));
-        // SAFETY: these are the kernel's arguments. It changes `count` values, which the vector has and the operation that
-        // launches it holds exclusively until the device has done it.
+        // SAFETY: the arguments match the kernel's parameters. It writes `count` values, all inside the vector, to
+        // which the operation that launches it has exclusive access until the device has completed the kernel.
         unsafe { arguments.launch(LaunchConfig { grid_dim, block_dim, shared_mem_bytes: 0 }) }.map(drop)
     }
 
-    /// As [`affine`](Self::affine) for the first value, after a while.
+    /// Does what [`affine`](Self::affine) does to the first value only, after [`AWHILE`].
     fn late(
         &self,
         stream: &mut GpuStream,
@@ -116,30 +119,31 @@ impl Kernels {
         factor: u32,
         term: u32,
     ) -> Result<(), DriverError> {
-        let stream = stream.cuda().expect("it is a CUDA device");
-        let (at, nanos) = (values.cuda_ptr().expect("it is there"), time.as_nanos() as u64);
-        assert!(!values.is_empty(), "it has a first value");
+        let stream = stream.cuda().expect("a stream of a CUDA device");
+        let (at, nanos) = (values.cuda_ptr().expect("memory of a CUDA device"), time.as_nanos() as u64);
+        assert!(!values.is_empty(), "the kernel needs a first value");
         let mut arguments = stream.launch_builder(&self.late);
         arguments.arg(&at).arg(&nanos).arg(&factor).arg(&term);
-        // SAFETY: as for `affine`, for one value.
-        unsafe { arguments.launch(one()) }.map(drop)
+        // SAFETY: the arguments match the kernel's parameters. It writes the first value, which exists, and to which
+        // the operation that launches it has exclusive access until the device has completed the kernel.
+        unsafe { arguments.launch(one_thread()) }.map(drop)
     }
 
-    /// Loses the device.
+    /// Launches a kernel whose invalid write makes the device unusable for this process.
     fn poison(&self, stream: &mut GpuStream) -> Result<(), DriverError> {
-        let stream = stream.cuda().expect("it is a CUDA device");
-        // SAFETY: it has no arguments. It writes where the device has no memory, which the device notices; nothing is
-        // changed.
-        unsafe { stream.launch_builder(&self.poison).launch(one()) }.map(drop)
+        let stream = stream.cuda().expect("a stream of a CUDA device");
+        // SAFETY: the kernel has no parameters. It writes to an unmapped address, which the device reports as a fault;
+        // no memory changes.
+        unsafe { stream.launch_builder(&self.poison).launch(one_thread()) }.map(drop)
     }
 }
 
-/// One thread.
-fn one() -> LaunchConfig {
+/// Returns the configuration of a launch with a single thread.
+fn one_thread() -> LaunchConfig {
     LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// As many zeros on the device, which an operation of its own brings there.
+/// Creates `len` zeros on the device and pushes an operation that copies them there.
 fn zeros(engine: &Engine, len: usize) -> Var<DeviceVec<u32>> {
     let host = engine.pinned_var::<u32>(GPU, len).expect("pinned memory");
     let device = engine.device_var::<u32>(GPU, len).expect("device memory");
@@ -147,17 +151,22 @@ fn zeros(engine: &Engine, len: usize) -> Var<DeviceVec<u32>> {
     device
 }
 
-/// Has the device's values brought to the host, by an operation of its own.
+/// Pushes an operation that copies the device's values to the host, and returns them.
 fn values(engine: &Engine, device: &Var<DeviceVec<u32>>, len: usize) -> Vec<u32> {
     let host = engine.pinned_var::<u32>(GPU, len).expect("pinned memory");
     engine.op("out").on(GPU).copy_from_device(device, &host).expect("pushed");
-    engine.op("values").submit(host.read(), |host| host.to_vec()).expect("pushed").wait().expect("it is there")
+    engine
+        .op("values")
+        .submit(host.read(), |host| host.to_vec())
+        .expect("pushed")
+        .wait()
+        .expect("the values were copied")
 }
 
 #[test]
-fn opening_gives_a_gpu_or_an_error_that_says_what_to_do() {
+fn opening_returns_a_gpu_or_an_error_that_says_what_to_do() {
     match (CudaGpu::open(0), CudaGpu::count()) {
-        (Ok(_), count) => assert!(count.expect("there is a driver") > 0),
+        (Ok(_), count) => assert!(count.expect("the driver is loaded") > 0),
         (Err(error), Ok(count)) => assert!(count == 0 || error.code() > 0, "{error}"),
         (Err(error), Err(of_count)) => {
             assert_eq!(error.message(), of_count.message());
@@ -169,7 +178,7 @@ fn opening_gives_a_gpu_or_an_error_that_says_what_to_do() {
 }
 
 #[test]
-fn values_go_through_a_gpu_and_come_back_on_every_engine() {
+fn values_are_computed_on_the_gpu_and_copied_back_on_every_engine() {
     watched(|| {
         let Some(gpu) = gpu() else { return };
         let kernels = Kernels::load(&gpu);
@@ -194,7 +203,7 @@ fn values_go_through_a_gpu_and_come_back_on_every_engine() {
 }
 
 #[test]
-fn copies_of_every_size_bring_back_what_was_there() {
+fn copies_of_every_size_preserve_the_bytes() {
     watched(|| {
         let Some(gpu) = gpu() else { return };
         let engine = engine(EngineKind::PerDevice, &gpu);
@@ -214,8 +223,8 @@ fn copies_of_every_size_bring_back_what_was_there() {
     });
 }
 
-/// Random operations on the lanes for ordinary and for urgent kernels and on those for copies, some of which take a while,
-/// against the same in the order of the pushes.
+/// Compares random operations on the lanes for ordinary kernels, urgent kernels and copies, some of them slow, with a
+/// serial run of the same operations in push order.
 #[test]
 fn operations_of_several_streams_take_effect_in_push_order() {
     const VARS: usize = 4;
@@ -254,7 +263,7 @@ fn operations_of_several_streams_take_effect_in_push_order() {
                 .unwrap();
                 expected[to] = expected[to].wrapping_mul(factor).wrapping_add(term);
                 if step % 100 == 99 {
-                    // One value on the way: the host waits for the device, and not the device for the host.
+                    // A check in the middle, in which the host waits for the device.
                     assert_eq!(values(&engine, &vars[to], 1), [expected[to]], "{kind}, seed {seed}, step {step}");
                 }
             }
@@ -266,7 +275,7 @@ fn operations_of_several_streams_take_effect_in_push_order() {
 }
 
 #[test]
-fn a_result_is_there_when_its_handle_says_so_and_not_when_its_kernel_was_launched() {
+fn a_result_is_ready_when_its_kernel_has_completed_and_not_when_it_was_launched() {
     watched(|| {
         let Some(gpu) = gpu() else { return };
         let kernels = Kernels::load(&gpu);
@@ -280,7 +289,7 @@ fn a_result_is_there_when_its_handle_says_so_and_not_when_its_kernel_was_launche
                 kernels.late(stream, values, 1, 1).map(|()| begin)
             };
             let begin = engine.op("late").on(GPU).submit_launch_any(device.write(), launch).unwrap().wait().unwrap();
-            // Half of it: how finely the device's clock goes is not told.
+            // Half of the time, since the resolution of the device's clock is not documented.
             assert!(begin.elapsed() >= AWHILE / 2, "round {round}: {:?}", begin.elapsed());
         }
         assert_eq!(values(&engine, &device, 1), [50]);
@@ -288,7 +297,7 @@ fn a_result_is_there_when_its_handle_says_so_and_not_when_its_kernel_was_launche
 }
 
 #[test]
-fn memory_that_is_not_there_is_refused_and_the_gpu_goes_on() {
+fn an_allocation_beyond_the_memory_is_refused_and_the_gpu_remains_usable() {
     watched(|| {
         let Some(gpu) = gpu() else { return };
         let engine = engine(EngineKind::PerDevice, &gpu);
@@ -302,7 +311,7 @@ fn memory_that_is_not_there_is_refused_and_the_gpu_goes_on() {
     });
 }
 
-/// Kernels that take a while on a stream of the program's own, between such as do not on the lanes' streams.
+/// Slow kernels on the program's own stream alternate with fast kernels on the lanes' streams.
 #[test]
 fn work_on_an_imported_stream_is_in_order_with_all_operations() {
     watched(|| {
@@ -311,7 +320,7 @@ fn work_on_an_imported_stream_is_in_order_with_all_operations() {
         for kind in KINDS {
             let engine = engine(kind, &gpu);
             let stream = gpu.context().new_stream().expect("a stream");
-            let own = engine.stream_var(ImportedStream::cuda(&gpu, stream).expect("it is of the same context"));
+            let own = engine.stream_var(ImportedStream::cuda(&gpu, stream).expect("a stream of the same context"));
             let var = zeros(&engine, 1);
             let mut expected = 0u32;
             for round in 0..50 {
@@ -359,7 +368,8 @@ fn two_engines_use_one_gpu_side_by_side() {
     });
 }
 
-/// Records what `f` puts on a stream, and launches nothing. The recording has ended when this returns.
+/// Records the work that `f` issues on a stream into a graph, without launching it. The recording has ended when this
+/// returns.
 fn recorded(
     stream: &Arc<CudaStream>,
     mode: CUstreamCaptureMode,
@@ -369,11 +379,11 @@ fn recorded(
     let issued = f();
     let graph = stream.end_capture(CUgraphInstantiate_flags(0));
     issued?;
-    Ok(graph?.expect("there are kernels in it"))
+    Ok(graph?.expect("the graph has nodes"))
 }
 
-/// Has `factor` and `term` applied to the values three times by a graph, which is recorded now and launched twice. `during`
-/// is called in the middle of the recording.
+/// Records a graph that applies `factor` and `term` to the values three times, and launches it twice. Calls `during` in
+/// the middle of the recording.
 fn six_by_graph(
     kernels: &Kernels,
     mode: CUstreamCaptureMode,
@@ -382,14 +392,14 @@ fn six_by_graph(
     (factor, term): (u32, u32),
     during: impl FnOnce(),
 ) -> Result<(), DriverError> {
-    let lane = stream.cuda().expect("it is a CUDA device");
+    let lane = stream.cuda().expect("a stream of a CUDA device");
     let graph = recorded(&lane, mode, || {
         kernels.late(stream, values, factor, term)?;
         during();
         kernels.affine(stream, values, factor, term)?;
         kernels.affine(stream, values, factor, term)
     })?;
-    // A graph that is destroyed while it runs is freed when it has ended.
+    // A graph that is destroyed while it runs is freed once it has completed.
     graph.launch()?;
     graph.launch()
 }
@@ -424,9 +434,9 @@ fn graphs_that_operations_record_take_effect_in_push_order() {
     });
 }
 
-/// What an engine asks of the driver while somebody records: new memory of both sorts, new lanes, copies, kernels that the
-/// host waits for, and looks at streams that take a while.
-fn work_of_every_sort(engine: &Engine, kernels: &Arc<Kernels>, len: usize) {
+/// Makes every kind of driver call that an engine makes, for use while another thread records: allocations of device
+/// and pinned memory, new lanes, copies, kernels that the host waits for, and queries of busy streams.
+fn make_every_kind_of_driver_call(engine: &Engine, kernels: &Arc<Kernels>, len: usize) {
     let var = zeros(engine, len);
     let mut expected = 0;
     for round in 0..10 {
@@ -438,8 +448,8 @@ fn work_of_every_sort(engine: &Engine, kernels: &Arc<Kernels>, len: usize) {
     }
 }
 
-/// The recording forbids the threads of the whole process what could disturb it, which other tests do. It lasts until the
-/// other lanes have done work.
+/// Runs in a child process, since such a recording forbids some driver calls in the whole process, and other tests make
+/// them. The recording lasts until the other lanes have completed work.
 #[test]
 fn a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed() {
     if has_gpu_for_a_child() {
@@ -456,9 +466,9 @@ fn inside_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_oth
         return;
     }
     watched(|| {
-        let gpu = gpu().expect("the parent has seen it");
+        let gpu = gpu().expect("the parent process has found a GPU");
         let kernels = Kernels::load(&gpu);
-        // Of the others, all kernels and copies are on one lane.
+        // On the other kinds of engine, all kernels and copies share one lane.
         let engine = engine(EngineKind::PerDevice, &gpu);
         let var = zeros(&engine, 1);
         let (begun, has_begun) = mpsc::channel();
@@ -466,15 +476,15 @@ fn inside_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_oth
         let by_graph = Arc::clone(&kernels);
         let graph = move |stream: &mut GpuStream, values: &mut _| {
             six_by_graph(&by_graph, CU_STREAM_CAPTURE_MODE_GLOBAL, stream, values, (3, 1), || {
-                begun.send(()).expect("somebody waits");
-                // Also if the other thread has failed.
+                begun.send(()).expect("the test thread waits");
+                // An error means that the other thread has failed, and the recording ends as well.
                 let _ = is_done.recv();
             })
         };
         engine.op("graph").on(GPU).launch_any(var.write(), graph).unwrap();
-        has_begun.recv().expect("it begins");
+        has_begun.recv().expect("the recording begins");
         let done = done;
-        work_of_every_sort(&engine, &kernels, 70_000);
+        make_every_kind_of_driver_call(&engine, &kernels, 70_000);
         drop(done);
         let expected = (0..6).fold(0, |value, _| affine(value, 3, 1));
         assert_eq!(values(&engine, &var, 1), [expected]);
@@ -496,7 +506,7 @@ fn inside_a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb
         return;
     }
     watched(|| {
-        let gpu = gpu().expect("the parent has seen it");
+        let gpu = gpu().expect("the parent process has found a GPU");
         let kernels = Kernels::load(&gpu);
         for (kind, len) in KINDS.into_iter().zip([300_000, 600_000, 1_200_000]) {
             let (begun, has_begun) = mpsc::channel();
@@ -506,25 +516,26 @@ fn inside_a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb
                 scope.spawn(move || {
                     let stream = gpu.context().new_stream().expect("a stream");
                     let mut value = stream.clone_htod(&[1u32]).expect("memory");
-                    stream.synchronize().expect("it is there");
+                    stream.synchronize().expect("the value was copied");
                     let graph = recorded(&stream, CU_STREAM_CAPTURE_MODE_GLOBAL, || {
-                        begun.send(()).expect("somebody waits");
-                        // Also if the other thread has failed.
+                        begun.send(()).expect("the test thread waits");
+                        // An error means that the other thread has failed, and the recording ends as well.
                         let _ = is_done.recv();
                         let (count, factor, term) = (1u32, 3u32, 1u32);
                         let mut arguments = stream.launch_builder(&kernels.affine);
                         arguments.arg(&mut value).arg(&count).arg(&factor).arg(&term);
-                        // SAFETY: these are the kernel's arguments. It changes this value, which nobody else uses.
-                        unsafe { arguments.launch(one()) }.map(drop)
+                        // SAFETY: the arguments match the kernel's parameters. It writes this one value, which no other
+                        // code uses.
+                        unsafe { arguments.launch(one_thread()) }.map(drop)
                     });
-                    graph.expect("nobody has broken it").launch().expect("launched");
+                    graph.expect("the recording was not disturbed").launch().expect("launched");
                     assert_eq!(stream.clone_dtoh(&value).expect("copied"), [4], "{kind}");
                 });
-                has_begun.recv().expect("it begins");
+                has_begun.recv().expect("the recording begins");
                 let done = done;
-                // Its streams are made and given up while the other thread records.
+                // The engine's streams are created and destroyed while the other thread records.
                 let engine = engine(kind, gpu);
-                work_of_every_sort(&engine, kernels, len);
+                make_every_kind_of_driver_call(&engine, kernels, len);
                 drop(engine);
                 drop(done);
             });
@@ -542,7 +553,7 @@ fn an_operation_whose_recording_is_refused_fails_alone() {
             let var = zeros(&engine, 1);
             let refused = engine.device_var::<u32>(GPU, 1).unwrap();
             let waits_in_between = |stream: &mut GpuStream, _: &mut DeviceVec<u32>| {
-                let lane = stream.cuda().expect("it is a CUDA device");
+                let lane = stream.cuda().expect("a stream of a CUDA device");
                 recorded(&lane, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, || lane.synchronize()).map(drop)
             };
             let wait = engine.op("refused").on(GPU).submit_launch_any(refused.write(), waits_in_between).unwrap();
@@ -557,9 +568,9 @@ fn an_operation_whose_recording_is_refused_fails_alone() {
     });
 }
 
-/// The driver's queue for a stream holds about a thousand commands; a launch that finds it full waits.
+/// The driver's queue of a stream holds about a thousand commands; a launch blocks while the queue is full.
 #[test]
-fn more_kernels_than_a_queue_holds_take_effect_in_order_and_no_push_waits_for_them() {
+fn more_kernels_than_a_queue_holds_take_effect_in_order_and_no_push_blocks() {
     const EACH: u32 = 8;
     const OPS: u32 = 400;
     watched(|| {
@@ -582,14 +593,14 @@ fn more_kernels_than_a_queue_holds_take_effect_in_order_and_no_push_waits_for_th
                 engine.op("steps").on(GPU).launch_any(var.write(), steps).unwrap();
                 expected = (0..EACH).fold(expected, |value, _| affine(value, 3, round));
             }
-            assert!(!slow.is_done(), "{kind}: pushes have waited for the device");
+            assert!(!slow.is_done(), "{kind}: a push waited for the device");
             slow.wait().unwrap();
             assert_eq!(values(&engine, &var, 1), [expected], "{kind}");
         }
     });
 }
 
-/// Changed on one GPU and on the other by turns, with copies between them.
+/// Kernels run on the two GPUs in turn, with copies between them.
 #[test]
 fn values_are_copied_from_one_gpu_to_another_and_back() {
     const TURNS: u32 = 30;
@@ -614,7 +625,7 @@ fn values_are_copied_from_one_gpu_to_another_and_back() {
                     let late = move |stream: &mut GpuStream, values: &mut _| kernels.late(stream, values, 3, turn);
                     engine.op("late").on(places[here]).launch_any(vars[here].write(), late).unwrap();
                     expected = affine(expected, 3, turn);
-                    // Whichever of the two does it.
+                    // Either of the two GPUs may make the copy.
                     let copies = places[if turn % 2 == 0 { here } else { there }];
                     engine.op("across").on(copies).copy_peer(&vars[here], &vars[there]).unwrap();
                 }
@@ -625,25 +636,25 @@ fn values_are_copied_from_one_gpu_to_another_and_back() {
 }
 
 #[test]
-fn a_kernel_that_touches_memory_not_its_own_fails_all_that_wait_for_the_gpu_and_nothing_else() {
+fn a_kernel_that_writes_to_an_invalid_address_fails_the_operations_of_its_gpu_and_no_others() {
     if !has_gpu_for_a_child() {
         return;
     }
     for kind in ["naive", "pooled", "perdevice"] {
-        // The context of a process is lost with its GPU.
-        let (success, text) = child("inside_a_kernel_touches_memory_not_its_own", &[("RADDLE_ENGINE", kind)]);
+        // In a child process, since the fault makes the GPU unusable for the whole process.
+        let (success, text) = child("inside_a_kernel_writes_to_an_invalid_address", &[("RADDLE_ENGINE", kind)]);
         assert!(success, "{kind}: {text}");
     }
 }
 
 #[test]
-#[ignore = "loses the GPU for its process; run by the test above"]
-fn inside_a_kernel_touches_memory_not_its_own() {
+#[ignore = "makes the GPU unusable for its process; run by the test above"]
+fn inside_a_kernel_writes_to_an_invalid_address() {
     if !is_child() {
         return;
     }
     watched(|| {
-        let gpu = gpu().expect("the parent has seen it");
+        let gpu = gpu().expect("the parent process has found a GPU");
         let kernels = Kernels::load(&gpu);
         let engine = Engine::builder().workers(2).pin(false).gpu(gpu).build().unwrap();
         let vars: Vec<_> = (0..8).map(|_| engine.device_var::<u32>(GPU, 16).unwrap()).collect();
@@ -662,10 +673,10 @@ fn inside_a_kernel_touches_memory_not_its_own() {
             for var in &vars {
                 let engine = &engine;
                 scope.spawn(move || {
-                    // Whichever operation of the device is the first to be told, this variable is behind it.
+                    // Each variable has an operation that was pushed after the faulting kernel, so each has failed.
                     let error = failure(engine.wait_for_var(var));
                     let Cause::Device(cause) = error.cause() else {
-                        // The driver had refused the launch.
+                        // The driver refused the launch.
                         assert!(matches!(error.cause(), Cause::Error(_)), "{error:?}");
                         return;
                     };
@@ -674,14 +685,14 @@ fn inside_a_kernel_touches_memory_not_its_own() {
             }
         });
         assert_eq!(engine.get(&cpu).unwrap(), 1);
-        // What comes later fails as well, and hangs as little.
+        // Later operations fail as well, and do not hang.
         for var in &untouched {
             let again = Arc::clone(&kernels);
             let step = move |stream: &mut GpuStream, values: &mut _| again.affine(stream, values, 3, 1);
             engine.op("again").on(GPU).launch_any(var.write(), step).unwrap();
         }
         failure(engine.wait_for_var(&untouched[0]));
-        // Nobody has been told of the other one.
+        // No wait has returned the other variable's failure yet.
         failure(engine.wait_for_all());
     });
 }

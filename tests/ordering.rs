@@ -204,7 +204,7 @@ fn the_checker_rejects_a_cyclic_order() {
     let shape = Shape { variables: 2, accesses: 2, operations: 600, threads: 2, waits: false, ..Shape::default() };
     let program = Arc::new(Program::generate(&shape, &mut Random::new(1)));
     let history = run(&program, &engine(EngineKind::Naive, 1), Watch::ORDER);
-    let round = history.going_round(&program).expect("two operations in a row conflict on both variables");
+    let round = history.with_a_cycle(&program).expect("two operations in a row conflict on both variables");
     let error = explain(&program, &round).expect_err("the order is cyclic");
     assert!(error.contains("no order explains"), "{error}");
 }

@@ -1,7 +1,7 @@
-//! Runs the benchmarks one after the other and puts their headlines together. `cargo bench` at the root starts it.
+//! Runs the benchmarks one after the other and combines their headlines. `cargo bench` at the root starts it.
 //!
-//! Words choose benchmarks. After all of them, in a full run, the table between the two marks in the root's README is
-//! written anew from the results.
+//! Words select benchmarks. After a full run of all of them, the table between the two marks in the root's README is
+//! replaced by the new results.
 
 use std::{
     env, fs,
@@ -24,7 +24,7 @@ fn find(figures: &Figures, table: &str, row: &str, column: &str) -> f64 {
     figures.iter().find(same).map_or(f64::NAN, |figure| figure.3)
 }
 
-/// The headline, from what the benchmarks have left. `None`: one of them has not been run.
+/// Creates the headline from the results of the benchmarks. `None`: one of them has not been run.
 fn headline(from: &Path) -> Option<String> {
     let (push_run, latency) = (report::read(from, "push_run")?, report::read(from, "latency")?);
     let trips = report::TRIPS.map(|column| find(&push_run, "machine", "round trip", column));
@@ -59,7 +59,7 @@ fn headline(from: &Path) -> Option<String> {
         ("push to start at priority 7, all workers busy with operations of 10 µs", "saturated", "priority 7", 0),
     ];
     for (title, of, row, nth) in rows {
-        // Rows of one name are in the order of their rates.
+        // Rows with the same name are in the order of their rates.
         let nth = |column: &str| {
             let mut all = latency.iter().filter(|figure| figure.0 == of && figure.1 == row && figure.2 == column);
             number(all.nth(nth).map_or(f64::NAN, |figure| figure.3))
@@ -98,14 +98,14 @@ fn main() {
     if cfg!(feature = "cuda") {
         cargo.args(["--features", "cuda"]);
     }
-    // One after the other, in an order of their own, each as a program of its own.
+    // One after the other, in a fixed order, each as a separate program.
     for bench in BENCHES.iter().filter(|bench| words.is_empty() || words.iter().any(|word| word == *bench)) {
         let mut command = Command::new(cargo.get_program());
         command.args(cargo.get_args()).args(["--bench", bench]).current_dir(&here);
         if machine::quick() {
             command.env("RADDLE_BENCH_QUICK", "1");
         }
-        // Those that are chosen are run in full, and their results count.
+        // Selected benchmarks run in full, and their results count.
         let status = command.status().expect("cargo can be started");
         if !status.success() {
             eprintln!("the benchmark `{bench}` failed");

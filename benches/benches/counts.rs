@@ -1,12 +1,12 @@
 //! Instructions per operation, counted by callgrind: the same in every run, however busy the machine is.
 //!
-//! An engine with one worker, which stands in an operation while a workload is pushed. So the pushes run alone, on the
-//! thread that pushes; then the operations run alone, on the worker, while that thread sleeps. callgrind counts both
-//! apart. Counting says nothing about caches, nor about threads that meet.
+//! The engine has one worker, which is blocked in an operation while a workload is pushed. So the pushes run alone,
+//! on the pushing thread; then the operations run alone, on the worker, while the pushing thread sleeps. callgrind
+//! counts the two phases separately. The counts show neither caches nor contention.
 //!
 //! - without arguments: prints the table beside the counts in `counts.txt`;
-//! - `--check`: fails if one is more than 5 % above;
-//! - `--renew`: writes `counts.txt` anew.
+//! - `--check`: fails if a count is more than 5 % above the file's;
+//! - `--renew`: writes `counts.txt` again.
 
 use std::{
     collections::BTreeMap,
@@ -23,13 +23,13 @@ use raddle_benches::{
     workload::Workload,
 };
 
-/// Enough that the beginning and the end of a phase do not show.
+/// Enough to make the beginning and the end of a phase negligible.
 const OPERATIONS: usize = 4_000;
 /// Rounds of a workload that are not counted. Measured: from three on, the counts do not change.
 const WARM_UP: usize = 5;
 /// Set in the process that runs under callgrind.
 const INSIDE: &str = "RADDLE_COUNTS_INSIDE";
-/// How much more is a regression, and how much less a reason to renew the file.
+/// The relative increase that counts as a regression, and the decrease after which the file should be renewed.
 const TOLERANCE: f64 = 0.05;
 
 fn baseline_file() -> PathBuf {
@@ -38,15 +38,15 @@ fn baseline_file() -> PathBuf {
 
 // ------------------------------------------------------------------------------------------------ under callgrind ----
 
-/// Makes callgrind write down what was counted since the last time, under a name.
+/// Makes callgrind write the counts since the last call, under a name.
 #[cfg(target_arch = "x86_64")]
 fn dump(name: &str) {
     // "CT" and the fourth of callgrind's requests, `CALLGRIND_DUMP_STATS_AT`.
     const DUMP_STATS_AT: u64 = ((b'C' as u64) << 24 | (b'T' as u64) << 16) + 3;
     let name = std::ffi::CString::new(name).expect("a name without zero bytes");
     let request = [DUMP_STATS_AT, name.as_ptr() as u64, 0, 0, 0, 0];
-    // SAFETY: valgrind's magic sequence, which changes nothing on a processor: the rotations add up to 128 bits. Under
-    // valgrind it reads `request` and the name it points to, both of which live, and writes rdx.
+    // SAFETY: this is valgrind's magic sequence, which has no effect on a CPU: the rotations add up to 128 bits. Under
+    // valgrind it reads `request` and the name that it points to, both of which are live, and writes rdx.
     unsafe {
         std::arch::asm!(
             "rol rdi, 3", "rol rdi, 13", "rol rdi, 61", "rol rdi, 51", "xchg rbx, rbx",
@@ -62,7 +62,7 @@ fn inside() {
     let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
     let mut raddle = Raddle::with(engine.build().expect("an engine"));
     for workload in Workload::ALL {
-        // The pools of records have to be full, and what was retired before has to be gone.
+        // The pools of records must be full, and earlier retired memory must be freed.
         for round in 0..WARM_UP + 1 {
             let counted = round == WARM_UP;
             let prepared = workload.prepare(&mut raddle, OPERATIONS).expect("raddle has everything");
@@ -85,10 +85,10 @@ fn inside() {
 
 // -------------------------------------------------------------------------------------------------------- outside ----
 
-/// Instructions per operation, by phase and workload.
+/// The instructions per operation, by phase and workload.
 type Counts = BTreeMap<String, f64>;
 
-/// What callgrind wrote in one file: the name of the dump, and how many instructions.
+/// Reads a file of callgrind: the name of the dump, and the number of instructions.
 fn parse(text: &str) -> Option<(String, u64)> {
     let name = text.lines().find_map(|line| line.strip_prefix("desc: Trigger: Client Request: "))?;
     let total = text.lines().find_map(|line| line.strip_prefix("totals: ").or(line.strip_prefix("summary: ")))?;
@@ -124,7 +124,7 @@ fn count() -> Result<Counts, String> {
     Ok(counts)
 }
 
-/// What there is in the file: the compiler, and the counts.
+/// Reads `counts.txt`: the compiler, and the counts.
 fn baseline() -> (String, Counts) {
     let text = fs::read_to_string(baseline_file()).unwrap_or_default();
     let compiler = text.lines().find_map(|line| line.strip_prefix("# compiler: ")).unwrap_or_default().to_owned();
@@ -159,7 +159,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if machine::quick() && !asked("--check") && !asked("--renew") {
-        // The other way to run is with callgrind; this one at least runs the same code.
+        // Without callgrind, at least run the same code.
         inside();
         return ExitCode::SUCCESS;
     }
@@ -212,7 +212,7 @@ fn main() -> ExitCode {
     }
     println!("more instructions than in the file: {}", worse.join("; "));
     if compiler != machine::RUSTC {
-        println!("not a failure: the file is of {compiler}, and this is {}; renew it: {renew}", machine::RUSTC);
+        println!("not a failure: the file was made with {compiler}, and this is {}; renew it: {renew}", machine::RUSTC);
         return ExitCode::SUCCESS;
     }
     if asked("--check") { ExitCode::FAILURE } else { ExitCode::SUCCESS }

@@ -1,12 +1,12 @@
-//! How long an operation waits before it starts.
+//! The time that an operation waits before it starts.
 //!
-//! The loop is open: pushes are due at times fixed beforehand, and each latency counts from the time at which its push
-//! was due, whether or not the pushing thread was late. So a stall shows in every operation that it delays. The pushing
-//! thread is pinned to the last core and spins; the workers have the other cores, or share the last one if there is no
-//! other.
+//! The loop is open: pushes are due at times fixed in advance, and each latency is counted from the time at which its
+//! push was due, even if the pushing thread was late. So a stall shows in every operation that it delays. The pushing
+//! thread is pinned to the last core and spins; the workers have the other cores, or share the last one if there is
+//! only one.
 //!
-//! The machine's own hiccups are measured by the same loop without an engine, and the wake-up of a thread by the futex
-//! call alone; nothing below those floors can be promised by any engine.
+//! The same loop without an engine measures the machine's own stalls, and the futex call alone measures the wake-up
+//! of a thread; no engine can be faster than these floors.
 
 use std::{
     sync::{
@@ -29,10 +29,10 @@ use raddle_benches::{
 };
 
 const COLUMNS: [&str; 8] = ["what", "per second", "samples", "p50", "p90", "p99", "p99.9", "largest"];
-/// Fewer samples than this say nothing about the 99.9th percentile.
+/// The least number of samples for a 99.9th percentile.
 const ENOUGH: u64 = 10_000;
 
-/// One histogram a round, in ns.
+/// One histogram per round, in ns.
 type Rounds = Vec<Histogram<u64>>;
 
 fn histogram(values: impl IntoIterator<Item = u64>) -> Histogram<u64> {
@@ -49,7 +49,7 @@ fn percentile(rounds: &Rounds, quantile: f64) -> f64 {
     median(&figures)
 }
 
-/// Medians over the rounds of each percentile; the largest of all.
+/// Returns the median over the rounds for each percentile, and the largest value of all.
 fn cells(rounds: &Rounds, rate: Option<u64>) -> Vec<Cell> {
     let samples: u64 = rounds.iter().map(Histogram::len).sum();
     let largest =
@@ -94,16 +94,16 @@ impl Rows {
 
 const QUANTILES: [(f64, &str); 5] = [(0.0, "least"), (0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %")];
 
-/// When pushes are due.
+/// The schedule of the pushes.
 #[derive(Clone, Copy)]
 enum Arrivals {
-    /// At even distances.
+    /// At equal intervals.
     Even,
-    /// By chance, independent of each other (a Poisson process).
+    /// At random, independent of each other (a Poisson process).
     Random,
 }
 
-/// Times at which pushes are due, in ns from the beginning.
+/// The times at which pushes are due, in ns from the beginning.
 fn schedule(rate: u64, duration: Duration, arrivals: Arrivals) -> Vec<u64> {
     let count = (rate as f64 * duration.as_secs_f64()).max(10.0) as usize;
     let period = 1e9 / rate as f64;
@@ -136,7 +136,7 @@ fn open_loop(start: Instant, due: &[u64], mut push: impl FnMut(usize)) {
     }
 }
 
-/// What operations note: for each its latency plus one, or zero as long as it has not started.
+/// What the operations record: for each its latency plus one, or zero until it has started.
 #[derive(Clone, Copy)]
 struct Notes {
     start: Instant,
@@ -144,7 +144,7 @@ struct Notes {
 }
 
 impl Notes {
-    /// The slots are given back to nobody: a process has few of these, and operations can hold them without a count.
+    /// Creates the slots, which are never freed: a process has few of them, and operations can keep references to them.
     fn new(count: usize) -> Self {
         let start = Instant::now() + Duration::from_millis(2);
         Self { start, slots: Box::leak((0..count).map(|_| AtomicU64::new(0)).collect()) }
@@ -156,17 +156,17 @@ impl Notes {
 
     #[inline]
     fn note(&self, i: usize, since: u64) {
-        // Relaxed: read after all operations have been waited for.
+        // Relaxed: read after a wait for all operations.
         self.slots[i].store(self.now().saturating_sub(since) + 1, Ordering::Relaxed);
     }
 
     fn histogram(&self) -> Histogram<u64> {
-        // Relaxed: see `note`.
+        // Relaxed: read after a wait for all operations.
         histogram(self.slots.iter().filter_map(|slot| slot.load(Ordering::Relaxed).checked_sub(1)))
     }
 }
 
-/// How operations are pushed: a name, and the description.
+/// A way to push operations: its name, and the builder.
 #[derive(Clone, Copy)]
 struct Kind {
     priority: i32,
@@ -175,8 +175,8 @@ struct Kind {
 
 const PLAIN: Kind = Kind { priority: 0, property: Property::Normal };
 
-/// Latencies from the due time to the start of operations that then run `iterations` of the compute-bound kernel. Each
-/// mutates one of 64 variables, in turns.
+/// Measures the latencies from the due time to the start of operations that then run `iterations` of the compute-bound
+/// kernel. Each mutates one of 64 variables, in turn.
 fn push_to_start(engine: &Engine, due: &[u64], kind: Kind, iterations: u32) -> Histogram<u64> {
     let notes = Notes::new(due.len());
     let variables: Vec<Token> = (0..64).map(|_| engine.token()).collect();
@@ -195,7 +195,7 @@ fn push_to_start(engine: &Engine, due: &[u64], kind: Kind, iterations: u32) -> H
 
 // ----------------------------------------------------------------------------------------------------- the floors ----
 
-/// The same loop without an engine: how late this thread itself is.
+/// Runs the same loop without an engine: measures how late this thread itself is.
 fn hiccups(due: &[u64]) -> Histogram<u64> {
     let start = Instant::now() + Duration::from_millis(2);
     let mut late = Vec::with_capacity(due.len());
@@ -209,7 +209,7 @@ struct Futex(AtomicU32);
 
 impl Futex {
     fn call(&self, operation: i32, value: u32) {
-        // SAFETY: the address is that of a live, aligned word, and the call only reads it; there is no timeout.
+        // SAFETY: the address is that of a live, aligned word, which the call only reads; there is no timeout.
         unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, value, std::ptr::null::<()>()) };
     }
 
@@ -221,13 +221,13 @@ impl Futex {
     }
 
     fn wake(&self, value: u32) {
-        // Release: what the waker wrote comes before.
+        // Release: publishes the writes of the waker.
         self.0.store(value, Ordering::Release);
         self.call(libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1);
     }
 }
 
-/// Latencies of waking a thread that sleeps on another core.
+/// Measures the latencies of waking a thread that sleeps on another core.
 fn futex_wake(due: &[u64], sleeper: isize) -> Histogram<u64> {
     let notes = Notes::new(due.len());
     let futex = Futex::default();
@@ -239,10 +239,11 @@ fn futex_wake(due: &[u64], sleeper: isize) -> Histogram<u64> {
                 while seen < count {
                     futex.wait_while(seen);
                     let now = notes.now();
-                    // Acquire: as in `wait_while`. Several may have been due while this thread was late.
+                    // Acquire: pairs with the store of `wake`. Several wake-ups may have been due while this thread was
+                    // late.
                     let until = futex.0.load(Ordering::Acquire);
                     for (slot, due) in notes.slots.iter().zip(due).take(until as usize).skip(seen as usize) {
-                        // Relaxed: read when this thread has ended.
+                        // Relaxed: read after this thread has ended.
                         slot.store(now.saturating_sub(*due) + 1, Ordering::Relaxed);
                     }
                     seen = until;
@@ -256,19 +257,19 @@ fn futex_wake(due: &[u64], sleeper: isize) -> Histogram<u64> {
 
 // ----------------------------------------------------------------------------------------------------- successors ----
 
-/// Keeps an operation from ending until the gate is opened, so that what comes after it can be pushed first.
+/// Blocks an operation until the gate is opened, so that its successors can be pushed first.
 fn gate(engine: &Engine, variable: &Token) -> mpsc::Sender<()> {
     let (open, opened) = mpsc::channel::<()>();
     let wait = move |_: &OpContext<'_>| {
-        // Either way the gate is open.
+        // An error also means that the gate is open.
         _ = opened.recv();
     };
     engine.push_sync(wait, [], [variable]).expect("push");
     open
 }
 
-/// From the end of an operation to the start of the one that comes after it, in a chain; on one worker, and (rarely) on
-/// another.
+/// Measures the time from the end of an operation to the start of its successor in a chain; on one worker, and
+/// (rarely) on another.
 fn chain(engine: &Engine, count: usize) -> Histogram<u64> {
     let notes = Notes::new(count);
     let ended: &'static (AtomicU64, AtomicU64) = Box::leak(Box::default());
@@ -277,25 +278,25 @@ fn chain(engine: &Engine, count: usize) -> Histogram<u64> {
     for i in 0..count {
         let f = move |cx: &OpContext<'_>| {
             let worker = cx.worker().unwrap_or(usize::MAX) as u64;
-            // Relaxed, all of them: the operations come one after the other.
+            // Relaxed, for all of these accesses: the engine orders the operations of the chain.
             let (since, by) = (ended.0.load(Ordering::Relaxed), ended.1.load(Ordering::Relaxed));
             if i > 0 && by == worker {
                 notes.note(i, since);
             }
-            ended.1.store(worker, Ordering::Relaxed); // Relaxed: see above.
-            ended.0.store(notes.now(), Ordering::Relaxed); // Relaxed: see above.
+            ended.1.store(worker, Ordering::Relaxed); // Relaxed: the engine orders these accesses.
+            ended.0.store(notes.now(), Ordering::Relaxed); // Relaxed: the engine orders these accesses.
         };
         engine.push_sync(f, [], [&variable]).expect("push");
     }
-    // The times count from then on.
+    // The times count from here on.
     std::thread::sleep(notes.start.saturating_duration_since(Instant::now()));
     drop(open);
     engine.wait_for_all().expect("wait");
     notes.histogram()
 }
 
-/// From the end of an operation to the start of one of its two successors that another worker took. Both compute for a
-/// while, so that one worker cannot have both.
+/// Measures the time from the end of an operation to the start of the one of its two successors that another worker
+/// took. Both compute for a while, so that one worker cannot run both.
 fn fork(engine: &Engine, count: usize, iterations: u32) -> Histogram<u64> {
     let notes = Notes::new(count);
     let ended: &'static (AtomicU64, AtomicU64) = Box::leak(Box::default());
@@ -303,14 +304,14 @@ fn fork(engine: &Engine, count: usize, iterations: u32) -> Histogram<u64> {
     let open = gate(engine, &variable);
     for i in 0..count {
         let first = move |cx: &OpContext<'_>| {
-            // Relaxed, both: the successors come after this operation.
+            // Relaxed, for both stores: the engine orders the successors after this operation.
             ended.1.store(cx.worker().unwrap_or(usize::MAX) as u64, Ordering::Relaxed);
-            ended.0.store(notes.now(), Ordering::Relaxed); // Relaxed: see above.
+            ended.0.store(notes.now(), Ordering::Relaxed); // Relaxed: the engine orders these accesses.
         };
         let then = move |cx: &OpContext<'_>| {
-            // Relaxed: the next operation that stores comes after this one.
+            // Relaxed: the engine orders the next operation that stores after this one.
             if ended.1.load(Ordering::Relaxed) != cx.worker().unwrap_or(usize::MAX) as u64 {
-                notes.note(i, ended.0.load(Ordering::Relaxed)); // Relaxed: see above.
+                notes.note(i, ended.0.load(Ordering::Relaxed)); // Relaxed: the engine orders these accesses.
             }
             compute(iterations);
         };
@@ -326,8 +327,8 @@ fn fork(engine: &Engine, count: usize, iterations: u32) -> Histogram<u64> {
 
 // ----------------------------------------------------------------------------------------------------- saturation ----
 
-/// Latencies of operations of a kind while every worker has more to do than it can: `fillers` operations of
-/// `iterations` are pending when the first is due.
+/// Measures the latencies of a kind of operations while every worker has a backlog: `fillers` operations of
+/// `iterations` are pending when the first one is due.
 fn saturated(engine: &Engine, due: &[u64], kind: Kind, fillers: usize, iterations: u32) -> Histogram<u64> {
     let notes = Notes::new(due.len());
     let full = Arc::new(AtomicBool::new(false));
@@ -336,18 +337,18 @@ fn saturated(engine: &Engine, due: &[u64], kind: Kind, fillers: usize, iteration
         engine.push_sync(move |_| compute(iterations), [], [&variables[i % 256]]).expect("push");
     }
     let last = Arc::clone(&full);
-    // Relaxed, here and below: only whether the fillers lasted is asked, when all have ended.
+    // Relaxed, here and below: the flag only shows whether the fillers lasted, and is read after all have ended.
     engine.op("").priority(-1).reads(&variables).push_sync(move |_| last.store(true, Ordering::Relaxed)).expect("push");
     let probes: Vec<Token> = (0..64).map(|_| engine.token()).collect();
     let start = Instant::now();
     open_loop(start, due, |i| {
-        // Relaxed: see above.
+        // Relaxed: the engine orders these accesses.
         if full.load(Ordering::Relaxed) {
             return;
         }
         let since = start + Duration::from_nanos(due[i]);
         let f = move |_: &OpContext<'_>| {
-            // Relaxed: read after all operations have been waited for.
+            // Relaxed: read after a wait for all operations.
             notes.slots[i].store(since.elapsed().as_nanos() as u64 + 1, Ordering::Relaxed);
         };
         let op = engine.op("").priority(kind.priority).property(kind.property).writes([&probes[i % 64]]);
@@ -386,7 +387,7 @@ fn main() {
         ),
     );
 
-    // Built on this thread, which may use all cores.
+    // The engines are built on this thread, which may use all cores.
     let spinning = engine(EngineKind::Pooled, workers, IdlePolicy::Spin);
     let rates = machine::choose(vec![10_000u64, 100_000, 1_000_000], vec![10_000]);
     let slow = machine::choose(vec![1_000u64, 10_000], vec![1_000]);
@@ -445,7 +446,7 @@ fn main() {
             rounds.push(machine::pinned(-1, || push_to_start(&spinning, &due, PLAIN, busy)));
         }
     }
-    // A worker that spins would take a core from what follows.
+    // A spinning worker would take a core from the following measurements.
     drop(spinning);
 
     let parking = engine(EngineKind::PerDevice, workers, IdlePolicy::Park);
@@ -467,7 +468,7 @@ fn main() {
         }
         for ((_, kind), rounds) in kinds.iter().zip(&mut full.rounds) {
             let due = schedule(probes, second / 4, Arrivals::Even);
-            // As much as the workers need for longer than the probes take to push.
+            // Enough work to keep the workers busy for longer than the pushes of the probes take.
             let fillers = (second.as_nanos() as usize / 4 / 10_000 * workers) * 3 / 2;
             rounds.push(machine::pinned(-1, || saturated(&default, &due, *kind, fillers, filler)));
         }

@@ -1,7 +1,7 @@
-//! What single steps cost, by criterion: pushes apart from runs, waits, variables.
+//! The cost of single steps, measured with criterion: pushes without runs, runs without pushes, waits, variables.
 //!
-//! The engine has one worker. For the cost of a push, the worker stands in an operation that waits, so that the push
-//! alone is timed; for the cost of a run, everything is pushed first, and the worker itself takes the time from the
+//! The engine has one worker. For the cost of a push, the worker is blocked in an operation, so that the push alone is
+//! timed; for the cost of a run, all operations are pushed first, and the worker itself measures the time from the
 //! first operation to the last.
 
 use std::{
@@ -19,10 +19,10 @@ use raddle_benches::{
     runtime::occupy,
 };
 
-/// Pending operations at a time: enough that the ends of a batch do not count.
+/// Pending operations at a time: enough to make the ends of a batch negligible.
 const BATCH: u64 = 4_096;
 
-/// The time of `count` calls of `push`, without the runs of what it pushed.
+/// Measures `count` calls of `push`, without the runs of the pushed operations.
 fn pushes(engine: &Engine, count: u64, mut push: impl FnMut(u64)) -> Duration {
     let mut time = Duration::ZERO;
     let mut left = count;
@@ -39,7 +39,7 @@ fn pushes(engine: &Engine, count: u64, mut push: impl FnMut(u64)) -> Duration {
     time
 }
 
-/// The worker's time for `count` operations that `push` has pushed beforehand.
+/// Measures the worker's time for `count` operations that `push` has pushed in advance.
 fn runs(engine: &Engine, count: u64, mut push: impl FnMut(u64)) -> Duration {
     let mut time = Duration::ZERO;
     let mut left = count;
@@ -48,13 +48,13 @@ fn runs(engine: &Engine, count: u64, mut push: impl FnMut(u64)) -> Duration {
         let (send, receive) = mpsc::channel();
         let go = occupy(engine);
         let sender = send.clone();
-        // These two end the queue of what is ready, and are the first and the last of their own.
+        // By their priorities, these two are the first and the last of the ready operations.
         engine.op("first").priority(1).push_sync(move |_| _ = sender.send(Instant::now())).expect("push");
         (0..batch).for_each(&mut push);
         engine.op("last").priority(-1).push_sync(move |_| _ = send.send(Instant::now())).expect("push");
         drop(go);
-        let first: Instant = receive.recv().expect("it runs");
-        let last: Instant = receive.recv().expect("it runs");
+        let first: Instant = receive.recv().expect("the operation runs");
+        let last: Instant = receive.recv().expect("the operation runs");
         time += last - first;
         engine.wait_for_all().expect("wait");
         left -= batch;
@@ -131,7 +131,7 @@ fn benches(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The number behind `"key":{…"point_estimate":` in what criterion leaves.
+/// Returns the number after `"key":{…"point_estimate":` in criterion's output.
 fn estimate(json: &str, key: &str) -> Option<f64> {
     let (_, rest) = json.split_once(&format!("\"{key}\":"))?;
     let (_, rest) = rest.split_once("\"point_estimate\":")?;
@@ -140,7 +140,7 @@ fn estimate(json: &str, key: &str) -> Option<f64> {
 
 fn main() {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("criterion");
-    // Figures from an earlier run would pass for those of this one.
+    // Remove the figures of an earlier run, which would look like results of this one.
     _ = std::fs::remove_dir_all(&folder);
     let time = machine::choose(Duration::from_millis(800), Duration::from_millis(10));
     let mut criterion = Criterion::default()

@@ -1,8 +1,8 @@
-//! What an operation costs from push to end, when it does nothing, for raddle and for what it is compared with.
+//! The cost of an empty operation from push to completion, for raddle and for the other runtimes.
 //!
-//! One thread pushes. Each figure is ns per operation: the time from the first push until all operations are done,
-//! divided by their number. The engines take turns, round by round, and the median of the rounds counts. It guards the
-//! engine's overhead and says nothing about latency.
+//! One thread pushes. Each figure is ns per operation: the time from the first push until all operations are complete,
+//! divided by their number. The engines take turns, round by round, and the median of the rounds counts. The benchmark
+//! guards the engine's overhead; it does not measure latency.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
-//! How throughput changes with the number of workers, and with the number of threads that push.
+//! Throughput by the number of workers, and by the number of pushing threads.
 //!
-//! It guards against anything that all workers or all pushers share. More pushers than cores are more than can run at
-//! once.
+//! The benchmark guards against state that all workers or all pushers share. More pushers than cores cannot all run
+//! at the same time.
 
 use std::time::Instant;
 
@@ -16,14 +16,14 @@ use raddle_benches::{
     svg::{Axis, Scale, Series, lines},
 };
 
-/// What the pushing threads have in common.
+/// The variables that the pushing threads share.
 #[derive(Clone, Copy, PartialEq)]
 enum Sharing {
-    /// Each thread has 256 variables of its own; operations mutate one in turns.
+    /// Each thread has its own 256 variables; operations mutate one of them in turn.
     Disjoint,
     /// All operations mutate the same variable.
     OneVariable,
-    /// All operations read two of the same 1,024 variables and mutate a third, chosen by chance.
+    /// All operations read two of the same 1,024 variables and mutate a third, chosen at random.
     Random,
     /// All operations read the same variable.
     OneReadVariable,
@@ -42,7 +42,7 @@ impl Sharing {
     }
 }
 
-/// ns per operation when `pushers` threads push `operations` in all.
+/// Measures ns per operation when `pushers` threads together push `operations` operations.
 fn push(engine: &Engine, pushers: usize, operations: usize, sharing: Sharing) -> f64 {
     let each = operations / pushers;
     let count = if sharing == Sharing::Random { 1024 } else { 256 };
@@ -82,7 +82,7 @@ fn push(engine: &Engine, pushers: usize, operations: usize, sharing: Sharing) ->
     start.elapsed().as_nanos() as f64 / (each * pushers) as f64
 }
 
-/// ns per operation of independent operations with `iterations` of the compute-bound kernel.
+/// Measures ns per operation for independent operations with `iterations` of the compute-bound kernel.
 fn run(engine: &Engine, operations: usize, iterations: u32) -> f64 {
     let variables: Vec<Token> = (0..1024).map(|_| engine.token()).collect();
     let start = Instant::now();
@@ -97,7 +97,7 @@ fn main() {
     let cores = machine::cores();
     let rounds = machine::rounds(5);
     let operations = machine::choose(100_000, 2_000);
-    // One, two, four and so on, and the cores; pushers also beyond the cores.
+    // One, two, four and so on, and the number of cores; for pushers also more than the cores.
     let counts = |most: usize| {
         let mut counts: Vec<usize> =
             std::iter::successors(Some(1), |n| Some(n * 2)).take_while(|&n| n <= most).chain([cores]).collect();

@@ -1,7 +1,7 @@
 //! The dependence types and kernels of Task Bench, with METG(50%): see `pattern`, `kernel` and `metg`.
 //!
-//! One thread pushes all operations of a graph as they come, 16 columns wide, and waits. It guards what the engine
-//! costs on graphs of every density, and how small operations may be. It says nothing about latency.
+//! One thread pushes all operations of a graph of 16 columns in order, and waits. The benchmark guards the engine's
+//! overhead on graphs of every density, and the smallest useful size of operations. It does not measure latency.
 
 use raddle::EngineKind;
 use raddle_benches::{
@@ -47,7 +47,7 @@ fn main() {
     #[cfg(feature = "dagrs")]
     let mut dagrs = raddle_benches::runtime::Dagrs::new(cores);
 
-    // What an operation costs.
+    // The cost of an operation.
     let mut suites: [&mut dyn Suite; 4] = [&mut raddle, &mut naive, &mut rayon, &mut tokio];
     let titles: Vec<String> = suites.iter().map(|suite| suite.title()).collect();
     let mut columns = vec!["dependence", "reads per operation"];
@@ -95,7 +95,7 @@ fn main() {
     }
     report.add(&table);
 
-    // The stencil, beside the others.
+    // The stencil, compared with the other runtimes.
     let mut suites: Vec<&mut dyn Suite> = vec![
         &mut raddle,
         &mut rayon,
@@ -131,7 +131,7 @@ fn main() {
     let (x, y) = (Axis::new("operation, ns", Scale::Log), Axis::new("efficiency, %", Scale::Linear));
     report.plot("efficiency", title, &lines(title, &x, &y, &curves));
 
-    // What the measure itself rests on.
+    // The basis of the measure.
     let mut table = Table::new("kernel", "The kernels by themselves", "", &["kernel", "ns per iteration, one core"]);
     for kernel in SIZED {
         table.row(kernel.name(), [number(serial_ns(kernel, 1000) / 1000.0)]);

@@ -1,11 +1,11 @@
 // Taskflow's dependent tasks on the workloads of `push_run`, for `RADDLE_PEERS`; `taskflow` beside this builds it.
 //
-// The numbers of operations and variables, the choices by chance, the kernel and METG(50%) are those of
-// `src/workload.rs`, `src/kernel.rs` and `src/metg.rs`, and are to be kept so.
+// The numbers of operations and variables, the random choices, the kernel and METG(50%) are those of `src/workload.rs`,
+// `src/kernel.rs` and `src/metg.rs`, and must stay the same.
 //
-// Taskflow is told by handles what a task comes after. Finding that out is left to the program: the submitting thread
-// keeps the last writer of each variable and the readers since, and no other thread looks at that, so that it needs no
-// locks. It is a part of the time, as raddle's bookkeeping is.
+// Taskflow takes the dependencies of a task as handles, which the program must find: the submitting thread tracks the
+// last writer of each variable and the readers since, without locks, since no other thread uses this state. The
+// tracking is timed, as raddle's bookkeeping is.
 
 #include <algorithm>
 #include <chrono>
@@ -39,7 +39,7 @@ double ns_since(Clock::time_point start) {
     return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
 }
 
-// The compute-bound kernel. It is not inlined, so that it is the same code alone and in a task.
+// The compute-bound kernel. Not inlined, so that the code is the same alone and in a task.
 [[gnu::noinline]] void compute(std::uint32_t iterations) {
     double x = 1.0 + 1e-9 * (iterations & 7);
     for (std::uint32_t i = 0; i < iterations; ++i) {
@@ -48,12 +48,12 @@ double ns_since(Clock::time_point start) {
     asm volatile("" : : "x"(x));
 }
 
-// Handles are kept in the order of submission, in a ring, and variables name them by their numbers. So a handle has one
-// owner beside Taskflow, where each copy would be counted by all threads in one place; and the thread that made a task
-// mostly frees it as well, which is what the allocator does best.
+// Handles are kept in a ring, in the order of submission, and variables refer to them by number. So a handle has one
+// owner beside Taskflow, instead of copies that all threads count in one place; and the thread that created a task
+// usually frees it as well, which is the fastest case of the allocator.
 class Engine {
   public:
-    // New variables, as many as that. Nothing may be running.
+    // Creates this number of new variables. No task may be running.
     void make_variables(std::size_t count) {
         while (first_ != next_) {
             handle(first_++).reset();
@@ -62,7 +62,7 @@ class Engine {
         variables_.resize(count);
     }
 
-    // Submits a task that runs `body` after what it conflicts with.
+    // Submits a task that runs `body` after the tasks that it conflicts with.
     template <class Body>
     void submit(Body body, Reads reads, std::uint32_t write) {
         if (first_ != next_ && handle(first_).is_done()) {
@@ -81,7 +81,7 @@ class Engine {
             if (variable.readers.empty()) {
                 add(variable.writer);
             }
-            // They came after the writer themselves.
+            // The readers themselves depend on the writer.
             for (const std::uint64_t reader : variable.readers) {
                 add(reader);
             }
@@ -109,7 +109,7 @@ class Engine {
         return ring_[number & (ring_.size() - 1)];
     }
 
-    // Whatever is not in the ring any more has run.
+    // Tasks that are no longer in the ring have run.
     void add(std::uint64_t number) {
         if (number >= first_) {
             before_.push_back(&handle(number));
@@ -128,9 +128,9 @@ class Engine {
     std::vector<Variable> variables_;
     // Its size is a power of two.
     std::vector<tf::AsyncTask> ring_ = std::vector<tf::AsyncTask>(1024);
-    // The numbers of the first handle that is kept and of the next one; no task has 0.
+    // The numbers of the first kept handle and of the next handle; no task has 0.
     std::uint64_t first_ = 1, next_ = 1;
-    // Of the task that is being submitted. Pointers, since a handle that is copied is counted.
+    // The dependencies of the task that is being submitted. Pointers, since copies of handles are counted.
     std::vector<tf::AsyncTask*> before_;
 };
 
@@ -202,7 +202,7 @@ double random(Engine& engine) {
     return ns_since(start) / OPERATIONS;
 }
 
-// The stencil of Task Bench: each point reads its own and its neighbours' variable of the step before.
+// The stencil of Task Bench: each point reads its own and its neighbours' variable of the previous step.
 template <class Body>
 double stencil(Engine& engine, std::uint32_t steps, Body body) {
     engine.make_variables(2 * WIDTH);
@@ -237,7 +237,7 @@ double serial_ns(std::uint32_t iterations) {
     return ns_since(start) / count;
 }
 
-// The size at which efficiency passes 50 % for good; negative: it never does.
+// The size from which efficiency stays above 50 %; negative: there is none.
 double metg(Engine& engine) {
     double found = -1, task_before = 0, efficiency_before = 1;
     for (std::uint32_t iterations = 16; iterations <= 1u << 17; iterations = iterations * 5 / 4 + 1) {
@@ -263,8 +263,8 @@ double metg(Engine& engine) {
     return found;
 }
 
-// Whether tasks run in an order that a serial program could not be told from: each variable is given a number made of
-// those that its operation reads and of its own.
+// Whether the results equal those of a serial run: each operation computes the number of its variable from those that
+// it reads and from the old one.
 bool ordered(Engine& engine) {
     const std::vector<Pick> picks = choose();
     std::vector<std::uint64_t> values(1024), serial(1024);
@@ -285,7 +285,7 @@ double median(std::vector<double>& figures) {
     return figures[figures.size() / 2];
 }
 
-// The threads of what ran before go to sleep.
+// Lets the threads of the previous measurement go to sleep.
 void settle() {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
 }
@@ -300,7 +300,7 @@ int main() {
         std::vector<double> figures;
     };
 #ifdef __GLIBC__
-    // What is freed is kept for the next round, and not given back to the system page by page.
+    // Freed memory is kept for the next round, and not returned to the system page by page.
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
     mallopt(M_TOP_PAD, 64 << 20);
 #endif
@@ -309,7 +309,7 @@ int main() {
         std::fputs("tasks ran in an order that the dependences do not allow\n", stderr);
         return EXIT_FAILURE;
     }
-    // Workloads take turns, and a first round does not count.
+    // Workloads take turns, and the first round does not count.
     Row rows[] = {
         {"independent/4096v", independent, ROUNDS, {}},
         {"chain", chain, ROUNDS, {}},

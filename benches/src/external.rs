@@ -1,23 +1,23 @@
-//! Engines that are not written in Rust, run by a command outside of this repository.
+//! Engines that are not written in Rust, run by an external command.
 //!
-//! `RADDLE_PEERS` is that command, with its arguments. It prints one line for each engine and workload, which ends with
-//! the name of the workload as below, a number and `ns`; what stands before is the engine's name. Other lines are kept
-//! as they are. The workloads have to be those of `workload`, counted from the first push to the end of the last
-//! operation, and `METG50 stencil w16` is METG(50%) as in `metg`.
+//! `RADDLE_PEERS` is that command, with its arguments. It prints one line for each engine and workload: the name of the
+//! engine, the name of the workload as below, a number and `ns`. Other lines are kept as notes. The workloads must be
+//! those of `workload`, timed from the first push to the end of the last operation, and `METG50 stencil w16` is
+//! METG(50%) as in `metg`.
 
 use std::{env, process::Command};
 
 use crate::{machine, workload::Workload};
 
-/// A row for METG(50%) in place of a workload.
+/// The name that stands for METG(50%) in place of a workload.
 pub const METG: &str = "METG50 stencil w16";
 
-/// What the command has printed.
+/// The output of the command.
 #[derive(Clone, Debug, Default)]
 pub struct External {
     /// Engine, workload (`None`: METG), ns.
     pub figures: Vec<(String, Option<Workload>, f64)>,
-    /// Lines with something else.
+    /// Other lines.
     pub notes: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ fn parse(text: &str) -> External {
             Some((label.strip_suffix(name)?.trim_end().to_owned(), *workload, number))
         });
         match figure {
-            // A negative figure says that there is none.
+            // A negative number means that there is no figure.
             Some((engine, workload, number)) if number >= 0.0 => external.figures.push((engine, workload, number)),
             Some(_) => {}
             None => external.notes.push(line.to_owned()),
@@ -52,7 +52,7 @@ fn parse(text: &str) -> External {
 /// Runs the command; `None` if `RADDLE_PEERS` is not set, or in the quick mode.
 ///
 /// # Panics
-/// If the command cannot be started. If it fails, what it printed before counts.
+/// If the command cannot be started. If it fails, the lines that it printed before count.
 #[must_use]
 pub fn run() -> Option<External> {
     let command = env::var("RADDLE_PEERS").ok().filter(|command| !command.trim().is_empty() && !machine::quick())?;

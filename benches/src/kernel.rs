@@ -1,4 +1,4 @@
-//! What operations do: the kernels of Task Bench, on one core and without output.
+//! The work of operations: the kernels of Task Bench, on one core and without output.
 
 use std::{
     hint::black_box,
@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-/// Lines of 64 bytes of scratch memory per column: 4 MiB, so that sixteen columns are more than caches hold.
+/// Lines of 64 bytes of scratch memory per column: 4 MiB, so that sixteen columns exceed the caches.
 const LINES: usize = 1 << 16;
 const COLUMNS: usize = 16;
 const WORDS_PER_LINE: usize = 8;
@@ -20,13 +20,13 @@ static SCRATCH: LazyLock<Box<[AtomicU64]>> =
 /// A kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// Nothing.
+    /// No work.
     Empty,
-    /// One multiplication and one addition of floating point per iteration, each waiting for the one before.
+    /// One floating-point multiplication and one addition per iteration, each dependent on the previous one.
     Compute,
-    /// One line of 64 bytes read and written per iteration, from memory that is not in the caches.
+    /// One line of 64 bytes read and written per iteration, in memory that is not in the caches.
     Memory,
-    /// As `Compute`, but between nothing and twice as much, evenly spread by a hash of step and column.
+    /// As `Compute`, but between zero and twice the iterations, evenly distributed by a hash of step and column.
     Imbalanced,
 }
 
@@ -46,9 +46,9 @@ impl Kernel {
 /// One operation's work.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
-    /// What it does.
+    /// The kind of work.
     pub kernel: Kernel,
-    /// How often.
+    /// The number of iterations.
     pub iterations: u32,
     /// The step that the operation belongs to.
     pub step: u32,
@@ -57,10 +57,10 @@ pub struct Work {
 }
 
 impl Work {
-    /// No work.
+    /// Returns no work.
     pub const EMPTY: Self = Self { kernel: Kernel::Empty, iterations: 0, step: 0, column: 0 };
 
-    /// Does it.
+    /// Does the work.
     #[inline]
     pub fn run(self) {
         match self.kernel {
@@ -68,7 +68,7 @@ impl Work {
             Kernel::Compute => compute(self.iterations),
             Kernel::Memory => self.stream(),
             Kernel::Imbalanced => {
-                // Splitmix64's finish: any good hash does.
+                // The finalizer of Splitmix64: any good hash would do.
                 let mut x = (u64::from(self.step) << 32 | u64::from(self.column)).wrapping_add(0x9e37_79b9_7f4a_7c15);
                 x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
                 x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -84,14 +84,14 @@ impl Work {
         let start = self.step as usize * self.iterations as usize;
         for line in start..start + self.iterations as usize {
             let word = &SCRATCH[(column * LINES + line % LINES) * WORDS_PER_LINE];
-            // Relaxed: only traffic to memory is wanted; nobody looks at what is there.
+            // Relaxed: the value is never used; the access only generates memory traffic.
             let value = word.load(Ordering::Relaxed);
-            word.store(value ^ 1, Ordering::Relaxed); // Relaxed: as above.
+            word.store(value ^ 1, Ordering::Relaxed); // Relaxed: the value is never used.
         }
     }
 }
 
-/// The loop of the compute-bound kernel. It is the one that peers outside Rust run.
+/// The loop of the compute-bound kernel, which the peers outside Rust also run.
 #[inline(never)]
 pub fn compute(iterations: u32) {
     let mut x = 1.0 + 1e-9 * f64::from(iterations & 7);
@@ -101,7 +101,7 @@ pub fn compute(iterations: u32) {
     black_box(x);
 }
 
-/// How long one operation takes by itself, in ns: the mean of many, on this thread.
+/// Returns the time of the kernel of one operation, in ns: the mean of many runs on this thread.
 #[must_use]
 pub fn serial_ns(kernel: Kernel, iterations: u32) -> f64 {
     let steps = (2_000_000 / (u64::from(iterations) + 1) / COLUMNS as u64).max(20) as u32;

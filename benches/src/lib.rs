@@ -1,7 +1,7 @@
-//! What the benchmarks share: the workloads, what is compared with raddle, and how figures are written down.
+//! Shared code of the benchmarks: the workloads, the runtimes that raddle is compared with, and the reports.
 //!
-//! The programs are in `benches`; `all.rs` there runs the others. `README.md` beside this folder says what each one
-//! measures and how it counts.
+//! The programs are in `benches`; `all.rs` there runs the others. `README.md` beside this folder describes what each of
+//! them measures, and how.
 
 pub mod external;
 pub mod kernel;

@@ -1,4 +1,4 @@
-//! Where and when figures were taken, and how long to take them.
+//! The conditions of a measurement: machine, time, rounds and selected rows.
 
 use std::{
     env, fs,
@@ -15,13 +15,13 @@ use core_affinity::CoreId;
 
 use crate::stats::median;
 
-/// The cores that this process may use.
+/// Returns the cores that this process may use.
 #[must_use]
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Whether each benchmark is only to show that it runs: `RADDLE_BENCH_QUICK` is set to something else than `0`, or
+/// Whether each benchmark should only check that it runs: `RADDLE_BENCH_QUICK` is set to a value other than `0`, or
 /// `--test` is among the arguments.
 #[must_use]
 pub fn quick() -> bool {
@@ -29,39 +29,39 @@ pub fn quick() -> bool {
         || env::args().any(|argument| argument == "--test")
 }
 
-/// `full`, or `quick` in the quick mode.
+/// Returns `full`, or `quick` in the quick mode.
 pub fn choose<T>(full: T, quick: T) -> T {
     if self::quick() { quick } else { full }
 }
 
-/// How many times each figure is taken, in turns.
+/// Returns how many times each figure is taken, in turns.
 #[must_use]
 pub fn rounds(full: usize) -> usize {
     let wanted = env::var("RADDLE_BENCH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
     choose(wanted.unwrap_or(full), 1).max(1)
 }
 
-/// The words among the arguments that do not begin with a dash. A benchmark with rows shows those that contain one.
+/// Returns the arguments that do not begin with a dash. A benchmark with rows shows the rows that contain one of them.
 #[must_use]
 pub fn words() -> Vec<String> {
     env::args().skip(1).filter(|word| !word.starts_with('-')).collect()
 }
 
-/// Whether a row of this name is wanted.
+/// Whether a row of this name is selected.
 #[must_use]
 pub fn wanted(name: &str) -> bool {
     let words = words();
     words.is_empty() || words.iter().any(|word| name.contains(word.as_str()))
 }
 
-/// The folder for tables and plots: `RADDLE_BENCH_OUT` if it is set, `benches/results` for a full run of all rows, and
-/// a folder that git ignores for anything less.
+/// Returns the folder for tables and plots: `RADDLE_BENCH_OUT` if it is set, `benches/results` for a full run of all
+/// rows, and a folder that git ignores otherwise.
 #[must_use]
 pub fn out() -> PathBuf {
     folder(quick() || !words().is_empty())
 }
 
-/// The folder for a run of less than everything, or the other one.
+/// Returns the folder for a partial run or for a full one.
 #[must_use]
 pub fn folder(partial: bool) -> PathBuf {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
@@ -73,7 +73,7 @@ pub fn folder(partial: bool) -> PathBuf {
 }
 
 fn first_line(command: &str, arguments: &[&str]) -> Option<String> {
-    // Benchmarks may run on another machine than the one that built them.
+    // The benchmarks may run on a different machine from the one that built them.
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let here = if here.is_dir() { here } else { Path::new(".") };
     let output = Command::new(command).args(arguments).current_dir(here).output().ok()?;
@@ -89,8 +89,8 @@ fn cpu() -> String {
     format!("{}, family {} model {}", field("model name"), field("cpu family"), field("model\t"))
 }
 
-/// The commit of the sources, marked if they differ from it. The results themselves do not count. `RADDLE_COMMIT` says it
-/// where the sources are not.
+/// Returns the commit of the sources, marked if they differ from it, apart from the results. `RADDLE_COMMIT` names the
+/// commit where there are no sources.
 #[must_use]
 pub fn commit() -> String {
     if let Ok(commit) = env::var("RADDLE_COMMIT") {
@@ -101,10 +101,11 @@ pub fn commit() -> String {
     if changed.is_some() { format!("{commit} with changes") } else { commit }
 }
 
-/// The compiler that built the benchmarks.
+/// Returns the compiler that built the benchmarks.
 pub const RUSTC: &str = env!("RADDLE_RUSTC");
 
-/// One line: processor, cores, kernel, compiler, commit, date, and how busy the machine was before.
+/// Returns one line with the processor, cores, kernel, compiler, commit, date, and the load of the machine before the
+/// run.
 #[must_use]
 pub fn provenance() -> String {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_else(|_| env::consts::OS.into());
@@ -115,7 +116,7 @@ pub fn provenance() -> String {
          this was written{mode}",
         cpu = cpu(),
         cores = cores(),
-        // Without what those add who build it.
+        // Without the suffixes of distributions.
         kernel = kernel.trim().split('-').next().unwrap_or_default(),
         version = env!("CARGO_PKG_VERSION"),
         commit = commit(),
@@ -129,7 +130,7 @@ pub fn provenance() -> String {
 /// # Panics
 /// If `f` does, or if the thread cannot be pinned.
 pub fn pinned<R: Send>(n: isize, f: impl FnOnce() -> R + Send) -> R {
-    // Asked for once, by a thread that is not pinned yet: a pinned one sees its own core only.
+    // Queried once, by a thread that is not pinned yet: a pinned thread sees only its own core.
     static CORES: LazyLock<Vec<CoreId>> = LazyLock::new(|| core_affinity::get_core_ids().expect("the cores"));
     let core = CORES[n.rem_euclid(CORES.len() as isize) as usize];
     std::thread::scope(|scope| {
@@ -141,7 +142,7 @@ pub fn pinned<R: Send>(n: isize, f: impl FnOnce() -> R + Send) -> R {
     })
 }
 
-/// Lets the threads of what ran before go to sleep, once it has noted how far apart the cores are now.
+/// Records the round trip between the cores, then waits until the threads of the previous measurement sleep.
 pub fn settle() {
     if let Some(trip) = round_trip() {
         TRIPS.lock().unwrap_or_else(PoisonError::into_inner).push(trip);
@@ -149,12 +150,12 @@ pub fn settle() {
     std::thread::sleep(choose(Duration::from_millis(20), Duration::from_millis(1)));
 }
 
-/// The round trips noted so far.
+/// The round trips recorded so far.
 static TRIPS: Mutex<Vec<f64>> = Mutex::new(vec![]);
 
-/// How long a word takes from the first core to the last one and back, in ns: what two threads need to hand each other
-/// something and an answer. Every engine pays it. Where the cores are virtual it changes with where the host puts them,
-/// tenfold. `None`: there is one core.
+/// Measures how long a word takes from the first core to the last one and back, in ns: the cost of a message and an
+/// answer between two threads, which every engine pays. It varies tenfold with the placement of virtual cores by the
+/// host. `None`: there is one core.
 fn round_trip() -> Option<f64> {
     const COUNT: u32 = 1000;
     if cores() < 2 {
@@ -180,7 +181,7 @@ fn round_trip() -> Option<f64> {
             });
         });
         pinned(0, || {
-            // The first one waits for the other thread to begin.
+            // The first exchange waits for the other thread to start.
             there_and_back(0);
             let begin = Instant::now();
             (1..=COUNT).for_each(there_and_back);
@@ -190,7 +191,7 @@ fn round_trip() -> Option<f64> {
     Some(ns)
 }
 
-/// The median, the least and the largest of the round trips noted so far. `None`: there are none.
+/// Returns the median, the least and the largest of the recorded round trips. `None`: there are none.
 #[must_use]
 pub fn round_trips() -> Option<[f64; 3]> {
     let trips = TRIPS.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -199,7 +200,7 @@ pub fn round_trips() -> Option<[f64; 3]> {
     Some([median(&trips), least, largest])
 }
 
-/// [`round_trips`] in words; empty if there are none.
+/// Returns [`round_trips`] as text; empty if there are none.
 #[must_use]
 pub fn distance(trips: Option<[f64; 3]>) -> String {
     trips.map_or_else(String::new, |[median, least, largest]| {

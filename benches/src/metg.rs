@@ -1,10 +1,10 @@
-//! METG(50%): the smallest granularity of operations at which half of what the cores could do is done.
+//! METG(50%): the smallest granularity of operations at which the cores do half of the work that they could do.
 //!
-//! The kernel's iterations grow by a quarter at a time. *Efficiency* is the time that the operations would take one
-//! after the other, without an engine, divided by the cores and by the time that they take. METG is where efficiency
-//! passes 50 % for good, between two neighbouring sizes by a straight line. It is given as the kernel's own time, which
-//! is how the peers outside Rust count. The paper counts the cores' time per operation instead, which includes the
-//! overhead and is therefore twice as much at 50 %.
+//! The kernel's iterations grow by a quarter at a time. *Efficiency* is the serial time of the operations without an
+//! engine, divided by the number of cores and by the measured time. METG is the size above which efficiency stays over
+//! 50 %, interpolated linearly between two neighbouring sizes. It is given as the kernel's own time, as the peers
+//! outside Rust do. The paper uses the cores' time per operation instead, which includes the overhead and is
+//! therefore twice as large at 50 %.
 
 use crate::{
     kernel::{Kernel, serial_ns},
@@ -12,23 +12,23 @@ use crate::{
     workload::Suite,
 };
 
-/// What was found.
+/// The result of a search.
 #[derive(Clone, Debug)]
 pub struct Metg {
-    /// The kernel's own time at which efficiency passes 50 %, in ns. `None`: it never does.
+    /// The kernel's own time at which efficiency exceeds 50 %, in ns. `None`: it never does.
     pub ns: Option<f64>,
-    /// Kernel's own time and efficiency, of each size tried.
+    /// The kernel's own time and the efficiency of each size that was tried.
     pub curve: Vec<(f64, f64)>,
 }
 
-/// How long one size may take, in ns.
+/// The time limit of one size, in ns.
 const BUDGET: f64 = 4e7;
 
-/// Looks for METG(50%) on `cores` cores.
+/// Searches for METG(50%) on `cores` cores.
 pub fn metg(suite: &mut dyn Suite, pattern: &Pattern, kernel: Kernel, cores: usize, quick: bool) -> Metg {
     let mut curve: Vec<(f64, f64)> = vec![];
     let mut found: Option<f64> = None;
-    // A line of memory takes longer than a round of computing.
+    // A line of memory takes longer than an iteration of computing.
     let mut iterations = if kernel == Kernel::Memory { 4 } else { 16 };
     let most = if kernel == Kernel::Memory { 1 << 16 } else { 1 << 17 };
     while iterations <= most {

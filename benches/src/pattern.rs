@@ -1,44 +1,44 @@
 //! The dependence types of Task Bench (E. Slaughter et al., *Task Bench: A Parameterized Benchmark for Evaluating
 //! Parallel Runtime Performance*, SC 2020), from their definitions there.
 //!
-//! A graph has `steps` steps of `width` points. A point of a step depends on some points of the step before. Each
-//! column has two variables, one for even steps and one for odd ones; a point reads those of the points it depends on
+//! A graph has `steps` steps of `width` points. A point of a step depends on some points of the previous step. Each
+//! column has two variables, one for even steps and one for odd ones; a point reads the variables of its dependences
 //! and mutates its own.
 
-/// Points that a point of the types with a radix depends on, at most.
+/// The maximum number of dependences of a point, for the types with a radix.
 const RADIX: usize = 5;
-/// After how many steps the types that vary by step begin again.
+/// The period, in steps, of the types that vary by step.
 const PERIOD: usize = 3;
 
 /// A dependence type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dependence {
-    /// None; not even between the steps of a column, so that an operation names no variable at all.
+    /// No dependences, not even between the steps of a column: an operation declares no variable.
     Trivial,
-    /// On the own column.
+    /// On the point's own column.
     NoComm,
-    /// On the own column and its neighbours.
+    /// On the point's own column and its neighbours.
     Stencil1d,
     /// The same in a ring.
     Stencil1dPeriodic,
-    /// On the own column and the left one; as in a sweep, steps grow from one point, and shrink in the end.
+    /// On the point's own column and the left one; as in a sweep, steps grow from one point and shrink at the end.
     Dom,
     /// On the parent in a binary tree, which grows by a level in each step until it is as wide as the graph.
     Tree,
-    /// On the own column and those at a distance of a power of two, another one in each step.
+    /// On the point's own column and those at a distance of a power of two, which varies by step.
     Fft,
-    /// On all.
+    /// On all points.
     AllToAll,
-    /// On the five nearest.
+    /// On the five nearest points.
     Nearest,
-    /// On five, spread over the width, and shifted in each step.
+    /// On five points, spread over the width and shifted in each step.
     Spread,
-    /// On the own column and some of the five nearest, chosen by chance.
+    /// On the point's own column and some of the five nearest, chosen at random.
     RandomNearest,
 }
 
 impl Dependence {
-    /// All of them.
+    /// All types.
     pub const ALL: [Self; 11] = [
         Self::Trivial,
         Self::NoComm,
@@ -71,7 +71,7 @@ impl Dependence {
         }
     }
 
-    /// After how many steps the dependences are the same again.
+    /// Returns the period of the dependences, in steps.
     fn period(self, width: usize) -> usize {
         match self {
             Self::Fft => width.next_power_of_two().trailing_zeros().max(1) as usize,
@@ -80,7 +80,7 @@ impl Dependence {
         }
     }
 
-    /// The points that `point` depends on, in the steps with this place in the period.
+    /// Returns the points that `point` depends on, in the steps at this place of the period.
     fn of(self, phase: usize, point: usize, width: usize) -> Vec<usize> {
         let around = |left: usize, right: usize| point.saturating_sub(left)..=(point + right).min(width - 1);
         match self {
@@ -116,7 +116,7 @@ impl Dependence {
         }
     }
 
-    /// The points of a step that there are.
+    /// Returns the points of a step.
     #[must_use]
     pub fn points(self, step: usize, steps: usize, width: usize) -> std::ops::Range<usize> {
         match self {
@@ -130,19 +130,19 @@ impl Dependence {
     }
 }
 
-/// The dependences of a graph, worked out beforehand as variables to read.
+/// The dependences of a graph, computed in advance as variables to read.
 #[derive(Debug)]
 pub struct Pattern {
-    /// Which type.
+    /// The dependence type.
     pub dependence: Dependence,
-    /// How many columns.
+    /// The number of columns.
     pub width: usize,
     /// By place in the period, whether the step is odd, and point.
     reads: Vec<[Vec<Vec<u32>>; 2]>,
 }
 
 impl Pattern {
-    /// The graph of a type.
+    /// Creates the graph of a type.
     #[must_use]
     pub fn new(dependence: Dependence, width: usize) -> Self {
         let variables = |phase, first: usize| -> Vec<Vec<u32>> {
@@ -158,19 +158,19 @@ impl Pattern {
         Self { dependence, width, reads: (0..dependence.period(width)).map(reads).collect() }
     }
 
-    /// The variables that a graph needs.
+    /// Returns the number of variables of the graph.
     #[must_use]
     pub fn variables(&self) -> usize {
         2 * self.width
     }
 
-    /// What a point reads.
+    /// Returns the variables that a point reads.
     #[must_use]
     pub fn reads(&self, step: usize, point: usize) -> &[u32] {
         &self.reads[step % self.reads.len()][step % 2][point]
     }
 
-    /// What a point mutates.
+    /// Returns the variable that a point mutates.
     #[must_use]
     pub fn write(&self, step: usize, point: usize) -> Option<u32> {
         (self.dependence != Dependence::Trivial).then_some(((step % 2) * self.width + point) as u32)

@@ -8,7 +8,7 @@ use std::{
 
 use crate::machine;
 
-/// What stands in a table.
+/// A cell of a table.
 #[derive(Clone, Debug)]
 pub struct Cell {
     text: String,
@@ -27,7 +27,7 @@ impl From<String> for Cell {
     }
 }
 
-/// A number with thousands set apart.
+/// Formats a number with separated thousands.
 #[must_use]
 pub fn grouped(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
@@ -42,7 +42,7 @@ pub fn grouped(value: f64, decimals: usize) -> String {
     out + rest
 }
 
-/// A number as a cell; a dash if it is not one.
+/// Returns a number as a cell; a dash for NaN.
 #[must_use]
 pub fn number(value: f64) -> Cell {
     if value.is_nan() {
@@ -52,7 +52,7 @@ pub fn number(value: f64) -> Cell {
     Cell { text: grouped(value, decimals), value: Some(value) }
 }
 
-/// A median as a cell, with the least and the largest behind it.
+/// Returns a median as a cell, followed by the least and the largest value.
 #[must_use]
 pub fn spread(figures: &[f64]) -> Cell {
     let mut cell = number(crate::stats::median(figures));
@@ -63,7 +63,7 @@ pub fn spread(figures: &[f64]) -> Cell {
     cell
 }
 
-/// One table.
+/// A table.
 #[derive(Debug)]
 pub struct Table {
     key: &'static str,
@@ -74,19 +74,19 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table under the heading `title`, with a text before it. `key` names it in the CSV file.
+    /// Creates a table under the heading `title`, with a text before it. `key` names it in the CSV file.
     #[must_use]
     pub fn new(key: &'static str, title: &str, note: &str, columns: &[&str]) -> Self {
         let columns = columns.iter().map(|&column| column.to_owned()).collect();
         Self { key, title: title.into(), note: note.into(), columns, rows: vec![] }
     }
 
-    /// Adds a row. Cells that are missing are empty.
+    /// Adds a row. Missing cells are empty.
     pub fn row(&mut self, name: impl Into<String>, cells: impl IntoIterator<Item = Cell>) {
         self.rows.push((name.into(), cells.into_iter().collect()));
     }
 
-    /// The table as Markdown, without heading.
+    /// Returns the table as Markdown, without its heading.
     #[must_use]
     pub fn markdown(&self) -> String {
         let mut text = format!("| {} |\n|---{}|\n", self.columns.join(" | "), "|--:".repeat(self.columns.len() - 1));
@@ -102,7 +102,7 @@ impl Table {
 /// The columns of the row `round trip` of the table `machine`.
 pub const TRIPS: [&str; 3] = ["median", "least", "largest"];
 
-/// What one benchmark found.
+/// The results of one benchmark.
 #[derive(Debug)]
 pub struct Report {
     name: &'static str,
@@ -112,7 +112,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// A report that becomes `NAME.md` and `NAME.csv`.
+    /// Creates a report that becomes `NAME.md` and `NAME.csv`.
     #[must_use]
     pub fn new(name: &'static str, title: &str, note: &str) -> Self {
         let head = format!("# {title}\n\n{note}\n");
@@ -178,7 +178,7 @@ fn folder() -> PathBuf {
 /// The figures of a CSV file: table, row, column, value.
 pub type Figures = Vec<(String, String, String, f64)>;
 
-/// The figures that a benchmark has left in a folder, if it has.
+/// Reads the figures that a benchmark has written to a folder; `None` if there are none.
 #[must_use]
 pub fn read(folder: &Path, name: &str) -> Option<Figures> {
     let text = fs::read_to_string(folder.join(format!("{name}.csv"))).ok()?;

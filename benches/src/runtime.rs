@@ -1,8 +1,8 @@
-//! raddle, and what else a program in Rust would use, behind one interface.
+//! raddle and the alternatives for a Rust program, behind one interface.
 //!
-//! Only raddle infers from what an operation reads and mutates what it has to wait for. For the others the pushing
-//! thread keeps the last writer of each variable and the readers since, which is the least that their user would write;
-//! it is part of what is timed, as is the making of their graph.
+//! Only raddle infers dependencies from the variables that an operation reads and mutates. For the others the pushing
+//! thread tracks the last writer of each variable and the readers since, which is the least code that their user would
+//! write. The tracking is timed, as is the construction of their graph.
 
 use std::{
     hint::black_box,
@@ -20,31 +20,31 @@ mod dagrs_graph;
 #[cfg(feature = "dagrs")]
 pub use dagrs_graph::Dagrs;
 
-/// Something that runs operations which read and mutate variables.
+/// A runtime for operations that read and mutate variables.
 pub trait Runtime {
-    /// What it is called in tables.
+    /// Returns its name in tables.
     fn name(&self) -> &str;
 
-    /// Makes so many new variables and forgets those from before; outside of what is timed.
+    /// Replaces the variables with `count` new ones; not timed.
     fn make_variables(&mut self, count: usize);
 
     /// Pushes an operation.
     fn submit(&mut self, work: Work, reads: &[u32], write: Option<u32>);
 
-    /// Waits for all operations; starts them, if they have to be known first.
+    /// Waits for all operations; starts them first if the runtime needs the whole graph in advance.
     fn wait(&mut self);
 
-    /// How many of the operations wanted it is given at a time.
+    /// Returns how many of the requested operations to push in one run.
     fn at_most(&self, wanted: usize) -> usize {
         wanted
     }
 
-    /// Describes an operator that mutates the first variable. `false`: there is no such thing.
+    /// Creates an operator that mutates the first variable. Returns `false` if the runtime has no operators.
     fn describe_operator(&mut self) -> bool {
         false
     }
 
-    /// Pushes a run of the operator described.
+    /// Pushes a run of the operator.
     fn push_operator(&mut self) {}
 }
 
@@ -60,16 +60,16 @@ pub struct Raddle {
 }
 
 impl Raddle {
-    /// An engine of a kind, with its other settings as they are by default.
+    /// Creates an engine of a kind, with default settings.
     ///
     /// # Panics
-    /// If the engine cannot be made.
+    /// If the engine cannot be created.
     #[must_use]
     pub fn new(kind: EngineKind) -> Self {
         Self::with(Engine::builder().kind(kind).build().expect("an engine"))
     }
 
-    /// An engine that there is.
+    /// Wraps an existing engine.
     #[must_use]
     pub fn with(engine: Engine) -> Self {
         let kind = engine.kind();
@@ -77,7 +77,7 @@ impl Raddle {
         Self { name, engine, variables: vec![], operator: None }
     }
 
-    /// The engine.
+    /// Returns the engine.
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine
@@ -93,7 +93,7 @@ pub fn occupy(engine: &Engine) -> std::sync::mpsc::Sender<()> {
     let (go, gone) = std::sync::mpsc::channel::<()>();
     let (busy, is_busy) = std::sync::mpsc::channel();
     let f = move |_: &OpContext<'_>| {
-        busy.send(()).expect("somebody waits for it");
+        busy.send(()).expect("the pushing thread waits");
         // Ends when the sender is dropped.
         _ = gone.recv();
     };
@@ -147,7 +147,7 @@ impl Runtime for Raddle {
 
 // ---------------------------------------------------------------------------------------------------- bookkeeping ----
 
-/// The last writer of a variable, and who has read it since.
+/// The last writer of a variable, and its readers since.
 #[derive(Clone, Debug)]
 struct History<T> {
     writer: Option<T>,
@@ -160,7 +160,7 @@ impl<T> Default for History<T> {
     }
 }
 
-/// Calls `after` with each operation that the new one has to wait for, and notes the new one.
+/// Calls `after` with each dependency of the new operation, and records the new operation.
 fn track<T: Clone>(
     variables: &mut [History<T>],
     new: &T,
@@ -193,8 +193,8 @@ struct Node {
     successors: Vec<u32>,
 }
 
-/// [rayon](rayon), as somebody would use it who has a graph: operations count what they wait for, and whoever takes the
-/// last count spawns the operation, or runs it next. Nothing runs before all is pushed.
+/// [rayon](rayon), used for a graph: each operation counts its pending dependencies, and the thread that completes
+/// the last one spawns the operation, or runs it next. No operation runs before all are pushed.
 #[derive(Debug)]
 pub struct RayonGraph {
     pool: rayon::ThreadPool,
@@ -203,10 +203,10 @@ pub struct RayonGraph {
 }
 
 impl RayonGraph {
-    /// A pool with so many threads.
+    /// Creates a pool with `threads` threads.
     ///
     /// # Panics
-    /// If the pool cannot be made.
+    /// If the pool cannot be created.
     #[must_use]
     pub fn new(threads: usize) -> Self {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
@@ -220,7 +220,7 @@ fn run_node<'s>(nodes: &'s [Node], mut index: u32, scope: &rayon::Scope<'s>) {
         node.work.run();
         let mut next = None;
         for &successor in &node.successors {
-            // AcqRel: what comes before an operation happens before it, whoever counts last.
+            // AcqRel: all dependencies happen before the operation, in every order of the decrements.
             if nodes[successor as usize].pending.fetch_sub(1, Ordering::AcqRel) == 1 {
                 if next.is_none() {
                     next = Some(successor);
@@ -248,7 +248,7 @@ impl Runtime for RayonGraph {
         let new = self.nodes.len() as u32;
         let (nodes, mut pending) = (&mut self.nodes, 0);
         track(&mut self.variables, &new, reads, write, |&before| {
-            // A read and a mutation of one variable by one operation do not make it wait for itself.
+            // An operation that reads and mutates one variable does not depend on itself.
             if before != new {
                 nodes[before as usize].successors.push(new);
                 pending += 1;
@@ -259,7 +259,7 @@ impl Runtime for RayonGraph {
 
     fn wait(&mut self) {
         let nodes = &self.nodes;
-        // Relaxed: nothing runs yet.
+        // Relaxed: no operation runs yet.
         let root = |&node: &u32| nodes[node as usize].pending.load(Ordering::Relaxed) == 0;
         let roots: Vec<u32> = (0..nodes.len() as u32).filter(root).collect();
         self.pool.scope(|scope| {
@@ -274,20 +274,20 @@ impl Runtime for RayonGraph {
 
 // ---------------------------------------------------------------------------------------------------------- tokio ----
 
-/// [tokio]: a task per operation, which first awaits what it comes after, by channels that close at the end of a task.
+/// [tokio]: a task per operation, which first awaits its dependencies, through channels that close when a task ends.
 #[derive(Debug)]
 pub struct TokioTasks {
     runtime: tokio::runtime::Runtime,
     variables: Vec<History<watch::Receiver<()>>>,
-    /// Each task has a clone of the sender, so that the receiver sees the end when all tasks have ended.
+    /// Each task has a clone of the sender, so that the channel closes when all tasks have ended.
     running: (mpsc::Sender<()>, mpsc::Receiver<()>),
 }
 
 impl TokioTasks {
-    /// A runtime with so many worker threads.
+    /// Creates a runtime with `threads` worker threads.
     ///
     /// # Panics
-    /// If the runtime cannot be made.
+    /// If the runtime cannot be created.
     #[must_use]
     pub fn new(threads: usize) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).build().expect("a runtime");
@@ -315,7 +315,7 @@ impl Runtime for TokioTasks {
         let running = self.running.0.clone();
         self.runtime.spawn(async move {
             for mut receiver in before {
-                // Nothing is ever sent: this returns when the other task has dropped its sender.
+                // No value is ever sent: this returns when the other task has dropped its sender.
                 _ = receiver.changed().await;
             }
             work.run();

@@ -1,4 +1,4 @@
-//! Plots: bars and lines, on logarithmic scales where that is asked for.
+//! Plots: bars and lines, on linear or logarithmic scales.
 
 use std::fmt::Write as _;
 
@@ -13,12 +13,12 @@ const RIGHT: f64 = 310.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 60.0;
 
-/// How a coordinate is mapped.
+/// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// From zero, evenly.
+    /// Linear, from zero.
     Linear,
-    /// By decades.
+    /// Logarithmic, with a tick per decade.
     Log,
 }
 
@@ -29,12 +29,12 @@ pub struct Axis<'a> {
     pub label: &'a str,
     /// Its scale.
     pub scale: Scale,
-    /// Places and names of ticks.
+    /// Positions and names of ticks.
     pub ticks: Option<Vec<(f64, String)>>,
 }
 
 impl<'a> Axis<'a> {
-    /// With numbers at its ticks.
+    /// Creates an axis with numbers at its ticks.
     #[must_use]
     pub fn new(label: &'a str, scale: Scale) -> Self {
         Self { label, scale, ticks: None }
@@ -139,7 +139,7 @@ fn frame(title: &str, x: &Axis<'_>, y: &Axis<'_>, xs: &Mapping, ys: &Mapping, na
     out
 }
 
-/// Lines through points, one per series.
+/// Draws lines through points, one per series.
 #[must_use]
 pub fn lines(title: &str, x: &Axis<'_>, y: &Axis<'_>, series: &[Series]) -> String {
     let points = || series.iter().flat_map(|(_, points)| points);
@@ -158,7 +158,7 @@ pub fn lines(title: &str, x: &Axis<'_>, y: &Axis<'_>, series: &[Series]) -> Stri
     out + "</svg>\n"
 }
 
-/// Groups of bars side by side: for each group, one bar per series that has a point with its number.
+/// Draws groups of adjacent bars: for each group, one bar per series that has a point with its number.
 #[must_use]
 pub fn bars(title: &str, groups: &[&str], y: &Axis<'_>, series: &[Series]) -> String {
     let ticks = groups.iter().enumerate().map(|(i, group)| (i as f64 + 0.5, (*group).to_owned())).collect();

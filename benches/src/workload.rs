@@ -1,6 +1,6 @@
 //! The six workloads of the headline table, timed from the first push to the end of the last operation.
 //!
-//! They are those of the peers outside Rust (`external`), with the same numbers of operations and variables.
+//! The peers outside Rust (`external`) run the same workloads, with the same numbers of operations and variables.
 
 use std::time::Instant;
 
@@ -10,25 +10,25 @@ use crate::{
     runtime::Runtime,
 };
 
-/// A shape of dependences between operations that do nothing.
+/// A pattern of dependences between empty operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// Each mutates one of 4,096 variables, in turns.
+    /// Each mutates one of 4,096 variables, in turn.
     Independent,
     /// All mutate one variable.
     Chain,
     /// One mutates the variable, fifteen read it, and so on.
     Readers,
-    /// Each reads two and mutates one of 1,024 variables, chosen by chance.
+    /// Each reads two and mutates one of 1,024 variables, chosen at random.
     Random,
     /// The stencil of Task Bench, 16 columns wide: three reads, at the edges two, and one mutation.
     Stencil,
-    /// As the chain, by an operator that is described once. Few engines have that.
+    /// The chain, by an operator that is created once. Few engines have operators.
     Operator,
 }
 
 impl Workload {
-    /// All of them.
+    /// All workloads.
     pub const ALL: [Self; 6] =
         [Self::Independent, Self::Chain, Self::Readers, Self::Random, Self::Stencil, Self::Operator];
 
@@ -46,19 +46,20 @@ impl Workload {
     }
 }
 
-/// A workload that is ready to be pushed.
+/// A workload that is ready for its pushes.
 #[derive(Debug)]
 pub struct Prepared {
     workload: Workload,
     operations: usize,
-    /// What the operations of `Random` name.
+    /// The variables of the operations of `Random`.
     picks: Vec<[u32; 3]>,
 }
 
 const WIDTH: u32 = 16;
 
 impl Workload {
-    /// Makes its variables, and all else that is not timed. `None`: the runtime has nothing of the sort.
+    /// Creates the variables, and does all other work that is not timed. `None`: the runtime does not support the
+    /// workload.
     pub fn prepare<R: Runtime>(self, runtime: &mut R, operations: usize) -> Option<Prepared> {
         let variables = match self {
             Self::Independent => 4096,
@@ -87,7 +88,7 @@ impl Workload {
 }
 
 impl Prepared {
-    /// Pushes everything and says how many operations that were.
+    /// Pushes all operations and returns their number.
     pub fn push<R: Runtime>(&self, runtime: &mut R) -> usize {
         match self.workload {
             Workload::Independent => {
@@ -126,7 +127,7 @@ impl Prepared {
 }
 
 fn stencil<R: Runtime>(runtime: &mut R, operations: usize) -> usize {
-    // 100,000 operations elsewhere are 5,000 steps here.
+    // 5,000 steps correspond to 100,000 operations of the other workloads.
     let steps = (operations as u32 * 4 / 5 / WIDTH).max(1);
     for step in 0..steps {
         let (current, previous) = ((step & 1) * WIDTH, ((step + 1) & 1) * WIDTH);
@@ -162,15 +163,15 @@ impl Run {
     }
 }
 
-/// What every [`Runtime`] can be asked for.
+/// A [`Runtime`] with the measurements that the benchmarks take.
 pub trait Suite {
-    /// What it is called in tables.
+    /// Returns its name in tables.
     fn title(&self) -> String;
 
-    /// ns per operation, push and run. `None`: it has nothing of the sort.
+    /// Measures ns per operation, push and run. `None`: the runtime does not support the workload.
     fn time(&mut self, workload: Workload, operations: usize) -> Option<f64>;
 
-    /// Runs a graph of Task Bench; fewer steps if it is not given so many operations.
+    /// Runs a graph of Task Bench, with fewer steps if the runtime takes fewer operations.
     fn graph(&mut self, pattern: &Pattern, steps: usize, kernel: Kernel, iterations: u32) -> Run;
 }
 

@@ -6,11 +6,11 @@ use syn::{
     Data, DeriveInput, Error, Fields, GenericParam, Ident, Lifetime, Type, parse_macro_input, visit_mut::VisitMut,
 };
 
-/// Lets a struct declare the accesses of an operation, so that its function gets a struct of references.
+/// Lets a struct declare the accesses of an operation, whose function then receives a struct of references.
 ///
-/// Every field must be an access itself: `Read`, `Write`, `Cx`, a tuple, an array or a `Vec` of accesses, or another struct
-/// with this derive. For a struct `Step`, the function of the operation gets a `StepRefs` with the same fields and the same
-/// visibility. A struct can be no more public than the types of its fields.
+/// Every field must itself be an access: `Read`, `Write`, `Cx`, a tuple, an array or a `Vec` of accesses, or another
+/// struct with this derive. For a struct `Step`, the function of the operation receives a `StepRefs` with the same
+/// fields and the same visibility. A struct cannot be more public than the types of its fields.
 #[proc_macro_derive(Accesses)]
 pub fn derive_accesses(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
@@ -42,7 +42,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
     let names: Vec<&Ident> = fields.named.iter().filter_map(|field| field.ident.as_ref()).collect();
     let visibilities: Vec<_> = fields.named.iter().map(|field| &field.vis).collect();
     let types: Vec<&Type> = fields.named.iter().map(|field| &field.ty).collect();
-    // A reference that an operation gets does not depend on how long the handles of its variables live.
+    // The references of an operation do not depend on the lifetimes of the handles of its variables.
     let mut make_static = MakeStatic(input.generics.lifetimes().map(|param| param.lifetime.clone()).collect());
     let lasting = types.iter().map(|ty| {
         let mut ty = (*ty).clone();
@@ -54,7 +54,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
 
     let (impl_generics, ty_generics, where_clause) = input.generics.split_for_impl();
     let call = Lifetime::new("'__call", Span::mixed_site());
-    // The struct of references has the type parameters, and one lifetime for all.
+    // The struct of references has the type parameters, and one lifetime for all references.
     let params = input.generics.params.iter().filter(|param| !matches!(param, GenericParam::Lifetime(_))).cloned();
     let params: Vec<GenericParam> = params
         .map(|mut param| {
@@ -74,7 +74,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
     let args: Vec<_> = args.collect();
     let refs = format_ident!("{name}Refs");
     let visibility = &input.vis;
-    let documentation = format!("What the function of an operation gets that declares [`{name}`].");
+    let documentation = format!("The references that the function of an operation receives for [`{name}`].");
     Ok(quote! {
         #[doc = #documentation]
         #visibility struct #refs<#call, #(#params),*> #lasting_where {
@@ -85,7 +85,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
         }
 
         #[automatically_derived]
-        // SAFETY: the implementation below does for each field what the field does.
+        // SAFETY: every method of the implementation below forwards to the same method of each field.
         unsafe impl #impl_generics ::raddle::__derive::Derived for #name #ty_generics #where_clause {}
 
         #[automatically_derived]
@@ -109,8 +109,8 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
                 cx: &#call ::raddle::OpContext<#call>,
             ) -> Self::Refs<#call> {
                 #refs {
-                    // SAFETY: the caller's obligations hold for each field, whose accesses were declared and captured with
-                    // this struct's.
+                    // SAFETY: the caller's obligations hold for each field, whose accesses were declared and captured
+                    // with this struct's.
                     #(#names: unsafe { <#types as ::raddle::Accesses>::refs(&captured.#places, cx) },)*
                 }
             }

@@ -19,7 +19,7 @@ pub struct Size {
 }
 
 impl Size {
-    /// The smallest width and height that the filters make sense for.
+    /// The smallest width and height that the filters support.
     const MIN: u32 = 16;
 }
 
@@ -52,7 +52,7 @@ pub struct TooLarge {
 
 impl fmt::Display for TooLarge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a frame of {} pixels does not fit into the photograph, which has {}", self.frame, self.photo)
+        write!(f, "a frame of {} pixels does not fit into the photograph of {}", self.frame, self.photo)
     }
 }
 
@@ -72,8 +72,7 @@ impl Error for FrameLost {}
 
 /// A camera that pans over a photograph.
 ///
-/// What it captures depends on nothing but the number of the frame, so frames
-/// may be captured in any order, and several at a time.
+/// A captured frame depends only on its number, so frames may be captured in any order, and several at a time.
 #[derive(Debug)]
 pub struct Camera {
     photo: RgbImage,
@@ -82,8 +81,8 @@ pub struct Camera {
 }
 
 impl Camera {
-    /// A camera that sees `size` pixels of the photograph at a time and loses
-    /// every `lose_every`-th frame, or none if that is 0.
+    /// Creates a camera that sees `size` pixels of the photograph at a time and loses every `lose_every`-th frame, or
+    /// none if that is 0.
     pub fn new(photo: RgbImage, size: Size, lose_every: u64) -> Result<Camera, TooLarge> {
         let whole = Size { width: photo.width(), height: photo.height() };
         if size.width > whole.width || size.height > whole.height {
@@ -106,8 +105,7 @@ impl Camera {
     }
 }
 
-/// Where something is after `time` steps that goes from 0 to `end` and back
-/// again, for ever, one unit a step.
+/// Returns the position after `time` steps of a point that moves between 0 and `end` and back forever, one unit a step.
 fn swing(time: u64, end: u32) -> u32 {
     let end = u64::from(end);
     if end == 0 {

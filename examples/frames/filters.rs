@@ -1,5 +1,4 @@
-//! What is done to a frame: functions from images to images, which know
-//! nothing of the engine.
+//! The image processing: functions from images to images, independent of the engine.
 
 use image::codecs::jpeg::JpegEncoder;
 use image::{GrayImage, ImageBuffer, ImageResult, Luma, Rgb, RgbImage, imageops};
@@ -14,35 +13,35 @@ use imageproc::suppress::suppress_non_maximum;
 /// The strength of a frame's edges.
 pub type Gradient = ImageBuffer<Luma<u16>, Vec<u16>>;
 
-/// A place in a frame, as column and row.
+/// A position in a frame, as column and row.
 pub type Position = (u32, u32);
 
 const EDGE_COLOUR: Rgb<u8> = Rgb([0, 255, 255]);
 const CORNER_COLOUR: Rgb<u8> = Rgb([255, 64, 0]);
 
-/// Takes the sensor noise out.
+/// Removes the sensor noise.
 pub fn denoise(raw: &RgbImage) -> RgbImage {
     gaussian_blur_f32(raw, 0.9)
 }
 
-/// The brightness of every pixel.
+/// Returns the brightness of every pixel.
 pub fn luma(frame: &RgbImage) -> GrayImage {
     imageops::grayscale(frame)
 }
 
-/// How steeply the brightness changes at every pixel.
+/// Returns the gradient of the brightness at every pixel.
 pub fn gradient(luma: &GrayImage) -> Gradient {
     sobel_gradients(luma)
 }
 
-/// The corners in a frame: of those that lie close together only the clearest.
+/// Returns the corners in a frame: among nearby corners only the one with the highest score.
 pub fn corners(luma: &GrayImage) -> Vec<Position> {
     const THRESHOLD: u8 = 24;
     const DISTANCE: u32 = 5;
 
     let mut scores = GrayImage::new(luma.width(), luma.height());
     for corner in corners_fast9(luma, THRESHOLD) {
-        // A score is a difference of two brightnesses, so it fits.
+        // A score is a difference of two brightness values, so it fits.
         scores.put_pixel(corner.x, corner.y, Luma([corner.score as u8]));
     }
     suppress_non_maximum(&scores, DISTANCE)
@@ -54,7 +53,7 @@ pub fn corners(luma: &GrayImage) -> Vec<Position> {
 
 /// Draws the edges and the corners on top of a frame.
 pub fn annotate(frame: &RgbImage, gradient: &Gradient, corners: &[Position]) -> RgbImage {
-    /// A gradient from which on an edge is drawn in full colour.
+    /// The gradient at and above which an edge is drawn in full colour.
     const FULL: f32 = 800.0;
 
     let mut picture = frame.clone();
@@ -68,14 +67,13 @@ pub fn annotate(frame: &RgbImage, gradient: &Gradient, corners: &[Position]) -> 
     picture
 }
 
-/// Replaces what is in `bytes` by the picture as a JPEG file.
+/// Replaces the contents of `bytes` with the picture as a JPEG file.
 pub fn encode(picture: &RgbImage, bytes: &mut Vec<u8>) -> ImageResult<()> {
     bytes.clear();
     JpegEncoder::new_with_quality(bytes, 90).encode_image(picture)
 }
 
-/// How much of a frame consists of details of up to `radius` pixels: the
-/// difference that it makes to blur them away.
+/// Returns how much of a frame consists of details of up to `radius` pixels: the difference that blurring them makes.
 pub fn detail(luma: &GrayImage, radius: u32) -> f64 {
     root_mean_squared_error(luma, &box_filter(luma, radius, radius))
 }
@@ -92,7 +90,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Collects the figures about a frame.
+    /// Computes the figures of a frame.
     pub fn new(raw: &RgbImage, clean: &RgbImage, luma: &GrayImage, detail: Vec<f64>) -> Statistics {
         Statistics {
             denoised: root_mean_squared_error(raw, clean),

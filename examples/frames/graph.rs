@@ -1,4 +1,4 @@
-//! The engine's part: which operation reads and writes what.
+//! The graph of operations: the variables that each of them reads and writes.
 //!
 //! ```text
 //! camera ─► raw ─► denoise ─► clean ─► luma ─┬─► gradient ─┐
@@ -6,13 +6,10 @@
 //!                                            └─► detail 1, detail 2, ... ─► statistics
 //! ```
 //!
-//! Nothing here waits, locks or counts. An operation names the variables that
-//! it reads and writes, and the engine derives the rest: that the gradient and
-//! the corners of a frame may be computed at the same time, that frames in
-//! different slots of the ring have nothing to do with each other, and that a
-//! frame must not touch a slot's image before the last reader of the frame
-//! that lay there before is done with it, be that the statistics or the
-//! encoder.
+//! No code here waits, locks or counts. An operation declares the variables that it reads and writes, and the engine
+//! derives the rest: that the gradient and the corners of a frame may be computed at the same time, that frames in
+//! different slots of the ring are independent, and that a frame may use a slot's images only after the last reader of
+//! the previous frame there, be it the statistics or the encoder.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
@@ -23,8 +20,7 @@ use raddle::{Engine, OpBuilder, OpHandle, PushError, Var, WaitError};
 use crate::camera::Camera;
 use crate::filters::{self, Gradient, Position, Statistics};
 
-/// Where the images of one frame lie while it is worked on. Once the frame is
-/// delivered, another one may use the slot.
+/// The images of one frame in flight. Once the frame is delivered, another one may use the slot.
 struct Slot {
     raw: Var<RgbImage>,
     clean: Var<RgbImage>,
@@ -36,35 +32,34 @@ struct Slot {
     details: Vec<Var<f64>>,
 }
 
-/// How a frame reaches the one who waits for it.
+/// The result of a frame's last operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Delivery {
-    /// When the encoded frame was there.
+    /// When the frame was encoded.
     pub at: Instant,
     /// A hash of its bytes.
     pub digest: u64,
 }
 
-/// What will become of a frame whose operations have been pushed.
+/// A frame whose operations have been pushed.
 pub struct Pending {
     pub frame: u64,
     pub delivery: OpHandle<Delivery>,
     pub statistics: Option<OpHandle<Statistics>>,
 }
 
-/// What the graph consists of.
+/// The shape of the graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// How many slots the ring has.
+    /// The number of slots of the ring.
     pub in_flight: usize,
-    /// Of how many different sizes the details are that the statistics look
-    /// at. With 0 there are no statistics.
+    /// The number of sizes of detail that the statistics examine. With 0 there are no statistics.
     pub scales: usize,
-    /// Whether some operations go before others.
+    /// Whether operations have different priorities.
     pub priorities: bool,
 }
 
-/// The variables that the operations of all frames work on.
+/// The variables that the operations of all frames access.
 pub struct Graph<'e> {
     engine: &'e Engine,
     camera: Var<Camera>,
@@ -73,7 +68,7 @@ pub struct Graph<'e> {
 }
 
 impl<'e> Graph<'e> {
-    /// Makes the variables. There are no operations yet.
+    /// Creates the variables. Pushes no operations.
     pub fn new(engine: &'e Engine, camera: Camera, plan: Plan) -> Graph<'e> {
         let slot = || Slot {
             raw: engine.var(RgbImage::default()),
@@ -93,17 +88,14 @@ impl<'e> Graph<'e> {
         }
     }
 
-    /// Pushes all operations of one frame. This only describes the work and
-    /// returns at once; the workers do it.
+    /// Pushes all operations of one frame. This only describes the work and returns immediately; the workers run it.
     ///
-    /// The later a stage, the higher its priority, so that a frame that is
-    /// under way is finished before another one is begun. The statistics come
-    /// after everything else. An operation that has begun is not interrupted,
-    /// and hence they are many short ones instead of one long one.
+    /// The later a stage, the higher its priority, so that the workers finish a frame before they start the next one.
+    /// The statistics have the lowest priority. A running operation is not interrupted, so they are many short
+    /// operations instead of one long one.
     ///
-    /// All results are taken with `overwrite` and not with `write`: nothing
-    /// of the slot's former frame is used, and if that frame failed, this one
-    /// need not fail as well.
+    /// All results are declared with `overwrite` and not with `write`: the slot's previous frame is not used, and if it
+    /// failed, this frame does not fail with it.
     pub fn push_frame(&self, frame: u64) -> Result<Pending, PushError> {
         let slot = &self.ring[self.slot_of(frame)];
         let stage = |name, priority| self.stage(name, priority);
@@ -160,7 +152,7 @@ impl<'e> Graph<'e> {
             })?;
         }
         let (raw, clean, luma) = (slot.raw.read(), slot.clean.read(), slot.luma.read());
-        // A list of accesses arrives as a list of references.
+        // The function receives a list of accesses as a list of references.
         let details: Vec<_> = slot.details.iter().map(Var::read).collect();
         let statistics = stage("statistics").submit((raw, clean, luma, details), |(raw, clean, luma, details)| {
             Statistics::new(raw, clean, luma, details.into_iter().copied().collect())
@@ -168,20 +160,19 @@ impl<'e> Graph<'e> {
         Ok(Some(statistics))
     }
 
-    /// A frame as the camera saw it and as it was delivered, as long as no
-    /// other frame has taken its slot.
+    /// Returns a frame as captured and as delivered. Valid until another frame takes its slot.
     pub fn before_and_after(&self, frame: u64) -> Result<(RgbImage, RgbImage), WaitError> {
         let slot = &self.ring[self.slot_of(frame)];
         Ok((self.engine.get(&slot.raw)?, self.engine.get(&slot.picture)?))
     }
 
-    /// Begins an operation.
+    /// Returns the builder of an operation.
     fn stage(&self, name: &'static str, priority: i32) -> OpBuilder<'_> {
         let priority = if self.priorities { priority } else { 0 };
         self.engine.op(name).priority(priority)
     }
 
-    /// Frames take the slots of the ring in turn.
+    /// Returns the slot of a frame; frames take the slots of the ring in turn.
     fn slot_of(&self, frame: u64) -> usize {
         (frame % self.ring.len() as u64) as usize
     }
@@ -208,7 +199,7 @@ mod tests {
         Camera::new(photo, size, lose_every).unwrap()
     }
 
-    /// What the graph should deliver, computed without it.
+    /// Computes without the engine what the graph should deliver.
     fn expected(camera: &Camera, frame: u64) -> Option<(u64, Statistics)> {
         let raw = camera.capture(frame).ok()?;
         let clean = filters::denoise(&raw);
@@ -225,8 +216,7 @@ mod tests {
         let engine = Engine::builder().workers(3).kind(kind).build().unwrap();
         let plan = Plan { in_flight: 2, scales: 2, priorities: true };
         let graph = Graph::new(&engine, camera(lose_every), plan);
-        // All frames are pushed at once: the engine keeps those apart that
-        // share a slot.
+        // All frames are pushed without waiting: the engine orders those that share a slot.
         let pending: Vec<Pending> = (0..FRAMES).map(|frame| graph.push_frame(frame).unwrap()).collect();
         pending
             .into_iter()

@@ -1,24 +1,21 @@
-//! A stream of camera frames goes through a graph of image filters, several
-//! frames at a time: the work that raddle is made for.
+//! Camera frames pass through a graph of image filters, several frames at a time: a typical use of raddle.
 //!
 //! ```text
 //! cargo run --release --example frames
 //! cargo run --release --example frames -- --help
 //! ```
 //!
-//! Read `graph.rs` first, which is all that concerns the engine. `camera.rs`
-//! is the source of the frames and `filters.rs` what is done to them. This
-//! file has the options, the clock and the report.
+//! Read `graph.rs` first: all code that uses the engine is there. `camera.rs` produces the frames and `filters.rs`
+//! processes them. This file has the options, the clock and the report.
 //!
-//! The same frames are sent through the graph several times:
+//! The same frames pass through the graph several times:
 //!
 //! 1. as fast as possible: a frame starts when a slot of the ring is free;
 //! 2. at a fixed rate, without the statistics;
 //! 3. at that rate with the statistics, which should not delay the frames;
-//! 4. the same without priorities, to see what these are good for;
-//! 5. as fast as possible again on the naive engine, which runs every
-//!    operation at once on the thread that pushes it. This is the check: each
-//!    frame must come out the same to the last byte.
+//! 4. at that rate with the statistics but without priorities, to show the effect of priorities;
+//! 5. as fast as possible on the naive engine, which runs every operation immediately on the thread that pushes it.
+//!    This pass is the check: each frame must have the same bytes.
 
 #![forbid(unsafe_code)]
 
@@ -44,11 +41,10 @@ use camera::{Camera, FrameLost, Size};
 use filters::Statistics;
 use graph::{Graph, Pending, Plan};
 
-/// A photograph of a pavilion by danielbuechele, CC BY 2.0; see
-/// `assets/LICENSES.md`.
+/// A photograph of a pavilion by danielbuechele, CC BY 2.0; see `assets/LICENSES.md`.
 const PHOTO: &[u8] = include_bytes!("assets/pagoda.jpg");
 
-/// The fixed rate as a part of the highest possible one, if none is given.
+/// The default of the fixed rate, as a fraction of the highest possible rate.
 const LOAD: f64 = 0.8;
 
 /// Sends camera frames through a graph of filters and reports how long they take.
@@ -63,7 +59,7 @@ struct Options {
     #[arg(long, default_value = "320x240", value_name = "WIDTHxHEIGHT")]
     size: Size,
 
-    /// Number of frames that are worked on at the same time: the slots of the ring
+    /// Number of frames in flight at a time: the slots of the ring
     #[arg(long, default_value_t = 8, value_parser = value_parser!(u16).range(1..=256))]
     in_flight: u16,
 
@@ -80,12 +76,11 @@ struct Options {
     #[arg(long, value_enum, default_value_t = Kind::PerDevice)]
     engine: Kind,
 
-    /// Weight of the statistics: how many operations they add to a frame; 0 leaves
-    /// them out
+    /// Number of operations that the statistics add to a frame; 0 leaves them out
     #[arg(long, default_value_t = 20, value_parser = value_parser!(u16).range(0..=64))]
     statistics: u16,
 
-    /// Let the camera lose every N-th frame, to see that the others get through;
+    /// Let the camera lose every N-th frame, to show that the others are delivered;
     /// 0 loses none
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = lose_every)]
     lose_every: u64,
@@ -94,8 +89,7 @@ struct Options {
     #[arg(long, value_name = "FILE")]
     photo: Option<PathBuf>,
 
-    /// Where to write a frame as it was captured beside what became of it, as a PNG
-    /// or JPEG file
+    /// Where to write a captured frame beside the delivered one, as a PNG or JPEG file
     #[arg(long, default_value = "out/frames.png", value_name = "FILE")]
     output: PathBuf,
 
@@ -114,7 +108,7 @@ fn rate(text: &str) -> Result<f64, String> {
 
 fn lose_every(text: &str) -> Result<u64, String> {
     match text.parse() {
-        Ok(1) => Err("that would be all of them".into()),
+        Ok(1) => Err("1 would lose every frame".into()),
         Ok(n) => Ok(n),
         Err(e) => Err(format!("{e}")),
     }
@@ -122,11 +116,11 @@ fn lose_every(text: &str) -> Result<u64, String> {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Kind {
-    /// Run every operation at once on the thread that pushes it
+    /// Run every operation immediately on the thread that pushes it
     Naive,
     /// One pool of workers
     Pooled,
-    /// Workers of its own for each device
+    /// Separate workers for each device
     PerDevice,
 }
 
@@ -152,7 +146,7 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let photo = load_photo(options.photo.as_deref())?;
-    // Whatever is wrong with the options should come out before the work.
+    // Report errors in the options before any work starts.
     Camera::new(photo.clone(), options.size, options.lose_every)?;
     prepare_output(&options.output).map_err(|e| format!("cannot write to {}: {e}", options.output.display()))?;
 
@@ -209,17 +203,17 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Prints what is to be said about all passes together.
+/// Prints the results of all passes together.
 fn report(reference: &Outcome, naive: Option<&Outcome>, passes: u32) -> io::Result<()> {
     say(format_args!(
         "\nThe last columns are latencies in milliseconds, from the time when a frame was due\n\
-         to its delivery. As fast as possible, most of it is the time in which the other\n\
-         frames in flight have the workers.\n\
+         to its delivery. In the passes as fast as possible, most of a latency is time in\n\
+         which the workers run other frames.\n\
          Each frame had the same bytes in all {passes} passes."
     ))?;
     if let Some(naive) = naive {
         say(format_args!(
-            "The speed is {:.2} times that of the naive engine.",
+            "The throughput is {:.2} times that of the naive engine.",
             reference.throughput() / naive.throughput()
         ))?;
     }
@@ -270,12 +264,12 @@ fn prepare_output(path: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Prints a line on the standard output, where it may be that nobody reads it.
+/// Prints a line to the standard output; returns an error where `println!` would panic, as when a pipe is closed.
 fn say(line: std::fmt::Arguments<'_>) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
 }
 
-/// A progress bar, which indicatif hides if there is no terminal to show it.
+/// Creates a progress bar, which indicatif hides unless it writes to a terminal.
 fn progress_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{msg:44} {bar:24} {pos}/{len}").expect("the template is valid");
     ProgressBar::no_length().with_style(style)
@@ -283,7 +277,7 @@ fn progress_bar() -> ProgressBar {
 
 const QUANTILES: [(&str, f64); 5] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)];
 
-/// What all passes have in common.
+/// The settings that all passes share.
 struct Setup<'a> {
     options: &'a Options,
     photo: &'a RgbImage,
@@ -292,11 +286,10 @@ struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// Sends all frames through the graph once and prints a line about it.
+    /// Passes all frames through the graph once and prints a line about it.
     ///
-    /// With a rate, a frame is due at its time whether or not the graph has
-    /// room for it, and that is when its latency begins. Without, it is due
-    /// when a slot is free.
+    /// With a rate, a frame is due at its scheduled time even if no slot is free, and its latency is counted from that
+    /// time. Without a rate, it is due when a slot is free.
     fn pass(&self, label: &str, kind: EngineKind, rate: Option<f64>, plan: Plan) -> Result<Outcome, Box<dyn Error>> {
         let options = self.options;
         let engine = Engine::builder().workers(self.workers).kind(kind).build()?;
@@ -308,7 +301,7 @@ impl Setup<'_> {
         self.progress.set_message(label.to_owned());
 
         let mut outcome = Outcome::new(label)?;
-        // One place for each slot of the ring: the frame in it and when it was due.
+        // For each slot of the ring, the frame in it and the time when it was due.
         let mut ring: Vec<Option<(Pending, Instant)>> = (0..plan.in_flight).map(|_| None).collect();
         let mut statistics = Vec::new();
         let start = Instant::now();
@@ -317,15 +310,14 @@ impl Setup<'_> {
             if let Some(time) = scheduled {
                 thread::sleep(time.saturating_duration_since(Instant::now()));
             }
-            // The only time that the source has to wait: until the frame that
-            // was in the slot before has been delivered. The statistics may
-            // still be reading it, which is for the engine to sort out.
-            let place = &mut ring[(frame % plan.in_flight as u64) as usize];
-            if let Some((pending, due)) = place.take() {
+            // The source waits only here, until the previous frame in the slot has been delivered. The statistics may
+            // still read that frame; the engine orders the next one after them.
+            let slot = &mut ring[(frame % plan.in_flight as u64) as usize];
+            if let Some((pending, due)) = slot.take() {
                 statistics.push(self.finish(&graph, pending, due, &mut outcome)?);
             }
             let due = scheduled.unwrap_or_else(Instant::now);
-            *place = Some((graph.push_frame(frame)?, due));
+            *slot = Some((graph.push_frame(frame)?, due));
         }
         let mut rest: Vec<_> = ring.into_iter().flatten().collect();
         rest.sort_by_key(|(pending, _)| pending.frame);
@@ -343,8 +335,7 @@ impl Setup<'_> {
         Ok(outcome)
     }
 
-    /// Waits for a frame and records what became of it. Hands back the handle
-    /// of its statistics, which nobody is in a hurry for.
+    /// Waits for a frame and records its result. Returns the handle of its statistics, which are not urgent.
     fn finish(
         &self,
         graph: &Graph<'_>,
@@ -359,7 +350,7 @@ impl Setup<'_> {
                 let micros = u64::try_from(latency.as_micros())?;
                 outcome.latency.record(micros)?;
                 outcome.digests.push(Some(delivery.digest));
-                // One frame from the middle is for looking at.
+                // Keep one frame from the middle for the picture.
                 let middle = (self.options.frames - 1) / 2;
                 if outcome.pictures.is_none() && pending.frame >= middle {
                     outcome.pictures = Some(graph.before_and_after(pending.frame)?);
@@ -375,11 +366,11 @@ impl Setup<'_> {
     }
 }
 
-/// Tells a frame that the camera has lost, which is part of life, from all
-/// other failures, which end the program. The inner error is the message.
+/// Separates frames that the camera lost, which the program expects, from all other failures, which end it. The inner
+/// error is the message.
 ///
-/// The one who waits for the last operation of a frame gets the error of its
-/// first one, because the engine passes it on along the graph.
+/// A wait for the last operation of a frame returns the error of its first one, because the engine propagates the error
+/// through the graph.
 fn unless_lost<T>(result: Result<T, WaitError>) -> Result<Result<T, String>, WaitError> {
     match result {
         Ok(value) => Ok(Ok(value)),
@@ -391,17 +382,17 @@ fn unless_lost<T>(result: Result<T, WaitError>) -> Result<Result<T, String>, Wai
     }
 }
 
-/// What came out of a pass.
+/// The results of a pass.
 struct Outcome {
     label: String,
     elapsed: Duration,
     /// Latencies in microseconds.
     latency: Histogram<u64>,
-    /// For each frame a hash of its bytes, or nothing if the frame was lost.
+    /// For each frame a hash of its bytes, or `None` if the frame was lost.
     digests: Vec<Option<u64>>,
     /// For each frame its statistics, if it has any.
     statistics: Vec<Option<Statistics>>,
-    /// How many frames were lost, and why the first one.
+    /// How many frames were lost, and the error of the first one.
     lost: Option<(u64, String)>,
     /// A frame as it was captured and as it was delivered.
     pictures: Option<(RgbImage, RgbImage)>,
@@ -420,12 +411,12 @@ impl Outcome {
         })
     }
 
-    /// Frames per second, from the first frame to the end of all work.
+    /// Returns the frames per second, from the first frame to the end of all work.
     fn throughput(&self) -> f64 {
         self.digests.len() as f64 / self.elapsed.as_secs_f64()
     }
 
-    /// A line of the report.
+    /// Returns a line of the report.
     fn line(&self) -> String {
         let quantile = |(_, q)| self.latency.value_at_quantile(q) as f64 / 1000.0;
         let columns = QUANTILES.map(|q| format!("{:7.2}", quantile(q)));
@@ -433,8 +424,7 @@ impl Outcome {
         format!("{:44} {fps:7.1} {}", self.label, columns.join(" "))
     }
 
-    /// Checks that another pass delivered the same frames, byte for byte, and
-    /// the same statistics if it had any.
+    /// Checks that another pass delivered the same frames, byte for byte, and the same statistics if it had any.
     fn check(&self, other: &Outcome) -> Result<(), String> {
         let differ = |what: &str, frame: usize| {
             let (a, b) = (&self.label, &other.label);

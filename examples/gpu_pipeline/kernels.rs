@@ -1,9 +1,9 @@
-//! What is done to the sensor's data: as it is meant, and as a device does it.
+//! The processing of the sensor's data: a reference on the CPU, and the kernels of the devices.
 
-/// Bytes in a row, for all devices. The kernels for CUDA have it as a constant.
+/// Bytes in a row, on all devices. The CUDA kernels contain the same constant.
 pub const WIDTH: usize = 512;
 
-/// What the two kernels make of a chunk, byte by byte: what all devices are compared with.
+/// Computes byte by byte the result of both kernels for a chunk; the results of all devices are compared with it.
 pub fn reference(raw: &[u8]) -> Vec<u8> {
     let rows = raw.len() / WIDTH;
     let at = |x: usize, y: usize| u32::from(raw[y * WIDTH + x]);
@@ -21,11 +21,11 @@ pub fn reference(raw: &[u8]) -> Vec<u8> {
         .collect()
 }
 
-/// The first kernel on the simulated device: takes the noise out.
+/// The first kernel on the simulated device: removes the noise.
 pub fn smooth(raw: &[u8], smooth: &mut [u8]) {
     let rows = raw.len() / WIDTH;
     let row = |y: usize| &raw[y * WIDTH..][..WIDTH];
-    // A column more on each side, like the one beside it.
+    // One more column on each side, a copy of its neighbour.
     let mut sums = [0u16; WIDTH + 2];
     for (y, smooth) in smooth.chunks_exact_mut(WIDTH).enumerate() {
         let (above, here, below) = (row(y.saturating_sub(1)), row(y), row((y + 1).min(rows - 1)));
@@ -39,7 +39,7 @@ pub fn smooth(raw: &[u8], smooth: &mut [u8]) {
     }
 }
 
-/// The second kernel on the simulated device: sharpens edges, and brightens what is dark.
+/// The second kernel on the simulated device: sharpens edges and brightens dark areas.
 pub fn tone(raw: &[u8], smooth: &[u8], toned: &mut [u8]) {
     const BRIGHTER: [u8; 256] = {
         let (mut table, mut sharp) = ([0; 256], 0);
@@ -70,7 +70,7 @@ pub mod cuda {
 
     use super::WIDTH;
 
-    /// Threads of a block. Picked.
+    /// Threads per block. Picked.
     const BLOCK: u32 = 256;
 
     /// The kernels, loaded to a device.
@@ -81,7 +81,7 @@ pub mod cuda {
     }
 
     impl Kernels {
-        /// Has the driver compile them for the device of `stream`.
+        /// Loads the kernels, which the driver compiles for the device of `stream`.
         pub fn load(stream: &mut GpuStream) -> Result<Self, DriverError> {
             let module = stream_of(stream).context().load_module(Ptx::from_src(include_str!("kernels.ptx")))?;
             Ok(Self { smooth: module.load_function("smooth")?, tone: module.load_function("tone")? })
@@ -112,12 +112,12 @@ pub mod cuda {
     }
 
     /// Launches a kernel that takes the addresses of `vecs` and their number of rows, and writes the last of them.
-    #[expect(unsafe_code, reason = "what a kernel does, the compiler cannot see")]
+    #[expect(unsafe_code, reason = "the compiler cannot check what a kernel accesses")]
     fn launch(stream: &mut GpuStream, kernel: &CudaFunction, vecs: &[&DeviceVec<u8>]) -> Result<(), DriverError> {
         let bytes = vecs[0].len();
-        assert!(vecs.iter().all(|vec| vec.len() == bytes) && bytes % WIDTH == 0, "rows that are whole");
-        let pointers: Vec<u64> = vecs.iter().map(|vec| vec.cuda_ptr().expect("it is a CUDA device's memory")).collect();
-        let rows = u32::try_from(bytes / WIDTH).expect("chunks are smaller");
+        assert!(vecs.iter().all(|vec| vec.len() == bytes) && bytes % WIDTH == 0, "vectors of whole rows");
+        let pointers: Vec<u64> = vecs.iter().map(|vec| vec.cuda_ptr().expect("memory of a CUDA device")).collect();
+        let rows = u32::try_from(bytes / WIDTH).expect("a chunk has fewer rows");
         let stream = stream_of(stream);
         let mut arguments = stream.launch_builder(kernel);
         for pointer in &pointers {
@@ -126,9 +126,10 @@ pub mod cuda {
         arguments.arg(&rows);
         let grid = (bytes as u32).div_ceil(BLOCK);
         let config = LaunchConfig { grid_dim: (grid, 1, 1), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: the arguments are those that both kernels take, in `kernels.ptx`. They read and write `rows` rows of
-        // each vector, which are as long, and write the last vector only. The operation that launches them holds the
-        // vectors, the last one exclusively, until the device is done with what is on its stream.
+        // SAFETY: the arguments match the parameters of both kernels in `kernels.ptx`. The kernels access `rows` rows
+        // of each vector, which is the length of each, and write only the last vector. The operation that launches
+        // them has access to the vectors, exclusively to the last, until the device has completed the work on its
+        // stream.
         unsafe { arguments.launch(config) }.map(drop)
     }
 }
@@ -137,7 +138,7 @@ pub mod cuda {
 mod tests {
     use super::*;
 
-    /// Bytes without a pattern.
+    /// Returns bytes without a pattern.
     fn noise(rows: usize) -> Vec<u8> {
         let mut state = 1u32;
         let mut next = || {
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_simulated_kernels_make_what_is_meant() {
+    fn the_simulated_kernels_agree_with_the_reference() {
         for rows in [1, 2, 3, 16] {
             let raw = noise(rows);
             let (mut smoothed, mut toned) = (vec![0; raw.len()], vec![0; raw.len()]);

@@ -1,19 +1,19 @@
-//! Chunks of a sensor's data go to a GPU, through two kernels and back, with two buffers for each step: copies in both
-//! directions and kernels run side by side, and no line of the program says so.
+//! Chunks of a sensor's data pass through two kernels on a GPU, with two buffers for each step: copies in both
+//! directions and kernels run in parallel, although no line of the program asks for it.
 //!
 //! ```text
 //! cargo run --release --features cuda --example gpu_pipeline
 //! cargo run --release --example gpu_pipeline -- --gpu simulated --chunks 100
 //! ```
 //!
-//! Read `pipeline.rs` first, which is all that concerns the engine. `kernels.rs` has what is computed, and `kernels.ptx`
-//! the same for CUDA. This file has the options, the clock and the report.
+//! Read `pipeline.rs` first: all code that uses the engine is there. `kernels.rs` has the computation, and
+//! `kernels.ptx` the same for CUDA. This file has the options, the clock and the report.
 //!
-//! Each lane's work is done alone first: what is captured and compared, what is copied in, computed, copied out. Then all
-//! of it together. At best that takes as long as the longest of them. Each chunk must come out as the CPU computes it, to
-//! the last byte, or the example fails.
+//! The program first runs the work of each lane alone: capture and comparison, copies in, kernels, copies out. Then it
+//! runs all of them together. At best that takes as long as the longest of them. Each chunk must equal the result of
+//! the CPU, byte for byte, or the example fails.
 //!
-//! Without an NVIDIA GPU it runs on the simulated one. Its results are real. Its times are made up.
+//! Without an NVIDIA GPU the example uses the simulated one, whose results are real and whose times are invented.
 
 #![deny(unsafe_code)]
 
@@ -39,14 +39,14 @@ use pipeline::{Kernels, Pending, Pipeline, Scene};
 /// A photograph of a pavilion by danielbuechele, CC BY 2.0; see `../frames/assets/LICENSES.md`.
 const PHOTO: &[u8] = include_bytes!("../frames/assets/pagoda.jpg");
 
-/// Different chunks.
+/// The number of different chunks.
 const SCENES: usize = 8;
 
-/// Bytes per second that the simulated device copies each way. Slow, so that the processor, which stands in for the
-/// device's engines, is not what takes longest.
+/// Bytes per second that the simulated device copies in each direction. Slow, so that the CPU, which does the device's
+/// work, is not the bottleneck.
 const SIMULATED_BANDWIDTH: u64 = 500_000_000;
 
-/// Sends chunks of data through a GPU and reports how much of the work went on side by side.
+/// Sends chunks of data through a GPU and reports how much of the work ran in parallel.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpu_pipeline")]
 struct Options {
@@ -69,19 +69,19 @@ struct Options {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Gpu {
-    /// The first NVIDIA GPU if there is one, and a simulated one if not
+    /// The first NVIDIA GPU if there is one, else a simulated one
     Auto,
     /// The first NVIDIA GPU
     Cuda,
-    /// A GPU that is not there
+    /// A GPU simulated in software
     Simulated,
 }
 
-/// A device, and what the report calls it.
+/// A device and its name in the report.
 struct Device {
     driver: GpuDriver,
     name: String,
-    /// What counts if it is a simulated one.
+    /// The simulated device, for its counts.
     simulated: Option<SimulatedGpu>,
 }
 
@@ -95,7 +95,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// `out` is where the report goes; it may be that nobody reads it.
+/// Runs the example and writes the report to `out`. A write may fail, as when a pipe is closed.
 fn run(options: &Options, out: &mut dyn Write) -> Result<(), Box<dyn Error>> {
     let device = choose(options.gpu)?;
     let chunks = options.chunks as usize;
@@ -108,7 +108,7 @@ fn run(options: &Options, out: &mut dyn Write) -> Result<(), Box<dyn Error>> {
     let scenes: Arc<[Scene]> = scenes(bytes)?.into();
     let pipeline = Pipeline::new(&engine, kernels, scenes, options.buffers.into())?;
 
-    // A first round, which does not count: the driver compiles, and pages are touched.
+    // A first round that is not timed: the driver compiles the kernels, and pages are touched.
     through(&pipeline, chunks.min(2 * usize::from(options.buffers)), options.buffers.into())?;
 
     let gigabytes = (chunks * bytes) as f64 / 1e9;
@@ -158,7 +158,7 @@ fn run(options: &Options, out: &mut dyn Write) -> Result<(), Box<dyn Error>> {
         let busy = |now: Duration, before: Duration| part(now - before);
         writeln!(
             out,
-            "its engines were busy for {:.0} % of the time with copies in, {:.0} % with kernels, {:.0} % with copies out",
+            "the device was busy for {:.0} % of the time with copies in, {:.0} % with kernels, {:.0} % with copies out",
             busy(used.copy_in.busy, usage.copy_in.busy),
             busy(used.compute[0].busy, usage.compute[0].busy),
             busy(used.copy_out.busy, usage.copy_out.busy),
@@ -173,13 +173,13 @@ fn report_lane(out: &mut dyn Write, name: &str, time: Duration, gigabytes: f64) 
     writeln!(out, "{name:28} {seconds:8.3} s {:8.2} GB/s", gigabytes / seconds)
 }
 
-/// The device that the options ask for.
+/// Returns the device that the options ask for.
 fn choose(gpu: Gpu) -> Result<Device, String> {
     match gpu {
-        Gpu::Simulated => Ok(simulated("a simulated GPU, as asked; its times are made up".into())),
+        Gpu::Simulated => Ok(simulated("a simulated GPU, as requested; its times are invented".into())),
         Gpu::Cuda => cuda(),
         Gpu::Auto => Ok(cuda().unwrap_or_else(|reason| {
-            simulated(format!("a simulated GPU, whose times are made up, since there is no other: {reason}"))
+            simulated(format!("a simulated GPU, whose times are invented, since no other GPU is available: {reason}"))
         })),
     }
 }
@@ -202,20 +202,20 @@ fn cuda() -> Result<Device, String> {
 
 #[cfg(not(feature = "cuda"))]
 fn cuda() -> Result<Device, String> {
-    Err("this was built without the feature `cuda`".into())
+    Err("the example was built without the feature `cuda`".into())
 }
 
-/// The kernels for the engine's device.
+/// Returns the kernels for the engine's device.
 fn load(engine: &Engine, simulated: bool, bytes: usize) -> Result<Kernels, Box<dyn Error>> {
     if simulated {
-        // The two of them together take as long as a copy.
+        // Both kernels together take as long as a copy.
         let copy = Duration::from_nanos(bytes as u64 * 1_000_000_000 / SIMULATED_BANDWIDTH);
         return Ok(Kernels::Simulated(copy / 2));
     }
     #[cfg(feature = "cuda")]
     {
         let kernels = engine.op("load").on(pipeline::GPU).try_submit_launch((), |stream, ()| {
-            // With the lane's stream comes its context.
+            // The stream of the lane provides the device's context.
             Ok(kernels::cuda::Kernels::load(stream)?)
         })?;
         Ok(Kernels::Cuda(kernels.wait()?))
@@ -227,7 +227,7 @@ fn load(engine: &Engine, simulated: bool, bytes: usize) -> Result<Kernels, Box<d
     }
 }
 
-/// What the sensor sees: the photograph's brightness, moved a little each time, and noise.
+/// Returns the sensor's data: the photograph's brightness, shifted a little for each chunk, with noise.
 fn scenes(bytes: usize) -> Result<Vec<Scene>, Box<dyn Error>> {
     let photo = image::load_from_memory(PHOTO)?.to_luma8();
     let (width, height) = (photo.width() as usize, photo.height() as usize);
@@ -248,7 +248,7 @@ fn scenes(bytes: usize) -> Result<Vec<Scene>, Box<dyn Error>> {
     Ok((0..SCENES).map(scene).collect())
 }
 
-/// The time of one step of all chunks.
+/// Measures one step of all chunks, run alone.
 fn alone_of(
     engine: &Engine,
     chunks: usize,
@@ -267,8 +267,8 @@ struct Outcome {
     latency: Histogram<u64>,
 }
 
-/// Sends chunks through the whole pipeline. The program waits only so that it is not too far ahead: as many chunks are
-/// under way as keep each step's buffers full.
+/// Sends chunks through the whole pipeline. The program waits only to bound how far it runs ahead: it keeps enough
+/// chunks in flight to fill the buffers of each step.
 fn through(pipeline: &Pipeline<'_>, chunks: usize, buffers: usize) -> Result<Outcome, Box<dyn Error>> {
     let mut latency = Histogram::new(3)?;
     let mut under_way: VecDeque<(usize, Pending)> = VecDeque::new();
@@ -276,7 +276,7 @@ fn through(pipeline: &Pipeline<'_>, chunks: usize, buffers: usize) -> Result<Out
         let captured = pending.captured.wait()?;
         let delivery = pending.delivery.wait()?;
         if !delivery.correct {
-            return Err(format!("chunk {chunk} differs from what the CPU makes of it").into());
+            return Err(format!("chunk {chunk} differs from the result of the CPU").into());
         }
         let nanos = delivery.at.duration_since(captured).as_nanos();
         latency.record(u64::try_from(nanos)?)?;
@@ -328,7 +328,7 @@ mod tests {
 
     #[cfg(not(feature = "cuda"))]
     #[test]
-    fn without_the_feature_auto_says_why_it_simulates_and_cuda_says_why_not() {
+    fn without_the_feature_auto_reports_why_it_simulates_and_cuda_is_refused() {
         let device = choose(Gpu::Auto).unwrap();
         assert!(device.simulated.is_some());
         assert!(device.name.contains("without the feature `cuda`"), "{}", device.name);
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn scenes_differ_and_have_the_size_asked_for() {
+    fn scenes_differ_and_have_the_requested_size() {
         let scenes = scenes(4 * WIDTH).unwrap();
         assert!(scenes.iter().all(|scene| scene.raw.len() == 4 * WIDTH && scene.expected.len() == 4 * WIDTH));
         assert!(scenes.windows(2).all(|pair| pair[0].raw != pair[1].raw && pair[0].expected != pair[1].expected));

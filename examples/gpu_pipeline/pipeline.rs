@@ -1,14 +1,15 @@
-//! The engine's part: which operation reads and writes what.
+//! The graph of operations: the variables that each of them reads and writes.
 //!
 //! ```text
 //! capture ─► input ═► copy in ═► raw ─┬─► smooth ─► smoothed ─┬─► tone ─► toned ═► copy out ═► output ─► deliver
 //!                                     └───────────────────────┘
 //! ```
 //!
-//! Nothing here waits, records an event or asks whether a buffer is free. The chunks take the slots of a ring in turn, and
-//! the engine derives the rest: that a chunk may be copied in while the kernels work on the one before and while the one
-//! before that is copied out; that `capture` must not touch the memory that the device still copies from; that `deliver`
-//! must wait for the device, and `tone` need not wait for anything that its stream does not do in order anyway.
+//! No code here waits, records an event or checks whether a buffer is free. The chunks take the slots of a ring in
+//! turn, and the engine derives the rest: that a chunk may be copied in while the kernels process the previous one
+//! and the one before that is copied out; that `capture` must not write to memory that the device still copies from;
+//! that `deliver` must wait for the device; and that `tone` need not wait, since its stream runs it in order after
+//! `smooth`.
 
 use std::{sync::Arc, time::Duration, time::Instant};
 
@@ -19,17 +20,17 @@ use crate::kernels;
 /// The engine's only GPU.
 pub const GPU: Device = Device::Gpu(0);
 
-/// What the sensor sees, and what is to become of it.
+/// The data of a chunk, and its expected result.
 #[derive(Debug)]
 pub struct Scene {
     pub raw: Vec<u8>,
     pub expected: Vec<u8>,
 }
 
-/// The kernels of the device there is.
+/// The kernels, for either kind of device.
 #[derive(Debug)]
 pub enum Kernels {
-    /// Closures, each of which takes this long on the simulated device.
+    /// Closures, each of which takes this time on the simulated device.
     Simulated(Duration),
     #[cfg(feature = "cuda")]
     Cuda(kernels::cuda::Kernels),
@@ -76,7 +77,7 @@ fn simulated(
     Ok(launch(&mut gpu)?)
 }
 
-/// Where a chunk lies while it is worked on.
+/// The buffers of one chunk in flight.
 struct Slot {
     input: Var<PinnedVec<u8>>,
     raw: Var<DeviceVec<u8>>,
@@ -85,22 +86,22 @@ struct Slot {
     output: Var<PinnedVec<u8>>,
 }
 
-/// How a chunk came out.
+/// The result of a chunk's last operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Delivery {
     pub at: Instant,
     pub correct: bool,
 }
 
-/// What will become of a chunk whose operations have been pushed.
+/// A chunk whose operations have been pushed.
 #[derive(Debug)]
 pub struct Pending {
-    /// When it was there.
+    /// When the chunk was captured.
     pub captured: OpHandle<Instant>,
     pub delivery: OpHandle<Delivery>,
 }
 
-/// The variables that the operations of all chunks work on.
+/// The variables that the operations of all chunks access.
 pub struct Pipeline<'e> {
     engine: &'e Engine,
     kernels: Arc<Kernels>,
@@ -109,7 +110,7 @@ pub struct Pipeline<'e> {
 }
 
 impl<'e> Pipeline<'e> {
-    /// Asks the device for the memory of `buffers` chunks. There are no operations yet.
+    /// Allocates memory for `buffers` chunks. Pushes no operations.
     pub fn new(
         engine: &'e Engine,
         kernels: Kernels,
@@ -130,10 +131,10 @@ impl<'e> Pipeline<'e> {
         Ok(Self { engine, kernels: Arc::new(kernels), scenes, ring })
     }
 
-    /// Pushes all operations of one chunk. This only describes the work and returns at once.
+    /// Pushes all operations of one chunk. This only describes the work and returns immediately.
     ///
-    /// All results are taken with `overwrite` and not with `write`: nothing of the slot's former chunk is used, and if that
-    /// one failed, this one need not fail as well.
+    /// All results are declared with `overwrite` and not with `write`: the slot's previous chunk is not used, and if it
+    /// failed, this chunk does not fail with it.
     pub fn push(&self, chunk: usize) -> Result<Pending, PushError> {
         let captured = self.capture(chunk)?;
         self.copy_in(chunk)?;
@@ -142,7 +143,7 @@ impl<'e> Pipeline<'e> {
         Ok(Pending { captured, delivery: self.deliver(chunk)? })
     }
 
-    // Each step alone, to see how long it takes without the others.
+    // The separate steps, so that each can be timed alone.
 
     pub fn capture(&self, chunk: usize) -> Result<OpHandle<Instant>, PushError> {
         let (slot, scenes) = (self.slot(chunk), Arc::clone(&self.scenes));
@@ -199,7 +200,7 @@ mod tests {
 
     const KINDS: [EngineKind; 3] = [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice];
 
-    /// Chunks that differ, of four rows each.
+    /// Returns different chunks of four rows each.
     fn scenes() -> Vec<Scene> {
         let raw = |n: usize| (0..4 * WIDTH).map(|i| (i * (n + 3) / 2 + n * 40) as u8).collect::<Vec<_>>();
         (0..5).map(raw).map(|raw| Scene { expected: kernels::reference(&raw), raw }).collect()
@@ -209,13 +210,13 @@ mod tests {
         let engine = Engine::builder().kind(kind).workers(2).pin(false).gpu(gpu.clone()).build().unwrap();
         let kernels = Kernels::Simulated(Duration::from_micros(5));
         let pipeline = Pipeline::new(&engine, kernels, scenes.into(), 2).unwrap();
-        // All at once: the engine keeps those apart that share a slot.
+        // All chunks are pushed without waiting: the engine orders those that share a slot.
         let pending: Vec<_> = (0..chunks).map(|chunk| pipeline.push(chunk).unwrap()).collect();
         pending.into_iter().map(|pending| pending.delivery.wait().ok().map(|delivery| delivery.correct)).collect()
     }
 
     #[test]
-    fn every_engine_delivers_what_the_kernels_yield() {
+    fn every_engine_delivers_the_expected_bytes() {
         for kind in KINDS {
             for seed in 0..4 {
                 let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(seed).build();
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_that_differs_is_noticed() {
+    fn a_byte_that_differs_is_detected() {
         let mut scenes = scenes();
         scenes[3].expected[WIDTH + 1] ^= 1;
         let found = deliveries(EngineKind::PerDevice, &SimulatedGpu::default(), scenes, 10);
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_lost_halfway_fails_the_rest_and_hangs_nothing() {
+    fn a_device_that_is_lost_halfway_fails_the_rest_without_a_hang() {
         for kind in KINDS {
             let gpu = SimulatedGpu::default();
             // A chunk has two copies and two kernels.

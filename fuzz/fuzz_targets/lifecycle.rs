@@ -1,4 +1,4 @@
-//! Engines that end in the middle of things.
+//! Engines that end while they are in use.
 
 #![no_main]
 

@@ -275,7 +275,7 @@ impl World {
     /// can be disposed of; then every record is reclaimed once.
     ///
     /// If two queues disagreed about the order of two conflicting operations, both operations would wait for each other
-    /// for ever. So the queues agree if every operation ran.
+    /// forever. So the queues agree if every operation ran.
     ///
     /// # Panics
     /// If one of these does not hold.
@@ -318,7 +318,7 @@ impl World {
     }
 }
 
-/// Whether two operations must not run side by side.
+/// Whether two operations must not overlap.
 fn conflict(one: &Entry, other: &Entry) -> bool {
     one.accesses.iter().any(|&(variable, mode)| {
         other.accesses.iter().any(|&(also, its)| also == variable && (mode.is_write() || its.is_write()))

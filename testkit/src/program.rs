@@ -1,17 +1,17 @@
-//! Random programs for the engine, and exact checks of what it made of them.
+//! Random programs for the engine, and exact checks of their results.
 //!
-//! A [`Program`] is what some threads push: operations over numbered variables, with waits in between. [`run`] runs one on
-//! an engine and gives the [`History`] of it. Two checks know nothing of the engine but its contract:
+//! A [`Program`] is a list of steps for each of some threads: pushes of operations over numbered variables, and waits.
+//! [`run`] runs a program on an engine and returns its [`History`]. Two checks use only the contract of the engine:
 //!
-//! * [`check_serial`], for one pushing thread: everything must be as if the operations had run one after the other, in
-//!   the order of the pushes. Programs may fail on purpose here.
-//! * [`check_some_order`], for any number of them: each variable's log tells in which order operations held it. These
-//!   orders, each thread's own order, the order of pushes that did not overlap in time, and that of an operation before
-//!   those it pushed must together have no cycle. Then they are replayed in one common order, and every value that any
-//!   operation saw and every value left must be equal.
+//! * [`check_serial`], for one pushing thread: all results must be those of a serial run in push order. Programs may
+//!   fail on purpose here.
+//! * [`check_some_order`], for any number of threads: each variable's log records the order of its accesses. These
+//!   orders, the order of each thread, the order of pushes that did not overlap in time, and the order of each
+//!   operation before its children must together have no cycle. The check then replays all operations in one common
+//!   order, and every value that an operation saw and every final value must be equal.
 //!
-//! The arithmetic is not commutative, so another order gives other values. Nothing here depends on a test harness, and
-//! [`Program::generate`] takes its choices from any [`Source`], so a fuzzer can use this module as it is.
+//! The arithmetic is not commutative, so a different order yields different values. Nothing here depends on a test
+//! harness, and [`Program::generate`] takes its choices from any [`Source`], so a fuzzer can use this module unchanged.
 
 use crate::shapes::*;
 use std::{
@@ -30,8 +30,8 @@ use std::{
 
 use raddle::{Completion, Engine, OpBuilder, Operator, Token, Var, WaitError};
 
-/// `count`, or a hundredth of it where each step is interpreted, or half where each is watched. For numbers that are large
-/// only to make a test see more.
+/// Returns `count`, a hundredth of it where each step is interpreted, or half of it where each step is instrumented.
+/// For numbers that are large only to increase the coverage of a test.
 pub const fn fewer(count: usize) -> usize {
     if cfg!(miri) {
         count.div_ceil(100)
@@ -47,7 +47,7 @@ pub type Id = u32;
 
 // ------------------------------------------------------------------------------------------------- programs ----
 
-/// What an operation does to a variable.
+/// How an operation accesses a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     Read,
@@ -81,10 +81,10 @@ pub enum Finish {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
     Well,
-    /// By an `Err`, or by `Completion::fail`.
+    /// With an `Err`, or with `Completion::fail`.
     Error,
     Panic,
-    /// By dropping the completion; for others as `Error`.
+    /// By dropping the completion; other operations end as with `Error`.
     Lost,
 }
 
@@ -92,7 +92,7 @@ pub enum Ends {
 pub struct Operation {
     /// Each variable once.
     pub accesses: Vec<(usize, Access)>,
-    /// Variables of `accesses` that are named once more, as read.
+    /// Variables of `accesses` that are declared a second time, for reading.
     pub repeats: Vec<usize>,
     pub how: How,
     pub ends: Ends,
@@ -111,7 +111,7 @@ pub struct OperatorPlan {
     pub runs: Vec<Id>,
 }
 
-/// What a thread does next.
+/// A step of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Push(Id),
@@ -130,20 +130,20 @@ pub struct Program {
     pub threads: Vec<Vec<Step>>,
 }
 
-/// What kind of program to make.
+/// The shape of a random program.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub variables: usize,
-    /// In all.
+    /// The number of steps of all threads together.
     pub operations: usize,
     pub threads: usize,
-    /// The most variables of an operation.
+    /// The maximum number of variables of an operation.
     pub accesses: usize,
-    /// Operations may fail. For one thread only; there are no operators and no children then.
+    /// Operations may fail. For one thread only; such a program has no operators and no children.
     pub failures: bool,
     /// Operations may push operations.
     pub children: bool,
-    /// There are waits between the pushes.
+    /// The threads wait between pushes.
     pub waits: bool,
 }
 
@@ -161,16 +161,17 @@ impl Default for Shape {
     }
 }
 
-/// Where choices come from.
+/// A source of choices.
 pub trait Source {
-    /// A number below `bound`, which is not zero.
+    /// Returns a number below `bound`, which must not be zero.
     fn below(&mut self, bound: usize) -> usize;
 
     fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
-    /// Whether there are no more choices: from then on every number is 0. A program ends there, whatever its shape asks for.
+    /// Whether the choices are exhausted: from then on every number is 0. A program ends there, even if its shape asks
+    /// for more steps.
     fn is_exhausted(&self) -> bool {
         false
     }
@@ -213,7 +214,7 @@ const PROPERTIES: [Property; 8] = [
 ];
 
 impl Program {
-    /// A program of the given shape.
+    /// Generates a program of the given shape.
     pub fn generate(shape: &Shape, source: &mut impl Source) -> Self {
         let mut program = Self {
             variables: shape.variables,
@@ -246,7 +247,7 @@ impl Program {
         program
     }
 
-    /// The program with every thread's steps `times` times, as operations of their own each time.
+    /// Repeats every thread's steps `times` times, with new operations each time.
     pub fn repeated(mut self, times: usize) -> Self {
         let (once, count) = (self.clone(), self.operations.len() as Id);
         for round in 1..times as Id {
@@ -268,7 +269,7 @@ impl Program {
         self
     }
 
-    /// Adds an operation, and maybe some that it pushes.
+    /// Adds an operation, and perhaps children that it pushes.
     fn add(&mut self, shape: &Shape, operators: &[usize], source: &mut impl Source) -> Id {
         let id = self.operations.len() as Id;
         if !operators.is_empty() && source.one_in(5) {
@@ -279,12 +280,12 @@ impl Program {
             self.operations.push(Operation { how: How::Operator(number), priority, ..plan.like.clone() });
         } else {
             let operation = Operation::generate(shape, source);
-            // The function of a typed operation has no engine at hand to push on.
+            // The function of a typed operation has no handle of the engine, so it cannot push.
             let may_push = matches!(operation.how, How::Sync | How::Async(_));
             self.operations.push(operation);
             if shape.children && may_push && !source.is_exhausted() && source.one_in(4) {
                 for _ in 0..=source.below(3) {
-                    // Children have children of their own.
+                    // Children may have children.
                     let child = self.add(shape, &[], source);
                     self.operations[id as usize].children.push(child);
                 }
@@ -357,7 +358,7 @@ impl Operation {
         self.no_skip || matches!(self.property, Property::NoSkip | Property::DeleteVar)
     }
 
-    /// Whether the operation promises to replace the variable whatever it was: it says nothing else about it.
+    /// Whether the operation only overwrites the variable: this access is its only declaration.
     fn overwrites(&self, variable: usize, access: Access) -> bool {
         access == Access::Overwrite && !self.repeats.contains(&variable)
     }
@@ -373,7 +374,7 @@ impl Operation {
 impl OperatorPlan {
     fn generate(shape: &Shape, source: &mut impl Source) -> Self {
         let mut like = Operation::generate(shape, source);
-        // A run finds out which one it is by counting, which is exclusive only if it mutates something.
+        // A run counts to find its number. The count is exclusive only if the operation mutates a variable.
         like.accesses[0].1 = Access::Write;
         let how = match source.below(3) {
             0 => How::Sync,
@@ -388,12 +389,13 @@ impl OperatorPlan {
 
 const FACTOR: u64 = 6_364_136_223_846_793_005;
 
-/// Folds what an operation sees into one number.
+/// Folds the values that an operation sees into one number.
 fn seen(id: Id, values: impl Iterator<Item = u64>) -> u64 {
     values.fold(u64::from(id) + 1, |sum, value| sum.wrapping_mul(FACTOR).wrapping_add(value))
 }
 
-/// The value that an operation which has seen `seen` gives its `index`th access; `old` unless it overwrites.
+/// Returns the value that an operation which has seen `seen` writes to its access `index`. `old` is the previous value,
+/// or `None` for an overwrite.
 fn written(seen: u64, old: Option<u64>, index: usize) -> u64 {
     old.unwrap_or(7).wrapping_mul(FACTOR).wrapping_add(seen).wrapping_add(index as u64)
 }
@@ -402,26 +404,26 @@ fn first_value(variable: usize) -> u64 {
     (variable as u64 + 1).wrapping_mul(FACTOR)
 }
 
-/// The typed variables' values change in another way than those beside the engine.
+/// Makes the values of typed variables differ from the values outside the engine.
 const TYPED: u64 = 0x5555_5555;
 
 // ------------------------------------------------------------------------------------------------- the model ----
 
-/// What must come out if operations run one after the other.
+/// The expected results of a serial run.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Values beside the engine, which every operation uses.
+    /// Values outside the engine, which every operation uses.
     slots: Vec<u64>,
     /// Values of the typed variables, which typed operations use as well.
     typed: Vec<u64>,
     versions: Vec<u64>,
-    /// Operations whose failure a variable may carry; none if it has not failed.
+    /// Operations whose failure a variable may have; empty if it has not failed.
     failed: Vec<Vec<Id>>,
-    /// Operations whose failure nobody was told of.
-    unknown: BTreeSet<Id>,
-    /// The same, or their failure was cleared on a variable that may have carried it.
-    maybe: BTreeSet<Id>,
-    /// What each operation has seen, if it ran.
+    /// Operations whose failure no wait has returned.
+    unreported: BTreeSet<Id>,
+    /// Operations whose failure no wait may have returned: it was cleared on a variable that may have had it.
+    maybe_unreported: BTreeSet<Id>,
+    /// The values that each operation has seen, if it ran.
     seen: Vec<Option<u64>>,
 }
 
@@ -432,8 +434,8 @@ impl Model {
             typed: (0..program.variables).map(first_value).collect(),
             versions: vec![0; program.variables],
             failed: vec![Vec::new(); program.variables],
-            unknown: BTreeSet::new(),
-            maybe: BTreeSet::new(),
+            unreported: BTreeSet::new(),
+            maybe_unreported: BTreeSet::new(),
             seen: vec![None; program.operations.len()],
         }
     }
@@ -481,30 +483,30 @@ impl Model {
                 }
             }
         } else {
-            self.unknown.insert(id);
+            self.unreported.insert(id);
             self.fail(operation, &[id]);
         }
     }
 
-    /// Clears the failure of a variable, which is known then.
+    /// Clears the failure of a variable: it counts as reported, or as perhaps reported if several are possible.
     fn clear(&mut self, variable: usize) {
         let cleared = std::mem::take(&mut self.failed[variable]);
         match cleared[..] {
-            [failure] => self.told(failure),
-            _ => self.maybe.extend(cleared.into_iter().filter(|failure| self.unknown.remove(failure))),
+            [failure] => self.mark_reported(failure),
+            _ => self.maybe_unreported.extend(cleared.into_iter().filter(|failure| self.unreported.remove(failure))),
         }
     }
 
-    /// Notes that somebody was told of a failure.
-    fn told(&mut self, failure: Id) {
-        self.unknown.remove(&failure);
-        self.maybe.remove(&failure);
+    /// Records that a wait has returned a failure.
+    fn mark_reported(&mut self, failure: Id) {
+        self.unreported.remove(&failure);
+        self.maybe_unreported.remove(&failure);
     }
 
     fn fail(&mut self, operation: &Operation, causes: &[Id]) {
         for &(variable, access) in &operation.accesses {
             if access != Access::Read {
-                // A variable that had failed before may keep that failure or take the new one.
+                // A variable that had already failed may keep its failure or take the new one.
                 let failed = &mut self.failed[variable];
                 if operation.overwrites(variable, access) {
                     failed.clear();
@@ -519,14 +521,14 @@ impl Model {
 
 // ----------------------------------------------------------------------------------------------- the history ----
 
-/// Operations that held a variable: one that mutated it, or those that read it between two that did.
+/// Operations that accessed a variable: one that mutated it, or those that read it between two mutations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Group {
     Readers(Vec<Id>),
     Writer(Id),
 }
 
-/// What a wait gave: the value, or the operation that had failed.
+/// The result of a wait: the value, or the operation that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Value(u64),
@@ -535,7 +537,7 @@ pub enum Answer {
     Other(String),
 }
 
-/// What a run of a program left.
+/// The results of a run of a program.
 #[derive(Clone, Debug)]
 pub struct History {
     /// Per variable.
@@ -550,7 +552,7 @@ pub struct History {
     /// Per thread and step, for those that wait.
     answers: Vec<Vec<Option<Answer>>>,
     last: Answer,
-    /// Operations that held a variable together with others that they must not meet.
+    /// Operations that accessed a variable at the same time as others that conflict with them.
     violations: Vec<String>,
 }
 
@@ -558,7 +560,7 @@ pub struct History {
 struct Slot {
     /// Readers, or -1 for a writer.
     holders: AtomicI64,
-    /// Only loaded and stored, relaxed: the engine's order has to be enough.
+    /// Only loaded and stored, relaxed: the engine must order the accesses.
     value: AtomicU64,
     log: Mutex<Vec<Group>>,
 }
@@ -573,7 +575,7 @@ struct Record {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// What the operations of a run share.
+/// The state that the operations of a run share.
 struct World {
     program: Arc<Program>,
     slots: Vec<Slot>,
@@ -591,7 +593,8 @@ struct World {
     variables: Vec<Var<u64>>,
 }
 
-/// What a run writes down beside the values. Both keep threads in step a little, so runs without them are worth making.
+/// What a run records beside the values. Both kinds of records synchronize threads to some extent, so that runs without
+/// them find more.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
     /// The order in which operations hold each variable.
@@ -610,12 +613,13 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a program on an engine that has nothing else to do.
+/// Runs a program on an otherwise idle engine.
 pub fn run(program: &Arc<Program>, engine: &Engine, watch: Watch) -> History {
     run_observed(program, engine, watch, |_| ())
 }
 
-/// As [`run`]. `observer` is given, before anything is pushed, what tells at any time how far the run is.
+/// Runs a program as [`run`] does. Before the first push, passes `observer` a function that describes the progress of
+/// the run at any time.
 pub fn run_observed(
     program: &Arc<Program>,
     engine: &Engine,
@@ -680,7 +684,7 @@ pub fn run_observed(
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|payload| resume_unwind(payload))).collect()
     });
     let last = loop {
-        // A wait does not cover what operations push after it has begun.
+        // A wait does not cover operations that are pushed after it has begun.
         let pushed = world.pushed.load(SeqCst);
         let last = answer(engine.wait_for_all().map(|()| Answer::Done));
         if world.pushed.load(SeqCst) == pushed {
@@ -717,7 +721,7 @@ fn answer(result: Result<Answer, WaitError>) -> Answer {
 }
 
 impl World {
-    /// How far the run is, for people.
+    /// Describes the progress of the run, for messages.
     fn position(&self) -> String {
         let at: Vec<_> = self.at.iter().map(|at| at.load(Relaxed)).collect();
         let idle: Vec<_> = (0..self.records.len()).filter(|&id| self.records[id].runs.load(Relaxed) == 0).collect();
@@ -727,7 +731,7 @@ impl World {
             .collect();
         format!(
             "the threads are at steps {at:?}, {} pushes have returned\noperations that have not run: {idle:?}\nvariables \
-             held, by so many readers or by a writer (-1): {held:?}",
+             in use, with their number of readers, or -1 for a writer: {held:?}",
             self.pushed.load(Relaxed)
         )
     }
@@ -744,7 +748,7 @@ impl World {
             Step::WaitToRead(variable) => Some(answer(engine.wait_to_read(&self.variables[variable]).map(done))),
             Step::WaitForAll => Some(answer(engine.wait_for_all().map(done))),
             Step::ClearError(variable) => {
-                engine.clear_error(&self.variables[variable]).expect("the variable is the engine's");
+                engine.clear_error(&self.variables[variable]).expect("the variable belongs to the engine");
                 None
             }
         }
@@ -762,7 +766,7 @@ impl World {
         operation.names(access).map(|variable| self.token(variable))
     }
 
-    /// Describes an operation as far as all kinds do.
+    /// Declares the part of an operation that all kinds have.
     fn describe<'e>(&'e self, engine: &'e Engine, name: String, operation: &'e Operation) -> OpBuilder<'e> {
         let builder = engine
             .op(name)
@@ -809,7 +813,7 @@ impl World {
         };
         record.ended.store(self.time(), Relaxed);
         self.pushed.fetch_add(1, SeqCst);
-        pushed.expect("the program names variables of the engine and aliases none");
+        pushed.expect("the program declares variables of the engine without aliases");
     }
 
     fn operator(self: &Arc<Self>, engine: &Engine, number: usize) -> Operator {
@@ -836,10 +840,10 @@ impl World {
                 .describe_untyped(engine, name, operation)
                 .operator_sync(move |cx| world.body(world.next_run(number), &cx.engine())),
         };
-        operator.expect("the program names variables of the engine and aliases none")
+        operator.expect("the program declares variables of the engine without aliases")
     }
 
-    /// Which operation a run of an operator is.
+    /// Returns the operation that the next run of an operator is.
     fn next_run(&self, number: usize) -> Id {
         let count = &self.operator_runs[number];
         let run = count.load(Relaxed);
@@ -847,7 +851,7 @@ impl World {
         match self.program.operators[number].runs.get(run as usize) {
             Some(&id) => id,
             None => {
-                lock(&self.violations).push(format!("operator {number} runs too often"));
+                lock(&self.violations).push(format!("operator {number} ran too often"));
                 self.program.operators[number].runs[0]
             }
         }
@@ -855,7 +859,7 @@ impl World {
 
     // ------------------------------------------------------------------- what operations do ----
 
-    /// The operation has got its variables; gives what it sees. `typed` are the typed values it sees.
+    /// Begins the access of an operation to its variables, and returns what it sees. `typed` are the typed values.
     fn enter(&self, id: Id, mut typed: Option<impl Iterator<Item = u64>>) -> u64 {
         let operation = self.program.operation(id);
         for &(variable, access) in &operation.accesses {
@@ -866,7 +870,7 @@ impl World {
                 slot.holders.swap(-1, Relaxed) == 0
             };
             if !fine {
-                lock(&self.violations).push(format!("operation {id} shares variable {variable} ({access:?})"));
+                lock(&self.violations).push(format!("operation {id} shared variable {variable} ({access:?})"));
             }
             if !self.logs {
                 continue;
@@ -891,7 +895,7 @@ impl World {
         seen
     }
 
-    /// Writes what the operation writes and gives its variables up.
+    /// Writes the operation's values and ends its access to its variables.
     fn leave(&self, id: Id, seen: u64) {
         for (index, &(variable, access)) in self.program.operation(id).accesses.iter().enumerate() {
             let slot = &self.slots[variable];
@@ -909,7 +913,7 @@ impl World {
         match self.program.operation(id).ends {
             Ends::Well => Ok(()),
             Ends::Error | Ends::Lost => Err(format!("{id} fails on purpose")),
-            // A panic as any other, without the report of it.
+            // An ordinary panic, but without its report.
             Ends::Panic => resume_unwind(Box::new(format!("{id} panics on purpose"))),
         }
     }
@@ -979,7 +983,7 @@ impl World {
             }
         };
         if let (Finish::Elsewhere, Some(completer)) = (finish, &*lock(&self.completer)) {
-            completer.send(Box::new(rest)).map_err(|_| "nobody completes")?;
+            completer.send(Box::new(rest)).map_err(|_| "no thread completes operations")?;
             return Ok(());
         }
         rest();
@@ -988,12 +992,12 @@ impl World {
 }
 
 impl History {
-    /// What was left of the values.
+    /// Returns the final values.
     pub fn end(&self) -> (Vec<u64>, Vec<Answer>, Vec<u64>) {
         (self.slots.clone(), self.typed.clone(), self.versions.clone())
     }
 
-    /// Histories that differ from this one, which is right and has logs, in one thing that makes them wrong.
+    /// Returns wrong histories, each of which differs in one point from this one, which is right and has logs.
     pub fn tampered(&self) -> Vec<(&'static str, Self)> {
         let mut all = Vec::new();
         let mut tamper = |what, f: &dyn Fn(&mut Self)| {
@@ -1001,8 +1005,8 @@ impl History {
             f(&mut other);
             all.push((what, other));
         };
-        tamper("a value that was left", &|history| history.slots[0] ^= 1);
-        tamper("a typed value that was left", &|history| history.typed[0] = Answer::Value(0));
+        tamper("a final value", &|history| history.slots[0] ^= 1);
+        tamper("a final typed value", &|history| history.typed[0] = Answer::Value(0));
         tamper("a version", &|history| history.versions[0] += 1);
         tamper("a value that was seen", &|history| history.seen[7] ^= 1);
         tamper("an operation that did not run", &|history| history.runs[0] = 0);
@@ -1021,9 +1025,9 @@ impl History {
         all
     }
 
-    /// This history, with two operations that conflict on both of the first two variables seen in one order by the one and
-    /// in the other order by the other.
-    pub fn going_round(&self, program: &Program) -> Option<Self> {
+    /// Returns this history with a cycle: the logs of the first two variables disagree on the order of two operations
+    /// that conflict on both.
+    pub fn with_a_cycle(&self, program: &Program) -> Option<Self> {
         let on_second = |id: Id| program.operation(id).accesses.iter().find(|(variable, _)| *variable == 1);
         let at = self.logs[0].windows(2).position(|pair| match pair {
             [Group::Writer(a), Group::Writer(b)] => match (on_second(*a), on_second(*b)) {
@@ -1042,21 +1046,21 @@ impl History {
 // -------------------------------------------------------------------------------------------------- the checks ----
 
 fn equal<T: PartialEq + std::fmt::Debug>(what: &str, index: usize, is: &T, should: &T) -> Result<(), String> {
-    if is == should { Ok(()) } else { Err(format!("{what} {index} is {is:?} and should be {should:?}")) }
+    if is == should { Ok(()) } else { Err(format!("{what} {index} is {is:?}, expected {should:?}")) }
 }
 
 impl History {
-    /// Compares everything that was left with the model.
+    /// Compares all final values with the model.
     fn check_end(&self, program: &Program, model: &Model) -> Result<(), String> {
         if !self.violations.is_empty() {
             return Err(format!("{} violations: {:?}", self.violations.len(), self.violations.first()));
         }
         for id in 0..program.operations.len() {
             equal("the number of runs of operation", id, &self.runs[id], &u32::from(model.seen[id].is_some()))?;
-            equal("what was seen by operation", id, &self.seen[id], &model.seen[id].unwrap_or(0))?;
+            equal("the value seen by operation", id, &self.seen[id], &model.seen[id].unwrap_or(0))?;
         }
         for variable in 0..program.variables {
-            equal("the value beside variable", variable, &self.slots[variable], &model.slots[variable])?;
+            equal("the outside value of variable", variable, &self.slots[variable], &model.slots[variable])?;
             equal("the version of variable", variable, &self.versions[variable], &model.versions[variable])?;
             self.typed[variable]
                 .check(model.failed[variable].as_slice(), &Answer::Value(model.typed[variable]))
@@ -1071,16 +1075,18 @@ impl Answer {
         match self {
             Self::Failed(id) if failed.contains(id) => Ok(()),
             answer if failed.is_empty() && answer == fine => Ok(()),
-            _ => Err(format!("a wait gave {self:?}; it should give {fine:?}, or the failure of one of {failed:?}")),
+            _ => Err(format!("a wait returned {self:?}, expected {fine:?} or the failure of one of {failed:?}")),
         }
     }
 
     fn check_all(&self, model: &Model) -> Result<(), String> {
-        let (unknown, maybe) = (&model.unknown, &model.maybe);
+        let (unreported, perhaps) = (&model.unreported, &model.maybe_unreported);
         match self {
-            Self::Failed(id) if unknown.contains(id) || maybe.contains(id) => Ok(()),
-            Self::Done if unknown.is_empty() => Ok(()),
-            _ => Err(format!("a wait for all gave {self:?}; unknown are {unknown:?}, and maybe {maybe:?}")),
+            Self::Failed(id) if unreported.contains(id) || perhaps.contains(id) => Ok(()),
+            Self::Done if unreported.is_empty() => Ok(()),
+            _ => Err(format!(
+                "a wait for all returned {self:?}; unreported failures are {unreported:?}, and perhaps {perhaps:?}"
+            )),
         }
     }
 }
@@ -1110,7 +1116,7 @@ pub fn check_serial(program: &Program, history: &History) -> Result<(), String> 
         };
         check.map_err(|error| format!("step {index}, {step:?}: {error}"))?;
         if let Some(Answer::Failed(failure)) = answer {
-            model.told(*failure);
+            model.mark_reported(*failure);
         }
     }
     history.check_end(program, &model)
@@ -1121,7 +1127,7 @@ pub fn check_some_order(program: &Program, history: &History) -> Result<(), Stri
     check_logs(program, history)?;
     for answer in history.answers.iter().flatten().flatten() {
         if !matches!(answer, Answer::Done | Answer::Value(_)) {
-            return Err(format!("nothing fails, but a wait gave {answer:?}"));
+            return Err(format!("no operation fails, but a wait returned {answer:?}"));
         }
     }
     let order = explain(program, history)?;
@@ -1132,7 +1138,7 @@ pub fn check_some_order(program: &Program, history: &History) -> Result<(), Stri
     history.check_end(program, &model)
 }
 
-/// That every operation is in the logs of its variables, once, and in no others.
+/// Checks that every operation is in the logs of its variables, once, and in no others.
 fn check_logs(program: &Program, history: &History) -> Result<(), String> {
     let mut found = 0;
     for (variable, log) in history.logs.iter().enumerate() {
@@ -1150,7 +1156,7 @@ fn check_logs(program: &Program, history: &History) -> Result<(), String> {
                     .iter()
                     .any(|&(own, access)| own == variable && (access == Access::Read) == reads);
                 if !named || std::mem::replace(&mut before[id as usize], true) {
-                    return Err(format!("operation {id} was on variable {variable} when it should not"));
+                    return Err(format!("operation {id} accessed variable {variable} unexpectedly"));
                 }
             }
         }
@@ -1159,10 +1165,10 @@ fn check_logs(program: &Program, history: &History) -> Result<(), String> {
     equal("the number of accesses in log", 0, &found, &expected)
 }
 
-/// An order of all operations that every log, every thread, every parent and the clock agree with.
+/// Returns an order of all operations that agrees with every log, every thread, every parent and the clock.
 pub fn explain(program: &Program, history: &History) -> Result<Vec<Id>, String> {
     let operations = program.operations.len();
-    // Nodes: the operations, and then the moments at which a push began or ended, in their order.
+    // Nodes: the operations, followed by the times at which pushes began or ended, in order.
     let mut moments: Vec<(u64, Id, bool)> = Vec::new();
     for (id, &(began, ended)) in history.times.iter().enumerate() {
         if began != 0 && ended != 0 {
@@ -1193,7 +1199,7 @@ pub fn explain(program: &Program, history: &History) -> Result<Vec<Id>, String> 
                 [Group::Readers(readers), Group::Writer(b)] => {
                     readers.iter().for_each(|a| graph.edge(*a as usize, *b as usize));
                 }
-                _ => return Err("two groups of readers in a row".to_owned()),
+                _ => return Err("a log has two groups of readers in a row".to_owned()),
             }
         }
     }
@@ -1214,7 +1220,7 @@ pub fn explain(program: &Program, history: &History) -> Result<Vec<Id>, String> 
             Some((time, ..)) => format!("time {time}"),
             None => format!("operation {node}: {:?}", program.operations[*node]),
         };
-        format!("no order explains what happened: {:#?}", cycle.iter().map(name).collect::<Vec<_>>())
+        format!("no order explains the logs: {:#?}", cycle.iter().map(name).collect::<Vec<_>>())
     })?;
     Ok(order.into_iter().filter(|&node| node < operations).map(|node| node as Id).collect())
 }
@@ -1234,7 +1240,7 @@ impl Graph {
         self.predecessors[to] += 1;
     }
 
-    /// All nodes, each after its predecessors; or a cycle.
+    /// Returns all nodes, each after its predecessors; or a cycle.
     fn order(mut self) -> Result<Vec<usize>, Vec<usize>> {
         let nodes = self.successors.len();
         let mut order: Vec<usize> = (0..nodes).filter(|&node| self.predecessors[node] == 0).collect();
@@ -1251,7 +1257,7 @@ impl Graph {
         if order.len() == nodes {
             return Ok(order);
         }
-        // Every node left has a predecessor that is left, so going back from one of them comes round.
+        // Every remaining node has a remaining predecessor, so a walk back from any of them meets a cycle.
         let left = |node: usize| self.predecessors[node] > 0;
         let mut back = vec![usize::MAX; nodes];
         for node in (0..nodes).filter(|&node| left(node)) {

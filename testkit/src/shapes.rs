@@ -1,11 +1,11 @@
-//! The calls that push in shapes that tests want and the library does not offer: over untyped variables, with the function
-//! first, and with functions that return nothing or an error of any type.
+//! Extension traits for pushes in forms that the library does not offer and tests need: over untyped variables, with
+//! the function first, and with functions that return nothing or an error of any type.
 
 use raddle::{
     Accesses, BoxError, Completion, Engine, GpuStream, OpBuilder, OpContext, OpHandle, Operator, PushError, Token, cx,
 };
 
-/// What a function may return: nothing, an error of any type, or `!`.
+/// The return type of a function: `()`, a `Result` with any error, or `!`.
 pub trait Report {
     fn into_result(self) -> Result<(), BoxError>;
 }
@@ -37,9 +37,9 @@ impl Report for <fn() -> ! as Returns>::Type {
     }
 }
 
-/// Calls of a description.
+/// Additional methods of a builder.
 pub trait DescriptionShapes: Sized {
-    /// Describes an operation of this kind.
+    /// Sets the kind of the operation.
     fn kind(self, property: Property) -> Self;
 
     /// Pushes a function of the context, over the untyped variables declared so far.
@@ -48,27 +48,27 @@ pub trait DescriptionShapes: Sized {
         F: FnOnce(&OpContext<'_>) -> R + Send + 'static,
         R: Report;
 
-    /// Makes an operator of a function of the context, over the untyped variables declared so far.
+    /// Creates an operator from a function of the context, over the untyped variables declared so far.
     fn operator_sync<F, R>(self, f: F) -> Result<Operator, PushError>
     where
         F: Fn(&OpContext<'_>) -> R + Send + Sync + 'static,
         R: Report;
 
-    /// `push` or `try_push`, as the function returns.
+    /// `push` or `try_push`, by the return type of the function.
     fn push_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
         F: for<'a> FnOnce(A::Refs<'a>) -> R + Send + 'static,
         R: Report;
 
-    /// `push_async` or `try_push_async`, as the function returns.
+    /// `push_async` or `try_push_async`, by the return type of the function.
     fn push_async_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
         F: for<'a> FnOnce(A::Refs<'a>, Completion) -> R + Send + 'static,
         R: Report;
 
-    /// `operator` or `try_operator`, as the function returns.
+    /// `operator` or `try_operator`, by the return type of the function.
     fn operator_any<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
@@ -83,7 +83,7 @@ pub trait DescriptionShapes: Sized {
         R: Send + 'static,
         E: Into<BoxError>;
 
-    /// `launch` or `try_launch`, as the function returns.
+    /// `launch` or `try_launch`, by the return type of the function.
     fn launch_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
@@ -98,7 +98,7 @@ pub trait DescriptionShapes: Sized {
         R: Send + 'static,
         E: Into<BoxError>;
 
-    /// `launch_operator` or `try_launch_operator`, as the function returns.
+    /// `launch_operator` or `try_launch_operator`, by the return type of the function.
     fn launch_operator_any<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
@@ -212,9 +212,9 @@ impl DescriptionShapes for OpBuilder<'_> {
     }
 }
 
-/// Calls of an engine.
+/// Additional methods of an engine.
 pub trait EngineShapes {
-    /// Pushes an operation without a name that is done when its function returns.
+    /// Pushes an operation without a name that completes when its function returns.
     fn push_sync<F, R, const READS: usize, const WRITES: usize>(
         &self,
         f: F,
@@ -225,7 +225,7 @@ pub trait EngineShapes {
         F: FnOnce(&OpContext<'_>) -> R + Send + 'static,
         R: Report;
 
-    /// Pushes an operation without a name that is done when its completion is used.
+    /// Pushes an operation without a name that completes when its completion is used.
     fn push_async<F, R, const READS: usize, const WRITES: usize>(
         &self,
         f: F,
@@ -269,7 +269,7 @@ impl EngineShapes for Engine {
     }
 }
 
-/// The kinds of operation of a random program: the properties, and the calls of a description that `MXNet` has as properties.
+/// The kinds of operation of a random program: the properties, and the builder methods that are properties in `MXNet`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Property {
     #[default]

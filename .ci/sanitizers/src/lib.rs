@@ -1,1 +1,1 @@
-//! Nothing; this package is there for its tests, which `.ci/run sanitizers` runs.
+//! Empty; this package exists for its tests, which `.ci/run sanitizers` runs.

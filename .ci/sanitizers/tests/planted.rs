@@ -1,7 +1,7 @@
-//! A bug for each thing that a sanitizer is to find, in operations on an engine. `.ci/run sanitizers` runs each of them
-//! in a process of its own, under the sanitizer for it, and fails unless that reports the bug by its name.
+//! A planted bug for each kind of report of a sanitizer, in operations on an engine. `.ci/run sanitizers` runs each
+//! of them in a separate process under its sanitizer, and fails unless the sanitizer reports the bug by its name.
 //!
-//! They are ignored because they are undefined behaviour, or leak, and succeed without the sanitizer.
+//! The tests are ignored because they have undefined behaviour, or leak, and pass without the sanitizer.
 
 use std::{cell::UnsafeCell, hint::black_box, mem::MaybeUninit, ptr::NonNull, sync::Arc};
 
@@ -11,21 +11,21 @@ fn engine() -> Engine {
     Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).build().expect("the engine is built")
 }
 
-/// A hole in the rules: a value that operations reach without naming it.
+/// A value that operations access without declaring it, against the rules.
 struct Hole(UnsafeCell<u64>);
 
-// SAFETY: it is not, which is the bug that is planted.
+// SAFETY: not sound; this is the planted bug.
 unsafe impl Sync for Hole {}
 
 impl Hole {
     fn add(&self, more: u64) {
-        // SAFETY: the value lives, but nothing orders this with the other thread's.
+        // SAFETY: the value lives. The accesses of the two threads are not ordered, which is the planted bug.
         unsafe { *self.0.get() += black_box(more) };
     }
 }
 
-/// Two operations that name no variable in common write one value. They meet in the middle through accesses that order
-/// nothing, so that both have started before either writes.
+/// Two operations without a common variable write one value. They meet through relaxed accesses, so that both have
+/// started before either writes.
 #[test]
 #[ignore = "a data race, for ThreadSanitizer"]
 fn data_race() {
@@ -37,9 +37,9 @@ fn data_race() {
         engine
             .op("races")
             .push((), move |()| {
-                // Relaxed: a meeting without an edge.
+                // Relaxed: the meeting must not order the writes.
                 hole.1.fetch_add(1, Relaxed);
-                // Relaxed: as above.
+                // Relaxed: the meeting must not order the writes.
                 while hole.1.load(Relaxed) < 2 {
                     std::hint::spin_loop();
                 }
@@ -50,7 +50,7 @@ fn data_race() {
     engine.wait_for_all().expect("nothing fails");
 }
 
-/// The same two operations with the variable that they should have named: the engine orders them, and nothing is found.
+/// The same two operations with a declared variable: the engine orders them, and there is no report.
 #[test]
 #[ignore = "the counterpart of `data_race`, in which nothing is to be found"]
 fn no_data_race() {
@@ -64,9 +64,9 @@ fn no_data_race() {
     engine.wait_for_all().expect("nothing fails");
 }
 
-/// Operations that end their captured values with `end`, and then others until the first ones' records are given back: as
-/// long as those wait for the epoch, they still hold the addresses. The waits in between let the epoch move on, whoever
-/// was stopped in the middle of a push or of a completion.
+/// Pushes operations that end their captured values with `end`, and then others until the records of the first ones are
+/// freed: until the epoch allows that, the records still hold the addresses. The waits in between let the epoch
+/// advance, even if a thread was stopped in the middle of a push or of a completion.
 fn capture(end: fn(Vec<u64>)) {
     let engine = engine();
     for _ in 0..100 {
@@ -82,7 +82,7 @@ fn capture(end: fn(Vec<u64>)) {
     engine.wait_for_all().expect("nothing fails");
 }
 
-/// What operations have captured is neither used up nor dropped.
+/// Captured values are neither consumed nor dropped.
 #[test]
 #[ignore = "a leak, for LeakSanitizer"]
 fn leak() {
@@ -101,7 +101,7 @@ fn no_leak() {
 #[ignore = "a use after free, for AddressSanitizer"]
 fn use_after_free() {
     struct Address(NonNull<u64>);
-    // SAFETY: the operations are ordered; that the value is gone in the second is the bug that is planted.
+    // SAFETY: the operations are ordered. The value is freed in the second one, which is the planted bug.
     unsafe impl Send for Address {}
 
     let engine = engine();
@@ -113,32 +113,32 @@ fn use_after_free() {
             drop(unsafe { Box::from_raw(value.0.as_ptr()) });
         })
         .expect("the engine is open");
-    // SAFETY: it is freed, which is the bug that is planted.
+    // SAFETY: not sound: the value is freed, which is the planted bug.
     let read = engine.op("uses").submit(value.write(), |value| unsafe { value.0.read_volatile() });
     let read = read.expect("the engine is open").wait().expect("nothing fails");
     assert!(black_box(read) < u64::MAX);
 }
 
-/// An operation decides by a value that nobody has written.
+/// An operation branches on a value that was never written.
 #[test]
 #[ignore = "an uninitialised read, for MemorySanitizer"]
 fn uninitialised_read() {
     let engine = engine();
     let value = engine.var(MaybeUninit::<u64>::uninit());
-    // SAFETY: it is not initialised, which is the bug that is planted.
+    // SAFETY: not sound: the value is not initialised, which is the planted bug.
     let read = engine.op("reads").submit(value.read(), |value| unsafe { black_box(value).assume_init() } > 7);
     let read = read.expect("the engine is open").wait().expect("nothing fails");
     assert!(black_box(read) || !read);
 }
 
-/// The same read of a value that an earlier operation has written: nothing is found.
+/// The same read of a value that an earlier operation has written: there is no report.
 #[test]
 #[ignore = "the counterpart of `uninitialised_read`, in which nothing is to be found"]
 fn no_uninitialised_read() {
     let engine = engine();
     let value = engine.var(MaybeUninit::<u64>::uninit());
     engine.op("writes").push(value.overwrite(), |value| _ = value.write(8)).expect("the engine is open");
-    // SAFETY: the operation before has written it.
+    // SAFETY: the previous operation has initialised the value.
     let read = engine.op("reads").submit(value.read(), |value| unsafe { black_box(value).assume_init() } > 7);
     assert!(read.expect("the engine is open").wait().expect("nothing fails"));
 }

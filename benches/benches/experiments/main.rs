@@ -1,11 +1,11 @@
-//! What a real GPU does where the engine relies on it and the driver's documentation is silent or vague. Each
-//! experiment prints what it has measured and one line that begins with `verdict`, which says what follows.
+//! Experiments on a real GPU, for behaviour that the engine relies on and the driver's documentation leaves open. Each
+//! experiment prints its measurements and one line that begins with `verdict`, with the conclusion.
 //!
 //! ```text
 //! experiments [--list] [--quick] [NAME | NUMBER]...
 //! ```
 //!
-//! Status 0: all that were chosen have run; 1: one has not; 77: there is no GPU.
+//! Status 0: all selected experiments have run; 1: one could not run; 77: there is no GPU.
 
 #[cfg(feature = "cuda")]
 mod cuda;

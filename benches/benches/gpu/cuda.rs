@@ -1,5 +1,5 @@
-//! A CUDA device, and the same work without an engine: with cudarc as it is, with cudarc that tracks nothing, and with
-//! several threads that call the driver.
+//! A CUDA device, and the same work without an engine: with cudarc, with cudarc without its tracking of events, and
+//! with several threads that call the driver.
 
 use std::{
     env,
@@ -18,9 +18,9 @@ use raddle::{
 };
 use raddle_benches::shapes::*;
 
-use super::{Bed, DeviceWords, GPU, KERNEL, Peer, Peers, SMALL, THREADS, told, word};
+use super::{Bed, DeviceWords, GPU, KERNEL, Peer, Peers, SMALL, THREADS, until_reported, word};
 
-/// Set in the process that loses its device.
+/// Set in the child process that loses its device.
 const INSIDE: &str = "RADDLE_GPU_BENCH_INSIDE";
 
 const ONE: LaunchConfig = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
@@ -37,14 +37,14 @@ impl Kernels {
     fn load(context: &Arc<CudaContext>) -> Self {
         let ptx = Ptx::from_src(include_str!("../../../tests/cuda.ptx"));
         let module = context.load_module(ptx).expect("the kernels compile");
-        let kernel = |name| module.load_function(name).expect("it is one of the kernels");
+        let kernel = |name| module.load_function(name).expect("the module has this kernel");
         Self { affine: kernel("affine"), late: kernel("late"), poison: kernel("poison") }
     }
 
-    /// Launches a kernel that changes the word at `at`, after a while or at once.
+    /// Launches a kernel that changes the word at `at`, after a delay or immediately.
     ///
     /// # Safety
-    /// 1. There is a word of this device's, which nobody else uses before the kernel has ended.
+    /// 1. `at` is a word in memory of this device, which no other code uses until the kernel has completed.
     unsafe fn at(&self, stream: &CudaStream, at: u64, time: Duration) {
         let (nanos, count, one) = (time.as_nanos() as u64, 1u32, 1u32);
         let mut arguments = stream.launch_builder(if time.is_zero() { &self.affine } else { &self.late });
@@ -55,19 +55,20 @@ impl Kernels {
             arguments.arg(&nanos);
         }
         arguments.arg(&one).arg(&one);
-        // SAFETY: these are the kernel's arguments. It changes this word (1).
+        // SAFETY: the arguments match the kernel's parameters. It writes this word, by (1).
         unsafe { arguments.launch(ONE) }.expect("launch");
     }
 
     fn in_operation(&self, stream: &mut GpuStream, words: &mut DeviceWords, time: Duration) {
-        let stream = stream.cuda().expect("it is a CUDA device");
-        let at = words.cuda_ptr().expect("it is there");
-        // SAFETY: the vector has a word, and the operation holds it exclusively until the device has done it.
+        let stream = stream.cuda().expect("a stream of a CUDA device");
+        let at = words.cuda_ptr().expect("memory of a CUDA device");
+        // SAFETY: the vector has a word, to which the operation has exclusive access until the device has completed the
+        // kernel.
         unsafe { self.at(&stream, at, time) }
     }
 }
 
-/// A program without an engine: a context of cudarc's, and words each with a stream.
+/// A program without an engine: a context of cudarc, and words, each with a stream.
 struct ByHand {
     kernels: Kernels,
     context: Arc<CudaContext>,
@@ -77,7 +78,7 @@ struct ByHand {
 
 impl ByHand {
     fn new(tracking: bool, streams: usize) -> Self {
-        let context = CudaContext::new(0).expect("it was opened before");
+        let context = CudaContext::new(0).expect("the GPU was opened before");
         if !tracking {
             // SAFETY: every use of a word is on the word's own stream, or ordered with it by an event.
             unsafe { context.disable_event_tracking() };
@@ -85,11 +86,11 @@ impl ByHand {
         let streams: Vec<_> = (0..streams).map(|_| context.new_stream().expect("a stream")).collect();
         let words = streams.iter().map(|stream| stream.alloc_zeros::<u32>(1).expect("memory")).collect();
         let kernels = Kernels::load(&context);
-        streams.iter().for_each(|stream| stream.synchronize().expect("it does what it was told"));
+        streams.iter().for_each(|stream| stream.synchronize().expect("the stream completes its work"));
         Self { kernels, context, streams, words }
     }
 
-    /// Launches a kernel on a stream and a word, as cudarc wants to be used.
+    /// Launches a kernel on a stream and a word, in the usual way of cudarc.
     fn launch(&mut self, stream: usize, word: usize, time: Duration) {
         let (nanos, count, one) = (time.as_nanos() as u64, 1u32, 1u32);
         let kernel = if time.is_zero() { &self.kernels.affine } else { &self.kernels.late };
@@ -101,8 +102,8 @@ impl ByHand {
             arguments.arg(&nanos);
         }
         arguments.arg(&one).arg(&one);
-        // SAFETY: these are the kernel's arguments. It changes this word, whose other uses are ordered with this one: by
-        // cudarc, or by whoever made it not do that.
+        // SAFETY: the arguments match the kernel's parameters. It writes this word, whose other uses are ordered with
+        // this one: by cudarc, or by the caller that has disabled cudarc's tracking.
         unsafe { arguments.launch(ONE) }.expect("launch");
     }
 
@@ -110,11 +111,11 @@ impl ByHand {
         self.streams[stream].synchronize().expect("nothing fails");
     }
 
-    /// ns per kernel of a chain on one stream.
+    /// Measures ns per kernel of a chain on one stream.
     fn chain(tracking: bool, time: Duration) -> Peer {
         let name = if tracking { "cudarc, which tracks by events" } else { "cudarc, one stream, nothing tracked" };
         let measure = move |count: usize| {
-            // A second stream, or there would be nothing to track.
+            // A second stream, without which cudarc would track nothing.
             let mut hand = Self::new(tracking, 2);
             let start = Instant::now();
             (0..count).for_each(|_| hand.launch(0, 0, time));
@@ -127,7 +128,7 @@ impl ByHand {
 
 fn hops(count: usize) -> f64 {
     let mut hand = ByHand::new(false, 2);
-    // A wait is for what was recorded when it was issued, so that two events are enough.
+    // A wait refers to the last record before it was issued, so that two events are enough.
     let events = [(); 2].map(|()| hand.context.new_event(None).expect("an event"));
     let start = Instant::now();
     for i in 0..count {
@@ -147,7 +148,7 @@ fn tracked_hops(count: usize) -> f64 {
     super::per(start.elapsed(), count)
 }
 
-/// Threads that launch by themselves, each on a stream of its own or all on one, and a word each.
+/// Measures threads that launch directly, each with its own word, and each on its own stream or all on one.
 fn threads(one_stream: bool, count: usize) -> f64 {
     let hand = ByHand::new(false, THREADS);
     let barrier = Barrier::new(THREADS + 1);
@@ -158,11 +159,11 @@ fn threads(one_stream: bool, count: usize) -> f64 {
             let at = address(word, stream);
             let (barrier, kernels, context) = (&barrier, &hand.kernels, &hand.context);
             scope.spawn(move || {
-                context.bind_to_thread().expect("it is there");
+                context.bind_to_thread().expect("the context is alive");
                 barrier.wait();
                 for _ in 0..count / THREADS {
-                    // SAFETY: this thread uses the word, on one stream, and `hand` outlives the thread; whose streams are
-                    // waited for below.
+                    // SAFETY: only this thread uses the word, on one stream. `hand` outlives the thread, and its
+                    // streams are synchronized below.
                     unsafe { kernels.at(stream, at, Duration::ZERO) };
                 }
             });
@@ -179,7 +180,7 @@ fn address(word: &CudaSlice<u32>, stream: &Arc<CudaStream>) -> u64 {
     word.device_ptr(stream).0
 }
 
-/// From a launch to the end of a wait for it, less the kernel's time.
+/// Measures the time from a launch to the end of a wait for it, less the kernel's time.
 fn end(poll: bool) -> Box<dyn Fn(usize) -> f64> {
     let hand = std::cell::RefCell::new(ByHand::new(false, 1));
     let event = hand.borrow().context.new_event(None).expect("an event");
@@ -199,25 +200,26 @@ fn end(poll: bool) -> Box<dyn Fn(usize) -> f64> {
     })
 }
 
-/// Whether this process was started to lose its device.
+/// Whether this is the child process that loses its device.
 pub fn is_to_be_lost() -> bool {
     env::var_os(INSIDE).is_some()
 }
 
-/// Loses the device, and says how long it took until all waiters were told.
+/// Loses the device, and prints how long it took until all waiters had the error.
 pub fn lose_inside() {
     let gpu = CudaGpu::open(0).expect("the other process has opened it");
     let kernels = Kernels::load(gpu.context());
     let engine = Engine::builder().gpu(gpu).build().expect("an engine");
     let vars: Vec<_> = (0..THREADS).map(|_| word(&engine)).collect();
-    // What the waiters wait for is behind this one, which goes on when they do.
+    // The operations of the waiters depend on this one, which continues once they wait.
     let (go, gone) = std::sync::mpsc::channel::<()>();
     let poison = kernels.poison.clone();
     let first = engine.op("poison").on(GPU).submit_launch_any(vars[0].write(), move |stream, _| {
         _ = gone.recv();
         let stream = stream.cuda().expect("it is a CUDA device");
         let now = Instant::now();
-        // SAFETY: it has no arguments, and writes where no memory is; the device notices.
+        // SAFETY: the kernel has no parameters. It writes to an unmapped address, which the device reports as a
+        // fault; no memory changes.
         unsafe { stream.launch_builder(&poison).launch(ONE) }.map(|_| TIME.set(now))
     });
     drop(first.expect("push"));
@@ -228,26 +230,26 @@ pub fn lose_inside() {
         };
         engine.op("step").on(GPU).launch_any(var.write(), step).expect("push");
     }
-    let nanos = told(&engine, &vars, || {
+    let nanos = until_reported(&engine, &vars, || {
         drop(go);
         *TIME.wait()
     });
     println!("{nanos}");
 }
 
-/// When the kernel was launched that loses the device.
+/// The time at which the faulting kernel was launched.
 static TIME: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
 
 fn fault() -> f64 {
-    let this = env::current_exe().expect("it has a path");
-    let output = Command::new(this).env(INSIDE, "1").output().expect("it starts");
+    let this = env::current_exe().expect("the program has a path");
+    let output = Command::new(this).env(INSIDE, "1").output().expect("the child process starts");
     let text = String::from_utf8_lossy(&output.stdout);
     text.trim().parse().unwrap_or_else(|_| {
         panic!("the process that loses its device: {text}{}", String::from_utf8_lossy(&output.stderr))
     })
 }
 
-/// The first GPU.
+/// Returns the first GPU.
 pub fn bed() -> Result<Bed, String> {
     let gpu = CudaGpu::open(0).map_err(|error| error.to_string())?;
     let context = gpu.context();

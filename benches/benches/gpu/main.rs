@@ -1,8 +1,8 @@
-//! What the engine adds to what a GPU costs by itself: per operation, from stream to stream, from the device back to the
-//! CPU; how much of copies and kernels goes on side by side; how soon a loss is known.
+//! The overhead of the engine on a GPU: per operation, from stream to stream, from the device back to the CPU; how
+//! much of copies and kernels runs in parallel; how soon a lost device is reported.
 //!
-//! The simulated device is always there. Its times are made up, so what is measured on it is the engine, and what stands
-//! in for a driver. With the feature `cuda` and a GPU the same is measured there, beside cudarc and a program that does
+//! The simulated device is always measured. Its times are invented, so the figures are those of the engine and of the
+//! simulated driver. With the feature `cuda` and a GPU the same is measured there, beside cudarc and a program
 //! without an engine.
 
 use std::{
@@ -27,73 +27,73 @@ mod cuda;
 
 const GPU: Device = Device::Gpu(0);
 
-/// Threads that push, or wait, at a time.
+/// The number of threads that push or wait at the same time.
 const THREADS: usize = 16;
 
-/// The time of the kernels whose end is waited for.
+/// The duration of the kernels that a thread waits for.
 const KERNEL: Duration = Duration::from_micros(20);
 
-/// The time of the small kernels of a chain.
+/// The duration of the small kernels of a chain.
 const SMALL: Duration = Duration::from_micros(5);
 
-/// The time of a launch on the simulated device.
+/// The duration of a launch on the simulated device.
 const LATENCY: Duration = Duration::from_micros(4);
 
-/// Bytes per second that the simulated device copies each way, in the measurement of overlap. Slow, so that copying with the
-/// processor, which is what it comes to, is not what takes longest.
+/// Bytes per second that the simulated device copies in each direction, in the measurement of overlap. Slow, so that
+/// the CPU, which makes the copies, is not the bottleneck.
 const BANDWIDTH: u64 = 3_000_000_000;
 
 type DeviceWords = DeviceVec<u32>;
 
-/// Has a kernel run for a while, or as short as it can be for a duration of zero.
+/// Launches a kernel that runs for a duration; for zero, as short as possible.
 type Launch = Arc<dyn Fn(&mut GpuStream, &mut DeviceWords, Duration) + Send + Sync>;
 
-/// How the simulated device takes its time.
+/// The timing of the simulated device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pace {
-    /// None at all.
+    /// Commands take no time.
     Instantly,
-    /// As it says.
+    /// Commands take their configured times.
     Timed,
 }
 
 /// A device to measure on.
 struct Bed {
-    /// The report's name.
+    /// The name of the report.
     key: &'static str,
     title: &'static str,
-    /// What it is.
+    /// The description of the device.
     note: String,
     driver: Box<dyn Fn(Pace) -> GpuDriver>,
     launch: Launch,
-    /// What a launch takes before the kernel begins, if that is known.
+    /// The time of a launch before the kernel begins, if it is known.
     latency: Duration,
-    /// ns per kernel, from stream to stream, and so on, without an engine.
+    /// The same measurements without an engine: ns per kernel, from stream to stream, and so on.
     peers: Peers,
-    /// Loses a device with waiters behind it, and gives the time until each was told.
+    /// Loses a device for which threads wait, and returns the time until each of them had the error.
     fault: Box<dyn Fn() -> f64>,
 }
 
-/// Measurements without an engine, each by name: ns per kernel for so many.
+/// Measurements without an engine, by name: each returns ns per kernel for a number of kernels.
 #[derive(Default)]
 struct Peers {
     same_stream: Vec<Peer>,
     cross_stream: Vec<Peer>,
     threads: Vec<Peer>,
     chain: Vec<Peer>,
-    /// From launch to knowing the end, less the kernel's time.
+    /// The time from a launch until its completion is known, less the kernel's time.
     end: Vec<Peer>,
 }
 
 type Peer = (&'static str, Box<dyn Fn(usize) -> f64>);
 
 impl Bed {
-    /// An engine as it is by default.
+    /// Returns an engine with default settings.
     fn usual(&self, pace: Pace) -> Engine {
         Engine::builder().kind(EngineKind::PerDevice).gpu((self.driver)(pace)).build().expect("an engine")
     }
 
-    /// An engine with one worker, and one thread for the device.
+    /// Returns an engine with one worker, and one thread for the device.
     fn small(&self, kind: EngineKind, idle: IdlePolicy) -> Engine {
         let gpu = (self.driver)(Pace::Timed);
         Engine::builder().kind(kind).workers(1).pin(false).idle(idle).gpu(gpu).build().expect("an engine")
@@ -115,12 +115,12 @@ fn wait(engine: &Engine) {
     engine.wait_for_all().expect("nothing fails");
 }
 
-/// ns per each of `count`.
+/// Returns ns per item.
 fn per(time: Duration, count: usize) -> f64 {
     time.as_secs_f64() * 1e9 / count as f64
 }
 
-/// Takes each figure so many times, in turns; a first round does not count.
+/// Takes each figure several times, in turn; the first round does not count.
 fn in_turns(rounds: usize, figures: &[&dyn Fn() -> f64]) -> Vec<Vec<f64>> {
     let mut all = vec![vec![]; figures.len()];
     for round in 0..=rounds {
@@ -135,7 +135,7 @@ fn in_turns(rounds: usize, figures: &[&dyn Fn() -> f64]) -> Vec<Vec<f64>> {
     all
 }
 
-/// A figure at a part of all that were taken.
+/// Returns a quantile of the figures.
 fn quantile(figures: &mut [f64], q: f64) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures[((figures.len() - 1) as f64 * q).round() as usize]
@@ -164,7 +164,7 @@ fn same_stream(bed: &Bed, report: &mut Report) {
         wait(&engine);
         per(start.elapsed(), count)
     };
-    // The lane's thread stands in an operation while all are pushed; then the pusher only waits.
+    // The lane's thread is blocked in an operation during the pushes; then the pusher only waits.
     let apart = || {
         let (go, gone) = std::sync::mpsc::channel::<()>();
         let hold = engine.op("hold").on(GPU).launch_any(var.write(), move |_, _| _ = gone.recv());
@@ -185,7 +185,7 @@ fn same_stream(bed: &Bed, report: &mut Report) {
             (0..count).for_each(|_| launch(stream, words, Duration::ZERO));
             Ok::<_, raddle::BoxError>(start.elapsed())
         });
-        let launched = all.expect("push").wait().expect("it succeeds");
+        let launched = all.expect("push").wait().expect("the launches succeed");
         (per(launched, count), per(start.elapsed(), count))
     };
     let rounds = machine::rounds(7);
@@ -252,7 +252,8 @@ fn cross_stream(bed: &Bed, report: &mut Report) {
 
 // ------------------------------------------------------------------------------------------- from the device back ----
 
-/// The times from the launch of a kernel to the start of an operation of the CPU behind it, less the kernel's, in ns.
+/// Measures the times from the launch of a kernel to the start of a CPU operation that depends on it, less the kernel's
+/// time, in ns.
 fn ends(bed: &Bed, engine: &Engine, count: usize) -> Vec<f64> {
     let var = word(engine);
     let sample = |_| {
@@ -263,21 +264,20 @@ fn ends(bed: &Bed, engine: &Engine, count: usize) -> Vec<f64> {
             Ok::<_, raddle::BoxError>(before)
         });
         let started = engine.op("next").submit(var.read(), |_| Instant::now()).expect("push");
-        let started = started.wait().expect("it runs");
-        let launched = kernel.expect("push").wait().expect("it runs");
+        let started = started.wait().expect("the operation runs");
+        let launched = kernel.expect("push").wait().expect("the operation runs");
         started.duration_since(launched).as_nanos() as f64 - (KERNEL + bed.latency).as_nanos() as f64
     };
-    // The first do not count.
+    // The first samples do not count.
     (0..count + count / 10).map(sample).skip(count / 10).collect()
 }
 
 fn from_device(bed: &Bed, report: &mut Report) {
     let count = machine::choose(3_000, 30);
     let note = format!(
-        "A kernel of {KERNEL:?}, and an operation of the CPU behind it, on an engine with one worker and one thread for the \
-         device; nothing else is under way. From the call that \
-         launches the kernel to the start of the operation, less the kernel's time{}, in ns, of {count}. What a launch takes \
-         by itself is a part of it unless it is known.",
+        "A kernel of {KERNEL:?} and a CPU operation that depends on it, on an otherwise idle engine with one worker \
+         and one thread for the device. From the call that launches the kernel to the start of the operation, less \
+         the kernel's time{}, in ns, of {count}. The time of the launch itself is included unless it is known.",
         if bed.latency.is_zero() { "" } else { " and the launch's" },
     );
     let mut table =
@@ -301,7 +301,8 @@ fn from_device(bed: &Bed, report: &mut Report) {
     report.add(&table);
 }
 
-// ---------------------------------------------------------------------------------------------------- many pushers ----
+// ---------------------------------------------------------------------------------------------------- many pushers
+// ----
 
 fn pushers(bed: &Bed, report: &mut Report) {
     let count = machine::choose(64_000, 640);
@@ -343,22 +344,23 @@ fn pushers(bed: &Bed, report: &mut Report) {
     report.add(&table);
 }
 
-// --------------------------------------------------------------------------------------------------------- overlap ----
+// --------------------------------------------------------------------------------------------------------- overlap
+// ----
 
 /// The buffers of a pipeline of copies and kernels.
 struct Buffers {
     host: Var<PinnedVec<u32>>,
     device: Var<DeviceWords>,
-    /// In turns: a copy to the host's memory waits until the host knows that the last one to the same place is done, which
-    /// is not what is measured.
+    /// Used in turn: a copy to host memory waits until the host knows that the last copy to the same place is complete,
+    /// and that wait is not to be measured.
     back: [Var<PinnedVec<u32>>; 8],
 }
 
 fn overlap(bed: &Bed, report: &mut Report) {
     let rounds = machine::rounds(5);
     let note = format!(
-        "Chunks are copied in, two kernels work on them, and they are copied out; four buffers on the device. Each part alone, then all \
-         of it; ms, of {rounds}. *overlap*: the longest part's time by the time of all."
+        "Chunks are copied in, processed by two kernels, and copied out; four buffers on the device. Each part alone, \
+         then all parts together; ms, of {rounds}. *overlap*: the longest part's time by the time of all."
     );
     let columns = ["chunk", "copies in", "kernels", "copies out", "all", "the parts' sum", "overlap"];
     let mut table = Table::new("overlap", "Copies and kernels side by side", &note, &columns);
@@ -383,7 +385,7 @@ fn overlap(bed: &Bed, report: &mut Report) {
             start.elapsed()
         };
         let milliseconds = |push: &dyn Fn(&Buffers, usize)| timed(push).as_secs_f64() * 1e3;
-        // The kernels of a chunk take as long as a copy of one.
+        // The kernels of a chunk take as long as a copy of it.
         _ = timed(&copy_in);
         let kernel = timed(&copy_in) / (2 * chunks as u32);
         let kernels =
@@ -409,15 +411,16 @@ fn overlap(bed: &Bed, report: &mut Report) {
 }
 
 fn percent(part: f64) -> Cell {
-    // A number for programs as well: of hundred.
+    // Also as a percentage, for programs.
     number((part * 1000.0).round() / 10.0)
 }
 
-// ----------------------------------------------------------------------------------------------------------- fault ----
+// ----------------------------------------------------------------------------------------------------------- fault
+// ----
 
-/// Has threads wait for variables that are behind the device, calls `lose`, which gives the time of the loss, and gives the
-/// time until the last of them was told, in ns.
-fn told(engine: &Engine, vars: &[Var<DeviceWords>], lose: impl FnOnce() -> Instant) -> f64 {
+/// Starts threads that wait for variables of the device, and calls `lose`, which returns the time of the loss.
+/// Returns the time from the loss until the last thread had the error, in ns.
+fn until_reported(engine: &Engine, vars: &[Var<DeviceWords>], lose: impl FnOnce() -> Instant) -> f64 {
     let barrier = Barrier::new(vars.len() + 1);
     thread::scope(|scope| {
         let mut waiters = vec![];
@@ -430,10 +433,14 @@ fn told(engine: &Engine, vars: &[Var<DeviceWords>], lose: impl FnOnce() -> Insta
             }));
         }
         barrier.wait();
-        // Most of them sleep by then.
+        // Most of the threads sleep by then.
         machine::settle();
         let lost = lose();
-        let last = waiters.into_iter().map(|waiter| waiter.join().expect("it returns")).max().expect("there are some");
+        let last = waiters
+            .into_iter()
+            .map(|waiter| waiter.join().expect("the waiter returns"))
+            .max()
+            .expect("there are waiters");
         last.duration_since(lost).as_nanos() as f64
     })
 }
@@ -442,8 +449,8 @@ fn fault(bed: &Bed, report: &mut Report) {
     let rounds = machine::rounds(20);
     let mut figures: Vec<f64> = (0..rounds).map(|_| (bed.fault)() / 1000.0).collect();
     let note = format!(
-        "{THREADS} threads wait for variables behind kernels of a device that is lost; until the last of them has the error, \
-         in µs, of {rounds}."
+        "{THREADS} threads wait for variables of a device that is lost; the time until the last of them has the \
+         error, in µs, of {rounds}."
     );
     let mut table = Table::new("fault", "A loss, until all who wait know", &note, &["", "p50", "longest"]);
     let cells = [0.5, 1.0].map(|q| number(quantile(&mut figures, q)));
@@ -451,7 +458,8 @@ fn fault(bed: &Bed, report: &mut Report) {
     report.add(&table);
 }
 
-// ----------------------------------------------------------------------------------------------------------- chain ----
+// ----------------------------------------------------------------------------------------------------------- chain
+// ----
 
 fn chain(bed: &Bed, report: &mut Report) {
     const COUNT: usize = 1_000;
@@ -485,14 +493,15 @@ fn chain(bed: &Bed, report: &mut Report) {
     let mut table = Table::new("chain", "A chain of small kernels", &note, &["", "µs", "by"]);
     let names = ["an operation each", "by hand, on one stream: all launched by one operation"].into_iter();
     for (name, figures) in names.chain(bed.peers.chain.iter().map(|peer| peer.0)).zip(&found) {
-        // 1000 kernels, in ns per kernel, are as many µs.
+        // For 1000 kernels, ns per kernel equals µs in all.
         let by = stats::median(&found[0]) / stats::median(figures);
         table.row(name, [spread(figures), grouped(by, 3).into()]);
     }
     report.add(&table);
 }
 
-// ------------------------------------------------------------------------------------------------- simulated device ----
+// ------------------------------------------------------------------------------------------------- simulated device
+// ----
 
 fn simulated() -> Bed {
     let driver = |pace| {
@@ -507,7 +516,7 @@ fn simulated() -> Bed {
         }
     };
     let launch = |stream: &mut GpuStream, words: &mut DeviceWords, time| {
-        let mut gpu = stream.simulated().expect("it is the simulated device");
+        let mut gpu = stream.simulated().expect("a stream of the simulated device");
         gpu.launch(time, words, |words| words[0] = words[0].wrapping_add(1)).expect("launch");
     };
     let lose = || {
@@ -517,21 +526,21 @@ fn simulated() -> Bed {
         let vars: Vec<_> = (0..THREADS).map(|_| word(&engine)).collect();
         for var in &vars {
             let op = engine.op("kernel").on(GPU).launch_any(var.write(), |stream, words: &mut DeviceWords| {
-                let mut gpu = stream.simulated().expect("it is the simulated device");
+                let mut gpu = stream.simulated().expect("a stream of the simulated device");
                 gpu.launch(Duration::ZERO, words, |_| {})
             });
             op.expect("push");
         }
-        told(&engine, &vars, || {
+        until_reported(&engine, &vars, || {
             let now = Instant::now();
             gpu.lose();
             now
         })
     };
-    let mut note = "**Simulated: no GPU was used.** The device's times are made up".to_owned();
+    let mut note = "**Simulated: no GPU was used.** The device's times are invented".to_owned();
     note += &format!(
-        ": launches take {LATENCY:?}, copies {} GB/s, and nothing at all takes time where kernels do nothing. Its calls and \
-         its kernels are the processor's work, and a part of all figures.",
+        ": launches take {LATENCY:?}, copies {} GB/s, and empty kernels take no time. The CPU runs its calls and \
+         kernels, whose cost is a part of all figures.",
         BANDWIDTH / 1_000_000_000,
     );
     Bed {
@@ -546,7 +555,8 @@ fn simulated() -> Bed {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ main ----
+// ------------------------------------------------------------------------------------------------------------ main
+// ----
 
 #[cfg(feature = "cuda")]
 fn cuda_bed() -> Result<Bed, String> {
@@ -555,7 +565,7 @@ fn cuda_bed() -> Result<Bed, String> {
 
 #[cfg(not(feature = "cuda"))]
 fn cuda_bed() -> Result<Bed, String> {
-    Err("this was built without the feature `cuda`".into())
+    Err("the benchmark was built without the feature `cuda`".into())
 }
 
 fn measure(bed: &Bed) {

@@ -22,7 +22,7 @@ impl Action for DagrsWork {
     }
 }
 
-/// [dagrs]: a graph of nodes with channels between them, which is made first and run then.
+/// [dagrs]: a graph of nodes with channels between them, which is built first and then run.
 pub struct Dagrs {
     runtime: tokio::runtime::Runtime,
     table: NodeTable,
@@ -38,10 +38,10 @@ impl std::fmt::Debug for Dagrs {
 }
 
 impl Dagrs {
-    /// On a runtime with so many worker threads.
+    /// Creates a runtime with `threads` worker threads.
     ///
     /// # Panics
-    /// If the runtime cannot be made.
+    /// If the runtime cannot be created.
     #[must_use]
     pub fn new(threads: usize) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).build().expect("a runtime");
@@ -81,7 +81,7 @@ impl Runtime for Dagrs {
         self.variables.iter_mut().for_each(|history| *history = History::default());
     }
 
-    /// Its graphs take more than proportionally long to make and to run.
+    /// The time to build and run its graphs grows more than linearly.
     fn at_most(&self, wanted: usize) -> usize {
         wanted.min(2_000)
     }

@@ -1,4 +1,4 @@
-//! The target `concurrent_push`: several threads push, and what every variable saw must be explained by one order.
+//! The target `concurrent_push`: several threads push, and one order must explain the log of every variable.
 
 use std::sync::Arc;
 

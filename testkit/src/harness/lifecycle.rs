@@ -1,13 +1,13 @@
-//! The target `lifecycle`: engines that end in the middle of things.
+//! The target `lifecycle`: engines that end while they are in use.
 //!
 //! A few threads push on a few engines and shut them down, drop their handles, delete variables and use completions
-//! that other operations have left, in no particular order. What must hold whatever the order was:
+//! that other operations have left, in no particular order. In every order:
 //!
 //! * every captured value, variable's value and result is dropped exactly once;
-//! * a function runs once if its engine neither cancelled nor failed anything, and never twice;
-//! * every handle is told what became of its operation, also after the engine;
+//! * a function runs once if its engine has neither cancelled nor failed an operation, and never twice;
+//! * every handle returns the result of its operation, even after the end of the engine;
 //! * a push is refused only for a reason, and always after a shutdown that the same thread has begun;
-//! * everything comes to its end.
+//! * every operation, wait and shutdown ends.
 
 use crate::shapes::*;
 use std::{
@@ -27,7 +27,7 @@ use raddle::{
     ShutdownError, SimulatedGpu, Var, WaitError, simulated::Clock,
 };
 
-use super::{Bytes, PLANNED, elsewhere, engine_plan, in_the_end, watched};
+use super::{Bytes, PLANNED, elsewhere, engine_plan, eventually_ok, watched};
 use crate::{Droppable, Drops, KINDS, lock, poll_once, program::Source};
 
 // ------------------------------------------------------------------------------------------------- programs ----
@@ -36,10 +36,10 @@ use crate::{Droppable, Drops, KINDS, lock, poll_once, program::Source};
 enum Kind {
     Sync,
     Submit,
-    /// The function uses its completion and goes on.
+    /// The function uses its completion and continues.
     Early,
     Elsewhere,
-    /// The completion is left for others to use.
+    /// The completion is left for other operations and threads to use.
     Pocket,
 }
 
@@ -95,7 +95,7 @@ enum Step {
 #[derive(Clone, Copy, Debug)]
 enum End {
     Shutdown(Shutdown),
-    /// After a shutdown that did not wait.
+    /// By a drop, after a shutdown that did not wait.
     Impatient(Shutdown),
     Drop,
 }
@@ -103,13 +103,13 @@ enum End {
 #[derive(Debug)]
 struct Program {
     engines: Vec<(EngineBuilder, End)>,
-    /// The engine of each.
+    /// The engine of each variable.
     variables: Vec<usize>,
     operations: Vec<Operation>,
     threads: Vec<Vec<Step>>,
-    /// The main thread gives its handles up before the others begin.
+    /// Whether the main thread drops its handles before the other threads start.
     lets_go: bool,
-    /// Handles are waited for before the engines' ends.
+    /// Whether the threads wait for handles before the engines end.
     waits_first: bool,
 }
 
@@ -121,7 +121,7 @@ impl Program {
             (plan, bytes.pick(&[End::Shutdown(how), End::Drop, End::Impatient(how)]))
         });
         let engines: Vec<_> = engines.collect();
-        // Each engine has two variables at least.
+        // Each engine has at least two variables.
         let count = 2 * engines.len() + bytes.below(3);
         let mut program = Self {
             variables: (0..count).map(|variable| variable % engines.len()).collect(),
@@ -165,7 +165,7 @@ impl Program {
         }
     }
 
-    /// A variable of `engine`.
+    /// Returns a variable of `engine`.
     fn variable(&self, engine: usize, bytes: &mut Bytes<'_>) -> usize {
         let own: Vec<_> = (0..self.variables.len()).filter(|&variable| self.variables[variable] == engine).collect();
         bytes.pick(&own)
@@ -175,7 +175,7 @@ impl Program {
         let is_inner = engine.is_some();
         let engine = engine.unwrap_or_else(|| bytes.below(self.engines.len()));
         let (reads, writes) = (self.variable(engine, bytes), self.variable(engine, bytes));
-        // Now and then a variable of another engine.
+        // Sometimes a variable of another engine.
         let reads = if !is_inner && bytes.below(32) == 31 { bytes.below(self.variables.len()) } else { reads };
         let kind = bytes.pick(&[
             Kind::Sync,
@@ -200,7 +200,7 @@ impl Program {
             Property::Async,
             Property::DeleteVar,
         ]);
-        // A handle dropped outside its operation may be the last one, and wait for what only other threads can do.
+        // A handle dropped outside its operation may be the last one, and then the drop may wait for other threads.
         let keeps_engine = matches!(kind, Kind::Sync | Kind::Submit) && bytes.one_in(6);
         let id = self.operations.len();
         let inner = Vec::new();
@@ -226,12 +226,12 @@ impl Program {
 struct Record {
     accepted: AtomicU32,
     runs: AtomicU32,
-    told: AtomicU32,
+    reported: AtomicU32,
 }
 
 #[derive(Default)]
 struct State {
-    /// Somebody has begun, or is about to begin, a shutdown; one that cancels.
+    /// A thread has begun, or is about to begin, a shutdown; a shutdown that cancels.
     begun: AtomicBool,
     cancelled: AtomicBool,
     operator_accepted: AtomicU32,
@@ -242,18 +242,18 @@ struct World {
     program: Program,
     records: Vec<Record>,
     engines: Vec<State>,
-    /// By variable: somebody has deleted it, or is about to.
+    /// By variable: a thread has deleted it, or is about to.
     deleted: Vec<AtomicBool>,
-    /// By variable: how often the function of a deletion was accepted, and ran.
+    /// By variable: how often the function of a deletion was accepted, and how often it ran.
     deletions: Vec<(AtomicU32, AtomicU32)>,
-    pocket: Mutex<Vec<(Completion, Ends)>>,
+    left_completions: Mutex<Vec<(Completion, Ends)>>,
     violations: Mutex<Vec<String>>,
     drops: Drops,
     at: Vec<AtomicUsize>,
     phase: Mutex<String>,
 }
 
-/// What all threads are given. Clones of engines are handles.
+/// The state that all threads share. Clones of engines are handles.
 #[derive(Clone)]
 struct Hands {
     engines: Vec<Option<Engine>>,
@@ -283,7 +283,7 @@ impl World {
         self.engines[engine].begun.store(true, SeqCst);
     }
 
-    /// What of the function remains the same in all kinds.
+    /// The part of the function that all kinds share.
     fn body(self: &Arc<Self>, id: usize, cx: Option<(&OpContext<'_>, &Hands)>) {
         let operation = &self.program.operations[id];
         self.records[id].runs.fetch_add(1, SeqCst);
@@ -299,23 +299,23 @@ impl World {
                 Inner::Shutdown(how) => {
                     self.notes_shutdown(operation.engine, how);
                     let result = engine.shutdown(how, Some(Duration::ZERO));
-                    // Once its completion was used the operation is over, and anything may be left.
+                    // Once its completion was used, the operation is complete, and any result is possible.
                     let fine = operation.kind != Kind::Sync || result == Err(ShutdownError::InsideOperation);
                     if !fine {
-                        self.violation(format!("a shutdown inside operation {id} gave {result:?}"));
+                        self.violation(format!("a shutdown inside operation {id} returned {result:?}"));
                     }
                 }
                 Inner::Wait(variable, micros) => {
                     if let Some(variable) = &hands.variables[variable] {
                         let limit = Duration::from_micros(micros);
-                        // Whatever comes of it, in bounded time.
+                        // Any result is possible, within a bounded time.
                         let _ = engine.wait_for_var_timeout(variable, limit);
                     }
                 }
                 Inner::Push(child) => {
                     let result = self.push(child, &engine, hands);
                     let state = &self.engines[operation.engine];
-                    // After a completion was used, its function is no operation any more.
+                    // After the completion was used, its function no longer runs inside an operation.
                     let is_over = operation.kind == Kind::Early && state.begun.load(SeqCst);
                     let excuse = state.cancelled.load(SeqCst) || is_over;
                     if result.is_err_and(|refusal| refusal == PushError::ShutDown) && !excuse {
@@ -341,12 +341,12 @@ impl World {
             return Ok(None);
         };
         let (world, drop_once) = (Arc::clone(self), self.drops.make());
-        // Those of the engine's own operations keep nothing but the variables.
+        // The functions of the engine's own operations capture only the variables.
         let mut inside = hands.clone();
         inside.engines.clear();
         let kept = operation.keeps_engine.then(|| hands.engines.get(operation.engine).cloned()).flatten();
         let builder = engine.op("").kind(operation.property);
-        // Copies are a device's, on the thread of its lane.
+        // Copies run on a device, on the thread of its lane.
         let builder = if operation.property == Property::CopyToGpu { builder.on(Device::Gpu(0)) } else { builder };
         let result = match operation.kind {
             Kind::Submit => {
@@ -395,12 +395,12 @@ impl World {
                             return Ok(());
                         }
                         world.body(id, Some((cx, &inside)));
-                        // Before the end: the program may be over then.
+                        // Before the completion: the program may end with it.
                         drop(drop_once);
                         if kind == Kind::Elsewhere {
                             elsewhere(move || use_completion(done, ends));
                         } else {
-                            lock(&world.pocket).push((done, ends));
+                            lock(&world.left_completions).push((done, ends));
                         }
                         Ok(())
                     },
@@ -420,19 +420,19 @@ impl World {
             Ok(_) => self.program.variables[operation.reads] == operation.engine,
         };
         if !fine {
-            self.violation(format!("the push of operation {id} gave {:?}", result.as_ref().map(drop)));
+            self.violation(format!("the push of operation {id} returned {:?}", result.as_ref().map(drop)));
         }
         result
     }
 }
 
-/// What one thread of a program does.
+/// The state of one thread of a program.
 struct Actor {
     world: Arc<World>,
     number: usize,
     hands: Hands,
     handles: Vec<Submitted>,
-    /// Per engine: this thread has begun a shutdown.
+    /// Per engine: whether this thread has begun a shutdown.
     has_shut: Vec<bool>,
 }
 
@@ -440,11 +440,11 @@ impl Actor {
     fn run(mut self) -> Vec<Submitted> {
         let world = Arc::clone(&self.world);
         for (index, &step) in world.program.threads[self.number].iter().enumerate() {
-            // Relaxed: for people.
+            // Relaxed: only for messages.
             world.at[self.number].store(index, Relaxed);
             self.step(step);
         }
-        // Relaxed: as above.
+        // Relaxed: only for messages.
         world.at[self.number].store(usize::MAX, Relaxed);
         self.handles
     }
@@ -457,7 +457,7 @@ impl Actor {
                 let number = world.program.operations[id].engine;
                 let Some(engine) = self.hands.engines[number].clone() else { return };
                 if let Ok(handle) = world.push(id, &engine, &self.hands) {
-                    // If the thread has no handles of the variables any more, nothing was pushed.
+                    // If the thread has dropped its handles of the variables, nothing was pushed.
                     if world.records[id].accepted.load(SeqCst) > 0 && self.has_shut[number] {
                         world.violation(format!("operation {id} was accepted after a shutdown"));
                     }
@@ -482,7 +482,7 @@ impl Actor {
                     let late = Err(ShutdownError::TimedOut);
                     let left = matches!(result, Err(ShutdownError::ThreadsLeft(_)));
                     if result.is_err() && (limit.is_none() || result != late && !left) {
-                        world.violation(format!("a shutdown of engine {number} gave {result:?}"));
+                        world.violation(format!("a shutdown of engine {number} returned {result:?}"));
                     }
                 }
             }
@@ -494,7 +494,7 @@ impl Actor {
                 }
             }
             Step::DropEngine(number) => {
-                // It may be the last one, but for those that operations have.
+                // It may be the last handle outside operations.
                 world.engines[number].begun.store(true, SeqCst);
                 self.hands.engines[number] = None;
             }
@@ -512,7 +512,7 @@ impl Actor {
                         Ok(()) if is_own => drop(world.deletions[variable].0.fetch_add(1, SeqCst)),
                         Err(PushError::ForeignVariable(_)) if !is_own => {}
                         Err(PushError::DeletedVariable(_)) if is_own => {}
-                        other => world.violation(format!("a deletion of variable {variable} gave {other:?}")),
+                        other => world.violation(format!("a deletion of variable {variable} returned {other:?}")),
                     }
                 }
             }
@@ -529,7 +529,7 @@ impl Actor {
             }
             Step::PollAll(number) => {
                 if let Some(engine) = &self.hands.engines[number] {
-                    // Given up at once, whatever it said.
+                    // Dropped immediately, in any state.
                     let _ = poll_once(&mut Box::pin(engine.wait_for_all_async()));
                 }
             }
@@ -554,7 +554,7 @@ impl Actor {
             }
             Step::DropHandle => drop(self.handles.pop()),
             Step::UsePocket => {
-                let taken = lock(&world.pocket).pop();
+                let taken = lock(&world.left_completions).pop();
                 if let Some((done, ends)) = taken {
                     use_completion(done, ends);
                 }
@@ -566,7 +566,7 @@ impl Actor {
         match result {
             Ok(()) | Err(WaitError::TimedOut) => {}
             Err(WaitError::Failed(failure)) => self.world.check_cause(engine, failure.cause()),
-            Err(error) => self.world.violation(format!("a wait on engine {engine} gave {error}")),
+            Err(error) => self.world.violation(format!("a wait on engine {engine} returned: {error}")),
         }
     }
 }
@@ -590,7 +590,7 @@ impl World {
         }
     }
 
-    /// What a handle says of its operation.
+    /// Checks the result that a handle returns.
     fn tell(&self, id: usize, result: Result<Droppable, WaitError>) {
         let operation = &self.program.operations[id];
         let ran = self.records[id].runs.load(SeqCst) == 1 && operation.ends == Ends::Well;
@@ -599,10 +599,10 @@ impl World {
             Err(WaitError::Failed(failure)) if !ran => self.check_cause(operation.engine, failure.cause()),
             other => {
                 let other = other.map(drop);
-                self.violation(format!("the handle of operation {id}, which ran well: {ran}, gave {other:?}"));
+                self.violation(format!("operation {id} succeeded: {ran}, but its handle returned {other:?}"));
             }
         }
-        self.records[id].told.fetch_add(1, SeqCst);
+        self.records[id].reported.fetch_add(1, SeqCst);
     }
 
     fn enter(&self, phase: &str) {
@@ -612,12 +612,12 @@ impl World {
     fn position(&self) -> String {
         let records = self.records.iter().map(|record| {
             let load = |count: &AtomicU32| count.load(SeqCst);
-            (load(&record.accepted), load(&record.runs), load(&record.told))
+            (load(&record.accepted), load(&record.runs), load(&record.reported))
         });
         let engines = self.engines.iter().map(|state| (state.begun.load(SeqCst), state.cancelled.load(SeqCst)));
         format!(
-            "the main thread: {}\nthe others are at steps {:?}\noperations (accepted, run, told): {:?}\nengines \
-             (shutting down, cancelled): {:?}\n{} made, {} dropped\n{:#?}",
+            "the main thread: {}\nthe others are at steps {:?}\noperations (accepted, run, reported): {:?}\nengines \
+             (shutting down, cancelled): {:?}\n{} created, {} dropped\n{:#?}",
             *lock(&self.phase),
             self.at,
             records.collect::<Vec<_>>(),
@@ -628,16 +628,16 @@ impl World {
         )
     }
 
-    /// Uses what is in the pocket, a little at a time.
-    fn use_pocket(&self) {
-        let taken = lock(&self.pocket).pop();
+    /// Uses one of the completions that operations have left, if there is one, and pauses.
+    fn use_one_completion(&self) {
+        let taken = lock(&self.left_completions).pop();
         if let Some((done, ends)) = taken {
             use_completion(done, ends);
         }
         thread::sleep(Duration::from_micros(100));
     }
 
-    /// What must hold when nothing runs any more.
+    /// Checks the final state, after all operations have ended.
     fn check(&self) -> Result<(), String> {
         for (id, record) in self.records.iter().enumerate() {
             let (accepted, runs) = (record.accepted.load(SeqCst), record.runs.load(SeqCst));
@@ -676,7 +676,7 @@ fn make(world: &Arc<World>) -> Result<Hands, String> {
     }
     for (number, engine) in engines.iter().enumerate() {
         let (own, drop_once) = (Arc::clone(world), world.drops.make());
-        // The first two variables of the engine.
+        // The operator uses the first two variables of the engine.
         let all = world.program.variables.iter().zip(&hands.variables);
         let of_engine: Vec<_> = all.filter(|(own, _)| **own == number).filter_map(|(_, var)| var.as_ref()).collect();
         let operator =
@@ -699,12 +699,12 @@ fn end_engines(world: &Arc<World>, engines: Vec<Option<Engine>>) {
             End::Shutdown(how) => {
                 world.notes_shutdown(number, how);
                 if let Err(error) = engine.shutdown(how, None) {
-                    world.violation(format!("the last shutdown of engine {number} gave {error}"));
+                    world.violation(format!("the last shutdown of engine {number} returned: {error}"));
                 }
             }
             End::Impatient(how) => {
                 world.notes_shutdown(number, how);
-                // The drop waits for what this does not.
+                // This shutdown does not wait; the drop does.
                 let _ = engine.shutdown(how, Some(Duration::ZERO));
             }
             End::Drop => world.engines[number].begun.store(true, SeqCst),
@@ -721,7 +721,7 @@ pub fn lifecycle(data: &[u8]) {
             engines: program.engines.iter().map(|_| State::default()).collect(),
             deleted: program.variables.iter().map(|_| AtomicBool::new(false)).collect(),
             deletions: program.variables.iter().map(|_| Default::default()).collect(),
-            pocket: Mutex::default(),
+            left_completions: Mutex::default(),
             violations: Mutex::default(),
             drops: Drops::new(),
             at: program.threads.iter().map(|_| AtomicUsize::new(0)).collect(),
@@ -745,14 +745,14 @@ fn run(world: &Arc<World>) -> Result<(), String> {
         .collect();
     let engines = if world.program.lets_go { std::mem::take(&mut hands.engines) } else { Vec::new() };
     if world.program.lets_go {
-        // From here on each engine ends when the others have dropped it, which may be inside an operation.
+        // From here on each engine ends when its last handle is dropped, which may happen inside an operation.
         world.engines.iter().for_each(|state| state.begun.store(true, SeqCst));
     }
-    // Not here: the drop may wait, and this thread has to use what is in the pocket.
+    // On another thread: the drop may wait, and this thread must use the completions that operations have left.
     let letting_go = thread::spawn(move || drop(engines));
     world.enter("waits for the threads");
     while !letting_go.is_finished() || !threads.iter().all(thread::JoinHandle::is_finished) {
-        world.use_pocket();
+        world.use_one_completion();
     }
     letting_go.join().map_err(|_| "the drop of an engine panicked")?;
     let mut handles: Vec<Submitted> = Vec::new();
@@ -760,7 +760,7 @@ fn run(world: &Arc<World>) -> Result<(), String> {
         handles.extend(thread.join().map_err(|_| "a thread of the program panicked")?);
     }
     let Hands { engines, variables, operators } = hands;
-    // The engines end on a thread of their own, while this one uses what is in the pocket.
+    // The engines end on another thread, while this one uses the completions that operations have left.
     let own = Arc::clone(world);
     let waits_first = world.program.waits_first;
     let ending = thread::spawn(move || {
@@ -776,25 +776,25 @@ fn run(world: &Arc<World>) -> Result<(), String> {
         end_engines(&own, engines);
         tell(&mut handles);
     });
-    while !ending.is_finished() || !lock(&world.pocket).is_empty() {
-        world.use_pocket();
+    while !ending.is_finished() || !lock(&world.left_completions).is_empty() {
+        world.use_one_completion();
     }
     ending.join().map_err(|_| "the thread that ends the engines panicked")?;
 
     world.enter("uses what outlives the engines");
     for (number, (operator, (_, end))) in operators.iter().zip(&world.program.engines).enumerate() {
-        // An operation that still has a handle of its engine keeps it open, unless there was a shutdown.
+        // An operation that still owns a handle of its engine keeps the engine open, unless it was shut down.
         let is_shut = !world.program.lets_go && !matches!(end, End::Drop);
         match operator.push() {
-            Ok(()) if is_shut => world.violation(format!("operator {number} was pushed after the engine")),
+            Ok(()) if is_shut => world.violation(format!("operator {number} was pushed after the end of its engine")),
             Ok(()) => drop(world.engines[number].operator_accepted.fetch_add(1, SeqCst)),
             Err(_) => {}
         }
     }
     drop((operators, variables));
-    world.enter("waits until everything is gone");
-    // Where the last handle was dropped inside an operation, the end goes on in the background.
-    in_the_end(|| world.check().inspect_err(|_| world.use_pocket()))?;
+    world.enter("waits until everything is dropped");
+    // If the last handle was dropped inside an operation, the engine ends in the background.
+    eventually_ok(|| world.check().inspect_err(|_| world.use_one_completion()))?;
     match lock(&world.violations).first() {
         None => Ok(()),
         Some(violation) => Err(violation.clone()),

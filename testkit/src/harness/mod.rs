@@ -1,9 +1,9 @@
-//! What the fuzz targets do with an input, apart from the fuzzer: an ordinary test runs the same functions over the
-//! corpus, see `tests/corpus.rs`.
+//! The functions of the fuzz targets, without the fuzzer: an ordinary test, `tests/corpus.rs`, runs them over the
+//! corpus.
 //!
-//! Each target turns bytes into a program, runs it and panics if anything is not as it must be; the message shows the
-//! program. Every input runs under a watchdog that ends the process with a description of where the program stood. The
-//! panics that programs make on purpose are not reported; all others are, wherever they happen.
+//! Each target turns bytes into a program, runs it and panics with the program if a check fails. Every input runs
+//! under a watchdog that ends a hanging process with a description of the program's position. The panics that
+//! programs cause on purpose are not reported; all others are, on every thread.
 
 pub mod concurrent_push;
 pub mod lifecycle;
@@ -27,7 +27,7 @@ use raddle::{Engine, EngineBuilder, EngineKind, IdlePolicy};
 
 use crate::{PanicsOnDrop, lock, program::Source};
 
-/// A target: what is done with an input.
+/// A target: a function that runs one input.
 pub type Target = fn(&[u8]);
 
 /// The targets, by the names of their corpora.
@@ -40,7 +40,7 @@ pub const TARGETS: [(&str, Target); 4] = [
 
 // -------------------------------------------------------------------------------------------------- choices ----
 
-/// Choices from a fuzzer's bytes; all zero when these have come to their end.
+/// Choices from a fuzzer's bytes; all zero once the bytes are exhausted.
 pub struct Bytes<'a>(Unstructured<'a>);
 
 impl<'a> Bytes<'a> {
@@ -48,7 +48,7 @@ impl<'a> Bytes<'a> {
         Self(Unstructured::new(data))
     }
 
-    /// One of `choices`.
+    /// Returns one of `choices`.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())]
     }
@@ -64,7 +64,7 @@ impl Source for Bytes<'_> {
     }
 }
 
-/// The description of an engine with one to four workers, of one of `kinds`.
+/// Returns the builder of an engine with one to four workers, of one of `kinds`.
 pub fn engine_plan(bytes: &mut Bytes<'_>, kinds: &[EngineKind]) -> EngineBuilder {
     let idle = match bytes.below(8) {
         0..=2 => IdlePolicy::default(),
@@ -82,10 +82,10 @@ pub fn engine_plan(bytes: &mut Bytes<'_>, kinds: &[EngineKind]) -> EngineBuilder
 
 // ------------------------------------------------------------------------------------------- planned panics ----
 
-/// The payload of a panic that a program makes on purpose, where it is no string.
+/// The payload of a panic that a program causes on purpose, where it is not a string.
 pub struct Planned;
 
-/// What strings begin with that are payloads of such panics.
+/// The prefix of the strings that are payloads of such panics.
 pub const PLANNED: &str = "as planned: ";
 
 fn is_planned(payload: &dyn Any) -> bool {
@@ -95,7 +95,7 @@ fn is_planned(payload: &dyn Any) -> bool {
         || payload.downcast_ref::<String>().is_some_and(|message| message.starts_with(PLANNED))
 }
 
-/// Keeps planned panics from being reported; a fuzzer would even take them for crashes.
+/// Suppresses the reports of planned panics; a fuzzer would take them for crashes.
 fn quieten() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -110,10 +110,10 @@ fn quieten() {
 
 // ------------------------------------------------------------------------------------------------- watchdog ----
 
-/// How long an input may take, in looks of the watchdog. They are counted instead of the time, so that a machine that
-/// has no time for the process does not make a hang of it.
-const LOOKS: u32 = 300;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+/// The time limit of an input, in rounds of the watchdog. Rounds are counted instead of time, so that an overloaded
+/// machine does not make a slow run look like a hang.
+const ROUNDS: u32 = 300;
+const ROUND: Duration = Duration::from_millis(100);
 
 type Describe = Box<dyn Fn() -> String + Send>;
 
@@ -121,7 +121,7 @@ struct Watched {
     number: u64,
     target: &'static str,
     input: Vec<u8>,
-    looks: u32,
+    rounds: u32,
     describe: Option<Describe>,
 }
 
@@ -150,15 +150,15 @@ impl Drop for Watch {
     }
 }
 
-/// Runs `f` under the watchdog and panics with what it finds wrong.
+/// Runs `f` under the watchdog, and panics if it returns an error.
 pub fn watched(target: &'static str, input: &[u8], f: impl FnOnce(&Watch) -> Result<(), String>) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     static ONCE: Once = Once::new();
     quieten();
-    ONCE.call_once(|| drop(thread::Builder::new().name("watchdog".to_owned()).spawn(look)));
+    ONCE.call_once(|| drop(thread::Builder::new().name("watchdog".to_owned()).spawn(watch_inputs)));
     // Relaxed: only distinct numbers are needed.
     let watch = Watch(NUMBER.fetch_add(1, Relaxed));
-    let new = Watched { number: watch.0, target, input: input.to_vec(), looks: 0, describe: None };
+    let new = Watched { number: watch.0, target, input: input.to_vec(), rounds: 0, describe: None };
     lock(&WATCHED).push(new);
     let result = f(&watch);
     drop(watch);
@@ -167,9 +167,9 @@ pub fn watched(target: &'static str, input: &[u8], f: impl FnOnce(&Watch) -> Res
     }
 }
 
-/// Looks until `check` finds nothing wrong, for what goes on in the background; `Err` if it still does after 5,000 looks.
-/// These are counted and not the time, as by the watchdog.
-pub fn in_the_end(mut check: impl FnMut() -> Result<(), String>) -> Result<(), String> {
+/// Repeats `check`, whose condition may come true in the background, until it succeeds; returns its error after 5,000
+/// rounds. Rounds are counted instead of time, so that an overloaded machine does not make a slow run look like a hang.
+pub fn eventually_ok(mut check: impl FnMut() -> Result<(), String>) -> Result<(), String> {
     for _ in 0..5_000 {
         if check().is_ok() {
             return Ok(());
@@ -179,12 +179,12 @@ pub fn in_the_end(mut check: impl FnMut() -> Result<(), String>) -> Result<(), S
     check()
 }
 
-fn look() {
+fn watch_inputs() {
     loop {
-        thread::sleep(BETWEEN_LOOKS);
+        thread::sleep(ROUND);
         for watched in &mut *lock(&WATCHED) {
-            watched.looks += 1;
-            if watched.looks > LOOKS {
+            watched.rounds += 1;
+            if watched.rounds > ROUNDS {
                 let position = watched.describe.as_ref().map_or_else(String::new, |describe| describe());
                 eprintln!("{}: the input hangs\n{position}\nthe input was {:?}", watched.target, watched.input);
                 std::process::abort();
@@ -197,7 +197,7 @@ fn look() {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Has `job` done by one of two threads that live as long as the process.
+/// Runs `job` on one of two threads that live as long as the process.
 pub fn elsewhere(job: impl FnOnce() + Send + 'static) {
     static SENDER: Mutex<Option<mpsc::Sender<Job>>> = Mutex::new(None);
     let mut sender = lock(&SENDER);

@@ -1,10 +1,10 @@
 //! The targets `push` and `typed`: one thread's program on the naive engine and on a threaded one, against a model.
 //!
-//! With one pushing thread everything has one right result: what each operation saw, every value and version that was
-//! left, every failure with its cause, every refusal. Two things are not promised but the same on all engines, so the
-//! model has them as well: of several failed variables an operation passes the failure of the oldest variable on, and a
-//! failed variable keeps the failure that it has. `push` has mostly operations over tokens and all ways to complete
-//! them, `typed` mostly operations over typed variables in many shapes, aliased ones among them.
+//! With one pushing thread every result is determined: the values that each operation saw, every final value and
+//! version, every failure with its cause, every refusal. Two rules are not promised but hold on all engines, so the
+//! model has them as well: of several failed variables an operation propagates the failure of the oldest, and a
+//! failed variable keeps its failure. `push` has mostly operations over tokens and all ways to complete them, `typed`
+//! mostly operations over typed variables in many shapes, some of them aliased.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -24,7 +24,7 @@ use raddle::{
 };
 
 use super::{
-    Bytes, PLANNED, Planned, Watch, elsewhere, engine_plan, in_the_end,
+    Bytes, PLANNED, Planned, Watch, elsewhere, engine_plan, eventually_ok,
     shapes::{self, Content, Narrow, Ref, SHAPES, Submitted, Wide},
     watched,
 };
@@ -47,7 +47,7 @@ enum Class {
 enum Kind {
     Sync,
     Async(Finish),
-    /// The rest are over typed variables.
+    /// The following kinds are over typed variables.
     Push,
     Submit,
     TrySubmit,
@@ -56,15 +56,15 @@ enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ends {
     Well,
-    /// By an `Err` of the function.
+    /// With an `Err` of the function.
     Error,
     PanicStr,
     PanicString,
-    /// With a payload that is no string.
+    /// With a payload that is not a string.
     PanicAny,
     /// With a payload whose drop panics.
     PanicPanics,
-    /// By `Completion::fail`.
+    /// With `Completion::fail`.
     Fail,
     /// By dropping the completion.
     Lost,
@@ -155,7 +155,7 @@ const MOST_STEPS: usize = 120;
 impl Program {
     fn decode(bytes: &mut Bytes<'_>, is_typed: bool) -> Self {
         let mut program = Self { drops_engine: bytes.one_in(2), ..Self::default() };
-        // Variables that were not dropped, operators and handles.
+        // The variables that were not dropped, the operators and the handles.
         let (mut live, mut operators, mut handles) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..1 + bytes.below(6) {
             program.add_variable(&mut live, is_typed, bytes);
@@ -203,7 +203,7 @@ impl Program {
                 },
                 7 => {
                     let id = program.add_operation(&live, is_typed, bytes);
-                    // The functions of operators return no values, and their runs name no foreign variables.
+                    // The functions of operators return no values, and their runs use no foreign variables.
                     let operation = &mut program.operations[id];
                     if matches!(operation.kind, Kind::Submit | Kind::TrySubmit) {
                         operation.kind = Kind::Push;
@@ -282,7 +282,7 @@ impl Program {
                     self.variables[variable] == class
                         && (may_alias
                             || !typed.contains(&variable)
-                            // What is only read may be named again.
+                            // A variable that is only read may be declared again.
                             || is_shared && typed.iter().zip(SHAPES[shape]).all(|(&own, &(_, access))| {
                                 own != variable || access == Access::Read
                             }))
@@ -325,7 +325,7 @@ impl Operation {
         self.typed.iter().zip(SHAPES[self.shape]).map(|(&variable, &(_, access))| (variable, access))
     }
 
-    /// What the operation does to each variable it names, in the order of the variables' age.
+    /// Returns the access of the operation to each of its variables, oldest variable first.
     fn effective(&self) -> BTreeMap<usize, Access> {
         let mut all = BTreeMap::new();
         for (variable, access) in self.untyped.iter().copied().chain(self.typed_accesses()) {
@@ -346,8 +346,8 @@ impl Operation {
         })
     }
 
-    /// Whether the operation runs on the device, if it names one. The function of a device operation is called when
-    /// what comes before is issued. So values beside variables are for kernels, and functions have those of the host.
+    /// Whether the operation runs on the device, if it names one. The function of a device operation is called when its
+    /// dependencies have been issued. So kernels use the values outside of variables, and functions those of the host.
     fn is_for_device(&self) -> bool {
         match self.kind {
             Kind::Sync => true,
@@ -360,7 +360,7 @@ impl Operation {
         self.no_skip || matches!(self.property, Property::NoSkip | Property::DeleteVar)
     }
 
-    /// What the failure of the operation shows.
+    /// Returns the text of the operation's failure.
     fn failure(&self, id: usize) -> String {
         let cause = match self.ends {
             Ends::Well => "it did not fail".to_owned(),
@@ -416,7 +416,7 @@ impl From<PushError> for Refusal {
     }
 }
 
-/// What a step gave.
+/// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Answer {
     Nothing,
@@ -428,11 +428,11 @@ enum Answer {
     Other(String),
 }
 
-/// What a step must give.
+/// The expected result of a step.
 #[derive(Clone, Debug)]
 enum Expected {
     Exactly(Answer),
-    /// One of these failures, or nothing if there is none.
+    /// One of these failures, or no failure if the list is empty.
     OneOf(Vec<String>),
 }
 
@@ -451,7 +451,7 @@ impl Expected {
 enum Standing {
     Live,
     Deleted,
-    /// Its last handle is gone; operators may keep it.
+    /// The last handle is dropped; operators may keep the variable.
     Dropped,
 }
 
@@ -461,17 +461,17 @@ struct Model {
     slots: Vec<u64>,
     values: Vec<u64>,
     versions: Vec<u64>,
-    /// By their numbers in `failures`.
+    /// Failures, by their numbers in `failures`.
     failed: Vec<Option<usize>>,
-    /// What each failure shows. Two that show the same are different all the same.
+    /// The text of each failure. Two failures with the same text are different failures.
     failures: Vec<String>,
-    /// Those that nobody was told of.
-    unknown: BTreeSet<usize>,
+    /// Failures that no wait has returned.
+    unreported: BTreeSet<usize>,
     runs: Vec<u32>,
     seen: Vec<u64>,
     results: HashMap<usize, Result<u64, usize>>,
     operators: Vec<usize>,
-    /// By variable: the value beside it that the function of its deletion saw.
+    /// By variable: the outside value that the function of its deletion saw.
     deletions: BTreeMap<usize, u64>,
 }
 
@@ -522,9 +522,9 @@ impl Model {
             }
             Step::ClearError(variable) => self.clear(variable),
             Step::ClearErrors => {
-                // One of them was told by the wait before.
-                answer = Answer::Cleared(self.unknown.len().saturating_sub(1));
-                self.unknown.clear();
+                // The wait has returned one of them.
+                answer = Answer::Cleared(self.unreported.len().saturating_sub(1));
+                self.unreported.clear();
             }
             Step::Wait(Wait::ForAll, _) => return self.all(),
             Step::Wait(Wait::Handle(id), _) => {
@@ -559,19 +559,19 @@ impl Model {
     }
 
     fn all(&self) -> Expected {
-        Expected::OneOf(self.unknown.iter().map(|&failure| self.failures[failure].clone()).collect())
+        Expected::OneOf(self.unreported.iter().map(|&failure| self.failures[failure].clone()).collect())
     }
 
-    /// Notes a failure, of which nobody was told yet.
+    /// Records a failure that no wait has returned yet.
     fn fails(&mut self, shown: String) -> usize {
         let failure = self.failures.len();
         self.failures.push(shown);
-        self.unknown.insert(failure);
+        self.unreported.insert(failure);
         failure
     }
 
-    /// Notes what a step has told.
-    fn told(&mut self, step: Step, answer: &Answer) {
+    /// Records the failure that a step has returned.
+    fn record_report(&mut self, step: Step, answer: &Answer) {
         let Answer::Failed(shown) = answer else { return };
         let failure = match step {
             Step::Wait(Wait::Handle(id), _) => self.results.get(&id).and_then(|result| result.err()),
@@ -579,15 +579,15 @@ impl Model {
                 Wait::Get(variable) | Wait::ForVar(variable) | Wait::ToRead(variable) | Wait::ToWrite(variable),
                 _,
             ) => self.failed[variable],
-            // Of those that show the same it does not matter which.
-            _ => self.unknown.iter().copied().find(|&failure| self.failures[failure] == *shown),
+            // Among failures with the same text, any may be chosen.
+            _ => self.unreported.iter().copied().find(|&failure| self.failures[failure] == *shown),
         };
-        failure.iter().for_each(|failure| _ = self.unknown.remove(failure));
+        failure.iter().for_each(|failure| _ = self.unreported.remove(failure));
     }
 
     fn clear(&mut self, variable: usize) {
         if let Some(failure) = self.failed[variable].take() {
-            self.unknown.remove(&failure);
+            self.unreported.remove(&failure);
         }
     }
 
@@ -690,33 +690,33 @@ impl Handle {
             Self::Bare(token) => token,
             Self::Narrow(variable) => variable.token(),
             Self::Wide(variable) => variable.token(),
-            Self::Gone => unreachable!("programs do not name variables that they have dropped"),
+            Self::Gone => unreachable!("programs do not use variables that they have dropped"),
         }
     }
 
     pub fn narrow(&self) -> &Var<Narrow> {
         match self {
             Self::Narrow(variable) => variable,
-            _ => unreachable!("the places of a shape have variables of their class"),
+            _ => unreachable!("each place of a shape has a variable of its class"),
         }
     }
 
     pub fn wide(&self) -> &Var<Wide> {
         match self {
             Self::Wide(variable) => variable,
-            _ => unreachable!("the places of a shape have variables of their class"),
+            _ => unreachable!("each place of a shape has a variable of its class"),
         }
     }
 }
 
 struct World {
     program: Arc<Program>,
-    /// Values beside the variables. Only loaded and stored, relaxed: the engine's order has to be enough.
+    /// Values outside the variables. Only loaded and stored, relaxed: the engine must order the accesses.
     slots: Vec<AtomicU64>,
     /// Per variable: readers, or -1 for a writer.
     holders: Vec<AtomicI64>,
     runs: Vec<AtomicU32>,
-    /// Per operation: the sum of what its runs saw.
+    /// Per operation: the sum of the values that its runs saw.
     seen: Vec<AtomicU64>,
     deletions: Mutex<BTreeMap<usize, u64>>,
     violations: Mutex<Vec<String>>,
@@ -740,45 +740,45 @@ impl Run {
         lock(&self.world.violations).push(format!("operation {} {what}", self.id));
     }
 
-    /// Takes the variables and gives what the operation sees of the values beside them.
+    /// Begins the access to the variables, and returns the outside values that the operation sees.
     fn enter(&self) -> u64 {
         self.drop.touch();
         for (variable, access) in self.operation().effective() {
             let holders = &self.world.holders[variable];
-            // Relaxed: the engine's order has to be enough.
+            // Relaxed: the engine must order the accesses.
             let fine = match access {
                 Access::Read => holders.fetch_add(1, Relaxed) >= 0,
                 _ => holders.swap(-1, Relaxed) == 0,
             };
             if !fine {
-                self.violation(&format!("shares variable {variable}"));
+                self.violation(&format!("shared variable {variable}"));
             }
         }
         for _ in 0..self.operation().yields {
             thread::yield_now();
         }
         let entries = self.operation().untyped.iter().filter(|(_, access)| *access != Access::Overwrite);
-        // Relaxed: as above.
+        // Relaxed: the engine must order the accesses.
         entries.fold(self.id as u64 + 1, |seen, &(variable, _)| fold(seen, self.world.slots[variable].load(Relaxed)))
     }
 
-    /// Writes the values beside the variables and gives the variables up.
+    /// Writes the outside values and ends the access to the variables.
     fn leave(&self, seen: u64) {
         let (world, id) = (&self.world, self.id);
         for (index, &(variable, access)) in self.operation().untyped.iter().enumerate() {
             if access != Access::Read {
                 let slot = &world.slots[variable];
-                // Relaxed: as in `enter`.
+                // Relaxed: the engine must order the accesses.
                 slot.store(written(seen, slot.load(Relaxed), access, index), Relaxed);
             }
         }
-        // Relaxed: looked at after a wait.
+        // Relaxed: read after a wait.
         world.runs[id].fetch_add(1, Relaxed);
-        // Relaxed: as above.
+        // Relaxed: read after a wait.
         world.seen[id].fetch_add(seen, Relaxed);
         for (variable, access) in self.operation().effective() {
             let holders = &world.holders[variable];
-            // Relaxed: as in `enter`.
+            // Relaxed: the engine must order the accesses.
             match access {
                 Access::Read => drop(holders.fetch_sub(1, Relaxed)),
                 _ => holders.store(0, Relaxed),
@@ -797,10 +797,12 @@ impl Run {
         }
     }
 
-    /// As [`untyped`](Self::untyped), in a kernel.
+    /// Does in a kernel what [`untyped`](Self::untyped) does.
     fn on_device(self: Arc<Self>, stream: &mut GpuStream, scratch: &DeviceVec<u64>) -> Result<(), String> {
         let in_kernel = Arc::clone(&self);
-        let Some(mut stream) = stream.simulated() else { return Err("not the simulated device".to_owned()) };
+        let Some(mut stream) = stream.simulated() else {
+            return Err("the stream is not of the simulated device".to_owned());
+        };
         let kernel = move |_: &[u64]| {
             let seen = in_kernel.enter();
             in_kernel.leave(seen);
@@ -818,7 +820,8 @@ impl Run {
     fn asynchronous(self: Arc<Self>, done: Completion, finish: Finish) -> Result<(), String> {
         let seen = self.enter();
         let ends = self.operation().ends;
-        // What a function returns whose completion is gone comes too late to be counted on; a panic brings its own end.
+        // A result that the function returns after its completion was used may be ignored, so no operation relies on
+        // it. A panic ends the operation by itself.
         if !matches!(ends, Ends::Well | Ends::Error | Ends::Fail | Ends::Lost) {
             self.leave(seen);
             return self.end();
@@ -826,7 +829,7 @@ impl Run {
         let rest = move || {
             self.leave(seen);
             let id = self.id;
-            // Before the end: the program may be over then.
+            // Before the completion: the program may end with it.
             drop(self);
             match ends {
                 Ends::Well => done.complete(),
@@ -854,12 +857,12 @@ impl Run {
         let mut seen = self.enter();
         let accesses: Vec<_> = self.operation().typed_accesses().collect();
         if accesses.len() != refs.len() {
-            self.violation("was given too many references, or too few");
+            self.violation("received the wrong number of references");
         }
         for ((_, access), value) in accesses.iter().zip(&refs) {
             let (Ref::Shared(value) | Ref::Exclusive(value, _)) = value;
             let Some(value) = value else {
-                self.violation("was given a torn value");
+                self.violation("received a torn value");
                 continue;
             };
             if *access != Access::Overwrite {
@@ -872,7 +875,7 @@ impl Run {
                     set(written(seen, old.unwrap_or(0), *access, index));
                 }
                 Ref::Shared(_) if *access == Access::Read => {}
-                _ => self.violation("was given the wrong kind of reference"),
+                _ => self.violation("received the wrong kind of reference"),
             }
         }
         self.leave(seen);
@@ -880,12 +883,12 @@ impl Run {
     }
 }
 
-/// What the thread that runs a program has.
+/// The state of the thread that runs a program.
 struct Runner {
     world: Arc<World>,
     engine: Engine,
     foreign: Token,
-    /// What kernels are given, which they need not look at.
+    /// The variable that kernels are launched with; they do not use it.
     scratch: Var<DeviceVec<u64>>,
     variables: Vec<Handle>,
     operators: HashMap<usize, Operator>,
@@ -1033,7 +1036,7 @@ impl Runner {
                 let (world, drop) = (Arc::clone(&self.world), self.world.drops.make());
                 refused(engine.delete_variable(self.variables[variable].token(), move |_| {
                     drop.touch();
-                    // Relaxed: the engine's order has to be enough.
+                    // Relaxed: the engine must order the accesses.
                     let seen = world.slots[variable].load(Relaxed);
                     if lock(&world.deletions).insert(variable, seen).is_some() {
                         lock(&world.violations).push(format!("variable {variable} was deleted twice"));
@@ -1047,7 +1050,7 @@ impl Runner {
             }
             Step::ClearError(variable) => refused(engine.clear_error(self.variables[variable].token())),
             Step::ClearErrors => {
-                // What it says is asked for by other steps.
+                // Other steps check the result.
                 let _ = engine.wait_for_all();
                 Answer::Cleared(engine.clear_errors().map_or(0, |(_, count)| count as usize))
             }
@@ -1120,13 +1123,13 @@ impl Runner {
         }
     }
 
-    /// Compares everything that the program has left with the model.
+    /// Compares all final values with the model.
     fn check_end(&mut self, model: &Model) -> Result<(), String> {
         expect("the last wait", &model.all(), &self.wait(Wait::ForAll, Limit::None))?;
         for (variable, &standing) in model.standings.iter().enumerate() {
             let what = |what: &str| format!("{what} of variable {variable}");
-            // Relaxed: after the wait.
-            equal(&what("the value beside"), self.world.slots[variable].load(Relaxed), model.slots[variable])?;
+            // Relaxed: the wait is over.
+            equal(&what("the outside value"), self.world.slots[variable].load(Relaxed), model.slots[variable])?;
             if standing == Standing::Dropped {
                 continue;
             }
@@ -1140,22 +1143,22 @@ impl Runner {
             }
         }
         for (id, (&runs, &seen)) in model.runs.iter().zip(&model.seen).enumerate() {
-            // Relaxed: after the wait.
+            // Relaxed: the wait is over.
             equal(&format!("the number of runs of operation {id}"), self.world.runs[id].load(Relaxed), runs)?;
-            // Relaxed: as above.
-            equal(&format!("what was seen by operation {id}"), self.world.seen[id].load(Relaxed), seen)?;
+            // Relaxed: the wait is over.
+            equal(&format!("the value seen by operation {id}"), self.world.seen[id].load(Relaxed), seen)?;
         }
-        equal("what deletions saw", lock(&self.world.deletions).clone(), model.deletions.clone())?;
+        equal("the values that deletions saw", lock(&self.world.deletions).clone(), model.deletions.clone())?;
         equal("violations", lock(&self.world.violations).clone(), Vec::new())
     }
 }
 
 fn expect(what: &str, expected: &Expected, answer: &Answer) -> Result<(), String> {
-    if expected.admits(answer) { Ok(()) } else { Err(format!("{what} gave {answer:?}; expected is {expected:?}")) }
+    if expected.admits(answer) { Ok(()) } else { Err(format!("{what} returned {answer:?}, expected {expected:?}")) }
 }
 
 fn equal<T: PartialEq + std::fmt::Debug>(what: &str, is: T, should: T) -> Result<(), String> {
-    if is == should { Ok(()) } else { Err(format!("{what}: {is:?}, and should be {should:?}")) }
+    if is == should { Ok(()) } else { Err(format!("{what} is {is:?}, expected {should:?}")) }
 }
 
 /// Runs a program on one engine.
@@ -1168,7 +1171,7 @@ fn run(program: &Arc<Program>, plan: &EngineBuilder, watch: &Watch) -> Result<()
     let mut runner = Runner::new(program, engine, foreign);
     let (world, shown_plan) = (Arc::clone(&runner.world), plan.clone());
     watch.explain(move || {
-        // Relaxed: for people.
+        // Relaxed: only for messages.
         let runs: Vec<_> = world.runs.iter().map(|runs| runs.load(Relaxed)).collect();
         let held: Vec<_> = world.holders.iter().map(|holders| holders.load(Relaxed)).collect();
         format!(
@@ -1180,7 +1183,7 @@ fn run(program: &Arc<Program>, plan: &EngineBuilder, watch: &Watch) -> Result<()
     let count = program.operations.len();
     let mut model = Model { runs: vec![0; count], seen: vec![0; count], ..Model::default() };
     for (index, &step) in program.steps.iter().enumerate() {
-        // Relaxed: for people.
+        // Relaxed: only for messages.
         runner.world.at.store(index, Relaxed);
         let expected = model.step(program, step);
         let answer = runner.step(step);
@@ -1188,9 +1191,9 @@ fn run(program: &Arc<Program>, plan: &EngineBuilder, watch: &Watch) -> Result<()
             continue;
         }
         expect(&format!("step {index}, {step:?},"), &expected, &answer)?;
-        model.told(step, &answer);
+        model.record_report(step, &answer);
     }
-    // Relaxed: as above.
+    // Relaxed: only for messages.
     runner.world.at.store(program.steps.len(), Relaxed);
     runner.check_end(&model)?;
     let Runner { world, engine, variables, operators, handles, scratch, .. } = runner;
@@ -1199,9 +1202,9 @@ fn run(program: &Arc<Program>, plan: &EngineBuilder, watch: &Watch) -> Result<()
         engine.shutdown(Shutdown::Drain, None).map_err(|error| error.to_string())?;
     }
     drop(engine);
-    // The function of an asynchronous operator whose completion was used elsewhere may still be on its way out, and keeps
-    // the operator until then.
-    in_the_end(|| world.drops.check())
+    // The function of an asynchronous operator may still run after its completion was used, and keeps the operator
+    // until it returns.
+    eventually_ok(|| world.drops.check())
 }
 
 fn compare(target: &'static str, data: &[u8], is_typed: bool) {

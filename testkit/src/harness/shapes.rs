@@ -6,10 +6,10 @@ use super::serial::{Handle, Run};
 use crate::shapes::*;
 use crate::{Droppable, program::Access};
 
-/// What a typed variable holds, or a part of it.
+/// The value of a typed variable, or a part of it.
 pub trait Content: Clone + Send + Sync + 'static {
     fn new(value: u64, drop: Droppable) -> Self;
-    /// The value, unless two threads were at it.
+    /// Returns the value, or `None` if it is torn: two threads used it at the same time.
     fn get(&self) -> Option<u64>;
     fn set(&mut self, value: u64);
 }
@@ -36,7 +36,7 @@ impl Content for Narrow {
     }
 }
 
-/// A value of which a variable's cell takes notice: large, aligned to more than that, nothing to drop.
+/// A value that tests the layout of a variable's cell: large, with a large alignment, and without a destructor.
 #[derive(Clone)]
 #[repr(align(128))]
 pub struct Wide([u64; 20]);
@@ -60,13 +60,13 @@ fn same(copies: &[u64]) -> Option<u64> {
     copies.iter().all(|copy| *copy == copies[0]).then_some(copies[0])
 }
 
-/// A reference that an operation's function was given.
+/// A reference that an operation's function received.
 pub enum Ref<'a> {
     Shared(Option<u64>),
     Exclusive(Option<u64>, Box<dyn FnMut(u64) + 'a>),
 }
 
-/// Shapes of references, which give them in the order of declaration.
+/// Shapes of references, which iterate over them in the order of declaration.
 pub trait Flat<'a> {
     fn flat(self, all: &mut Vec<Ref<'a>>);
 }
@@ -117,7 +117,7 @@ tuples!(A B C);
 tuples!(A B C D);
 tuples!(A B C D E F G H I J K L);
 
-/// A variable that a shape declares: whether it is a wide one, and what for.
+/// A variable that a shape declares: whether it is [`Wide`], and its access.
 pub type Place = (bool, Access);
 
 const R: Place = (false, Access::Read);
@@ -126,7 +126,7 @@ const O: Place = (false, Access::Overwrite);
 const WIDE_R: Place = (true, Access::Read);
 const WIDE_W: Place = (true, Access::Write);
 
-/// What each shape declares, in that order; see [`declare!`].
+/// The declarations of each shape, in order; see [`declare!`].
 pub const SHAPES: [&[Place]; 16] = [
     &[],
     &[R],

@@ -1,4 +1,4 @@
-//! Does the engine find the device in the system, and so the cores near it?
+//! Does the engine find the device in the system, and thereby the cores near it?
 
 use std::{ffi::CStr, fs, path::Path};
 
@@ -37,10 +37,10 @@ fn part(_: &[&str]) {
     let gpu = hand::open();
     let mut text = [0; 32];
     let device = gpu.context().cu_device();
-    // SAFETY: the driver has a place of this size to write to.
+    // SAFETY: the buffer has this size, and the driver writes only to it.
     let result = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, device) };
     hand::must("the address", result);
-    // SAFETY: the driver has written a string there that ends with a zero, as does the rest of the place.
+    // SAFETY: the driver has written a string that ends with a zero, and the rest of the buffer is zeros.
     let own = unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().to_lowercase();
     let attribute = |which| gpu.context().attribute(which).expect("the driver knows it");
     let made = format!(

@@ -1,4 +1,4 @@
-//! What does a recording of a graph on one thread do to the calls of others, and they to it?
+//! How do the recording of a graph on one thread and the calls of other threads affect each other?
 
 use std::{
     ptr,
@@ -52,7 +52,7 @@ const CALLS: [&str; 13] = [
     "cuModuleLoadData",
 ];
 
-/// What a call came to, and the recording.
+/// The results of a call and of the recording.
 #[derive(Clone, Copy)]
 struct Pair {
     code: f64,
@@ -147,33 +147,33 @@ fn part(arguments: &[&str]) {
     leaving();
 }
 
-/// Begins to record in the mode GLOBAL.
+/// Starts a recording in the mode GLOBAL.
 fn begin(stream: Stream) {
-    // SAFETY: the stream is alive, and nothing else is put on it meanwhile.
+    // SAFETY: the stream is alive, and no other thread uses it meanwhile.
     let begun = unsafe { sys::cuStreamBeginCapture_v2(stream.0, Mode::CU_STREAM_CAPTURE_MODE_GLOBAL) };
     hand::must("a recording begins", begun);
 }
 
-/// Ends to record. It is broken if this returns an error, or gives no graph.
+/// Ends the recording. It is broken if this returns an error, or no graph.
 fn end(stream: Stream) -> u32 {
     let mut graph = ptr::null_mut();
-    // SAFETY: this thread has begun it; the driver has a place to write to.
+    // SAFETY: this thread has started the recording; the pointer is valid for the driver's write.
     let result = unsafe { sys::cuStreamEndCapture(stream.0, &raw mut graph) };
     if !graph.is_null() {
-        // SAFETY: it was just made, and nobody else has it.
+        // SAFETY: the graph was just created, and no other code has it.
         hand::must("the graph is destroyed", unsafe { sys::cuGraphDestroy(graph) });
     }
     result as u32
 }
 
-/// Puts this thread into a mode; returns the one before.
+/// Sets the capture mode of this thread; returns the previous one.
 fn exchange(mut mode: Mode) -> Mode {
-    // SAFETY: the driver has a place to read from and to write to.
+    // SAFETY: the pointer is valid for the driver's read and write.
     hand::must("the mode", unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) });
     mode
 }
 
-/// What the calls need.
+/// The resources of the calls.
 struct Bed {
     gpu: CudaGpu,
     kernels: Kernels,
@@ -195,28 +195,28 @@ impl Bed {
             "cuEventRecord" => self.other.record(self.busy),
             "cuStreamWriteValue64" => self.busy.write(&self.words, 0, 1),
             "cuLaunchKernel" => self.kernels.nothing(self.busy),
-            // SAFETY: the context is current, and the driver has a place to write to, here and below.
+            // SAFETY: the context is current, and the pointer is valid for the driver's write.
             "cuEventCreate" => unsafe { sys::cuEventCreate(&raw mut event, 2) },
-            // SAFETY: as above.
+            // SAFETY: the context is current, and the pointer is valid for the driver's write.
             "cuStreamCreate" => unsafe { sys::cuStreamCreate(&raw mut stream, 1) },
-            // Of a size for which the driver has nothing left over.
-            // SAFETY: as above.
+            // A size for which the driver has no cached memory.
+            // SAFETY: the context is current, and the pointer is valid for the driver's write.
             "cuMemAlloc" => unsafe { sys::cuMemAlloc_v2(&raw mut at, 16 << 20) },
-            // SAFETY: as above.
+            // SAFETY: the context is current, and the pointer is valid for the driver's write.
             "cuMemHostAlloc" => unsafe { sys::cuMemHostAlloc(&raw mut place, 1 << 20, 0) },
             "cuStreamSynchronize" => self.busy.synchronize(),
-            // SAFETY: any thread may call it.
+            // SAFETY: any thread may make this call.
             "cuCtxSynchronize" => unsafe { sys::cuCtxSynchronize() },
             "cuModuleLoadData" => {
                 let image = hand::source();
-                // SAFETY: the image is PTX with a zero behind it.
+                // SAFETY: the image is PTX terminated by a zero.
                 unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) }
             }
             _ => unreachable!("it is one of these"),
         }
     }
 
-    /// Makes a call while another thread records and a kernel runs; gives its code, and the recording's.
+    /// Makes a call while another thread records and a kernel runs; returns its code, and the recording's.
     fn case(&self, name: &str, mode: Mode) -> (u32, u32) {
         hand::must("a long kernel", self.kernels.spin(self.busy, 1, Duration::from_millis(50)));
         hand::must("an event", self.event.record(self.busy));
@@ -236,7 +236,7 @@ impl Bed {
             let code = self.call(name);
             exchange(before);
             drop(go);
-            (code as u32, recorder.join().expect("it ends"))
+            (code as u32, recorder.join().expect("the thread ends"))
         });
         hand::must("the kernel ends", self.busy.synchronize());
         found
@@ -278,7 +278,7 @@ fn engine() {
         let recorder = scope.spawn(|| {
             hand::bind(&gpu);
             let (stream, mut recordings, mut broken) = (hand::stream(), 0, 0);
-            // Relaxed: nothing else goes with it, here and below.
+            // Relaxed, here and below: the flag publishes no other data.
             while !is_over.load(Relaxed) {
                 begin(stream);
                 let launched = (0..5).all(|_| {
@@ -305,7 +305,7 @@ fn engine() {
             round += 1;
         }
         is_over.store(true, Relaxed);
-        recorder.join().expect("it ends")
+        recorder.join().expect("the thread ends")
     });
     figure("recordings", f64::from(recordings));
     figure("broken", f64::from(broken));
@@ -318,7 +318,7 @@ fn engine() {
 fn work(engine: &Engine, kernels: Kernels, round: u32) -> Result<(), (String, bool)> {
     let device = |error: DeviceError| (error.to_string(), error.is_lost());
     let plain = |error: &dyn std::fmt::Display| (error.to_string(), false);
-    // Sizes go up, so that the pool has to ask the driver now and then.
+    // Sizes grow, so that the pool must allocate from the driver at times.
     let len = 1000 * (1 + round as usize % 256);
     let words = engine.device_var::<u32>(GPU, len).map_err(device)?;
     let back = engine.pinned_var::<u32>(GPU, len).map_err(device)?;

@@ -1,4 +1,4 @@
-//! Parts of experiments in processes of their own.
+//! Parts of experiments, which run in separate processes.
 
 use std::{
     cell::RefCell,
@@ -17,34 +17,34 @@ use std::{
 /// The first argument of a process that is a part.
 pub const PART: &str = "--part";
 
-/// What begins a line with a figure.
+/// The prefix of a line with a figure.
 const FIGURE: &str = "figure ";
 
-/// The figure that a part prints last, when only the process's end is left.
+/// The figure that a part prints last, before the process ends.
 const LEAVING: &str = "leaving";
 
 static QUICK: AtomicBool = AtomicBool::new(false);
 
-/// Notes whether parts are to be quick.
+/// Records whether parts should be quick.
 pub fn be_quick(quick: bool) {
-    // Relaxed: nothing else goes with it.
+    // Relaxed: the flag publishes no other data.
     QUICK.store(quick, Relaxed);
 }
 
-/// Prints a figure for the process that has started this one.
+/// Prints a figure for the parent process.
 pub fn figure(name: &str, value: f64) {
     let mut out = stdout().lock();
-    writeln!(out, "{FIGURE}{name} {value}").expect("the other process reads");
-    // What comes next may kill the process.
-    out.flush().expect("the other process reads");
+    writeln!(out, "{FIGURE}{name} {value}").expect("the parent process reads");
+    // The next call may kill the process.
+    out.flush().expect("the parent process reads");
 }
 
-/// Says that only the process's end is left.
+/// Reports that the process is about to end.
 pub fn leaving() {
     figure(LEAVING, 0.0);
 }
 
-/// Prints how many there are, the median, the 99th percentile, and the largest.
+/// Prints the number of values, the median, the 99th percentile, and the largest.
 pub fn figures(name: &str, mut samples: Vec<f64>) {
     samples.sort_by(f64::total_cmp);
     let at = |part: f64| samples.get((samples.len().saturating_sub(1) as f64 * part).round() as usize).copied();
@@ -54,35 +54,35 @@ pub fn figures(name: &str, mut samples: Vec<f64>) {
     }
 }
 
-/// How a part has ended.
+/// How a part ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// As it should.
+    /// With success.
     Well,
-    /// By a panic or a signal.
+    /// With a panic or a signal.
     Badly,
-    /// Not before its time was over.
+    /// The time limit expired.
     Never,
 }
 
-/// What a part has left.
+/// The results of a part.
 #[derive(Debug)]
 pub struct Part {
     name: String,
     figures: HashMap<String, f64>,
     pub end: End,
-    /// From the figure `leaving` to the process's end.
+    /// The time from the figure `leaving` to the end of the process.
     pub exit: Duration,
     /// How it has ended, in words.
     status: String,
-    /// The last thing that it has said of errors.
+    /// Its last error message.
     complaint: String,
-    /// What was asked for and is not there.
+    /// The figures that were requested and are missing.
     missing: RefCell<Vec<String>>,
 }
 
 impl Part {
-    /// A figure; NaN if the part has none of this name.
+    /// Returns a figure; NaN if the part has none of this name.
     pub fn get(&self, name: &str) -> f64 {
         self.figures.get(name).copied().unwrap_or_else(|| {
             self.missing.borrow_mut().push(name.to_owned());
@@ -90,12 +90,12 @@ impl Part {
         })
     }
 
-    /// Whether it has this figure.
+    /// Whether the part has this figure.
     pub fn has(&self, name: &str) -> bool {
         self.figures.contains_key(name)
     }
 
-    /// Whether it said that only its end was left.
+    /// Whether the part reported that it was about to end.
     pub fn has_left(&self) -> bool {
         self.has(LEAVING)
     }
@@ -106,30 +106,30 @@ impl Part {
         if complaint.is_empty() { status.clone() } else { format!("{status}: {complaint}") }
     }
 
-    /// The part, unless it has not ended well.
+    /// Returns the part if it succeeded, else an error.
     pub fn well(self) -> Result<Self, String> {
         if self.end == End::Well { Ok(self) } else { Err(format!("{}: {}", self.name, self.how())) }
     }
 
-    /// Fails if figures were asked for that are not there.
+    /// Fails if requested figures are missing.
     pub fn complete(&self) -> Result<(), String> {
         let missing = self.missing.borrow();
         if missing.is_empty() {
             return Ok(());
         }
         let (first, count) = (&missing[0], missing.len());
-        Err(format!("{} has not told {count} figures, the first of them {first}: {}", self.name, self.how()))
+        Err(format!("{} has not printed {count} figures, the first of them {first}: {}", self.name, self.how()))
     }
 }
 
-/// Runs a part of an experiment, with additions to its environment, for so many seconds at most. What it prints beside
-/// figures is shown.
+/// Runs a part of an experiment, with additions to its environment, for a limited number of seconds. Shows its output
+/// other than figures.
 pub fn run(experiment: &str, arguments: &[&str], environment: &[(&str, &str)], limit: u64) -> Result<Part, String> {
     let this = env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(this);
     command.arg(PART).arg(experiment).args(arguments).envs(environment.iter().copied());
     command.env("RUST_BACKTRACE", "0");
-    // Relaxed: as above.
+    // Relaxed: the flag publishes no other data.
     if QUICK.load(Relaxed) {
         command.env("RADDLE_BENCH_QUICK", "1");
     }
@@ -139,19 +139,19 @@ pub fn run(experiment: &str, arguments: &[&str], environment: &[(&str, &str)], l
     watch(child, name, Duration::from_secs(limit))
 }
 
-/// Reads what a part prints until it ends or its time is over.
+/// Reads the output of a part until it ends or its time limit expires.
 fn watch(mut child: Child, name: String, limit: Duration) -> Result<Part, String> {
     let deadline = Instant::now() + limit;
     let (send, lines) = mpsc::channel();
-    let out = child.stdout.take().expect("it is piped");
-    // A hung process may have others that keep its output open, so nobody waits for these threads.
+    let out = child.stdout.take().expect("the output is piped");
+    // Children of a hung process may keep its output open, so these threads are not joined.
     thread::spawn(move || {
         for line in BufReader::new(out).lines().map_while(Result::ok) {
             let _ = send.send(line);
         }
     });
     let (complain, complaints) = mpsc::channel();
-    let mut err = child.stderr.take().expect("it is piped");
+    let mut err = child.stderr.take().expect("the output is piped");
     thread::spawn(move || {
         let mut text = Vec::new();
         let _ = err.read_to_end(&mut text);
@@ -177,7 +177,7 @@ fn watch(mut child: Child, name: String, limit: Duration) -> Result<Part, String
             break;
         }
     }
-    // Its output may have ended before it.
+    // Its output may end before the process does.
     let status = loop {
         match child.try_wait().map_err(|error| error.to_string())? {
             Some(status) => break Some(status),
@@ -190,14 +190,14 @@ fn watch(mut child: Child, name: String, limit: Duration) -> Result<Part, String
         Some(status) if status.success() => (End::Well, "it ended well".to_owned()),
         Some(status) => (End::Badly, format!("it ended with {status}")),
         None => {
-            // It may have ended in this moment.
+            // An error means that the process has just ended.
             let _ = child.kill();
-            // One that is inside the driver may not end even then.
+            // A process that is blocked in the driver may not end even then.
             let killed = Instant::now();
             while matches!(child.try_wait(), Ok(None)) && killed.elapsed() < Duration::from_secs(2) {
                 thread::sleep(Duration::from_millis(1));
             }
-            (End::Never, format!("it had not ended after {} s", limit.as_secs()))
+            (End::Never, format!("it did not end within {} s", limit.as_secs()))
         }
     };
     let text = complaints.recv_timeout(Duration::from_secs(1)).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! How finely does the device's clock go, and how soon after a kernel's end does the CPU go on?
+//! What is the resolution of the device's clock, and how soon after a kernel's end does the CPU continue?
 
 use std::{
     thread,
@@ -29,13 +29,13 @@ pub const EXPERIMENT: Experiment = Experiment {
     part,
 };
 
-/// From the end of a kernel to whom.
+/// The ways to wait for the end of a kernel.
 const WAYS: [(&str, &str); 5] = [
     ("spin", "an operation, workers spin"),
     ("default", "an operation, by default"),
-    ("sharp", "by hand: a look each 50 µs, slack of 1 ns"),
-    ("blunt", "by hand: a look each 50 µs, slack of 50 µs"),
-    ("wait", "by hand: cuStreamSynchronize"),
+    ("sharp", "without an engine: a poll every 50 µs, slack of 1 ns"),
+    ("blunt", "without an engine: a poll every 50 µs, slack of 50 µs"),
+    ("wait", "without an engine: cuStreamSynchronize"),
 ];
 
 fn run() -> Outcome {
@@ -78,7 +78,7 @@ fn run() -> Outcome {
     ))
 }
 
-/// What the kernels take at least. More than what a lane looks without naps.
+/// The least duration of the kernels. Longer than a lane polls without sleeping.
 const KERNEL: Duration = Duration::from_millis(2);
 
 fn part(_: &[&str]) {
@@ -88,7 +88,7 @@ fn part(_: &[&str]) {
     for (key, idle) in [("spin", IdlePolicy::Spin), ("default", IdlePolicy::default())] {
         bed.engine(key, idle);
     }
-    // Of this thread, which no engine has changed.
+    // The slack of this thread, which no engine has changed.
     figure("usual", slack() as f64);
     for (key, nanos) in [("sharp", 1), ("blunt", 50_000)] {
         bed.naps(key, nanos);
@@ -97,16 +97,16 @@ fn part(_: &[&str]) {
     leaving();
 }
 
-/// The calling thread's timer slack in ns.
+/// Returns the calling thread's timer slack in ns.
 fn slack() -> i64 {
-    // SAFETY: it reads a property of the calling thread.
+    // SAFETY: the call reads a property of the calling thread.
     let slack = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) };
     i64::from(slack)
 }
 
-/// Makes the calling thread's timer slack so many ns.
+/// Sets the calling thread's timer slack in ns.
 fn set_slack(nanos: libc::c_ulong) {
-    // SAFETY: it changes a property of the calling thread.
+    // SAFETY: the call changes a property of the calling thread.
     let result = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, nanos) };
     assert_eq!(result, 0, "the slack is set");
 }
@@ -115,7 +115,7 @@ struct Bed {
     gpu: CudaGpu,
     kernels: Kernels,
     stream: hand::Stream,
-    /// The first word is written at the end of a kernel, the second one is a counter of marks.
+    /// A kernel writes the first word at its end; the second word is a counter of marks.
     end: Pinned,
 }
 
@@ -123,10 +123,10 @@ impl Bed {
     fn steps(&self) {
         const COUNT: usize = 512;
         let words = hand::pinned(8 * COUNT);
-        // SAFETY: there are as many words, which are loaded only when the kernel has ended.
+        // SAFETY: the memory has as many words, which are loaded only after the kernel has completed.
         hand::must("sample", unsafe { self.kernels.sample(self.stream, words.device, COUNT as u32) });
         hand::must("it ends", self.stream.synchronize());
-        // Acquire, as in the engine.
+        // Acquire: makes the earlier writes of the device visible, as in the engine.
         let at = |number| words.word(number).load(std::sync::atomic::Ordering::Acquire);
         let steps: Vec<f64> = (1..COUNT).map(|number| at(number).wrapping_sub(at(number - 1)) as f64).collect();
         let (least, largest) = stats::range(&steps);
@@ -139,12 +139,14 @@ impl Bed {
         machine::choose(500, 20)
     }
 
-    /// Takes the samples of a way: `wait` begins a kernel that writes `end` and gives when it was known to have ended.
+    /// Takes the samples of one way to wait: `wait` launches a kernel that writes `end`, and returns the time at
+    /// which its end was known.
     fn samples(&self, key: &str, mut wait: impl FnMut(Duration) -> Instant) {
         let sample = |round| {
-            // Nobody reads it now, and no kernel is under way. Relaxed: the launch of one comes after.
+            // No thread reads the word now, and no kernel runs. Relaxed: the launch of the next kernel comes after
+            // this.
             self.end.word(0).store(0, std::sync::atomic::Ordering::Relaxed);
-            // In no step with what looks now and then.
+            // A varying delay, so that the samples are not in step with periodic polls.
             let time = KERNEL + Duration::from_nanos(u64::from(round) * 7_919 % 100_000);
             thread::scope(|scope| {
                 let watcher = scope.spawn(|| {
@@ -154,7 +156,7 @@ impl Bed {
                     Instant::now()
                 });
                 let known = wait(time);
-                let ended = watcher.join().expect("it ends");
+                let ended = watcher.join().expect("the thread ends");
                 // It may be known before the watcher has seen it, for one of them where the watcher has no core of its
                 // own.
                 ns(known.saturating_duration_since(ended)) - ns(ended.saturating_duration_since(known))
@@ -164,7 +166,7 @@ impl Bed {
     }
 
     fn stamp(&self, stream: hand::Stream, time: Duration) -> raddle::cudarc::driver::sys::CUresult {
-        // SAFETY: the word is there, and the host only loads it until the kernel has ended.
+        // SAFETY: the word exists, and the host only loads it until the kernel has completed.
         unsafe { self.kernels.stamp(stream, self.end.device, time) }
     }
 
@@ -172,20 +174,20 @@ impl Bed {
         let engine = hand::engine(&self.gpu, idle);
         let var = engine.device_var::<u32>(GPU, 1).expect("memory");
         let lanes = engine.op("slack").on(GPU).submit_launch(var.write(), |_, _| slack());
-        figure("slack", lanes.expect("pushed").wait().expect("it succeeds") as f64);
+        figure("slack", lanes.expect("pushed").wait().expect("the operation succeeds") as f64);
         self.samples(key, |time| {
             let (kernels, at) = (self.kernels, self.end.device);
             let step = move |stream: &mut GpuStream, _: &mut _| {
-                // SAFETY: as in `stamp`.
+                // SAFETY: the word exists, and the host only loads it until the kernel has completed.
                 unsafe { kernels.stamp(lane(stream), at, time) }.result()
             };
             engine.op("kernel").on(GPU).launch_any(var.write(), step).expect("pushed");
             let next = engine.op("next").submit(var.read(), |_| Instant::now()).expect("pushed");
-            next.wait().expect("it succeeds")
+            next.wait().expect("the operation succeeds")
         });
     }
 
-    /// A thread that does as a lane does whose stream has not moved for a while.
+    /// Polls like a lane whose stream has made no progress for a while.
     fn naps(&self, key: &str, slack: libc::c_ulong) {
         let mut mark = self.end.word(1).load(std::sync::atomic::Ordering::Acquire);
         thread::scope(|scope| {
@@ -202,7 +204,7 @@ impl Bed {
                     Instant::now()
                 });
             };
-            scope.spawn(main).join().expect("it ends");
+            scope.spawn(main).join().expect("the thread ends");
         });
     }
 

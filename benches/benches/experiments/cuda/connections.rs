@@ -1,4 +1,4 @@
-//! Do more hardware queues bring something to many streams?
+//! Do many streams profit from more hardware queues?
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ const STREAMS: usize = 16;
 /// Kernels of each stream.
 const KERNELS: usize = 20;
 
-/// What each of them takes. Many times a launch, so that streams could run side by side.
+/// The duration of each kernel. Much longer than a launch, so that streams can run in parallel.
 const KERNEL: Duration = Duration::from_micros(100);
 
 const ORDERS: [&str; 2] = ["by stream", "in turns"];

@@ -31,14 +31,14 @@ pub const EXPERIMENT: Experiment = Experiment {
     part,
 };
 
-/// What each of the many kernels takes.
+/// The duration of each of the many kernels.
 const KERNEL: Duration = Duration::from_micros(50);
 
 fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// Launches in a row that take long together where a stream is full.
+/// The number of consecutive launches that together take long when a stream is full.
 const RUN: u32 = 128;
 
 fn run() -> Outcome {
@@ -109,7 +109,7 @@ fn part(arguments: &[&str]) {
     leaving();
 }
 
-/// Kernels that are pushed at once.
+/// Kernels that are pushed together.
 fn many() -> usize {
     machine::choose(5_000, 500)
 }
@@ -124,16 +124,16 @@ struct Probe {
 }
 
 impl Probe {
-    /// From the push of an urgent operation to knowing its end.
+    /// Measures the time from the push of an urgent operation until its completion is known.
     fn urgent(&self) -> f64 {
         let (kernels, start) = (self.kernels, Instant::now());
         let op = self.engine.op("urgent").on(GPU).property(Property::GpuPrioritized);
         let launched = op.submit_launch_any(self.word.write(), move |stream, _| kernels.nothing(lane(stream)).result());
-        launched.expect("pushed").wait().expect("it succeeds");
+        launched.expect("pushed").wait().expect("the operation succeeds");
         ns(start.elapsed())
     }
 
-    /// From the push of a copy to knowing its end.
+    /// Measures the time from the push of a copy until its completion is known.
     fn copy(&self) -> f64 {
         let start = Instant::now();
         self.engine.op("copy").on(GPU).copy_to_device(&self.host, &self.target).expect("pushed");
@@ -166,19 +166,19 @@ fn engine() {
             probe.engine.op("many").on(GPU).launch_any(many_of.write(), step).expect("pushed");
         }
         let behind = Arc::clone(&is_done);
-        // Relaxed: nothing else goes with it, here and below.
+        // Relaxed, here and below: the flag publishes no other data.
         probe.engine.op("done").push(many_of.read(), move |_| behind.store(true, Relaxed)).expect("pushed");
         while !is_done.load(Relaxed) {
             urgent.push(probe.urgent());
             copies.push(probe.copy());
         }
     }
-    probe.engine.wait_for_all().expect("nothing fails");
+    probe.engine.wait_for_all().expect("no operation fails");
     figures("busy.urgent", urgent);
     figures("busy.copy", copies);
 }
 
-/// When a launch began, and what it took.
+/// The start and the duration of a launch.
 type Launch = (Instant, Duration);
 
 fn timed(launch: impl FnOnce() -> raddle::cudarc::driver::sys::CUresult) -> Launch {
@@ -200,7 +200,7 @@ fn by_hand() {
         let beside = scope.spawn(|| {
             hand::bind(&gpu);
             let mut found: Vec<Launch> = vec![];
-            // Relaxed: nothing else goes with it, here and below.
+            // Relaxed, here and below: the flag publishes no other data.
             while !is_over.load(Relaxed) {
                 found.extend((0..64).map(|_| timed(|| kernels.nothing(other))));
                 // Its own queue must not be full.
@@ -208,12 +208,12 @@ fn by_hand() {
             }
             found
         });
-        // What it does with nothing beside it.
+        // Its launches while the other stream is idle.
         thread::sleep(Duration::from_millis(20));
         let launches: Vec<Launch> =
             (0..machine::choose(5_000, 1_500)).map(|_| timed(|| kernels.spin(stream, 1, KERNEL))).collect();
         is_over.store(true, Relaxed);
-        (launches, beside.join().expect("it ends"))
+        (launches, beside.join().expect("the thread ends"))
     });
     hand::must("all end", stream.synchronize());
     // The driver may make room for one launch at a time or for many, so that a few of them take all of the time.

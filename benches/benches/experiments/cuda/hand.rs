@@ -1,5 +1,5 @@
-//! The driver's functions by hand, as far as the experiments need them. Nothing is given back here: a part's process
-//! ends soon.
+//! Direct calls of the driver's functions that the experiments need. No resource is released here, since the process
+//! of a part ends soon.
 
 use std::{
     ffi::{CString, c_void},
@@ -18,20 +18,19 @@ use raddle::{
 
 use super::child;
 
-/// The figure that a part prints if the device has no marks of the sort that was asked for.
+/// The figure that a part prints if the device does not support the requested kind of marks.
 pub const REFUSED: &str = "refused";
 
-/// Threads of a block. Picked.
+/// Threads per block. Picked.
 const BLOCK: u32 = 256;
 
-/// A stream, which lives as long as it is used here: one made by hand, or that of a lane inside an operation of its
-/// own.
+/// A stream, which outlives its uses here: one that was created directly, or the stream of a lane inside an operation.
 #[derive(Clone, Copy)]
 pub struct Stream(pub sys::CUstream);
 
 // SAFETY: the driver's functions take streams on any thread.
 unsafe impl Send for Stream {}
-// SAFETY: as above.
+// SAFETY: the driver's functions take streams on any thread.
 unsafe impl Sync for Stream {}
 
 /// An event, which is never destroyed.
@@ -40,7 +39,7 @@ pub struct Event(pub sys::CUevent);
 
 // SAFETY: the driver's functions take events on any thread.
 unsafe impl Send for Event {}
-// SAFETY: as above.
+// SAFETY: the driver's functions take events on any thread.
 unsafe impl Sync for Event {}
 
 /// Memory on the device, which is never freed.
@@ -51,26 +50,26 @@ pub struct Memory(pub CUdeviceptr);
 #[derive(Clone, Copy)]
 pub struct Pinned {
     pub host: *mut u8,
-    /// Where the device finds it.
+    /// The device's address of the memory.
     pub device: CUdeviceptr,
 }
 
-// SAFETY: it gives no access by itself.
+// SAFETY: the pointers alone give no access to the memory.
 unsafe impl Send for Pinned {}
-// SAFETY: as above.
+// SAFETY: the pointers alone give no access to the memory.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// The word with this number, which the device writes as a whole. There must be as many.
+    /// Returns the word `number`, which must exist. The device writes words atomically.
     pub fn word(&self, number: usize) -> &AtomicU64 {
         let at = self.host.cast::<u64>().wrapping_add(number);
-        // SAFETY: the memory is aligned, initialised, stays, and only the device and atomics use it.
+        // SAFETY: the memory is aligned, initialised and never freed, and only the device and atomics use it.
         unsafe { AtomicU64::from_ptr(at) }
     }
 
-    /// Spins until a word has a value, and gives when it was seen.
+    /// Spins until a word has a value, and returns the time at which it was seen.
     pub fn spin(&self, number: usize, value: u64) -> Instant {
-        // Acquire: what the device has written before, as in the engine.
+        // Acquire: makes the earlier writes of the device visible, as in the engine.
         while self.word(number).load(Acquire) != value {
             std::hint::spin_loop();
         }
@@ -92,30 +91,30 @@ pub struct Kernels {
 
 // SAFETY: the driver's functions take kernels on any thread.
 unsafe impl Send for Kernels {}
-// SAFETY: as above.
+// SAFETY: the driver's functions take kernels on any thread.
 unsafe impl Sync for Kernels {}
 
-/// Whether the driver's library, which is loaded, has a function. cudarc panics at the call of one that is missing.
+/// Whether the driver's library has a function. cudarc panics when a missing function is called.
 pub fn has(function: &str) -> bool {
     // SAFETY: the library is loaded already.
     let library = unsafe { sys::culib() };
-    // SAFETY: the type is that of some function, and what is found is not called.
+    // SAFETY: the type is a function type, and the function is not called.
     unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) }.is_ok()
 }
 
-/// Fails the part unless the driver has done it.
+/// Fails the part unless a call of the driver has succeeded.
 #[track_caller]
 pub fn must(what: &str, result: CUresult) {
     assert_eq!(result, CUresult::CUDA_SUCCESS, "{what}");
 }
 
-/// Opens the first GPU, whose context becomes the thread's current one.
+/// Opens the first GPU, and makes its context current on this thread.
 pub fn open() -> CudaGpu {
     CudaGpu::open(0).unwrap_or_else(|error| panic!("the GPU cannot be opened: {error}"))
 }
 
-/// As [`open`], with the sort of marks that the environment asks for; nothing, which is told as the figure `refused`,
-/// if the device or its driver has no such marks.
+/// Opens the GPU as [`open`] does, with the kind of marks that the environment asks for. If the device or its driver
+/// does not support them, prints the figure `refused` and returns `None`.
 pub fn open_with_marks() -> Option<CudaGpu> {
     match CudaGpu::open(0) {
         Ok(gpu) => Some(gpu),
@@ -128,43 +127,43 @@ pub fn open_with_marks() -> Option<CudaGpu> {
     }
 }
 
-/// The GPU and its driver, in words, without a context.
+/// Describes the GPU and its driver, without a context.
 pub fn describe() -> Result<String, DriverError> {
     let mut version = 0;
     if has("cuDriverGetVersion") {
-        // SAFETY: the driver has a place to write to.
+        // SAFETY: the pointer is valid for the driver's write.
         unsafe { sys::cuDriverGetVersion(&raw mut version) }.result()?;
     }
     let name = result::device::get_name(result::device::get(0)?)?;
     Ok(format!("{name}; driver for CUDA {}.{}", version / 1000, version % 1000 / 10))
 }
 
-/// An engine with one lane for each purpose, and one worker.
+/// Returns an engine with one lane for each purpose, and one worker.
 pub fn engine(gpu: &CudaGpu, idle: IdlePolicy) -> Engine {
     let builder = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).idle(idle);
     builder.gpu(gpu.clone()).build().expect("an engine")
 }
 
-/// Makes the GPU's context this thread's.
+/// Makes the GPU's context current on this thread.
 pub fn bind(gpu: &CudaGpu) {
-    gpu.context().bind_to_thread().expect("the context is there");
+    gpu.context().bind_to_thread().expect("the context is alive");
 }
 
-/// The source of the kernels, with the zero that the driver wants behind it.
+/// Returns the source of the kernels, terminated by a zero, which the driver requires.
 pub fn source() -> CString {
-    CString::new(include_str!("../kernels.ptx")).expect("it has no zeros")
+    CString::new(include_str!("../kernels.ptx")).expect("a string without zeros")
 }
 
-/// Loads the kernels into the current context, and has each of them run but the one that does harm: the driver may put
-/// off what there is to do until then.
+/// Loads the kernels into the current context, and runs each of them once except `poison`: the driver may defer work
+/// until the first launch.
 pub fn kernels() -> Kernels {
     let (source, mut module) = (source(), ptr::null_mut());
-    // SAFETY: the image is PTX with a zero behind it, and the driver has a place to write to.
+    // SAFETY: the image is PTX terminated by a zero, and the pointer is valid for the driver's write.
     must("the kernels compile", unsafe { sys::cuModuleLoadData(&raw mut module, source.as_ptr().cast()) });
     let kernel = |name: &str| {
-        let (name, mut kernel) = (CString::new(name).expect("it has no zeros"), ptr::null_mut());
-        // SAFETY: the module is loaded, and the driver has a place to write to.
-        must("it is one of the kernels", unsafe { sys::cuModuleGetFunction(&raw mut kernel, module, name.as_ptr()) });
+        let (name, mut kernel) = (CString::new(name).expect("a string without zeros"), ptr::null_mut());
+        // SAFETY: the module is loaded, and the pointer is valid for the driver's write.
+        must("the module has the kernel", unsafe { sys::cuModuleGetFunction(&raw mut kernel, module, name.as_ptr()) });
         kernel
     };
     let kernels = Kernels {
@@ -183,8 +182,8 @@ pub fn kernels() -> Kernels {
 /// Launches one block of a kernel, or more.
 ///
 /// # Safety
-/// 1. The arguments are the kernel's, and what it writes there is the device's to write, and nobody else's, until the
-///    kernel has ended.
+/// 1. The arguments match the kernel's parameters, and the kernel has exclusive access to the memory that it writes
+///    until it has completed.
 unsafe fn launch(
     kernel: sys::CUfunction,
     stream: Stream,
@@ -201,102 +200,103 @@ impl Kernels {
         let (stream, memory) = (stream(), memory(4096));
         must("a first launch", self.nothing(stream));
         must("a first launch", self.spin(stream, 1, Duration::ZERO));
-        // SAFETY: there are as many words, which nobody else uses.
+        // SAFETY: the memory has as many words, which no other code uses.
         must("a first launch", unsafe { self.sample(stream, memory.0, 2) });
-        // SAFETY: as above.
+        // SAFETY: the memory has a word, which no other code uses.
         must("a first launch", unsafe { self.stamp(stream, memory.0, Duration::ZERO) });
-        // SAFETY: as above.
+        // SAFETY: the memory has as many words, which no other code uses.
         must("a first launch", unsafe { self.fill(stream, memory.0, 16, 0) });
-        must("they end", stream.synchronize());
+        must("the first launches complete", stream.synchronize());
     }
 
     /// Launches a kernel that does nothing.
     pub fn nothing(&self, stream: Stream) -> CUresult {
-        // SAFETY: it has no arguments, and writes nothing.
+        // SAFETY: the kernel has no parameters and writes nothing.
         unsafe { launch(self.nothing, stream, (1, 1), &mut []) }
     }
 
-    /// Launches a kernel that takes its time, of so many blocks.
+    /// Launches a kernel of `blocks` blocks that runs for `time`.
     pub fn spin(&self, stream: Stream, blocks: u32, time: Duration) -> CUresult {
         let mut nanos = time.as_nanos() as u64;
         let threads = if blocks == 1 { 1 } else { BLOCK };
-        // SAFETY: this is its argument; it writes nothing.
+        // SAFETY: the argument matches the kernel's parameter; the kernel writes nothing.
         unsafe { launch(self.spin, stream, (blocks, threads), &mut [(&raw mut nanos).cast()]) }
     }
 
     /// Launches a kernel that writes readings of the clock.
     ///
     /// # Safety
-    /// 1. There is place for `count` words of 64 bits, which nobody else uses until the kernel has ended.
+    /// 1. There is room for `count` words of 64 bits, which no other code uses until the kernel has completed.
     pub unsafe fn sample(&self, stream: Stream, mut at: CUdeviceptr, mut count: u32) -> CUresult {
         let mut arguments = [(&raw mut at).cast(), (&raw mut count).cast()];
-        // SAFETY: these are its arguments, and (1).
+        // SAFETY: the arguments match the kernel's parameters, and (1).
         unsafe { launch(self.sample, stream, (1, 1), &mut arguments) }
     }
 
-    /// Launches a kernel that takes its time, and writes a reading of the clock.
+    /// Launches a kernel that runs for `time` and writes a reading of the clock.
     ///
     /// # Safety
-    /// 1. There is place for a word of 64 bits, which nobody but readers uses until the kernel has ended.
+    /// 1. There is room for a word of 64 bits, which no other code writes until the kernel has completed.
     pub unsafe fn stamp(&self, stream: Stream, mut at: CUdeviceptr, time: Duration) -> CUresult {
         let mut nanos = time.as_nanos() as u64;
         let mut arguments = [(&raw mut at).cast(), (&raw mut nanos).cast()];
-        // SAFETY: these are its arguments, and (1).
+        // SAFETY: the arguments match the kernel's parameters, and (1).
         unsafe { launch(self.stamp, stream, (1, 1), &mut arguments) }
     }
 
     /// Launches a kernel that sets words.
     ///
     /// # Safety
-    /// 1. There are `count` words of 32 bits, which nobody else uses until the kernel has ended.
+    /// 1. There are `count` words of 32 bits, which no other code uses until the kernel has completed.
     pub unsafe fn fill(&self, stream: Stream, mut at: CUdeviceptr, mut count: u64, mut value: u32) -> CUresult {
         let blocks = count.div_ceil(u64::from(BLOCK)).clamp(1, 2048) as u32;
         let mut arguments = [(&raw mut at).cast(), (&raw mut count).cast(), (&raw mut value).cast()];
-        // SAFETY: these are its arguments, and (1).
+        // SAFETY: the arguments match the kernel's parameters, and (1).
         unsafe { launch(self.fill, stream, (blocks, BLOCK), &mut arguments) }
     }
 
     /// Sets all words of a vector, inside an operation that writes it.
     pub fn fill_vec(&self, stream: &mut GpuStream, words: &mut DeviceVec<u32>, value: u32) -> Result<(), DriverError> {
-        let at = words.cuda_ptr().expect("it is there");
-        // SAFETY: the operation holds the vector exclusively until the device has done what it issues.
+        let at = words.cuda_ptr().expect("memory of a CUDA device");
+        // SAFETY: the operation has exclusive access to the vector until the device has completed the work that it
+        // issues.
         unsafe { self.fill(lane(stream), at, words.len() as u64, value) }.result()
     }
 
-    /// Launches a kernel that writes where no memory is; the device notices.
+    /// Launches a kernel that writes to an unmapped address, which the device reports as a fault.
     pub fn poison(&self, stream: Stream) -> CUresult {
-        // SAFETY: it has no arguments; what it writes to is nobody's, and does not exist.
+        // SAFETY: the kernel has no parameters; no memory is mapped at the address that it writes to.
         unsafe { launch(self.poison, stream, (1, 1), &mut []) }
     }
 }
 
-/// The stream of a lane, inside an operation of its own.
+/// Returns the stream of a lane, inside an operation on it.
 pub fn lane(stream: &mut GpuStream) -> Stream {
-    Stream(stream.cuda().expect("it is a CUDA device").cu_stream())
+    Stream(stream.cuda().expect("a stream of a CUDA device").cu_stream())
 }
 
-/// Makes a stream that does not wait for the default one.
+/// Creates a stream that does not synchronize with the default one.
 pub fn stream() -> Stream {
     let mut stream = ptr::null_mut();
     let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-    // SAFETY: the context is current, and the driver has a place to write to.
+    // SAFETY: the context is current, and the pointer is valid for the driver's write.
     must("a stream", unsafe { sys::cuStreamCreate(&raw mut stream, flags) });
     Stream(stream)
 }
 
-/// Makes an event without times.
+/// Creates an event without timing.
 pub fn event() -> Event {
     let mut event = ptr::null_mut();
     let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-    // SAFETY: as above.
+    // SAFETY: the context is current, and the pointer is valid for the driver's write.
     must("an event", unsafe { sys::cuEventCreate(&raw mut event, flags) });
     Event(event)
 }
 
-/// Allocates on the device.
+/// Allocates memory on the device.
 pub fn memory(bytes: usize) -> Memory {
     let mut at = 0;
-    // SAFETY: as above.
+    // SAFETY: the context is current, and the pointer is valid for the driver's write.
     must("memory", unsafe { sys::cuMemAlloc_v2(&raw mut at, bytes) });
     Memory(at)
 }
@@ -305,41 +305,41 @@ pub fn memory(bytes: usize) -> Memory {
 pub fn pinned(bytes: usize) -> Pinned {
     let (mut host, mut device) = (ptr::null_mut(), 0);
     let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-    // SAFETY: as above.
+    // SAFETY: the context is current, and the pointer is valid for the driver's write.
     must("pinned memory", unsafe { sys::cuMemHostAlloc(&raw mut host, bytes, flags) });
     let host = host.cast::<u8>();
-    // SAFETY: it is as large, and nobody knows of it yet.
+    // SAFETY: the allocation has this size, and no other code uses it yet.
     unsafe { host.write_bytes(0, bytes) };
-    // SAFETY: it is pinned and mapped; the driver has a place to write to.
+    // SAFETY: the memory is pinned and mapped; the pointer is valid for the driver's write.
     let found = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut device, host.cast(), 0) };
     must("the device's address", found);
     Pinned { host, device }
 }
 
 impl Stream {
-    /// Waits for all that is on it.
+    /// Waits for all work on the stream.
     pub fn synchronize(self) -> CUresult {
-        // SAFETY: it is alive.
+        // SAFETY: the handle is alive.
         unsafe { sys::cuStreamSynchronize(self.0) }
     }
 
-    /// Asks whether all that is on it is done.
+    /// Queries whether all work on the stream is complete.
     pub fn query(self) -> CUresult {
-        // SAFETY: it is alive.
+        // SAFETY: the handle is alive.
         unsafe { sys::cuStreamQuery(self.0) }
     }
 
-    /// Has the device write a number to a word of pinned memory when all that came before is done.
+    /// Makes the device write a number to a word of pinned memory after all earlier work on the stream.
     pub fn write(self, to: &Pinned, number: usize, value: u64) -> CUresult {
         let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
-        // SAFETY: the memory stays, and the host only loads the word.
+        // SAFETY: the memory is never freed, and the host only loads the word.
         unsafe { sys::cuStreamWriteValue64_v2(self.0, to.device + 8 * number as u64, value, flags) }
     }
 
     /// Copies from the start of device memory to that of pinned memory.
     ///
     /// # Safety
-    /// 1. Both are as large, and nobody else uses them until the device has done it.
+    /// 1. Both have at least `bytes` bytes, and no other code uses them until the device has completed the copy.
     pub unsafe fn copy_out(self, from: CUdeviceptr, to: &Pinned, bytes: usize) -> CUresult {
         // SAFETY: (1).
         unsafe { sys::cuMemcpyDtoHAsync_v2(to.host.cast(), from, bytes, self.0) }
@@ -348,16 +348,16 @@ impl Stream {
 
 impl Event {
     pub fn record(self, stream: Stream) -> CUresult {
-        // SAFETY: both are alive.
+        // SAFETY: the event and the stream are alive.
         unsafe { sys::cuEventRecord(self.0, stream.0) }
     }
 
     pub fn query(self) -> CUresult {
-        // SAFETY: it is alive.
+        // SAFETY: the handle is alive.
         unsafe { sys::cuEventQuery(self.0) }
     }
 
-    /// Spins until it has happened, and gives when that was seen.
+    /// Spins until the event has happened, and returns the time at which that was seen.
     pub fn spin(self) -> Instant {
         loop {
             match self.query() {
@@ -371,14 +371,14 @@ impl Event {
     }
 }
 
-/// Blocks of a kernel that fills the device.
+/// Returns the number of blocks of a kernel that fills the device.
 pub fn many_blocks(gpu: &CudaGpu) -> u32 {
     let units = gpu.context().attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-    // 2,048 threads each.
+    // 2,048 threads on each multiprocessor.
     (units.unwrap_or(1) as u32).max(1) * (2048 / BLOCK)
 }
 
-/// ns as a figure.
+/// Returns a duration in ns, as a figure.
 pub fn ns(time: Duration) -> f64 {
     time.as_nanos() as f64
 }

@@ -1,4 +1,4 @@
-//! What does a launch cost, and do threads that launch hold each other up?
+//! What does a launch cost, and do threads that launch block each other?
 
 use std::{
     sync::{Arc, Barrier, Mutex, PoisonError},
@@ -30,13 +30,13 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const THREADS: std::ops::RangeInclusive<usize> = 1..=4;
 
-/// Launches between two waits, less than a stream holds.
+/// Launches between two waits, fewer than a stream holds.
 const BATCH: usize = 256;
 
 fn run() -> Outcome {
     let part = child::run("launch", &[], &[], 20)?.well()?;
     let columns =
-        ["threads", "by hand, a call", "that by the threads", "engine, an operation", "engine, its lane's call"];
+        ["threads", "direct, a call", "that by the threads", "engine, an operation", "engine, its lane's call"];
     let mut table = Table::new("launch", "", "", &columns);
     let of = |kind: &str, threads: usize| part.get(&format!("{kind}.{threads}"));
     for threads in THREADS {
@@ -48,9 +48,9 @@ fn run() -> Outcome {
     let (one, four) = (of("all", 1), of("all", 4));
     let gain = one / four;
     let follows = if gain >= 2.0 {
-        "threads launch side by side, so a lane for each purpose pays"
+        "threads launch in parallel, so a lane for each purpose pays off"
     } else if gain >= 1.1 {
-        "threads hold each other up, but launch more than one alone"
+        "threads block each other, but launch more than one thread alone"
     } else {
         "THREADS LAUNCH NO MORE THAN ONE ALONE, so more lanes bring nothing where launches are the bound"
     };
@@ -108,7 +108,7 @@ fn by_hand(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
             })
         };
         let launchers: Vec<_> = (0..threads).map(launcher).collect();
-        launchers.into_iter().map(|launcher| launcher.join().expect("it ends")).collect()
+        launchers.into_iter().map(|launcher| launcher.join().expect("the thread ends")).collect()
     });
     let mean = found.iter().map(|&time| ns(time)).sum::<f64>() / threads as f64;
     let call = mean / count() as f64;
@@ -127,7 +127,7 @@ fn by_engine(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
                 let stream = lane(stream);
                 let start = Instant::now();
                 let launched = kernels.nothing(stream).result();
-                // Of the lane's thread alone while operations run.
+                // Only the lane's thread uses it while operations run.
                 *calls.lock().unwrap_or_else(PoisonError::into_inner) += start.elapsed();
                 launched
             };
@@ -135,7 +135,7 @@ fn by_engine(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
         }
     };
     push(&vars[0], 10);
-    engine.wait_for_all().expect("nothing fails");
+    engine.wait_for_all().expect("no operation fails");
     *calls.lock().unwrap_or_else(PoisonError::into_inner) = Duration::ZERO;
     let each = count() / threads;
     let start = Instant::now();
@@ -145,7 +145,7 @@ fn by_engine(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
             scope.spawn(move || push(var, each));
         }
     });
-    engine.wait_for_all().expect("nothing fails");
+    engine.wait_for_all().expect("no operation fails");
     let all = (each * threads) as f64;
     let time = *calls.lock().unwrap_or_else(PoisonError::into_inner);
     (ns(start.elapsed()) / all, ns(time) / all)

@@ -1,4 +1,4 @@
-//! Do values and orders come out right with both sorts of marks?
+//! Are values and orders right with both kinds of marks?
 
 use std::{
     thread,
@@ -29,10 +29,10 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const MODES: [&str; 2] = ["counter", "events"];
 
-/// Engines that are used at a time.
+/// Engines that are used at the same time.
 const ENGINES: [&str; 2] = ["1", "4"];
 
-/// What the kernels take that are late.
+/// The duration of the slow kernels.
 const AWHILE: Duration = Duration::from_micros(200);
 
 fn run() -> Outcome {
@@ -50,7 +50,7 @@ fn run() -> Outcome {
     }
     println!("{}", table.markdown());
     if bad.is_empty() {
-        return Ok(format!("all values and orders were right ({}); both sorts of marks can be used", good.join("; ")));
+        return Ok(format!("all values and orders were right ({}); both kinds of marks can be used", good.join("; ")));
     }
     let good = if good.is_empty() { "nothing".to_owned() } else { good.join("; ") };
     Ok(format!("NOT RIGHT: {}; right: {good}; what is not right must not be the default", bad.join("; ")))
@@ -78,7 +78,7 @@ fn part(arguments: &[&str]) {
             scope.spawn(move || Check { gpu, kernels, checks: 0, wrong: 0 }.all(seed))
         };
         let threads: Vec<_> = (1..=engines).map(check).collect();
-        threads.into_iter().map(|thread| thread.join().expect("it ends")).collect()
+        threads.into_iter().map(|thread| thread.join().expect("the thread ends")).collect()
     });
     figure("checks", found.iter().map(|&(checks, _)| f64::from(checks)).sum());
     figure("wrong", found.iter().map(|&(_, wrong)| f64::from(wrong)).sum());
@@ -96,7 +96,7 @@ struct Check<'a> {
 type Words = Var<DeviceVec<u32>>;
 
 impl Check<'_> {
-    /// Makes all checks; gives their number, and how many were wrong.
+    /// Makes all checks; returns their number, and the number of failed ones.
     fn all(mut self, seed: u32) -> (u32, u32) {
         hand::bind(self.gpu);
         for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
@@ -115,7 +115,7 @@ impl Check<'_> {
         self.wrong += u32::from(!right);
     }
 
-    /// The host's values there and back, and a kernel's.
+    /// Checks values of the host that are copied there and back, and values of a kernel.
     fn values(&mut self, engine: &Engine) {
         const LEN: usize = 1000;
         let (host, back) = (engine.pinned_var::<u32>(GPU, LEN).unwrap(), engine.pinned_var::<u32>(GPU, LEN).unwrap());
@@ -143,7 +143,7 @@ impl Check<'_> {
         }
     }
 
-    /// Random fills and copies on all lanes, some of them late, against the same in the order of the pushes.
+    /// Compares random fills and copies on all lanes, some of them slow, with a serial run in push order.
     fn orders(&mut self, engine: &Engine, seed: u32) {
         const VARS: usize = 4;
         let mut state = seed;
@@ -181,7 +181,7 @@ impl Check<'_> {
         }
     }
 
-    /// Compares all words of a vector with what they should be, if anything.
+    /// Compares all words of a vector with the expected value, if there is one.
     fn compare(&mut self, engine: &Engine, var: &Words, expected: Option<u32>) {
         let Some(expected) = expected else { return };
         let back = engine.pinned_var::<u32>(GPU, 64).unwrap();

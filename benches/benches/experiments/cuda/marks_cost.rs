@@ -1,4 +1,4 @@
-//! What does a mark cost by each of its two means, on the host and on the device?
+//! What does each of the two kinds of marks cost, on the host and on the device?
 
 use std::time::{Duration, Instant};
 
@@ -90,7 +90,7 @@ fn run() -> Outcome {
     ))
 }
 
-/// What the kernels take that fill the device beside copies.
+/// The duration of the kernels that fill the device beside copies.
 const LONG: Duration = Duration::from_millis(2);
 
 /// Bytes of a copy.
@@ -156,7 +156,7 @@ impl Bed {
         hand::must("an event", self.event.record(self.busy));
         figure("query.not", self.per_call(|_| self.event.query()));
         let load = |_| {
-            // Acquire, as in the engine.
+            // Acquire: makes the earlier writes of the device visible, as in the engine.
             std::hint::black_box(self.counter.word(0).load(std::sync::atomic::Ordering::Acquire));
             CUresult::CUDA_SUCCESS
         };
@@ -164,19 +164,19 @@ impl Bed {
         hand::must("it ends", self.busy.synchronize());
     }
 
-    /// The time from one kernel that notes the clock to the next.
+    /// Measures the time from one kernel that records the clock to the next.
     fn gap(&self, between: &dyn Fn(u64) -> CUresult) -> f64 {
         let round = |_| {
             // All are launched before the first one runs.
             hand::must("a long kernel", self.kernels.spin(self.stream, 1, Duration::from_millis(5)));
             for number in 0..=STAMPS {
                 let at = self.stamps.device + 8 * number as u64;
-                // SAFETY: there is a word for it, which is loaded only when all have ended.
+                // SAFETY: each kernel has its own word, which is loaded only after all of them have completed.
                 hand::must("stamp", unsafe { self.kernels.stamp(self.stream, at, Duration::ZERO) });
                 hand::must("between", between(number as u64));
             }
             hand::must("they end", self.stream.synchronize());
-            // Acquire, as in the engine.
+            // Acquire: makes the earlier writes of the device visible, as in the engine.
             let at = |number| self.stamps.word(number).load(std::sync::atomic::Ordering::Acquire) as f64;
             (at(STAMPS) - at(0)) / STAMPS as f64
         };
@@ -196,11 +196,11 @@ impl Bed {
         let mut sample = |by_counter| {
             value += 1;
             let words = BYTES as u64 / 4;
-            // SAFETY: there are as many words, which only this stream uses.
+            // SAFETY: the memory has as many words, which only this stream uses.
             hand::must("fill", unsafe { self.kernels.fill(self.stream, memory.0, words, value) });
             // Beside long kernels it may have to wait for one of them.
             hand::must("it ends", self.stream.synchronize());
-            // SAFETY: both are as large; the host only loads whole words.
+            // SAFETY: both have this size; the host only loads whole words.
             hand::must("copy", unsafe { self.stream.copy_out(memory.0, &target, BYTES) });
             if by_counter {
                 hand::must("write", self.stream.write(&self.counter, 1, u64::from(value)));

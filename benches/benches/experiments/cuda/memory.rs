@@ -1,4 +1,4 @@
-//! Can most of the device's memory be had, and what does the driver hold up while it gives memory out?
+//! Can most of the device's memory be allocated, and what does the driver block during an allocation?
 
 use std::{
     ptr,
@@ -30,10 +30,10 @@ pub const EXPERIMENT: Experiment = Experiment {
     part,
 };
 
-/// Parts of the device's memory, in hundredths: what is held at the same time.
+/// The sizes that are allocated at the same time, in hundredths of the device's memory.
 const SHARES: [&[usize]; 2] = [&[47, 47], &[92]];
 
-/// What happens while a thread launches.
+/// The calls that are made while a thread launches.
 const ACTS: [(&str, &str); 5] = [
     ("quiet", "nothing"),
     ("pinned.alloc", "cuMemHostAlloc"),
@@ -108,13 +108,13 @@ fn part(arguments: &[&str]) {
     leaving();
 }
 
-/// The words at a vector's end that are used.
+/// The number of words used at a vector's end.
 const TAIL: usize = 256;
 
-/// How many bytes are free on the device, and how many there are.
+/// Returns the free and the total bytes of the device.
 fn room() -> (usize, usize) {
     let (mut free, mut total) = (0, 0);
-    // SAFETY: the context is current, and the driver has places to write to.
+    // SAFETY: the context is current, and the pointers are valid for the driver's writes.
     hand::must("the memory's size", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) });
     (free, total)
 }
@@ -145,25 +145,26 @@ fn large() {
                 }
             }
         }
-        // Dropped variables give their memory back once nothing is pending on them.
+        // Dropped variables release their memory once no operation on them is pending.
         drop(held);
-        engine.wait_for_all().expect("nothing fails");
+        engine.wait_for_all().expect("no operation fails");
         thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Sets the last words by a kernel, and looks at them.
+/// Sets the last words with a kernel, and checks them.
 fn is_usable(engine: &Engine, kernels: Kernels, var: &Var<DeviceVec<u32>>) -> bool {
     const VALUE: u32 = 0x5eed_1234;
     let tail = engine.pinned_var::<u32>(GPU, TAIL).expect("pinned memory");
     let step = move |stream: &mut GpuStream, (words, tail): (&mut DeviceVec<u32>, &mut PinnedVec<u32>)| {
-        let at = words.cuda_ptr().expect("it is there") + 4 * (words.len() - TAIL) as u64;
+        let at = words.cuda_ptr().expect("memory of a CUDA device") + 4 * (words.len() - TAIL) as u64;
         let stream = lane(stream);
         // SAFETY: these are the vector's last words, which the operation holds exclusively until the device has done
         // it.
         unsafe { kernels.fill(stream, at, TAIL as u64, VALUE) }.result()?;
         let to = tail.as_mut_ptr().cast();
-        // SAFETY: as above, and so is the pinned vector, which is as large.
+        // SAFETY: the operation has exclusive access to both vectors until the device has completed the copy, and both
+        // have this size.
         unsafe { sys::cuMemcpyDtoHAsync_v2(to, at, 4 * TAIL, stream.0) }.result()
     };
     engine.op("use").on(GPU).launch_any((var.write(), tail.write()), step).expect("pushed");
@@ -174,7 +175,7 @@ fn is_usable(engine: &Engine, kernels: Kernels, var: &Var<DeviceVec<u32>>) -> bo
     })
 }
 
-/// When something began and ended.
+/// The start and the end of an event.
 type Span = (Instant, Instant);
 
 fn timed<R>(f: impl FnOnce() -> R) -> (R, Span) {
@@ -195,14 +196,14 @@ fn stalls() {
         for _ in 0..machine::choose(4, 1) {
             let quiet = timed(|| thread::sleep(pause)).1;
             let (mut at, mut host) = (0, ptr::null_mut());
-            // SAFETY: the context is current, and the driver has a place to write to.
+            // SAFETY: the context is current, and the pointer is valid for the driver's write.
             let allocate = || unsafe { sys::cuMemHostAlloc(&raw mut host, bytes, 0) };
             let (pinned, pinned_alloc) = timed(allocate);
-            // SAFETY: it was just allocated, or is null, and nobody uses it.
+            // SAFETY: it was just allocated, or is null, and no other code uses it.
             let (_, pinned_free) = timed(|| unsafe { sys::cuMemFreeHost(host) });
-            // SAFETY: as for pinned memory.
+            // SAFETY: the context is current, and the pointer is valid for the driver's write.
             let (memory, device_alloc) = timed(|| unsafe { sys::cuMemAlloc_v2(&raw mut at, bytes) });
-            // SAFETY: it was just allocated, or is 0, and nobody uses it.
+            // SAFETY: it was just allocated, or is 0, and no other code uses it.
             let (_, device_free) = timed(|| unsafe { sys::cuMemFree_v2(at) });
             spans.push([quiet, pinned_alloc, pinned_free, device_alloc, device_free]);
             if pinned.result().and(memory.result()).is_err() {
@@ -210,9 +211,9 @@ fn stalls() {
                 break;
             }
         }
-        // Relaxed: nothing else goes with it.
+        // Relaxed: the flag publishes no other data.
         is_over.store(true, Relaxed);
-        launcher.join().expect("it ends")
+        launcher.join().expect("the thread ends")
     });
     for (act, (key, _)) in ACTS.iter().enumerate() {
         let takes: f64 = spans.iter().map(|spans| ns(spans[act].1 - spans[act].0)).sum();
@@ -238,11 +239,11 @@ fn stalls() {
     drop(pinned);
 }
 
-/// Launches until it is told to end, and waits for the kernels now and then: the times of both.
+/// Launches until the flag is set, and waits for the kernels at times; returns the times of both.
 fn launch(gpu: &CudaGpu, kernels: Kernels, is_over: &AtomicBool) -> (Vec<Span>, Vec<Span>) {
     hand::bind(gpu);
     let (stream, mut launches, mut waits) = (hand::stream(), vec![], vec![]);
-    // Relaxed: nothing else goes with it.
+    // Relaxed: the flag publishes no other data.
     while !is_over.load(Relaxed) {
         launches.extend((0..64).map(|_| timed(|| hand::must("launch", kernels.nothing(stream))).1));
         // Its queue must not be full.

@@ -1,8 +1,8 @@
 //! The list of experiments, and the command line.
 //!
-//! The process that is started opens no GPU. An experiment has *parts*, each of which runs in a process of its own with
-//! a time limit (`child`), so that one that loses its device or hangs is a finding and not the end. Parts print
-//! figures; what follows from them is said by the experiment.
+//! The main process opens no GPU. An experiment has *parts*, each of which runs in a separate process with a time limit
+//! (`child`), so that a part that loses its device or hangs is a result and does not end the run. Parts print
+//! figures; the experiment draws the conclusion.
 
 use std::{env, process::ExitCode, time::Instant};
 
@@ -29,15 +29,15 @@ mod poison;
 /// The first GPU of an engine.
 const GPU: Device = Device::Gpu(0);
 
-/// A verdict, or why an experiment could not be made.
+/// A verdict, or the reason why an experiment could not run.
 type Outcome = Result<String, String>;
 
 struct Experiment {
     name: &'static str,
-    /// What it does.
+    /// The description.
     about: &'static str,
     run: fn() -> Outcome,
-    /// A part of it, in a process of its own.
+    /// Runs a part of the experiment, in a separate process.
     part: fn(&[&str]),
 }
 
@@ -55,12 +55,12 @@ const EXPERIMENTS: [Experiment; 11] = [
     address::EXPERIMENT,
 ];
 
-/// A count or a code as a cell; a dash if it is none.
+/// Returns a count or a code as a cell; a dash if there is none.
 fn whole(value: f64) -> Cell {
     if value.is_nan() { "–".into() } else { grouped(value, 0).into() }
 }
 
-/// Whether a word of the command line chooses an experiment.
+/// Whether a word of the command line selects an experiment.
 fn chooses(word: &str, number: usize, experiment: &Experiment) -> bool {
     word == experiment.name || word.parse() == Ok(number)
 }
@@ -69,7 +69,7 @@ fn numbered() -> impl Iterator<Item = (usize, &'static Experiment)> {
     EXPERIMENTS.iter().enumerate().map(|(index, experiment)| (index + 1, experiment))
 }
 
-/// Why there is no GPU, if there is none.
+/// Returns the reason why there is no GPU, or `None` if there is one.
 fn absence() -> Option<String> {
     match CudaGpu::count() {
         Ok(0) => Some("the driver sees none".to_owned()),
@@ -92,7 +92,7 @@ pub fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    // What `cargo bench` adds says nothing.
+    // Ignore the argument that `cargo bench` adds.
     let words: Vec<&str> = arguments.iter().copied().filter(|word| !word.starts_with("--")).collect();
     let unknown = words.iter().find(|word| !numbered().any(|(number, experiment)| chooses(word, number, experiment)));
     if let Some(word) = unknown {

@@ -1,4 +1,4 @@
-//! Is what a copy has written there when its mark has passed?
+//! Are the writes of a copy visible when its mark has passed?
 
 use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
@@ -47,7 +47,7 @@ fn run() -> Outcome {
     if wrong.is_empty() {
         return Ok(format!("in none of {copies} copies was anything old seen behind the mark; marks may be relied on"));
     }
-    Ok(format!("SOMETHING OLD WAS SEEN BEHIND A MARK ({}): that sort of mark must not be used", wrong.join("; ")))
+    Ok(format!("SOMETHING OLD WAS SEEN BEHIND A MARK ({}): that kind of mark must not be used", wrong.join("; ")))
 }
 
 /// Words of a copy.
@@ -55,7 +55,7 @@ fn words() -> usize {
     machine::choose(64 << 20, 4 << 20) / 4
 }
 
-/// Words at its end that are looked at.
+/// Words at its end that are checked.
 const TAIL: usize = 16;
 
 fn part(arguments: &[&str]) {
@@ -79,7 +79,7 @@ fn is_right(target: &Pinned, value: u32) -> bool {
         // SAFETY: it is a word of the pinned memory, which stays. The device might write it still, which is what is
         // looked for.
         let word = unsafe { AtomicU32::from_ptr(at) };
-        // Relaxed: whoever calls has had the mark by an acquire.
+        // Relaxed: the caller has loaded the mark with acquire.
         word.load(Relaxed) == value
     };
     let last = words() - 1;
@@ -93,9 +93,9 @@ fn by_hand(kernels: Kernels, by_counter: bool, goes_on: impl Fn(u32) -> bool) {
     let (mut copies, mut wrong) = (0, 0);
     while goes_on(copies) {
         copies += 1;
-        // SAFETY: there are as many words, which only this stream uses.
+        // SAFETY: the memory has as many words, which only this stream uses.
         hand::must("fill", unsafe { kernels.fill(stream, memory.0, words() as u64, copies) });
-        // SAFETY: both are as large; the host only loads whole words.
+        // SAFETY: both have this size; the host only loads whole words.
         hand::must("copy", unsafe { stream.copy_out(memory.0, &target, 4 * words()) });
         if by_counter {
             hand::must("write", stream.write(&counter, 0, u64::from(copies)));
@@ -126,7 +126,7 @@ fn by_engine(gpu: &CudaGpu, kernels: Kernels, goes_on: impl Fn(u32) -> bool) {
             let target = Pinned { host: target.as_ptr().cast_mut().cast(), device: 0 };
             is_right(&target, value)
         };
-        let right = engine.op("look").submit(target.read(), look).expect("pushed").wait().expect("it succeeds");
+        let right = engine.op("look").submit(target.read(), look).expect("pushed").wait().expect("it ran");
         wrong += u32::from(!right);
     }
     figure("copies", f64::from(copies));

@@ -1,4 +1,4 @@
-//! What is left of a process whose kernel has touched memory that is not its own?
+//! What state is a process in after one of its kernels has used an invalid address?
 
 use std::{
     mem, ptr,
@@ -23,21 +23,21 @@ use super::{
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "poison",
-    about: "a kernel with an illegal address: how soon those who wait have the error, with both sorts of marks; what \
+    about: "a kernel with an illegal address: how soon the waiters have the error, with both kinds of marks; what \
             the driver's functions return afterwards; whether the process ends, and can open the GPU again",
     run,
     part,
 };
 
-/// Loading a kernel when it is first launched would be a part of what is measured.
+/// By default a kernel is loaded at its first launch, which would be measured.
 const EAGER: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
 
-/// Threads that wait for operations behind the kernel.
+/// The number of threads that wait for operations after the kernel.
 const WAITERS: usize = 16;
 
 fn run() -> Outcome {
     let mut table =
-        Table::new("poison", "", "", &["marks, then", "first told, µs", "last told, µs", "exit, ms", "end"]);
+        Table::new("poison", "", "", &["marks, then", "first error, µs", "last error, µs", "exit, ms", "end"]);
     let (mut slowest, mut hangs, mut reopened) = (0.0f64, vec![], vec![]);
     for (mode, then) in ["counter", "events"].iter().flat_map(|mode| ["drop", "leave"].map(|then| (mode, then))) {
         let part = child::run("poison", &["engine", then], &[("RADDLE_CUDA_MARKS", mode), EAGER], 10)?;
@@ -86,7 +86,7 @@ fn run() -> Outcome {
     let reopening: Vec<_> = reopening.collect();
     let soon = if slowest <= 5_000.0 { "within" } else { "LATER than" };
     Ok(format!(
-        "all who wait were told after {slowest:.0} µs, {soon} the 5 ms that the engine means to keep; the driver \
+        "all waiters had the error after {slowest:.0} µs, {soon} the engine's limit of 5 ms; the driver \
          itself noticed after {noticed:.0} µs; a counter behind the kernel {counter}; these still returned 0: {}; at \
          the end: {exits}{calls_end}; after dropping all, can it be opened again? {}",
         if sound.is_empty() { "none".to_owned() } else { sound.join(", ") },
@@ -101,10 +101,11 @@ fn part(arguments: &[&str]) {
     }
 }
 
-/// When the kernel was launched.
+/// The time of the launch.
 static LAUNCHED: OnceLock<Instant> = OnceLock::new();
 
-/// Loses the device of an engine that threads wait for; then drops everything and opens it again, or leaves at once.
+/// Loses the device of an engine that threads wait for; then drops everything and opens the device again, or exits
+/// immediately.
 fn engine(drop_all: bool) {
     let Some(gpu) = hand::open_with_marks() else { return };
     let kernels = hand::kernels();
@@ -133,10 +134,10 @@ fn engine(drop_all: bool) {
         };
         let waiters: Vec<_> = vars.iter().map(wait).collect();
         barrier.wait();
-        // Most of them sleep by then.
+        // Most of the threads sleep by then.
         thread::sleep(Duration::from_millis(20));
         drop(go);
-        waiters.into_iter().map(|waiter| waiter.join().expect("it returns")).collect()
+        waiters.into_iter().map(|waiter| waiter.join().expect("the waiter returns")).collect()
     });
     let launched = *LAUNCHED.wait();
     let since = |time: Option<&Instant>| ns(time.expect("there are some").duration_since(launched));
@@ -147,7 +148,7 @@ fn engine(drop_all: bool) {
         return leaving();
     }
     drop((vars, engine));
-    // SAFETY: nothing of it runs any more, and nobody uses the kernels from now on.
+    // SAFETY: no kernel of the module runs, and no code uses the kernels from here on.
     let unloaded = unsafe { sys::cuModuleUnload(kernels.module) };
     println!("cuModuleUnload: {unloaded:?}");
     drop(gpu);
@@ -178,7 +179,7 @@ fn works(gpu: &CudaGpu) -> Result<(), String> {
     engine.wait_for_var(&var).map_err(|error| error.to_string())
 }
 
-/// What is called after the loss, in this order.
+/// The calls after the loss, in order.
 const CALLS: [&str; 24] = [
     "cuStreamQuery",
     "cuStreamSynchronize",
@@ -206,7 +207,7 @@ const CALLS: [&str; 24] = [
     "cuDeviceGetCount",
 ];
 
-/// Loses the device by hand, and prints what the driver's functions return then.
+/// Loses the device without an engine, and prints the results of the driver's functions.
 fn calls() {
     let gpu = hand::open();
     let kernels = hand::kernels();
@@ -215,7 +216,7 @@ fn calls() {
         (hand::memory(4096), hand::memory(4096), hand::pinned(4096), hand::pinned(4096));
     hand::must("launch", kernels.nothing(stream));
     hand::must("synchronize", stream.synchronize());
-    // So that all is on the stream before the driver notices anything.
+    // A kernel that delays the fault until all work is on the stream.
     let before = Duration::from_millis(5);
     let start = Instant::now();
     hand::must("a kernel before", kernels.spin(stream, 1, before));
@@ -241,43 +242,43 @@ fn calls() {
             "cuEventQuery, recorded before" => event.query(),
             "cuEventQuery, never recorded" => fresh.query(),
             "cuEventRecord" => fresh.record(other),
-            // SAFETY: both are alive.
+            // SAFETY: the stream and the event are alive.
             "cuStreamWaitEvent" => unsafe { sys::cuStreamWaitEvent(other.0, event.0, 0) },
             "cuStreamWriteValue64" => other.write(&words, 1, 1),
             "cuLaunchKernel" => kernels.nothing(other),
-            // SAFETY: both are as large, and nobody else uses them.
+            // SAFETY: both have this size, and no other code uses them.
             "cuMemcpyDtoHAsync" => unsafe { other.copy_out(memory.0, &words, 4096) },
-            // SAFETY: the driver has places to write to, here and below.
+            // SAFETY: the pointers are valid for the driver's writes.
             "cuMemGetInfo" => unsafe { sys::cuMemGetInfo_v2(&raw mut free.0, &raw mut free.1) },
-            // SAFETY: as above.
+            // SAFETY: the pointer is valid for the driver's write.
             "cuMemAlloc" => unsafe { sys::cuMemAlloc_v2(&raw mut at, 4096) },
-            // SAFETY: as above.
+            // SAFETY: the pointer is valid for the driver's write.
             "cuMemHostAlloc" => unsafe { sys::cuMemHostAlloc(&raw mut host, 4096, 0) },
-            // SAFETY: nobody uses it.
+            // SAFETY: no other code uses the memory.
             "cuMemFree" => unsafe { sys::cuMemFree_v2(to_free.0) },
-            // SAFETY: nobody uses it.
+            // SAFETY: no other code uses the memory.
             "cuMemFreeHost" => unsafe { sys::cuMemFreeHost(to_free_host.host.cast()) },
-            // SAFETY: as for `cuMemGetInfo`.
+            // SAFETY: the pointer is valid for the driver's write.
             "cuStreamCreate" => unsafe { sys::cuStreamCreate(&raw mut new_stream, 1) },
-            // SAFETY: nobody uses it from now on.
+            // SAFETY: no code uses the handle from here on.
             "cuStreamDestroy" => unsafe { sys::cuStreamDestroy_v2(other.0) },
-            // SAFETY: as for `cuMemGetInfo`.
+            // SAFETY: the pointer is valid for the driver's write.
             "cuEventCreate" => unsafe { sys::cuEventCreate(&raw mut new_event, 2) },
-            // SAFETY: nobody uses it from now on.
+            // SAFETY: no code uses the handle from here on.
             "cuEventDestroy" => unsafe { sys::cuEventDestroy_v2(fresh.0) },
-            // SAFETY: the image is PTX with a zero behind it.
+            // SAFETY: the image is PTX terminated by a zero.
             "cuModuleLoadData" => unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) },
-            // SAFETY: nobody uses its kernels from now on.
+            // SAFETY: no code uses its kernels from here on.
             "cuModuleUnload" => unsafe { sys::cuModuleUnload(kernels.module) },
-            // SAFETY: any thread may call it.
+            // SAFETY: any thread may make this call.
             "cuCtxSynchronize" => unsafe { sys::cuCtxSynchronize() },
-            // SAFETY: as for `cuMemGetInfo`.
+            // SAFETY: the pointer is valid for the driver's write.
             "cuCtxGetCurrent" => unsafe { sys::cuCtxGetCurrent(&raw mut current) },
             // SAFETY: the context is alive.
             "cuCtxSetCurrent" => unsafe { sys::cuCtxSetCurrent(gpu.context().cu_ctx()) },
-            // SAFETY: as for `cuMemGetInfo`.
+            // SAFETY: the pointer is valid for the driver's write.
             "cuDeviceGetCount" => unsafe { sys::cuDeviceGetCount(&raw mut count) },
-            _ => unreachable!("it is one of these"),
+            _ => unreachable!("every name in the list has a call"),
         };
         figure(name, f64::from(result as u32));
     }
