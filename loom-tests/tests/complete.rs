@@ -354,7 +354,7 @@ fn a_tail_moved_by_a_completion_hands_over_the_access() {
         let (completer, looker) = (Arc::clone(&world), Arc::clone(&world));
         let threads = [
             thread::spawn(move || completer.run(first)),
-            thread::spawn(move || _ = looker.queue(0).is_idle(Mode::Write)),
+            thread::spawn(move || _ = looker.queue(0).is_idle(Write)),
         ];
         world.push_and_run(world.op(&[(0, Write)]));
         for thread in threads {
@@ -465,7 +465,7 @@ fn a_pusher_hands_over_the_writes_that_it_has_acquired() {
 /// A thread that finds a variable idle may use its data as if it had pushed an operation on it.
 #[test]
 fn a_thread_that_finds_a_variable_idle_sees_its_writes() {
-    for mode in [Mode::Write, Mode::Read] {
+    for mode in [Write, Read] {
         model(COMPLETE, Contract, move || {
             let world = World::new(1);
             let op = world.op(&[(0, Write)]);

@@ -183,7 +183,7 @@ fn the_tail_hands_over_the_access_it_points_to() {
         let push = |world: &World| world.push(world.op(&[(0, Read)])).ready.expect("only readers are pending");
         let (pusher, looker) = (Arc::clone(&world), Arc::clone(&world));
         let pusher = thread::spawn(move || push(&pusher));
-        let looker = thread::spawn(move || _ = looker.queue(0).is_idle(Mode::Write));
+        let looker = thread::spawn(move || _ = looker.queue(0).is_idle(Write));
         let mine = push(&world);
         looker.join().unwrap();
         for op in [mine, pusher.join().unwrap()] {

@@ -37,19 +37,19 @@ fn use_again_while_another_checks(bound: Option<usize>, flavour: Flavour, mode: 
 
 #[test]
 fn an_idle_variable_is_used_again_while_another_thread_checks_it() {
-    use_again_while_another_checks(COMPLETE, Contract, Mode::Write);
-    use_again_while_another_checks(COMPLETE, Contract, Mode::Read);
+    use_again_while_another_checks(COMPLETE, Contract, Write);
+    use_again_while_another_checks(COMPLETE, Contract, Read);
 }
 
 #[test]
 fn an_idle_variable_is_used_again_while_another_thread_checks_it_on_crossbeam_epoch() {
-    use_again_while_another_checks(Some(3), Crossbeam, Mode::Write);
+    use_again_while_another_checks(Some(3), Crossbeam, Write);
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
 fn reclaiming_immediately() {
-    without(Step::ReclaimAfterEpoch, || use_again_while_another_checks(COMPLETE, Contract, Mode::Write));
+    without(Step::ReclaimAfterEpoch, || use_again_while_another_checks(COMPLETE, Contract, Write));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn complete_and_check_while_another_appends(accesses: &'static [(usize, Mode)]) 
             let mut ready = ReadyList::default();
             other.execute(&first);
             other.complete(first, &mut ready);
-            let _ = other.queue(1).is_idle(Mode::Write);
+            let _ = other.queue(1).is_idle(Write);
             ready
         });
         let mine = match second {
@@ -174,7 +174,7 @@ fn a_variable_is_freed_only_after_the_helpers() {
         let thread = thread::spawn(move || helper.push_and_run(one));
         world.push_and_run(both);
         // No other operation uses the second variable.
-        if world.queue(1).is_idle(Mode::Write) {
+        if world.queue(1).is_idle(Write) {
             world.dispose(1);
         }
         thread.join().unwrap();
