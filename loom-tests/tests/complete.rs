@@ -352,10 +352,8 @@ fn a_tail_moved_by_a_completion_hands_over_the_access() {
         let first = world.op(&[(0, Write)]);
         let first = world.push(first).ready.expect("nothing is pending");
         let (completer, looker) = (Arc::clone(&world), Arc::clone(&world));
-        let threads = [
-            thread::spawn(move || completer.run(first)),
-            thread::spawn(move || _ = looker.queue(0).is_idle(Write)),
-        ];
+        let threads =
+            [thread::spawn(move || completer.run(first)), thread::spawn(move || _ = looker.queue(0).is_idle(Write))];
         world.push_and_run(world.op(&[(0, Write)]));
         for thread in threads {
             thread.join().unwrap();
