@@ -20,7 +20,8 @@ use std::{
 
 use common::shapes::*;
 use common::{
-    AWHILE, Gate, Journal, Meeting, THREADED, child_succeeds, eventually, is_child, on_kinds, thread_count, watched_for,
+    AWHILE, Gate, Journal, Meeting, PATIENCE, THREADED, child_succeeds, eventually, is_child, on_kinds, thread_count,
+    watched_for,
 };
 use crossbeam_epoch as epoch;
 use logger::log_to;
@@ -182,6 +183,25 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
         assert_eq!(refused, refusal);
         assert_eq!(waited.expect("threads can be started again"), 7);
         assert_eq!(waits.take(), [refusal]);
+        engine.wait_for_all().expect("no operation fails");
+    });
+}
+
+/// The look has pushed an operation, whose turn comes when no thread waits for it any more.
+#[test]
+fn a_look_that_cannot_wait_releases_its_variable() {
+    on_kinds(&THREADED, 1, |engine| {
+        let value = engine.var(1);
+        let (inner, same) = (engine.clone(), value.clone());
+        let waiting = engine.op("waits").submit((), move |()| {
+            inner.op("before").push(same.write(), |value| *value += 1).expect("the engine is open");
+            let _none = NoThreads::new();
+            inner.with(&same, |value| *value).map_err(|error| error.to_string())
+        });
+        let refused = waiting.expect("the engine is open").wait().expect("no operation fails");
+        assert_eq!(refused, Err(WaitError::TooManyWaiting.to_string()));
+        engine.op("after").push(value.write(), |value| *value += 1).expect("the engine is open");
+        assert_eq!(engine.get_timeout(&value, PATIENCE).expect("the variable is released"), 3);
         engine.wait_for_all().expect("no operation fails");
     });
 }

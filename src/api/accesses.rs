@@ -62,7 +62,7 @@ use crate::{
     label = "not a declaration of accesses",
     note = "declare a variable: `.read()`, `.write()` or `.overwrite()`; declare the operation's context: `raddle::cx()`",
     note = "a tuple has at most twelve elements: nest tuples beyond twelve",
-    note = "collect an iterator of declarations into a `Vec`",
+    note = "pass an iterator of declarations through `raddle::each`",
     note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, or a tuple, an array or a struct of those"
 )]
 pub trait Accesses: sealed::Sealed {
@@ -185,6 +185,63 @@ impl<A: Accesses> Accesses for Vec<A> {
 
     fn capture(&self) -> Self::Captured {
         self.as_slice().capture()
+    }
+
+    unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
+        // SAFETY: a slice captures the same, and has the same contract.
+        unsafe { <&[A]>::refs(captured, cx) }
+    }
+}
+
+/// The declarations of an iterator; from [`each`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// let rows = [engine.var(1), engine.var(2)];
+/// let total = engine.var(0);
+/// let reads: raddle::Each<_> = raddle::each(rows.iter().map(|row| row.read()));
+/// engine.op("sum").push((reads, total.write()), |(rows, total)| *total = rows.into_iter().sum())?;
+/// assert_eq!(engine.get(&total)?, 3);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a declaration does nothing until it is pushed"]
+pub struct Each<A>(Vec<A>);
+
+/// Declares every access of an iterator. The function gets a `Vec` of what they declare, in their order.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::each;
+///
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// let cells: Vec<_> = (0..10).map(|n| engine.var(n)).collect();
+/// engine.op("reset the even ones").push(each(cells.iter().step_by(2).map(|cell| cell.write())), |cells| {
+///     cells.into_iter().for_each(|cell| *cell = 0);
+/// })?;
+/// assert_eq!((engine.get(&cells[4])?, engine.get(&cells[5])?), (0, 5));
+/// # Ok(())
+/// # }
+/// ```
+pub fn each<I: IntoIterator<Item: Accesses>>(declarations: I) -> Each<I::Item> {
+    Each(declarations.into_iter().collect())
+}
+
+impl<A: Accesses> sealed::Sealed for Each<A> {}
+impl<A: Accesses> Accesses for Each<A> {
+    type Refs<'a> = Vec<A::Refs<'a>>;
+    type Captured = Box<[A::Captured]>;
+    const REFERS: bool = A::REFERS;
+
+    #[inline]
+    fn declare(&self, list: &mut sealed::List<'_>) {
+        self.0.declare(list);
+    }
+
+    fn capture(&self) -> Self::Captured {
+        self.0.capture()
     }
 
     unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {

@@ -14,13 +14,7 @@ use std::{
 use bytemuck::Pod;
 
 use crate::{
-    api::{
-        accesses::{Accesses, sealed::List},
-        handle::VarWait,
-        op_context::OpContext,
-        token::Token,
-        var::{Read, Var},
-    },
+    api::{handle::VarWait, op_context::OpContext, token::Token, var::Var},
     device::{
         driver::Driver,
         memory::{DeviceVec, PinnedVec},
@@ -28,10 +22,8 @@ use crate::{
     },
     engine::{
         core::Core,
-        frame::{self, Call},
-        spec::{Entries, Spec},
-        task::{ResultJob, flag},
-        variable::{ValueMemory, VarCell},
+        frame::{self},
+        variable::ValueMemory,
         waits::WaitFor,
     },
     error::{
@@ -41,7 +33,6 @@ use crate::{
         push::{FORKED, PushError},
         wait::WaitError,
     },
-    notify::oneshot::Oneshot,
     values::{
         device::Device,
         kind::{EngineKind, Placement},
@@ -429,43 +420,6 @@ impl Engine {
     }
 
     // ------------------------------------------------------------------------------------------------------ waits ----
-
-    /// Waits for every mutation of the variable that was pushed before, and returns a clone of its value. The clone is
-    /// made on the calling thread if no mutation is pending, and otherwise on a worker. Other readers run meanwhile.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let engine = raddle::Engine::builder().workers(1).build()?;
-    /// let words = engine.var(vec!["warp"]);
-    /// engine.op("add").push(words.write(), |words| words.push("weft"))?;
-    /// assert_eq!(engine.get(&words)?, ["warp", "weft"]);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation names
-    /// it, [`WaitError::Refused`] if it belongs to another engine or is deleted, [`WaitError::TooManyWaiting`].
-    #[track_caller]
-    pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
-        self.core.check_wait()?;
-        if frame::holds(VarCell::queue_ptr(var.ptr())) {
-            return Err(WaitError::WouldDeadlock);
-        }
-        let access = var.read();
-        let mut entries = Entries::new();
-        access.declare(&mut List(&mut entries));
-        let kept = access.capture();
-        let oneshot = Oneshot::new();
-        let (spec, location) = (Spec::internal("get", 0, flag::EAGER), Location::caller());
-        let f = move |call: &Call<'_>| {
-            let cx = OpContext::new(call);
-            // SAFETY: the operation declares `access` and runs once.
-            Ok(unsafe { Read::<T>::refs(&kept, &cx) }.clone())
-        };
-        self.core.push(&spec, location, &mut entries, ResultJob::new(f, Arc::clone(&oneshot)))?;
-        self.core.wait_for_result(&oneshot, None)
-    }
 
     /// Waits for every operation on the variable that was pushed before the call.
     ///

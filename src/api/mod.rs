@@ -9,4 +9,5 @@ pub(crate) mod op_builder;
 pub(crate) mod op_context;
 pub(crate) mod operator;
 pub(crate) mod token;
+pub(crate) mod values;
 pub(crate) mod var;

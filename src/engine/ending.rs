@@ -48,6 +48,9 @@ pub(crate) type Epilogues = SmallVec<[Epilogue; 2]>;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FnState {
     Called,
+    /// The function was called, and another thread may still run it: the end of the operation must not touch it. It is
+    /// that of an asynchronous operation.
+    MayRun,
     /// The function must be dropped in the epilogue.
     NotCalled,
 }
@@ -73,7 +76,7 @@ impl Completed {
     /// Reports the result of a complete operation to its handle or wait, unless the operation was rejected.
     pub(super) fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, function: FnState) -> Self {
         let mut cleanup = Cleanup::default();
-        if op.task().has(flag::REPORTS) && !op.is_rejected() {
+        if op.task().has(flag::REPORTS) && function != FnState::MayRun && !op.is_rejected() {
             // SAFETY: this thread ends the operation.
             cleanup = unsafe { op.report(result.as_ref().map(|&()| ())) };
         }

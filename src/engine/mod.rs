@@ -1,5 +1,6 @@
 //! What a push, a run, a wait and a shutdown do.
 
+pub(crate) mod acquire;
 mod complete;
 pub(crate) mod core;
 mod dispatch;

@@ -198,7 +198,7 @@ impl Core {
         // The second failure of the operation must not hide either.
         second.iter().for_each(|failure| failure.record(&self.failures));
         let mut ready = ReadyList::default();
-        let mut epilogue = self.complete(op, result, FnState::Called, &mut ready);
+        let mut epilogue = self.complete(op, result, FnState::MayRun, &mut ready);
         if let Epilogue::CleanUp(completed) = &mut epilogue {
             completed.ended.extend(second);
         }

@@ -101,6 +101,15 @@ impl<R> Oneshot<R> {
         }
     }
 
+    /// Notes that no thread waits any more: a result that is set later is dropped. Returns one that was set before, and
+    /// not taken.
+    pub fn close(&self) -> Option<Result<R, OpError>> {
+        match std::mem::replace(&mut *lock(&self.state), State::Taken) {
+            State::Done(result) => Some(result),
+            State::Pending(_) | State::Taken => None,
+        }
+    }
+
     /// Whether the result was set, even if it was taken since.
     pub fn is_done(&self) -> bool {
         !matches!(*lock(&self.state), State::Pending(_))

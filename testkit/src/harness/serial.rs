@@ -123,6 +123,10 @@ enum Step {
     ClearError(usize),
     /// Waits for all first.
     ClearErrors,
+    /// Pushes the replacement of a value.
+    Set(usize, u64),
+    /// Replaces a value, and returns the old one.
+    Replace(usize, u64),
     DropHandle(usize),
 }
 
@@ -176,7 +180,9 @@ impl Program {
                     Step::DropVariable(variable)
                 }
                 2 => Step::ClearError(variable),
-                3 => Step::ClearErrors,
+                3 if program.variables[variable] == Class::Bare || bytes.one_in(3) => Step::ClearErrors,
+                3 if bytes.one_in(2) => Step::Set(variable, bytes.below(100) as u64),
+                3 => Step::Replace(variable, bytes.below(100) as u64),
                 4..=5 => {
                     let limit = match bytes.below(6) {
                         0..=2 => Limit::None,
@@ -521,6 +527,19 @@ impl Model {
                 self.standings[variable] = Standing::Dropped;
             }
             Step::ClearError(variable) => self.clear(variable),
+            Step::Set(variable, value) => match self.standings[variable] {
+                Standing::Live => {
+                    self.clear(variable);
+                    self.change(variable, value);
+                }
+                _ => answer = Answer::Refused(Refusal::Deleted),
+            },
+            Step::Replace(variable, value) => {
+                answer = self.get(variable);
+                if matches!(answer, Answer::Value(_)) {
+                    self.change(variable, value);
+                }
+            }
             Step::ClearErrors => {
                 // The wait has returned one of them.
                 answer = Answer::Cleared(self.unreported.len().saturating_sub(1));
@@ -540,6 +559,11 @@ impl Model {
             }
         }
         Expected::Exactly(answer)
+    }
+
+    fn change(&mut self, variable: usize, value: u64) {
+        self.values[variable] = value;
+        self.versions[variable] += 1;
     }
 
     fn get(&self, variable: usize) -> Answer {
@@ -578,7 +602,8 @@ impl Model {
             Step::Wait(
                 Wait::Get(variable) | Wait::ForVar(variable) | Wait::ToRead(variable) | Wait::ToWrite(variable),
                 _,
-            ) => self.failed[variable],
+            )
+            | Step::Replace(variable, _) => self.failed[variable],
             // Among failures with the same text, any may be chosen.
             _ => self.unreported.iter().copied().find(|&failure| self.failures[failure] == *shown),
         };
@@ -909,6 +934,19 @@ fn answer<T>(result: Result<T, WaitError>, value: impl FnOnce(T) -> Answer) -> A
     }
 }
 
+fn seen<T: Content>(value: T) -> Answer {
+    value.get().map_or(Answer::Other("a torn value".to_owned()), Answer::Value)
+}
+
+/// Reads a value by one of the calls that do so.
+fn get<T: Content>(engine: &Engine, variable: &Var<T>, limit: Limit) -> Answer {
+    match limit {
+        Limit::None => answer(engine.get(variable), seen),
+        Limit::Micros(limit) => answer(engine.get_timeout(variable, Duration::from_micros(limit)), seen),
+        Limit::Future | Limit::Poll => answer(engine.with(variable, T::clone), seen),
+    }
+}
+
 fn refused(result: Result<(), PushError>) -> Answer {
     result.map_or_else(|error| Answer::Refused(error.into()), |()| Answer::Nothing)
 }
@@ -1054,6 +1092,22 @@ impl Runner {
                 let _ = engine.wait_for_all();
                 Answer::Cleared(engine.clear_errors().map_or(0, |(_, count)| count as usize))
             }
+            Step::Set(variable, value) => {
+                let drop = self.world.drops.make();
+                match &self.variables[variable] {
+                    Handle::Narrow(variable) => refused(engine.set(variable, Narrow::new(value, drop))),
+                    Handle::Wide(variable) => refused(engine.set(variable, Wide::new(value, drop))),
+                    _ => Answer::Other("no value".to_owned()),
+                }
+            }
+            Step::Replace(variable, value) => {
+                let drop = self.world.drops.make();
+                match &self.variables[variable] {
+                    Handle::Narrow(variable) => answer(engine.replace(variable, Narrow::new(value, drop)), seen),
+                    Handle::Wide(variable) => answer(engine.replace(variable, Wide::new(value, drop)), seen),
+                    _ => Answer::Other("no value".to_owned()),
+                }
+            }
             Step::DropHandle(id) => {
                 drop(self.handles.remove(&id));
                 Answer::Nothing
@@ -1083,16 +1137,11 @@ impl Runner {
             Wait::ForVar(variable) => wait!(variable, wait_for_var, wait_for_var_timeout, wait_for_var_async),
             Wait::ToRead(variable) => wait!(variable, wait_to_read, wait_to_read_timeout, wait_to_read_async),
             Wait::ToWrite(variable) => wait!(variable, wait_for_var, wait_for_var_timeout, wait_for_var_async),
-            Wait::Get(variable) => {
-                fn value<T: Content>(value: T) -> Answer {
-                    value.get().map_or(Answer::Other("a torn value".to_owned()), Answer::Value)
-                }
-                match &self.variables[variable] {
-                    Handle::Narrow(variable) => answer(engine.get(variable), value),
-                    Handle::Wide(variable) => answer(engine.get(variable), value),
-                    _ => Answer::Other("no value".to_owned()),
-                }
-            }
+            Wait::Get(variable) => match &self.variables[variable] {
+                Handle::Narrow(variable) => get(engine, variable, limit),
+                Handle::Wide(variable) => get(engine, variable, limit),
+                _ => Answer::Other("no value".to_owned()),
+            },
             Wait::ForAll => match limit {
                 Limit::None => answer(engine.wait_for_all(), nothing),
                 Limit::Micros(limit) => answer(engine.wait_for_all_timeout(Duration::from_micros(limit)), nothing),

@@ -1,0 +1,213 @@
+//! Calls of the engine that read and replace values, from outside operations and inside them.
+
+use std::{
+    panic::Location,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    api::{
+        accesses::{Accesses, sealed::List},
+        engine::Engine,
+        op_context::OpContext,
+        var::{Read, Var},
+    },
+    engine::{
+        frame::{self, Call},
+        spec::{Entries, Spec},
+        task::{ResultJob, flag},
+        variable::{self, VarCell},
+        waits::WaitFor,
+    },
+    error::{push::PushError, wait::WaitError},
+    notify::oneshot::Oneshot,
+};
+
+impl Engine {
+    /// Waits for every mutation of the variable that was pushed before, and returns a clone of its value. The clone is
+    /// made on the calling thread if no mutation is pending, and otherwise on a worker. Other readers run meanwhile.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let words = engine.var(vec!["warp"]);
+    /// engine.op("add").push(words.write(), |words| words.push("weft"))?;
+    /// assert_eq!(engine.get(&words)?, ["warp", "weft"]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation names
+    /// it, [`WaitError::Refused`] if it belongs to another engine or is deleted, [`WaitError::TooManyWaiting`].
+    #[track_caller]
+    pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
+        self.clone_value(var, None, Location::caller())
+    }
+
+    /// Does the same as [`get`](Self::get), for at most `timeout`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::WaitError;
+    /// use std::time::Duration;
+    ///
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let reply = engine.var(0);
+    /// engine.op("ask").push(reply.write(), |reply| *reply = 42)?;
+    /// match engine.get_timeout(&reply, Duration::from_secs(60)) {
+    ///     Ok(reply) => println!("{reply}"),
+    ///     Err(WaitError::TimedOut) => println!("no reply yet"),
+    ///     Err(error) => return Err(error.into()),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get), and [`WaitError::TimedOut`]. The pending operations continue then.
+    #[track_caller]
+    pub fn get_timeout<T: Clone + Send + Sync + 'static>(
+        &self,
+        var: &Var<T>,
+        timeout: Duration,
+    ) -> Result<T, WaitError> {
+        let (deadline, location) = (Instant::now().checked_add(timeout), Location::caller());
+        // First by a wait that leaves nothing behind if it times out.
+        self.core().wait_for_var(var.token().var(), WaitFor::Writers, deadline, location)?;
+        self.clone_value(var, deadline, location)
+    }
+
+    fn clone_value<T: Clone + Send + Sync + 'static>(
+        &self,
+        var: &Var<T>,
+        deadline: Option<Instant>,
+        location: &'static Location<'static>,
+    ) -> Result<T, WaitError> {
+        self.check_wait_for(var)?;
+        let (mut entries, access) = declared(var);
+        let kept = access.capture();
+        let oneshot = Oneshot::new();
+        let spec = Spec::internal("get", 0, flag::EAGER);
+        let f = move |call: &Call<'_>| {
+            let cx = OpContext::new(call);
+            // SAFETY: the operation declares `access` and runs once.
+            Ok(unsafe { Read::<T>::refs(&kept, &cx) }.clone())
+        };
+        self.core().push(&spec, location, &mut entries, ResultJob::new(f, Arc::clone(&oneshot)))?;
+        self.core().wait_for_result(&oneshot, deadline)
+    }
+
+    /// Waits for every mutation of the variable that was pushed before, and calls `f` with its value, on the calling
+    /// thread and without a clone. The variable is read until `f` returns: other readers run meanwhile, and mutations
+    /// wait.
+    ///
+    /// `f` is program code like the function of an operation that reads the variable. It may push and wait, except for
+    /// the variable itself.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let image = engine.var(vec![0u8; 1 << 20]);
+    /// engine.op("draw").push(image.write(), |image| image[7] = 1)?;
+    /// let drawn = engine.with(&image, |image| image.iter().filter(|&&pixel| pixel != 0).count())?;
+    /// assert_eq!(drawn, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get). `f` is not called then.
+    ///
+    /// # Panics
+    /// If `f` panics. The variable is released, and does not fail.
+    #[track_caller]
+    pub fn with<T: Send + Sync + 'static, R>(&self, var: &Var<T>, f: impl FnOnce(&T) -> R) -> Result<R, WaitError> {
+        self.check_wait_for(var)?;
+        let (mut entries, _) = declared(var);
+        let acquired = self.core().acquire("with", Location::caller(), &mut entries)?;
+        // SAFETY: the variable was made with a value of this type, and `var` keeps it.
+        let value = unsafe { variable::value_ptr::<T>(var.ptr()) };
+        // SAFETY: `acquired` is an operation that reads the variable, until it is dropped after `f`. Its queue has handed
+        // over the writes before it.
+        let value = unsafe { &*value };
+        Ok(acquired.enter(|| f(value)))
+    }
+
+    /// Pushes an operation that replaces the value of the variable, in push order. The old value is dropped on a
+    /// worker. Like every operation that [overwrites](Var::overwrite), it clears the error of the variable.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let target = engine.var(0);
+    /// engine.set(&target, 7)?; // returns immediately
+    /// assert_eq!(engine.get(&target)?, 7);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`]. The value is dropped then.
+    #[track_caller]
+    pub fn set<T: Send + 'static>(&self, var: &Var<T>, value: T) -> Result<(), PushError> {
+        self.op("set").push(var.overwrite(), move |old| *old = value)
+    }
+
+    /// Waits for every operation on the variable that was pushed before, replaces its value, and returns the old one.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let buffer = engine.var(vec![1, 2, 3]);
+    /// assert_eq!(engine.replace(&buffer, vec![4])?, [1, 2, 3]);
+    /// assert_eq!(engine.get(&buffer)?, [4]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get), and [`WaitError::Failed`] if the engine cancels the operation. `value` is dropped
+    /// then.
+    #[track_caller]
+    pub fn replace<T: Send + 'static>(&self, var: &Var<T>, value: T) -> Result<T, WaitError> {
+        self.check_wait_for(var)?;
+        self.op("replace").submit(var.write(), move |old| std::mem::replace(old, value))?.wait()
+    }
+
+    /// Waits for every operation on the variable that was pushed before, and takes its value. The default value of the
+    /// type takes its place.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let lines = engine.var(vec!["warp"]);
+    /// engine.op("add").push(lines.write(), |lines| lines.push("weft"))?;
+    /// assert_eq!(engine.take(&lines)?, ["warp", "weft"]);
+    /// assert!(engine.get(&lines)?.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`replace`](Self::replace).
+    #[track_caller]
+    pub fn take<T: Default + Send + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
+        self.check_wait_for(var)?;
+        self.op("take").submit(var.write(), std::mem::take)?.wait()
+    }
+
+    /// Returns an error if the calling thread must not wait, or holds the variable, which it would then wait for itself.
+    fn check_wait_for<T>(&self, var: &Var<T>) -> Result<(), WaitError> {
+        self.core().check_wait()?;
+        if frame::holds(VarCell::queue_ptr(var.ptr())) { Err(WaitError::WouldDeadlock) } else { Ok(()) }
+    }
+}
+
+/// Returns the declaration that an operation reads the variable, and its entry.
+fn declared<T: Send + Sync + 'static>(var: &Var<T>) -> (Entries, Read<'_, T>) {
+    let (mut entries, access) = (Entries::new(), var.read());
+    access.declare(&mut List(&mut entries));
+    (entries, access)
+}
