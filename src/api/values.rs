@@ -22,6 +22,7 @@ use crate::{
     },
     error::{push::PushError, wait::WaitError},
     notify::oneshot::Oneshot,
+    values::name::Name,
 };
 
 impl Engine {
@@ -74,6 +75,8 @@ impl Engine {
         timeout: Duration,
     ) -> Result<T, WaitError> {
         let (deadline, location) = (Instant::now().checked_add(timeout), Location::caller());
+        // A wait for a deleted variable would return its failure, if it has one.
+        self.core().check_variable(var.token().cell(), &Name::from("get"), location)?;
         // First by a wait that leaves nothing behind if it times out.
         self.core().wait_for_var(var.token().var(), WaitFor::Writers, deadline, location)?;
         self.clone_value(var, deadline, location)

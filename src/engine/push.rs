@@ -81,7 +81,7 @@ impl Core {
 
     /// Returns an error if a variable of the operation `name` belongs to another engine, or is known to be deleted.
     #[inline]
-    pub(super) fn check_variable(
+    pub(crate) fn check_variable(
         &self,
         cell: &VarCell,
         name: &Name,
