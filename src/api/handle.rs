@@ -111,6 +111,33 @@ impl<R> OpHandle<R> {
     }
 }
 
+impl<R> OpHandle<R> {
+    /// Drops the handle, and counts the failure that it would return as reported:
+    /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does not return it. The operation runs, and the variables
+    /// that it fails stay failed.
+    ///
+    /// A handle that is dropped without this call leaves its failure to `wait_for_all`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let reply = engine.op("reply").try_submit((), |()| -> Result<u32, _> { Err("no such page".into()) })?;
+    /// reply.ignore(); // the client has gone
+    /// engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn ignore(self) {
+        if self.core.is_forked() {
+            // Another thread of the parent process may have held the lock.
+            return;
+        }
+        if let Some(Err(failure)) = self.waiter.oneshot().ignore() {
+            failure.mark_reported();
+        }
+    }
+}
+
 /// Whether the result was set. If not, runs the work that the calling thread has deferred, since that may set it.
 fn is_done<R>(waiter: &Waiter<R>) -> bool {
     let is_done = || waiter.oneshot().is_done();

@@ -17,6 +17,8 @@ enum State<R> {
     Pending(Waiting),
     Done(Result<R, OpError>),
     Taken,
+    /// There is no result yet, and no handle to return it. A failure counts as reported when it is set.
+    Ignored,
 }
 
 impl<R> State<R> {
@@ -31,7 +33,7 @@ impl<R> State<R> {
     fn take(&mut self) -> Result<R, NoValue> {
         match std::mem::replace(self, Self::Taken) {
             Self::Done(result) => result.map_err(NoValue::Failed),
-            Self::Taken => Err(NoValue::Taken),
+            Self::Taken | Self::Ignored => Err(NoValue::Taken),
             Self::Pending(_) => unreachable!("called only when the result was set"),
         }
     }
@@ -41,7 +43,7 @@ impl State<()> {
     fn share(&mut self) -> Result<(), NoValue> {
         match self {
             Self::Done(result) => result.clone().map_err(NoValue::Failed),
-            Self::Taken => Err(NoValue::Taken),
+            Self::Taken | Self::Ignored => Err(NoValue::Taken),
             Self::Pending(_) => unreachable!("called only when the result was set"),
         }
     }
@@ -85,8 +87,19 @@ impl<R> Oneshot<R> {
     #[must_use = "futures wait to be woken"]
     pub fn set(&self, result: Result<R, OpError>) -> Option<Wakers> {
         let mut state = lock(&self.state);
-        let State::Pending(waiting) = &mut *state else { return None };
-        let wakers = waiting.take_up_to(u64::MAX);
+        let wakers = match &mut *state {
+            State::Pending(waiting) => waiting.take_up_to(u64::MAX),
+            State::Ignored => {
+                drop(state);
+                if let Err(failure) = &result {
+                    failure.mark_reported();
+                }
+                // The owner of the last reference drops the result.
+                *lock(&self.state) = State::Done(result);
+                return None;
+            }
+            State::Done(_) | State::Taken => return None,
+        };
         *state = State::Done(result);
         drop(state);
         self.done.notify_all();
@@ -97,7 +110,7 @@ impl<R> Oneshot<R> {
     pub fn into_result(self) -> Option<Result<R, OpError>> {
         match self.state.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
             State::Done(result) => Some(result),
-            State::Pending(_) | State::Taken => None,
+            State::Pending(_) | State::Taken | State::Ignored => None,
         }
     }
 
@@ -106,7 +119,21 @@ impl<R> Oneshot<R> {
     pub fn close(&self) -> Option<Result<R, OpError>> {
         match std::mem::replace(&mut *lock(&self.state), State::Taken) {
             State::Done(result) => Some(result),
-            State::Pending(_) | State::Taken => None,
+            State::Pending(_) | State::Taken | State::Ignored => None,
+        }
+    }
+
+    /// Notes that the result is not wanted: a failure that is set later counts as reported. Returns the result, if it
+    /// was set before and not taken.
+    pub fn ignore(&self) -> Option<Result<R, OpError>> {
+        let mut state = lock(&self.state);
+        let is_set = matches!(*state, State::Done(_) | State::Taken);
+        let before = std::mem::replace(&mut *state, if is_set { State::Taken } else { State::Ignored });
+        // Before the wakers in the old state are dropped, which is the program's code.
+        drop(state);
+        match before {
+            State::Done(result) => Some(result),
+            State::Pending(_) | State::Taken | State::Ignored => None,
         }
     }
 
@@ -181,7 +208,7 @@ impl<R> Drop for Waiter<R> {
     fn drop(&mut self) {
         wakers::leave(&self.oneshot.state, &mut self.key, |state| match state {
             State::Pending(waiting) => Some(waiting),
-            State::Done(_) | State::Taken => None,
+            State::Done(_) | State::Taken | State::Ignored => None,
         });
     }
 }

@@ -316,6 +316,54 @@ fn an_overwrite_that_is_skipped_replaces_the_failure_of_the_variable() {
     });
 }
 
+/// The handle may be dropped before or after the operation has failed.
+#[test]
+fn an_ignored_failure_is_not_reported() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        for is_pending in [true, false] {
+            let gate = is_pending.then(|| hold(&engine, value.token()));
+            let mut ignored = engine.op("fails").try_submit(value.write(), |_| -> Result<(), _> { Err("no".into()) });
+            if !is_pending {
+                eventually("the operation has failed", || ignored.as_ref().is_ok_and(OpHandle::is_done));
+            }
+            if is_pending {
+                // A waker that is registered goes with the handle.
+                assert!(common::poll_once(ignored.as_mut().unwrap()).is_pending());
+            }
+            ignored.unwrap().ignore();
+            let dropped = engine.op("skipped").submit(value.read(), |_| ()).unwrap();
+            gate.iter().for_each(Gate::open);
+            dropped.ignore();
+            engine.wait_for_all().unwrap();
+            assert_eq!(failure(engine.wait_for_var(&value)).name(), "fails", "the variable stays failed");
+            engine.clear_error(&value).unwrap();
+        }
+        // The drop of a handle alone leaves the failure.
+        drop(engine.op("dropped").try_submit(value.read(), |_| -> Result<(), _> { Err("no".into()) }).unwrap());
+        assert_eq!(failure(engine.wait_for_all()).name(), "dropped");
+    });
+}
+
+#[test]
+fn an_ignored_result_is_dropped_once() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (drops, value) = (Drops::new(), engine.var(0));
+        for is_pending in [true, false] {
+            let gate = is_pending.then(|| hold(&engine, value.token()));
+            let made = drops.make();
+            let handle = engine.op("").submit(value.write(), move |_| made).unwrap();
+            if !is_pending {
+                eventually("the operation is done", || handle.is_done());
+            }
+            handle.ignore();
+            gate.iter().for_each(Gate::open);
+            engine.wait_for_all().unwrap();
+        }
+        drops.assert_all_gone();
+    });
+}
+
 /// Asserts that some call reports the failure of `second`, before or after the failure of `first` is cleared.
 fn assert_second_is_reported(engine: &Engine, variable: &Token) {
     let mut reported = vec![failure(engine.wait_for_var(variable)), failure(engine.wait_for_all())];
