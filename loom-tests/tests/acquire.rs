@@ -1,0 +1,77 @@
+//! Variables that a thread holds while it uses their values (`Engine::with`), and handles whose failure is ignored.
+#![cfg(raddle_loom)]
+
+use std::sync::Arc;
+
+use loom::{cell::UnsafeCell, thread};
+use raddle::{Engine, EngineKind, WaitError, internals::Flavour};
+use raddle_loom_tests::{model, pending};
+
+/// A value whose cell reports concurrent accesses.
+struct Data(UnsafeCell<usize>);
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+unsafe impl Sync for Data {}
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+unsafe impl Send for Data {}
+
+impl Data {
+    fn get(&self) -> usize {
+        // SAFETY: the engine orders the accesses, which is what the models check.
+        self.0.with(|data| unsafe { *data })
+    }
+
+    fn add(&self) {
+        // SAFETY: the engine orders the accesses, which is what the models check.
+        self.0.with_mut(|data| unsafe { *data += 1 });
+    }
+}
+
+fn engine() -> Engine {
+    Engine::builder().kind(EngineKind::Naive).build().unwrap()
+}
+
+/// On the naive engine the mutation runs on the thread that finds it ready: the one that pushes it, or the one that
+/// looks.
+#[test]
+fn a_look_and_a_mutation_exclude_each_other() {
+    model(2, Flavour::Contract, || {
+        let engine = engine();
+        let value = engine.var(Arc::new(Data(UnsafeCell::new(0))));
+        let (other, same) = (engine.clone(), value.clone());
+        let thread = thread::spawn(move || other.op("").push(same.write(), |data| data.add()).unwrap());
+        let seen = engine.with(&value, |data| data.get()).unwrap();
+        assert!(seen <= 1);
+        thread.join().unwrap();
+        assert_eq!(engine.with(&value, |data| data.get()).unwrap(), 1);
+    });
+}
+
+/// The look waits for an operation that another thread completes.
+#[test]
+fn a_look_sees_what_was_written_before_a_completion() {
+    model(2, Flavour::Contract, || {
+        let (engine, token, done) = pending();
+        let data = Arc::new(Data(UnsafeCell::new(0)));
+        let value = engine.var(Arc::clone(&data));
+        engine.op("").reads([&token]).push(value.overwrite(), |_| {}).unwrap();
+        let thread = thread::spawn(move || {
+            data.add();
+            done.complete();
+        });
+        assert_eq!(engine.with(&value, |data| data.get()).unwrap(), 1);
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn a_failure_is_reported_once_to_a_handle_that_is_ignored_meanwhile() {
+    model(2, Flavour::Contract, || {
+        let (engine, token, done) = pending();
+        let handle = engine.op("").reads([&token]).submit((), |()| ()).unwrap();
+        let thread = thread::spawn(move || done.fail("as planned"));
+        handle.ignore();
+        thread.join().unwrap();
+        engine.wait_for_all().expect("the failure was reported");
+        assert!(matches!(engine.wait_for_var(&token), Err(WaitError::Failed(_))));
+    });
+}
