@@ -631,6 +631,31 @@ impl Engine {
         self.core.wait_for_all_async()
     }
 
+    /// Returns how many operations are pending: pushed, and not complete. The engine's own operations, such as
+    /// deletions, count as well. Operations that other threads push or complete during the call may or may not count.
+    /// In a forked child there are none.
+    ///
+    /// The call adds up counters of all threads under a lock, so it is for reports and for occasional decisions, and not
+    /// for every push.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (sender, receiver) = std::sync::mpsc::channel::<()>();
+    /// engine.op("receive").push((), move |()| _ = receiver.recv())?;
+    /// engine.op("next").push((), |()| {})?;
+    /// assert!((1..=2).contains(&engine.pending()));
+    /// drop(sender);
+    /// engine.wait_for_all()?;
+    /// assert_eq!(engine.pending(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn pending(&self) -> u64 {
+        if self.core.is_forked() { 0 } else { self.core.pending() }
+    }
+
     // --------------------------------------------------------------------------------------------------- shutdown ----
 
     /// Shuts the engine down: refuses further pushes, waits until no operation is pending, and ends the threads.

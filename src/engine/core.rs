@@ -123,6 +123,11 @@ impl Core {
         &self.failures
     }
 
+    /// Returns how many operations are pending.
+    pub(crate) fn pending(&self) -> u64 {
+        self.pending.count()
+    }
+
     /// Returns the tag of this engine's variables: its address, which no other engine has while a variable keeps this
     /// one.
     pub(crate) fn tag(&self) -> usize {

@@ -296,6 +296,21 @@ impl PendingOps {
         false
     }
 
+    /// Returns how many operations are pending. One that enters or leaves during the call may or may not count.
+    pub fn count(&self) -> u64 {
+        // The lock keeps generations from being opened and freed.
+        let state = lock(&self.state);
+        let shards = 0..self.shards.len();
+        let pending = |generation: usize| {
+            // Acquire (edge `leave`): the entries of the operations that have left, which are loaded after this.
+            let left = shards.clone().map(|shard| self.left(shard, generation).load(Acquire) / ONE).sum::<u64>();
+            // Relaxed: see above. Later entries may count.
+            let entered = shards.clone().map(|shard| self.entered(shard, generation).load(Relaxed) / ONE).sum::<u64>();
+            entered.saturating_sub(left)
+        };
+        (0..state.numbers.len()).filter(|generation| !state.free.contains(generation)).map(pending).sum()
+    }
+
     /// Counts an operation out. What it did is visible to every thread that sees the count without it. Returns the
     /// wakers of the futures whose waits are over.
     #[inline]

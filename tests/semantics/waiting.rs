@@ -448,3 +448,24 @@ fn futures_are_send() {
     is_send(&engine.wait_for_var_async(&token));
     is_send(&engine.op("").submit((), |()| 1).unwrap());
 }
+
+#[test]
+fn pending_counts_the_operations_that_are_not_complete() {
+    on_kinds(&KINDS, 2, |engine| {
+        assert_eq!(engine.pending(), 0);
+        let token = engine.token();
+        let gate = hold(&engine, &token);
+        let before = engine.pending();
+        for n in 1..=100 {
+            engine.push_sync(|_| {}, [&token], []).unwrap();
+            assert_eq!(engine.pending(), before + n);
+            if n % 10 == 0 {
+                // Each wait opens another generation.
+                assert!(matches!(engine.wait_for_all_timeout(Duration::ZERO), Err(WaitError::TimedOut)));
+            }
+        }
+        gate.open();
+        engine.wait_for_all().unwrap();
+        eventually("the count is zero", || engine.pending() == 0);
+    });
+}
