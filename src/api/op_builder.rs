@@ -957,7 +957,14 @@ impl<'e> OpBuilder<'e> {
         let fixed_priority =
             self.spec.flags & flag::KEPT != 0 || Route::of(self.property, core.kind()).priority.is_some();
         self.finish(accesses, flags)?;
-        let entries = core.check_and_sort(&mut self.entries, &self.spec.name, Location::caller())?.into();
+        let entries = match core.check_and_sort(&mut self.entries, &self.spec.name, Location::caller()) {
+            Ok(entries) => entries.into(),
+            Err(error) => {
+                // Here, for the same reason as in `Core::push`.
+                drop(function);
+                return Err(error);
+            }
+        };
         Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority))
     }
 

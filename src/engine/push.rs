@@ -41,7 +41,14 @@ impl Core {
         job: impl Job,
     ) -> Result<(), PushError> {
         // SAFETY: the task is filled and the operation enqueued below.
-        let op = unsafe { self.check_and_begin(spec, location, entries) }?;
+        let op = match unsafe { self.check_and_begin(spec, location, entries) } {
+            Ok(op) => op,
+            Err(error) => {
+                // Not by `?`: a drop of the program's that panics while a function returns would leak the return value.
+                drop(job);
+                return Err(error);
+            }
+        };
         // SAFETY: `check_and_begin` has begun the task, and no other thread knows it yet.
         unsafe { Task::fill(op.task_ptr(), spec.name.clone(), location, job) };
         self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, entries))

@@ -48,9 +48,14 @@ impl Core {
         let flags = flag::EAGER | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
         let spec = Spec::internal("delete_variable", i32::MAX, flags);
         let entry = Entry { cell: var.ptr(), mode: Mode::Overwrite, refs: Refs::None };
-        self.check_variable(var.cell(), &spec.name, location)?;
-        if !var.cell().queue().close() {
-            return Err(PushError::DeletedVariable(var.cell().refused_access(&spec.name, location)));
+        let closed = self.check_variable(var.cell(), &spec.name, location).and_then(|()| {
+            let deleted = || PushError::DeletedVariable(var.cell().refused_access(&spec.name, location));
+            var.cell().queue().close().then_some(()).ok_or_else(deleted)
+        });
+        if let Err(error) = closed {
+            // Here, for the same reason as in `push`.
+            drop(f);
+            return Err(error);
         }
         let delete = move |cx: &Call<'_>| {
             let empty = || {

@@ -77,11 +77,16 @@ fn the_drop_of_a_refused_function_may_panic() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         engine.delete_variable(&token, |_| {}).unwrap();
-        let capture = PanicsOnDrop("refused");
-        let pushed = catch_unwind(AssertUnwindSafe(|| engine.push_sync(move |_| _ = &capture, [], [&token])));
-        match pushed {
-            Ok(pushed) => assert!(matches!(pushed, Err(PushError::DeletedVariable(_))), "{pushed:?}"),
-            Err(payload) => assert_eq!(payload.downcast_ref::<&str>(), Some(&"refused")),
+        let calls: [fn(&Engine, &Token, PanicsOnDrop) -> Result<(), PushError>; 3] = [
+            |engine, token, capture| engine.push_sync(move |_| _ = &capture, [], [token]),
+            |engine, token, capture| engine.op("").writes([token]).operator_sync(move |_| _ = &capture).map(drop),
+            |engine, token, capture| engine.delete_variable(token, move |_| _ = &capture),
+        ];
+        for call in calls {
+            match catch_unwind(AssertUnwindSafe(|| call(&engine, &token, PanicsOnDrop("refused")))) {
+                Ok(pushed) => assert!(matches!(pushed, Err(PushError::DeletedVariable(_))), "{pushed:?}"),
+                Err(payload) => assert_eq!(payload.downcast_ref::<&str>(), Some(&"refused")),
+            }
         }
         engine.wait_for_all().unwrap();
         assert_eq!(engine.op("").submit((), |()| 1).unwrap().wait().unwrap(), 1);
