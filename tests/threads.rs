@@ -206,6 +206,24 @@ fn a_look_that_cannot_wait_releases_its_variable() {
     });
 }
 
+#[test]
+fn a_replacement_that_cannot_wait_leaves_the_value() {
+    on_kinds(&THREADED, 1, |engine| {
+        let value = engine.var(String::from("precious"));
+        let (inner, same) = (engine.clone(), value.clone());
+        let waiting = engine.op("waits").submit((), move |()| {
+            inner.op("before").push(same.write(), |_| ()).expect("the engine is open");
+            let _none = NoThreads::new();
+            [inner.take(&same), inner.replace(&same, String::from("new"))].map(|result| result.map_err(|_| ()))
+        });
+        let refused = waiting.expect("the engine is open").wait().expect("no operation fails");
+        assert_eq!(refused, [Err(()), Err(())]);
+        assert_eq!(engine.get(&value).expect("the variable is released"), "precious");
+        assert_eq!(value.version(), 1, "only the operation before has mutated it");
+        engine.wait_for_all().expect("no operation fails");
+    });
+}
+
 /// Returns a variable with a pending operation that cannot run until this thread hands over its worker.
 fn pending(engine: &Engine) -> Token {
     let token = engine.token();

@@ -206,26 +206,85 @@ fn a_get_that_timed_out_makes_no_clone_later() {
     });
 }
 
+/// The function is no operation, so it must not prolong the drain by further pushes.
 #[test]
-fn a_draining_shutdown_waits_for_with_and_its_function_may_push() {
+fn a_draining_shutdown_waits_for_with_but_refuses_its_pushes() {
     on_kinds(&KINDS, 1, |engine| {
-        let (value, total) = (engine.var(1), engine.var(0));
-        let (inside, begun) = (engine.downgrade(), Gate::new());
+        let (value, begun) = (engine.var(1), Gate::new());
         thread::scope(|scope| {
             let looks = scope.spawn(|| {
                 engine.with(&value, |value| {
                     begun.open();
-                    eventually("the engine drains", || inside.op("").push((), |()| {}).is_ok());
+                    eventually("the engine refuses pushes", || {
+                        engine.op("").push((), |()| {}) == Err(PushError::ShutDown)
+                    });
                     thread::sleep(MOMENT);
-                    let more = *value;
-                    inside.op("").push(total.write(), move |total| *total += more).unwrap();
+                    *value
                 })
             });
             begun.pass();
             engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
-            looks.join().unwrap().unwrap();
+            assert!(looks.is_finished() || looks.join().unwrap().unwrap() == 1);
         });
-        assert_eq!(engine.get(&total).unwrap(), 1);
+        // An operation may push while the engine drains, also inside such a function.
+        assert_eq!(engine.with(&value, |value| *value).unwrap(), 1);
+    });
+}
+
+/// The mutation before it is asynchronous, and completes on a thread that is no worker.
+#[test]
+fn with_needs_no_worker() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (value, token) = (engine.var(1), engine.token());
+        let (sender, receiver) = mpsc::channel();
+        engine.op("").writes([value.token()]).push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+        let done = receiver.recv_timeout(PATIENCE).unwrap();
+        let gate = common::occupy(&engine, 1);
+        engine.op("").reads([value.token()]).writes([&token]).push((), |()| {}).unwrap();
+        thread::scope(|scope| {
+            let looks = scope.spawn(|| engine.with(&value, |value| *value));
+            thread::sleep(MOMENT);
+            done.complete();
+            eventually("the look returns", || looks.is_finished());
+            assert_eq!(looks.join().unwrap().unwrap(), 1);
+        });
+        gate.open();
+    });
+}
+
+/// The second mutation is pushed after the call, and must not delay it.
+#[test]
+fn get_timeout_takes_its_place_when_it_is_called() {
+    on_kinds(&THREADED, 2, |engine| {
+        let value = engine.var(0);
+        let (begun, called, blocks) = (Gate::new(), Gate::new(), Gate::new());
+        let (starts, waits, blocked) = (begun.clone(), called.clone(), blocks.clone());
+        let (inside, same) = (engine.downgrade(), value.clone());
+        engine
+            .op("first")
+            .push(value.write(), move |value| {
+                starts.open();
+                waits.pass();
+                *value = 1;
+                inside
+                    .op("second")
+                    .push(same.write(), move |value| {
+                        blocked.pass();
+                        *value = 2;
+                    })
+                    .unwrap();
+            })
+            .unwrap();
+        begun.pass();
+        thread::scope(|scope| {
+            let gets = scope.spawn(|| engine.get_timeout(&value, PATIENCE));
+            thread::sleep(MOMENT);
+            called.open();
+            eventually("the call returns", || gets.is_finished());
+            assert_eq!(gets.join().unwrap().unwrap(), 1);
+        });
+        blocks.open();
+        assert_eq!(engine.get(&value).unwrap(), 2);
     });
 }
 

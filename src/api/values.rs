@@ -8,21 +8,21 @@ use std::{
 
 use crate::{
     api::{
-        accesses::{Accesses, sealed::List},
+        accesses::Accesses,
         engine::Engine,
         op_context::OpContext,
         var::{Read, Var},
     },
     engine::{
+        acquire::Acquired,
         frame::{self, Call},
-        spec::{Entries, Spec},
+        spec::{Entry, Refs, Spec},
         task::{ResultJob, flag},
         variable::{self, VarCell},
-        waits::WaitFor,
     },
     error::{push::PushError, wait::WaitError},
     notify::oneshot::Oneshot,
-    values::name::Name,
+    tracker::Mode,
 };
 
 impl Engine {
@@ -44,10 +44,24 @@ impl Engine {
     /// it, [`WaitError::Refused`] if it belongs to another engine or is deleted, [`WaitError::TooManyWaiting`].
     #[track_caller]
     pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
-        self.clone_value(var, None, Location::caller())
+        self.check_wait_for(var)?;
+        let (entry, access) = declared(var);
+        let kept = access.capture();
+        let oneshot = Oneshot::new();
+        let spec = Spec::internal("get", 0, flag::EAGER);
+        let f = move |call: &Call<'_>| {
+            let cx = OpContext::new(call);
+            // SAFETY: the operation declares `access` and runs once.
+            Ok(unsafe { Read::<T>::refs(&kept, &cx) }.clone())
+        };
+        self.core().push(&spec, Location::caller(), &mut [entry], ResultJob::new(f, Arc::clone(&oneshot)))?;
+        self.core().wait_for_result(&oneshot, None)
     }
 
-    /// Does the same as [`get`](Self::get), for at most `timeout`.
+    /// Does the same as [`get`](Self::get), for at most `timeout`. The clone is made on the calling thread.
+    ///
+    /// A call that times out leaves its place in the order, some hundred bytes, until its turn has come.
+    /// [`wait_to_read_timeout`](Self::wait_to_read_timeout) leaves nothing, and suits programs that poll.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -74,40 +88,19 @@ impl Engine {
         var: &Var<T>,
         timeout: Duration,
     ) -> Result<T, WaitError> {
-        let (deadline, location) = (Instant::now().checked_add(timeout), Location::caller());
-        // A wait for a deleted variable would return its failure, if it has one.
-        self.core().check_variable(var.token().cell(), &Name::from("get"), location)?;
-        // First by a wait that leaves nothing behind if it times out.
-        self.core().wait_for_var(var.token().var(), WaitFor::Writers, deadline, location)?;
-        self.clone_value(var, deadline, location)
-    }
-
-    fn clone_value<T: Clone + Send + Sync + 'static>(
-        &self,
-        var: &Var<T>,
-        deadline: Option<Instant>,
-        location: &'static Location<'static>,
-    ) -> Result<T, WaitError> {
         self.check_wait_for(var)?;
-        let (mut entries, access) = declared(var);
-        let kept = access.capture();
-        let oneshot = Oneshot::new();
-        let spec = Spec::internal("get", 0, flag::EAGER);
-        let f = move |call: &Call<'_>| {
-            let cx = OpContext::new(call);
-            // SAFETY: the operation declares `access` and runs once.
-            Ok(unsafe { Read::<T>::refs(&kept, &cx) }.clone())
-        };
-        self.core().push(&spec, location, &mut entries, ResultJob::new(f, Arc::clone(&oneshot)))?;
-        self.core().wait_for_result(&oneshot, deadline)
+        let deadline = Instant::now().checked_add(timeout);
+        let acquired = self.core().acquire("get", Location::caller(), declared(var).0, deadline)?;
+        // SAFETY: `acquired` is an operation that reads the variable.
+        Ok(acquired.enter(|| unsafe { value_of(&acquired, var) }.clone()))
     }
 
     /// Waits for every mutation of the variable that was pushed before, and calls `f` with its value, on the calling
     /// thread and without a clone. The variable is read until `f` returns: other readers run meanwhile, and mutations
     /// wait.
     ///
-    /// `f` is program code like the function of an operation that reads the variable. It may push and wait, except for
-    /// the variable itself.
+    /// `f` may push, while the engine is open, and wait. It must not wait for the variable itself, which returns
+    /// [`WaitError::WouldDeadlock`], nor for an operation behind the variable, which would never return.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -128,18 +121,13 @@ impl Engine {
     #[track_caller]
     pub fn with<T: Send + Sync + 'static, R>(&self, var: &Var<T>, f: impl FnOnce(&T) -> R) -> Result<R, WaitError> {
         self.check_wait_for(var)?;
-        let (mut entries, _) = declared(var);
-        let acquired = self.core().acquire("with", Location::caller(), &mut entries)?;
-        // SAFETY: the variable was made with a value of this type, and `var` keeps it.
-        let value = unsafe { variable::value_ptr::<T>(var.ptr()) };
-        // SAFETY: `acquired` is an operation that reads the variable, until it is dropped after `f`. Its queue has handed
-        // over the writes before it.
-        let value = unsafe { &*value };
-        Ok(acquired.enter(|| f(value)))
+        let acquired = self.core().acquire("with", Location::caller(), declared(var).0, None)?;
+        // SAFETY: `acquired` is an operation that reads the variable.
+        Ok(acquired.enter(|| f(unsafe { value_of(&acquired, var) })))
     }
 
     /// Pushes an operation that replaces the value of the variable, in push order. The old value is dropped on a
-    /// worker. Like every operation that [overwrites](Var::overwrite), it clears the error of the variable.
+    /// worker, as a part of the operation: if its drop panics, the operation has failed. Like every operation that [overwrites](Var::overwrite), it clears the error of the variable.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -171,12 +159,10 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Self::get), and [`WaitError::Failed`] if the engine cancels the operation. `value` is dropped
-    /// then.
+    /// Those of [`get`](Self::get). The value of the variable stays, and `value` is dropped then.
     #[track_caller]
     pub fn replace<T: Send + 'static>(&self, var: &Var<T>, value: T) -> Result<T, WaitError> {
-        self.check_wait_for(var)?;
-        self.op("replace").submit(var.write(), move |old| std::mem::replace(old, value))?.wait()
+        self.change("replace", Location::caller(), var, |old| std::mem::replace(old, value))
     }
 
     /// Waits for every operation on the variable that was pushed before, and takes its value. The default value of the
@@ -197,8 +183,26 @@ impl Engine {
     /// Those of [`replace`](Self::replace).
     #[track_caller]
     pub fn take<T: Default + Send + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
+        self.change("take", Location::caller(), var, std::mem::take)
+    }
+
+    /// Acquires the variable for writing, and calls `f` with its value.
+    fn change<T: Send + 'static, R>(
+        &self,
+        name: &'static str,
+        location: &'static Location<'static>,
+        var: &Var<T>,
+        f: impl FnOnce(&mut T) -> R,
+    ) -> Result<R, WaitError> {
         self.check_wait_for(var)?;
-        self.op("take").submit(var.write(), std::mem::take)?.wait()
+        let entry = Entry { cell: var.ptr(), mode: Mode::Write, refs: Refs::Exclusive };
+        let acquired = self.core().acquire(name, location, entry, None)?;
+        // SAFETY: the variable was made with a value of this type, and `var` keeps it.
+        let value = unsafe { variable::value_ptr::<T>(var.ptr()) };
+        // SAFETY: `acquired` is an operation that holds the variable for writing, until it is dropped after this.
+        let changed = acquired.enter(|| f(unsafe { &mut *value }));
+        acquired.mutated();
+        Ok(changed)
     }
 
     /// Returns an error if the calling thread must not wait, or holds the variable, which it would then wait for itself.
@@ -208,9 +212,18 @@ impl Engine {
     }
 }
 
-/// Returns the declaration that an operation reads the variable, and its entry.
-fn declared<T: Send + Sync + 'static>(var: &Var<T>) -> (Entries, Read<'_, T>) {
-    let (mut entries, access) = (Entries::new(), var.read());
-    access.declare(&mut List(&mut entries));
-    (entries, access)
+/// Returns the entry of an operation that reads the variable, and the declaration.
+fn declared<T: Send + Sync + 'static>(var: &Var<T>) -> (Entry, Read<'_, T>) {
+    (Entry { cell: var.ptr(), mode: Mode::Read, refs: Refs::Shared }, var.read())
+}
+
+/// Returns the value of a variable that was acquired.
+///
+/// # Safety
+/// 1. `acquired` is an operation that reads the variable.
+unsafe fn value_of<'a, T: Send + Sync + 'static>(_acquired: &'a Acquired, var: &'a Var<T>) -> &'a T {
+    // SAFETY: the variable was made with a value of this type, and `var` keeps it.
+    let value = unsafe { variable::value_ptr::<T>(var.ptr()) };
+    // SAFETY: (1): nothing mutates the value until the operation is dropped. Its queue has handed over earlier writes.
+    unsafe { &*value }
 }

@@ -7,8 +7,11 @@
 //!    holds its variables.
 //! 3. *Released*: the [`Acquired`] was dropped, and the operation is complete.
 //!
-//! If the operation is skipped instead, the oneshot gets the failure. If no thread waits any more, the oneshot is closed,
-//! and an [`Acquired`] that is put into it is dropped immediately.
+//! If the operation is skipped instead, the oneshot gets the failure. If no thread waits any more, the oneshot goes with
+//! the job, and the [`Acquired`] with it, so that no variable is held for ever. The record stays in the queues until its
+//! turn comes.
+//!
+//! The operation is silent: only [`Acquired::mutated`] counts a mutation, so one that was not used counts none.
 //!
 //! # Who may touch what
 //!
@@ -22,6 +25,7 @@ use std::{
     mem::{ManuallyDrop, forget},
     panic::Location,
     sync::Arc,
+    time::Instant,
 };
 
 use crate::{
@@ -30,6 +34,7 @@ use crate::{
         frame::{self, Call, Holds},
         spec::{Entry, Spec},
         task::{Cleanup, Job, Task, flag},
+        variable::VarCell,
     },
     error::{
         op::{Cause, OpError},
@@ -46,9 +51,17 @@ pub(crate) struct Acquired {
 }
 
 impl Acquired {
-    /// Calls `f` as a part of the operation that holds the variables.
+    /// Calls `f`, program code that uses the variables.
     pub(crate) fn enter<R>(&self, f: impl FnOnce() -> R) -> R {
-        frame::enter(&self.core, &self.op, Holds::Variables, |_| f())
+        frame::enter(&self.core, &self.op, Holds::AcquiredVariables, |_| f())
+    }
+
+    /// Counts a mutation of each variable that the operation mutates.
+    pub(crate) fn mutated(&self) {
+        for access in self.op.accesses().iter().filter(|access| access.mode().is_write()) {
+            // SAFETY: the operation holds the variable for writing until this is dropped.
+            unsafe { VarCell::of(access).mutated() };
+        }
     }
 }
 
@@ -91,18 +104,25 @@ impl Job for AcquireJob {
 }
 
 impl Core {
-    /// Pushes an operation with these entries, and waits until it may run. Then it holds its variables until the
-    /// returned value is dropped.
+    /// Pushes an operation with this entry, and waits until it may run, until `deadline` at most. Then the operation
+    /// holds the variable until the returned value is dropped.
     pub(crate) fn acquire(
         self: &Arc<Self>,
         name: &'static str,
         location: &'static Location<'static>,
-        entries: &mut [Entry],
+        mut entry: Entry,
+        deadline: Option<Instant>,
     ) -> Result<Acquired, WaitError> {
+        // SAFETY: the caller has a handle of the variable.
+        let queue = unsafe { entry.cell.as_ref() }.queue();
+        if queue.owner() == self.tag() && !queue.is_idle(entry.mode) {
+            // Before the push: a wait that is refused leaves nothing in the queue.
+            self.make_way()?;
+        }
         let oneshot = Oneshot::new();
-        let spec = Spec::internal(name, 0, flag::EAGER | flag::ASYNC);
-        self.push(&spec, location, entries, AcquireJob(Some(Arc::clone(&oneshot))))?;
-        // After an error no thread waits: the operation must release its variables when its turn comes.
-        self.wait_for_result(&oneshot, None).inspect_err(|_| drop(oneshot.close()))
+        // Like a wait, it takes no time where it becomes ready, and needs no worker.
+        let spec = Spec::internal(name, 0, flag::INLINE | flag::ASYNC | flag::SILENT);
+        self.push(&spec, location, std::slice::from_mut(&mut entry), AcquireJob(Some(Arc::clone(&oneshot))))?;
+        self.wait_for_result(&oneshot, deadline)
     }
 }

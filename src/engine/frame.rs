@@ -10,6 +10,7 @@
 //! | [`Holds::Variables`] | has not released its variables: its function runs, or a device completes it |
 //! | [`Holds::Variables`], and the [`AsyncState`] is resolved | is complete, although its function still runs |
 //! | [`Holds::Nothing`] | has released its variables: its epilogue runs |
+//! | [`Holds::AcquiredVariables`] | holds its variables for program code that is no part of an operation of the program |
 //! | without an operation | was counted out |
 //!
 //! # Who may touch what
@@ -50,8 +51,7 @@ pub(crate) struct Frame {
     /// The right to an asynchronous operation, until its completion takes it. A completion that a panic of the function
     /// drops puts it back.
     right: Cell<Option<OpRef<Task>>>,
-    /// The operation has not released its variables.
-    holding: bool,
+    holds: Holds,
     /// The frame around this one, or null.
     parent: *const Frame,
 }
@@ -76,7 +76,8 @@ impl Frame {
     /// used.
     fn is_over(&self) -> bool {
         // Only while the function runs: the program code of an epilogue is a part of the operation.
-        self.holding && self.op().and_then(|op| op.task().async_state()).is_some_and(AsyncState::is_resolved)
+        self.holds == Holds::Variables
+            && self.op().and_then(|op| op.task().async_state()).is_some_and(AsyncState::is_resolved)
     }
 
     /// Takes the right to the operation out of the frame.
@@ -114,6 +115,8 @@ pub(crate) fn in_program() -> bool {
 pub(crate) enum Holds {
     /// The operation has not released its variables.
     Variables,
+    /// The same, but the code is not the function of an operation: it may push only while the engine is open.
+    AcquiredVariables,
     /// The operation has released its variables.
     Nothing,
 }
@@ -155,7 +158,7 @@ fn enter_with<R>(
             core: ptr::from_ref(core),
             oneshot: Cell::new(ptr::null()),
             right: Cell::new(right),
-            holding: holds == Holds::Variables,
+            holds,
             parent,
         };
         let _leave = Leave(innermost, parent);
@@ -269,14 +272,15 @@ pub(crate) fn in_device_function() -> bool {
 
 /// Whether this thread is inside an operation of `core`.
 pub(crate) fn in_operation_of(core: &Core) -> bool {
-    any_frame(|frame| frame.is_of(core) && frame.op.is_some() && !frame.is_over())
+    let is_operation = |frame: &Frame| frame.op.is_some() && frame.holds != Holds::AcquiredVariables;
+    any_frame(|frame| frame.is_of(core) && is_operation(frame) && !frame.is_over())
 }
 
 /// Whether an operation that runs on this thread holds the variable with `queue`.
 pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
     any_frame(|frame| {
         let names = || frame.op().is_some_and(|op| op.accesses().iter().any(|access| access.queue_ptr() == queue));
-        frame.holding && !frame.is_over() && names()
+        frame.holds != Holds::Nothing && !frame.is_over() && names()
     })
 }
 

@@ -129,6 +129,10 @@ impl Core {
                 return Err(WaitError::WouldDeadlock);
             }
             self.make_way()?;
+            if self.is_forked() {
+                // Work that was deferred on this thread has forked, and this is the child.
+                return Err(PushError::Forked.into());
+            }
         }
         wait(oneshot)
     }

@@ -114,15 +114,6 @@ impl<R> Oneshot<R> {
         }
     }
 
-    /// Notes that no thread waits any more: a result that is set later is dropped. Returns one that was set before, and
-    /// not taken.
-    pub fn close(&self) -> Option<Result<R, OpError>> {
-        match std::mem::replace(&mut *lock(&self.state), State::Taken) {
-            State::Done(result) => Some(result),
-            State::Pending(_) | State::Taken | State::Ignored => None,
-        }
-    }
-
     /// Notes that the result is not wanted: a failure that is set later counts as reported. Returns the result, if it
     /// was set before and not taken.
     pub fn ignore(&self) -> Option<Result<R, OpError>> {
