@@ -21,12 +21,7 @@
 //!
 //! There are no edges here: the oneshot hands the [`Acquired`] over, and with it what the queues have handed over.
 
-use std::{
-    mem::{ManuallyDrop, forget},
-    panic::Location,
-    sync::Arc,
-    time::Instant,
-};
+use std::{mem::ManuallyDrop, panic::Location, sync::Arc, time::Instant};
 
 use crate::{
     engine::{
@@ -69,11 +64,10 @@ impl Drop for Acquired {
     fn drop(&mut self) {
         // SAFETY: the field is taken once, here.
         let op = unsafe { ManuallyDrop::take(&mut self.op) };
-        if self.core.is_forked() {
-            // The operation belongs to the parent process.
-            return forget(op);
+        // In a forked child the operation belongs to the parent process.
+        if !self.core.is_forked() {
+            self.core.resolve(op, Ok(()));
         }
-        self.core.resolve(op, Ok(()));
     }
 }
 

@@ -71,13 +71,16 @@ fn the_drop_of_captures_may_panic() {
     });
 }
 
+/// A call that is refused, with a value for its function to capture.
+type Call = fn(&Engine, &Token, PanicsOnDrop) -> Result<(), PushError>;
+
 /// A refused push drops the function on the pushing thread, so the caller gets the panic.
 #[test]
 fn the_drop_of_a_refused_function_may_panic() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         engine.delete_variable(&token, |_| {}).unwrap();
-        let calls: [fn(&Engine, &Token, PanicsOnDrop) -> Result<(), PushError>; 3] = [
+        let calls: [Call; 3] = [
             |engine, token, capture| engine.push_sync(move |_| _ = &capture, [], [token]),
             |engine, token, capture| engine.op("").writes([token]).operator_sync(move |_| _ = &capture).map(drop),
             |engine, token, capture| engine.delete_variable(token, move |_| _ = &capture),

@@ -329,7 +329,7 @@ fn an_ignored_failure_is_not_reported() {
             }
             if is_pending {
                 // A waker that is registered goes with the handle.
-                assert!(common::poll_once(ignored.as_mut().unwrap()).is_pending());
+                assert!(poll_once(ignored.as_mut().unwrap()).is_pending());
             }
             ignored.unwrap().ignore();
             let dropped = engine.op("skipped").submit(value.read(), |_| ()).unwrap();
