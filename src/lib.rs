@@ -149,7 +149,7 @@ pub mod guide {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// What the models of `loom-tests` look at, and what stops threads in `tests/faults.rs`. Exists only in their builds.
+/// Items for the models of `loom-tests` and for the tests in `tests/faults.rs`. It exists only in their builds.
 #[cfg(any(raddle_loom, raddle_shuttle, raddle_pause))]
 #[doc(hidden)]
 #[allow(missing_docs)]

@@ -92,7 +92,7 @@ fn an_unknown_engine_is_an_error() {
 fn a_value_that_is_not_unicode_is_an_error() {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt, process::Command};
     let output = Command::new(std::env::current_exe().expect("the test binary has a path"))
-        .args(["--exact", "in_a_child_a_value_is_not_unicode", "--ignored", "--nocapture"])
+        .args(["--exact", "in_a_child_a_value_that_is_not_unicode_is_an_error", "--ignored", "--nocapture"])
         .env("RADDLE_TEST_CHILD", "1")
         .env("RADDLE_ENGINE", OsStr::from_bytes(b"Na\xffive"))
         .output()
@@ -103,7 +103,7 @@ fn a_value_that_is_not_unicode_is_an_error() {
 
 #[test]
 #[ignore = "run by another test in a separate process"]
-fn in_a_child_a_value_is_not_unicode() {
+fn in_a_child_a_value_that_is_not_unicode_is_an_error() {
     if is_child() {
         assert!(matches!(Engine::builder().build(), Err(BuildError::UnknownEngine(_))));
     }

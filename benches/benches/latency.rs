@@ -99,7 +99,7 @@ const QUANTILES: [(f64, &str); 5] = [(0.0, "least"), (0.5, "50 %"), (0.9, "90 %"
 enum Arrivals {
     /// At equal intervals.
     Even,
-    /// At random, independent of each other (a Poisson process).
+    /// At random intervals, independent of each other (a Poisson process).
     Random,
 }
 

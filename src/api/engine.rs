@@ -423,7 +423,7 @@ impl Engine {
 
     /// Waits for every operation on the variable that was pushed before the call.
     ///
-    /// Any thread may wait. An operation that waits gives its worker to another thread meanwhile.
+    /// Any thread may wait. An operation that waits hands its worker over to another thread.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

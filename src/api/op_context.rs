@@ -24,7 +24,7 @@ use crate::{
 /// # }
 /// ```
 pub struct OpContext<'a> {
-    /// `None` only for code of the program's that is no part of an operation, which is never given a context.
+    /// `None` only for program code that is no part of an operation, which never gets a context.
     op: Option<&'a Op<Task>>,
     core: &'a Arc<Core>,
 }
@@ -40,7 +40,7 @@ impl fmt::Debug for OpContext<'_> {
 }
 
 impl<'a> OpContext<'a> {
-    /// Costs nothing where the context is not used: it only copies what the call has.
+    /// Copies two pointers of the call. It costs nothing if the context is not used.
     #[inline]
     pub(crate) fn new(call: &Call<'a>) -> Self {
         Self { op: call.try_op(), core: call.core() }

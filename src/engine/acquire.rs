@@ -7,9 +7,9 @@
 //!    holds its variables.
 //! 3. *Released*: the [`Acquired`] was dropped, and the operation is complete.
 //!
-//! If the operation is skipped instead, the oneshot gets the failure. If no thread waits any more, the oneshot goes with
-//! the job, and the [`Acquired`] with it, so that no variable is held for ever. The record stays in the queues until its
-//! turn comes.
+//! If the operation is skipped instead, the oneshot gets the failure. If no thread waits any more, the oneshot goes
+//! with the job, and the [`Acquired`] with it, so that no variable is held for ever. The record stays in the queues
+//! until its turn comes.
 //!
 //! The operation is silent: only [`Acquired::mutated`] counts a mutation, so one that was not used counts none.
 //!

@@ -10,7 +10,7 @@
 //!
 //! # Operations inside operations
 //!
-//! What runs on this thread may make further operations ready that must run here as well. They do not run inside each
+//! An operation that runs on this thread may make others ready that must run here as well. They do not run inside each
 //! other: the innermost [ready loop](ReadyLoop) of the engine on this thread runs them one after the other, in
 //! [`run_loop`](Core::run_loop). A push inside an operation starts a loop of its own ([`run_nested`](Core::run_nested))
 //! while the stack has room, and otherwise leaves its operation to the loop around it.
@@ -50,7 +50,7 @@ impl Core {
         }
     }
 
-    /// Gives a ready operation to its lane.
+    /// Schedules a ready operation on its lane.
     #[inline]
     fn schedule(&self, op: OpRef<Task>) {
         self.schedule_with(op, |op| worker_thread::schedule(self, op));
@@ -66,7 +66,7 @@ impl Core {
     /// GPU has yet to complete.
     ///
     /// An operation of the CPU enters its lane once, when it waits for nothing any more: the injector of the lane
-    /// relies on that. Commands that GPUs are given later for the same variables come after it.
+    /// relies on that. Later commands of GPUs for the same variables follow it.
     #[cold]
     fn schedule_beside_gpus(&self, op: OpRef<Task>) {
         if op.task().lane >= FIRST_LANE {
@@ -90,7 +90,7 @@ impl Core {
         self.run_here(here, epilogues);
     }
 
-    /// Gives the operations in `ready` to their lanes, by `schedule` if that is a lane of workers. Returns those that
+    /// Schedules the operations in `ready`, by `schedule` if their lane has workers. Returns those that
     /// must [run here](Self::run_here).
     #[inline(always)]
     pub(super) fn schedule_ready(
@@ -166,7 +166,7 @@ impl Core {
         epilogues: &mut dyn Iterator<Item = Epilogue>,
     ) {
         let is_deep = || if self.has_workers() { ready_loop::is_deep() } else { ready_loop::is_stack_short() };
-        // Without a loop of this engine on this thread, nothing would run what is left.
+        // Without a loop of this engine on this thread, nothing would run the rest.
         if ready_loop::has_loop(self) && is_deep() {
             first.into_iter().for_each(|op| ready.push(op));
             ready_loop::with_loop(self, |ready_loop| self.leave(ready_loop, ready, epilogues));
@@ -196,7 +196,7 @@ impl Core {
         }
     }
 
-    /// Gives an operation of the program to the workers, or to `ready_loop` if there are none.
+    /// Schedules an operation of the program on the workers, or leaves it to `ready_loop` if the engine has none.
     fn leave_operation(&self, ready_loop: &ReadyLoop, op: OpRef<Task>) {
         if self.has_workers() { self.schedule(op) } else { ready_loop.push(op) }
     }
@@ -255,7 +255,7 @@ impl Core {
         frame::outside_deletion(|| ready_loop::run(self, run));
     }
 
-    /// Runs what comes next of `ready` and of what was left to `ready_loop`.
+    /// Runs the next operations of `ready`, or the next work that was left to `ready_loop`.
     fn run_next(self: &Arc<Self>, ready_loop: &ReadyLoop, ready: &mut ReadyList<Task>) {
         let mut own = ReadyList::default();
         while let Some(op) = ready.pop() {

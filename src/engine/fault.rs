@@ -6,8 +6,8 @@
 //! * `failure` and `FAILED`: read by operations that hold the variable, changed by those that hold it for writing.
 //!   Lanes of one GPU hold a variable one after the other, without waiting for each other's commands to complete.
 //!   While such commands are in flight, only those lanes read and change the failure, under the [`FaultLock`].
-//! * `uses` and `ON_DEVICE`: see [`DeviceUses`]. The bit is cleared by an operation that holds the variable for writing,
-//!   once everything that the uses name is complete.
+//! * `uses` and `ON_DEVICE`: see [`DeviceUses`]. The bit is cleared by an operation that holds the variable for
+//!   writing, once everything that the uses name is complete.
 //!
 //! # Edges
 //!
@@ -116,8 +116,8 @@ impl<E: Clone> Fault<E> {
         self.bits.fetch_or(ON_DEVICE, Relaxed);
     }
 
-    /// Returns the number of the last operation that `lane` has issued on the variable and that an access of `mode` must
-    /// follow. Returns 0 if there is none.
+    /// Returns the number of the last operation that `lane` has issued on the variable and that an access of `mode`
+    /// must follow. Returns 0 if there is none.
     pub fn last_on_device(&self, lane: usize, mode: Mode) -> u64 {
         // Relaxed: exact for an operation that holds the variable. A caller that does not hold it relies on the queue.
         if self.bits.load(Relaxed) & ON_DEVICE == 0 {

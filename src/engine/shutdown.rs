@@ -84,7 +84,7 @@ impl Core {
         if self.is_forked() {
             return Err(ShutdownError::Forked);
         }
-        // An operation of another engine gives its worker away before it waits: this engine may depend on that worker.
+        // An operation of another engine hands its worker over before it waits: this engine may depend on that worker.
         let may_not_wait = wait::check_wait().is_err() || ready_loop::works_for(self) || self.threads.owns_thread();
         if may_not_wait || self.make_way().is_err() {
             self.end_in_background();

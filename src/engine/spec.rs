@@ -54,7 +54,7 @@ impl Spec {
     }
 }
 
-/// The lane and flags that a property gives to an operation.
+/// The lane of an operation with a property, and its priority.
 pub(crate) struct Route {
     pub(crate) lane: u8,
     /// Replaces the operation's own priority.

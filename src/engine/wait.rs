@@ -61,7 +61,7 @@ impl Core {
         kind: WaitFor,
         location: &'static Location<'static>,
     ) -> Result<Option<Arc<Oneshot<()>>>, WaitError> {
-        // Before the look at the variable: a forbidden wait is an error even if nothing is pending.
+        // Before the variable is examined: a forbidden wait is an error even if nothing is pending.
         self.check_wait()?;
         let cell = var.cell();
         if cell.queue().owner() != self.tag() {
@@ -153,7 +153,8 @@ impl Core {
         }
     }
 
-    /// Prepares the calling thread for a wait: [catches up](Self::catch_up), and gives its worker to another thread.
+    /// Prepares the calling thread for a wait: [catches up](Self::catch_up), and hands its worker over to another
+    /// thread.
     pub(super) fn make_way(&self) -> Result<(), WaitError> {
         Self::catch_up();
         worker_thread::yield_worker()?;

@@ -131,13 +131,13 @@ impl WorkerThread {
     }
 }
 
-/// Gives a ready operation to the workers of its lane.
+/// Schedules a ready operation on the workers of its lane.
 pub(super) fn schedule(core: &Core, op: OpRef<Task>) {
     let lane = core.threads().lane(op.task().lane);
     if serves(lane) { push_local(op) } else { lane.inject_from_outside(op) }
 }
 
-/// Gives a ready operation to the worker of the calling thread, which serves its lane.
+/// Schedules a ready operation on the worker of the calling thread, which serves its lane.
 #[inline(never)]
 fn push_local(op: OpRef<Task>) {
     with_current(|thread| {
@@ -228,7 +228,8 @@ pub fn unpinned<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Gives the worker of this thread, if it has one, to a spare thread, because the calling operation is about to wait.
+/// Hands the worker of this thread, if it has one, over to a spare thread, since the calling operation is about to
+/// wait.
 pub(super) fn yield_worker() -> Result<(), WaitError> {
     with_current(|thread| {
         let Duty::Workers(main) = thread.duty else {

@@ -1,8 +1,8 @@
 //! The main function of the threads that run workers.
 //!
-//! An operation that waits inside its function gives its worker to a spare thread and sleeps. When it wakes it finishes
-//! without a worker, and its thread becomes a spare one. So a wait never occupies a worker. Nor can one wait bury
-//! another one beneath it on a stack, which happens where waiting threads run further operations.
+//! An operation that waits inside its function hands its worker over to a spare thread and sleeps. When it wakes it
+//! finishes without a worker, and its thread becomes a spare one. So a wait never occupies a worker. Nor can one wait
+//! bury another one beneath it on a stack, which happens where waiting threads run further operations.
 
 use std::sync::Arc;
 
@@ -169,7 +169,7 @@ mod tests {
 
     use crate::{Engine, EngineKind, threads::pool::MANY_ENDED};
 
-    /// Waits inside each other, each in an operation that gives its worker to another thread.
+    /// Waits inside each other, each in an operation that hands its worker over to another thread.
     fn nest(engine: &Engine, depth: usize) -> usize {
         let inner = engine.clone();
         let next = engine.op("nest").submit((), move |()| if depth == 0 { 0 } else { nest(&inner, depth - 1) });

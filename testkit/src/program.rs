@@ -30,7 +30,7 @@ use std::{
 
 use raddle::{Completion, Engine, OpBuilder, Operator, Token, Var, WaitError};
 
-/// Returns `count`, a hundredth of it where each step is interpreted, or half of it where each step is instrumented.
+/// Returns `count` in ordinary builds, a hundredth of it under Miri, and half of it in instrumented builds.
 /// For numbers that are large only to increase the coverage of a test.
 pub const fn fewer(count: usize) -> usize {
     if cfg!(miri) {

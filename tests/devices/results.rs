@@ -39,7 +39,7 @@ fn values_are_copied_to_a_device_and_back() {
 
 /// A version counts mutations that the device has completed, and not those that were issued.
 #[test]
-fn a_version_rises_when_the_device_has_done_the_mutation() {
+fn a_version_rises_when_the_device_completes_the_mutation() {
     for kind in THREADED {
         watched(move || {
             let gpu = manual();

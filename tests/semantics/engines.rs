@@ -161,7 +161,7 @@ fn a_naive_engine_runs_an_awaited_operation_at_any_depth() {
     }
 }
 
-/// The value of each variable holds the next variable.
+/// Each value holds a handle of the next variable.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_long_chain_of_variables_is_dropped_without_recursion() {
