@@ -51,7 +51,7 @@ impl Var {
     /// flags are deferred.
     fn link(&self, access: &Access<Task>) {
         let guard = epoch::pin();
-        // SAFETY: the tail is never null, and no other thread can retire it.
+        // SAFETY: the tail is never null, and no other thread exists that could retire it.
         let tail = unsafe { self.queue().tail.load(Relaxed, &guard).deref() };
         let word = tail.word.load(Relaxed, &guard);
         assert!(word.is_null(), "an access is linked behind the tail");
@@ -72,7 +72,7 @@ impl Drop for Var {
     }
 }
 
-/// An operation by its address. The test also owns it, except while the tracker does.
+/// The address of an operation. The test also owns the operation, except while the tracker does.
 #[derive(Clone, Copy)]
 struct Known(NonNull<Op<Task>>);
 
@@ -116,7 +116,7 @@ fn push(op: Known) -> [bool; 2] {
     outcome(op, super::push(op.owned()))
 }
 
-/// Takes the result of a push of `op` apart. The test becomes the owner if the operation is ready.
+/// Destructures the result of a push of `op`. The test becomes the owner if the operation is ready.
 fn outcome(op: Known, pushed: Pushed<Task>) -> [bool; 2] {
     let Pushed { ready, rejected } = pushed;
     let is_ready = ready.is_some();
@@ -135,7 +135,7 @@ fn pushed(accesses: &[(&Var, Mode)]) -> (Known, bool) {
     (op, is_ready)
 }
 
-/// Inserts the first access of `op` as its pusher, and stops. Returns the number of satisfied accesses.
+/// Inserts the first access of `op` as its pusher, then stops. Returns the number of satisfied accesses.
 fn begun(op: Known, guard: &Guard) -> u32 {
     let mut satisfied = 0;
     assert!(matches!(insert(&op, &op.accesses()[0], Inserter::Pusher, &mut satisfied, guard), Insertion::Linked));
@@ -659,7 +659,7 @@ impl Example {
         }
     }
 
-    /// Asserts that the head of the tracker has the line that shows how things stand after `step`.
+    /// Asserts that the head of the tracker contains the line that shows the state after `step`.
     fn is_as_drawn(&self, step: &str, firsts: [*const Access<Task>; 2], ready: &[*mut Op<Task>]) {
         let [x, y] = [self.queue("x0", firsts[0]), self.queue("y0", firsts[1])];
         // Relaxed: there is only one thread.
