@@ -39,8 +39,8 @@ const VARIABLES: usize = 6;
 const DRIVERS: usize = 2;
 /// The number of engines that each driver builds between two measurements of memory.
 const ROUNDS: usize = 4;
-/// The growth allowed from the first third of the run to the last: 20 MiB of records kept for reuse, and a margin for the
-/// allocator.
+/// The maximum growth from the first third of the run to the last: 20 MiB of records kept for reuse, and a margin for
+/// the allocator.
 const GROWTH: usize = 40 << 20;
 
 // ------------------------------------------------------------------------------------------------------- ledger ----

@@ -60,8 +60,8 @@ pub fn engine(kind: EngineKind, workers: usize) -> Engine {
     Engine::builder().kind(kind).workers(workers).pin(false).build().expect("the engine is built")
 }
 
-/// Builds engines of every kind, with names for messages: with one, two and four workers, some that spin before they park,
-/// some that park immediately, and some that are pinned.
+/// Builds engines of every kind, with names for messages: with one, two and four workers, some that spin before they
+/// park, some that park immediately, and some that are pinned.
 pub fn all_engines() -> Vec<(String, Engine)> {
     let mut engines = vec![("Naive".to_owned(), engine(EngineKind::Naive, 1))];
     let policies = [
@@ -201,7 +201,8 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Keeps every ordinary worker of an engine busy until the returned gate is opened. All of them are busy when it returns.
+/// Keeps every ordinary worker of an engine busy until the returned gate is opened. All of them are busy when this
+/// returns.
 pub fn occupy(engine: &Engine, workers: usize) -> Gate {
     let (gate, meeting) = (Gate::new(), Meeting::new(workers + 1));
     for _ in 0..workers {
