@@ -478,7 +478,7 @@ impl Shared {
 
     /// Returns the error that a drop in cudarc has left for its next caller.
     fn left_behind(&self) -> Result<(), DeviceError> {
-        self.context.check_err().or_else(|error| self.check("a drop of cudarc's", error.0))
+        self.context.check_err().or_else(|error| self.check("a drop in cudarc", error.0))
     }
 
     /// Returns an error in a process that was forked after the device was opened.
@@ -681,7 +681,7 @@ impl Drop for Shared {
             Ok(())
         });
         if let Err(error) = freed {
-            panics::log!(Warn, "raddle: what {} had could not be freed: {error}", self.name);
+            panics::log!(Warn, "raddle: the resources of {} could not be freed: {error}", self.name);
         }
     }
 }
@@ -832,7 +832,7 @@ pub(crate) fn stream_of(stream: &mut dyn Stream) -> Option<Arc<CudaStream>> {
     if !std::mem::replace(&mut lane.shown, true)
         && let Err(error) = lane.gpu.0.left_behind()
     {
-        panics::log!(Error, "raddle: a drop of cudarc's on {} has failed: {error}", lane.gpu.0.name);
+        panics::log!(Error, "raddle: a drop in cudarc has failed on {}: {error}", lane.gpu.0.name);
     }
     Some(Arc::clone(&lane.stream))
 }

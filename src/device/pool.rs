@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_holds_what_was_asked_for_and_at_most_a_quarter_more() {
+    fn a_block_has_the_requested_size_or_at_most_a_quarter_more() {
         let mut last = 0;
         for bytes in (1..70_000).chain([LARGE - 1, LARGE, LARGE + 1, 5_000_000_000, isize::MAX as usize / 2]) {
             let size = size_for(bytes).expect("it can be addressed");

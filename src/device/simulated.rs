@@ -554,7 +554,7 @@ impl Stream for Simulated {
     fn wait(&mut self, event: &Event) -> Result<(), DeviceError> {
         match event.downcast::<Moment>() {
             Some(moment) => self.issue(Call::Wait, Command::Wait(moment)),
-            None => Err(DeviceError::refused(-1, "a simulated device cannot wait for an event of CUDA's")),
+            None => Err(DeviceError::refused(-1, "a simulated device cannot wait for a CUDA event")),
         }
     }
 

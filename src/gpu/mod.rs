@@ -46,7 +46,7 @@ pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Res
     if let Some(lane) = gpus.lanes().get(number) {
         start(lane, core, number).map_err(|error| {
             frame::enter_after(core, || {
-                panics::log!(Warn, "raddle: the thread of a device's lane could not be started: {error}");
+                panics::log!(Warn, "raddle: the thread of a device lane could not be started: {error}");
             });
             PushError::DeviceUnavailable(device)
         })?;

@@ -365,7 +365,7 @@ fn an_access_that_a_helper_inserts_is_counted_by_the_next_insertion() {
 }
 
 #[test]
-fn a_completion_advances_the_tail_past_what_it_spends() {
+fn a_completion_advances_the_tail_past_the_accesses_that_it_spends() {
     let (a, b) = (Var::new(1), Var::new(2));
     let guard = epoch::pin();
     let (first, task) = operation_with_task(false, &[(&a, Write)]);
@@ -575,7 +575,7 @@ fn followers_are_the_conflicting_accesses_up_to_the_next_writer_of_each_variable
 }
 
 #[test]
-fn followers_are_limited_and_pass_over_completed_readers() {
+fn followers_are_limited_and_skip_completed_readers() {
     let var = Var::new(1);
     let (first, _) = pushed(&[(&var, Read)]);
     // A reader beside the first one may complete before it.

@@ -279,7 +279,7 @@ fn inside_all_commands_are_executed() {
         assert_eq!(DeviceVec::<u64>::new(&one, 0).unwrap().cuda_ptr(), None);
         let (mut first, mut second) = (one.open(StreamRole::CopyIn).unwrap(), two.open(StreamRole::Urgent).unwrap());
         let priority = |stream: &mut dyn Stream| {
-            let stream = stream_of(stream).expect("it is one of CUDA's").cu_stream();
+            let stream = stream_of(stream).expect("it is a CUDA stream").cu_stream();
             fake::<extern "C" fn(sys::CUstream) -> i32>("fakePriority")(stream)
         };
         assert_eq!((priority(&mut *first), priority(&mut *second)), (0, -5));
@@ -552,7 +552,7 @@ fn inside_a_device_given_up_during_a_capture_completes_its_commands() {
     capture(1);
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
     assert_eq!((stream_waits(), number_of("fakeBroken")), (2, 0));
-    let recorded = stream_of(&mut *streams[2]).expect("it is one of CUDA's");
+    let recorded = stream_of(&mut *streams[2]).expect("it is a CUDA stream");
     let (mut status, mut graph) = (sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, ptr::null_mut());
     // SAFETY: the stream is alive, and the pointer is to a local variable of the type that the library writes.
     check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(recorded.cu_stream(), &raw mut status) }).unwrap();
@@ -575,7 +575,7 @@ fn begin_capture(stream: &CudaStream) {
 
 /// Begins a capture of the program on a stream of the engine.
 fn capture_on(stream: &mut dyn Stream) {
-    begin_capture(&stream_of(stream).expect("it is one of CUDA's"));
+    begin_capture(&stream_of(stream).expect("it is a CUDA stream"));
 }
 
 #[test]
@@ -698,14 +698,14 @@ fn inside_a_capture_over_several_operations_is_refused() {
             assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
             stream.mark(1).unwrap();
             pass(&mut *stream, 1);
-            begin_capture(kept.as_ref().expect("it is one of CUDA's"));
+            begin_capture(kept.as_ref().expect("it is a CUDA stream"));
         } else {
             capture_on(&mut *stream);
         }
         // Nothing is checked here, so a capture that the next check finds may be older.
         assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
         if case == "a function fails" {
-            stream_of(&mut *stream).expect("it is one of CUDA's");
+            stream_of(&mut *stream).expect("it is a CUDA stream");
             assert_eq!(stream.function_ended(CaptureCheck::Now).unwrap(), LeftBehind::Capture);
         }
         if case == "the stream is probed" {
@@ -753,11 +753,11 @@ fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     let drop_badly = |code| gpu.context().record_err::<()>(Err(cudarc::driver::DriverError(code)));
     // An error that was left before a function is not that function's.
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
-    let own = stream_of(&mut *stream).expect("it is one of CUDA's");
+    let own = stream_of(&mut *stream).expect("it is a CUDA stream");
     own.context().bind_to_thread().expect("what others have left is no error of this one");
     assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
     // An error that is left while the function runs is the function's.
-    stream_of(&mut *stream).expect("it is one of CUDA's");
+    stream_of(&mut *stream).expect("it is a CUDA stream");
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
     let error = stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed");
     assert!(!error.is_lost() && error.code() == 400, "{error}");
@@ -769,13 +769,13 @@ fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     stream.mark(2).unwrap();
     assert_eq!(number_of("fakeRecorded"), 0);
     // A function's own error stays, however often the function asks for its stream.
-    stream_of(&mut *stream).expect("it is one of CUDA's");
+    stream_of(&mut *stream).expect("it is a CUDA stream");
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
-    stream_of(&mut *stream).expect("it is one of CUDA's");
+    stream_of(&mut *stream).expect("it is a CUDA stream");
     assert_eq!(stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed").code(), 400);
     // A loss concerns all functions.
     drop_badly(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
-    stream_of(&mut *stream).expect("it is one of CUDA's");
+    stream_of(&mut *stream).expect("it is a CUDA stream");
     assert!(stream.mark(3).expect_err("the device is lost").is_lost());
 }
 

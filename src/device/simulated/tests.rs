@@ -235,7 +235,7 @@ fn copy_and_double(seed: u64, wait: bool) -> Vec<u32> {
 }
 
 #[test]
-fn a_seed_shows_only_missing_waits() {
+fn a_seed_exposes_only_missing_waits() {
     let wrong = (0..40).filter(|&seed| copy_and_double(seed, false) != [8, 10]).count();
     assert!((5..40).contains(&wrong), "{wrong} of 40 seeds let the kernel run too early");
     for seed in 0..40 {
