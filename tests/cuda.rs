@@ -1,7 +1,8 @@
-//! Operations on a real GPU: the properties that `tests/devices` checks on the simulated one, where hardware allows it.
+//! Operations on a real GPU: the properties that `tests/devices` checks on the simulated one, where hardware allows
+//! it.
 //!
 //! Without a GPU most of these tests print that they were skipped; with `RADDLE_REQUIRE_GPU` set, they fail instead.
-//! The library built from `stand_in/cuda.c` can take the place of a GPU.
+//! The library built from `stand_in/cuda.c` can stand in for a GPU.
 
 #![cfg(feature = "cuda")]
 
@@ -100,7 +101,8 @@ impl Kernels {
         unsafe { arguments.launch(LaunchConfig { grid_dim, block_dim, shared_mem_bytes: 0 }) }.map(drop)
     }
 
-    /// Does what [`affine`](Self::affine) does to the first value only, after [`AWHILE`].
+    /// Applies `factor` and `term` as [`affine`](Self::affine) does, but to the first value only, and after
+    /// [`AWHILE`].
     fn late(
         &self,
         stream: &mut GpuStream,
@@ -143,7 +145,7 @@ fn one_thread() -> LaunchConfig {
     LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// Creates `len` zeros on the device and pushes an operation that copies them there.
+/// Creates a device vector, and pushes an operation that copies `len` zeros to it from pinned memory.
 fn zeros(engine: &Engine, len: usize) -> Var<DeviceVec<u32>> {
     let host = engine.pinned_var::<u32>(GPU, len).expect("pinned memory");
     let device = engine.device_var::<u32>(GPU, len).expect("device memory");
@@ -151,7 +153,7 @@ fn zeros(engine: &Engine, len: usize) -> Var<DeviceVec<u32>> {
     device
 }
 
-/// Pushes an operation that copies the device's values to the host, and returns them.
+/// Pushes an operation that copies the device's values to the host, and returns the values.
 fn values(engine: &Engine, device: &Var<DeviceVec<u32>>, len: usize) -> Vec<u32> {
     let host = engine.pinned_var::<u32>(GPU, len).expect("pinned memory");
     engine.op("out").on(GPU).copy_from_device(device, &host).expect("pushed");
@@ -368,7 +370,7 @@ fn two_engines_use_one_gpu_side_by_side() {
     });
 }
 
-/// Records the work that `f` issues on a stream into a graph, without launching it. The recording has ended when this
+/// Captures the work that `f` issues on a stream into a graph, without launching it. The capture has ended when this
 /// returns.
 fn recorded(
     stream: &Arc<CudaStream>,
@@ -382,8 +384,8 @@ fn recorded(
     Ok(graph?.expect("the graph has nodes"))
 }
 
-/// Records a graph that applies `factor` and `term` to the values three times, and launches it twice. Calls `during` in
-/// the middle of the recording.
+/// Captures a graph that applies `factor` and `term` to the values three times, and launches it twice. Calls `during`
+/// in the middle of the capture.
 fn six_by_graph(
     kernels: &Kernels,
     mode: CUstreamCaptureMode,
@@ -434,7 +436,7 @@ fn graphs_that_operations_record_take_effect_in_push_order() {
     });
 }
 
-/// Makes every kind of driver call that an engine makes, for use while another thread records: allocations of device
+/// Makes every kind of driver call that an engine makes, for use while another thread captures: allocations of device
 /// and pinned memory, new lanes, copies, kernels that the host waits for, and queries of busy streams.
 fn make_every_kind_of_driver_call(engine: &Engine, kernels: &Arc<Kernels>, len: usize) {
     let var = zeros(engine, len);
@@ -448,8 +450,8 @@ fn make_every_kind_of_driver_call(engine: &Engine, kernels: &Arc<Kernels>, len: 
     }
 }
 
-/// Runs in a child process, since such a recording forbids some driver calls in the whole process, and other tests make
-/// them. The recording lasts until the other lanes have completed work.
+/// Runs in a child process, since such a capture forbids some driver calls in the whole process, and other tests make
+/// them. The capture lasts until the other lanes have completed work.
 #[test]
 fn a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed() {
     if has_gpu_for_a_child() {
@@ -477,7 +479,7 @@ fn inside_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_oth
         let graph = move |stream: &mut GpuStream, values: &mut _| {
             six_by_graph(&by_graph, CU_STREAM_CAPTURE_MODE_GLOBAL, stream, values, (3, 1), || {
                 begun.send(()).expect("the test thread waits");
-                // An error means that the other thread has failed, and the recording ends as well.
+                // An error means that the other thread has failed, and the capture ends as well.
                 let _ = is_done.recv();
             })
         };
@@ -519,7 +521,7 @@ fn inside_a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb
                     stream.synchronize().expect("the value was copied");
                     let graph = recorded(&stream, CU_STREAM_CAPTURE_MODE_GLOBAL, || {
                         begun.send(()).expect("the test thread waits");
-                        // An error means that the other thread has failed, and the recording ends as well.
+                        // An error means that the other thread has failed, and the capture ends as well.
                         let _ = is_done.recv();
                         let (count, factor, term) = (1u32, 3u32, 1u32);
                         let mut arguments = stream.launch_builder(&kernels.affine);
@@ -533,7 +535,7 @@ fn inside_a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb
                 });
                 has_begun.recv().expect("the recording begins");
                 let done = done;
-                // The engine's streams are created and destroyed while the other thread records.
+                // The engine's streams are created and destroyed while the other thread captures.
                 let engine = engine(kind, gpu);
                 make_every_kind_of_driver_call(&engine, kernels, len);
                 drop(engine);

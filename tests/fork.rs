@@ -38,19 +38,19 @@ const GPU: Device = Device::Gpu(0);
 /// Writes a line to standard error without a lock.
 fn print(text: &str) {
     let line = format!("{text}\n");
-    // SAFETY: the pointer and the length are those of `line`, which is alive.
+    // SAFETY: the pointer and the length describe `line`, which is alive.
     let _ = unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
 }
 
 /// Kills this process after `seconds`, unless it ends before.
 fn set_alarm(seconds: libc::c_uint) {
-    // SAFETY: the call has no preconditions.
+    // SAFETY: `alarm` has no preconditions.
     unsafe { libc::alarm(seconds) };
 }
 
 /// Ends this process without running destructors.
 fn exit(status: i32) -> ! {
-    // SAFETY: the call has no preconditions.
+    // SAFETY: `_exit` has no preconditions.
     unsafe { libc::_exit(status) }
 }
 
@@ -58,7 +58,7 @@ fn exit(status: i32) -> ! {
 fn fork() -> Option<libc::pid_t> {
     // `RADDLE_PATIENCE` is set where a hang is expected.
     let seconds = if std::env::var_os("RADDLE_PATIENCE").is_none() { 30 } else { 5 };
-    // SAFETY: the call has no preconditions. The tests check that the child may call the engine.
+    // SAFETY: `fork` has no preconditions itself. What the child may call afterwards is what these tests check.
     match unsafe { libc::fork() } {
         0 => {
             set_alarm(seconds);
@@ -115,7 +115,8 @@ fn in_own_process(body: impl FnOnce()) {
 struct PausingAllocator;
 
 std::thread_local! {
-    /// The allocation at which this thread pauses: how many to skip, of those that have at least so many bytes.
+    /// The allocation at which this thread pauses: how many to skip, and the minimum size of those that count, in
+    /// bytes.
     static PAUSE_AT: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
 }
 
@@ -129,7 +130,7 @@ fn count_allocation(size: usize) {
             if skip == 0 {
                 PAUSED.store(true, SeqCst);
                 while !RESUME.load(SeqCst) {
-                    // SAFETY: the call has no preconditions.
+                    // SAFETY: `usleep` has no preconditions.
                     unsafe { libc::usleep(100) };
                 }
             }
@@ -138,22 +139,22 @@ fn count_allocation(size: usize) {
     }
 }
 
-// SAFETY: every call is forwarded to the system's allocator.
+// SAFETY: every call is forwarded unchanged to the system's allocator, which fulfils the contract.
 unsafe impl GlobalAlloc for PausingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count_allocation(layout.size());
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller fulfils the contract of `alloc`, which is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller fulfils the contract of `dealloc`, and `memory` is from the system's allocator.
         unsafe { System.dealloc(memory, layout) }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count_allocation(size);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller fulfils the contract of `realloc`, and `memory` is from the system's allocator.
         unsafe { System.realloc(memory, layout, size) }
     }
 }
@@ -286,7 +287,7 @@ impl Fixture {
         }
     }
 
-    /// Asserts in the parent that the fork has changed nothing, and shuts the engine down.
+    /// Asserts, in the parent, that the fork has changed nothing, and shuts the engine down.
     fn assert_unaffected(self) {
         let Self { engine, idle, busy, failed, operator, pending, done, mut pending_wait, all, .. } = self;
         let mut all = all.into_inner().unwrap();
@@ -308,7 +309,7 @@ impl Fixture {
         engine.shutdown(Shutdown::Drain, None).unwrap();
     }
 
-    /// Asserts in a forked child that every call returns an error immediately, and that drops do not wait.
+    /// Asserts, in a forked child, that every call returns an error immediately, and that drops do not wait.
     fn assert_refuses(self) {
         let start = Instant::now();
         assert_engine_refuses(&self.engine);
@@ -576,7 +577,8 @@ tests! {
                 pauses += at_each_allocation(
                     |arm| call(&fixture, arm),
                     |at| forked(&format!("{kind}, a thread in {name}, at its allocation {at}"), || {
-                        // SAFETY: the child exits without using or dropping the original.
+                        // SAFETY: the child exits without using or dropping the original, so the value has one user
+                        // there.
                         unsafe { std::ptr::read(&raw const fixture) }.assert_refuses();
                         assert_new_engine_works(kind);
                     }),
@@ -723,7 +725,7 @@ eventually("the thread pauses", || PAUSED.load(SeqCst));
             let also = var.clone();
             push(&engine, &var, forker.clone());
             if process::id() != parent {
-                // A panic would not be reported in the child, so this reports a failure by the exit status.
+                // A panic would not be reported in the child, so failures are reported by the exit status.
                 let calls = || {
                     assert_engine_refuses(&behind);
                     assert_wait_refused(behind.get(&also));
@@ -811,12 +813,14 @@ const CALLS: &[(&str, Call)] = &[
 #[derive(Clone, Copy)]
 struct Arm(&'static (dyn Fn() + 'static));
 
-// SAFETY: the closure that `at_each_allocation` passes to a call only captures a reference to a number.
+// SAFETY: the closure that `at_each_allocation` passes to a call captures only a reference to a number, which any
+// thread may read.
 unsafe impl Send for Arm {}
 
 impl Arm {
     fn from(arm: &dyn Fn()) -> Self {
-        // SAFETY: the operations that use the reference complete before the call returns.
+        // SAFETY: `at_each_allocation` keeps the closure alive until the call returns, and every operation that uses
+        // the reference has completed by then.
         Self(unsafe { mem::transmute::<&dyn Fn(), &'static (dyn Fn() + 'static)>(arm) })
     }
 
@@ -901,15 +905,15 @@ impl Forker {
         self.fork(engine);
     }
 
-    /// Waits for the process that an operation has forked, and asserts that there is exactly one.
+    /// Waits for the process that an operation has forked, and asserts that it is the only one.
     fn join_only_child(&self, what: &str) {
         let children = mem::take(&mut *lock(&self.children));
         assert_eq!(children.len(), 1, "{what}: the number of children");
         children.into_iter().for_each(|child| join(child, what));
     }
 
-    /// Runs `call` on a thread that pauses at its first allocation, until the process that an operation forks
-    /// meanwhile has ended.
+    /// Runs `call` on a thread that pauses at its first allocation. The pause ends when the process that an operation
+    /// forks meanwhile has ended.
     fn join_child_beside_paused_thread(&self, what: &str, call: impl FnOnce() + Send) {
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -925,7 +929,7 @@ impl Forker {
     }
 }
 
-/// A waker that must only be woken in the parent.
+/// A waker that may only be woken in the parent.
 struct OnlyInParent(u32);
 
 impl Wake for OnlyInParent {

@@ -1,10 +1,10 @@
-//! A soak test: random operations that succeed, fail, panic and lose their completions, waits that time out, priorities,
-//! properties, deletions, and short-lived engines with several pushing threads. No operation may be lost or hang, and
-//! memory may not grow.
+//! A soak test of random operations: they succeed, fail, panic or lose their completions. With them come waits that
+//! time out, priorities, properties, deletions, and short-lived engines with several pushing threads. No operation may
+//! be lost or hang, and memory must not grow.
 //!
-//! `RADDLE_SOAK_SECONDS` sets the duration (2 by default) and `RADDLE_SOAK_SEED` the seed; `.ci/run soak` takes 20 seconds.
-//! After [`PATIENCE`] without progress, the process prints the last step of each thread and the pending operations, and
-//! exits.
+//! `RADDLE_SOAK_SECONDS` sets the duration (2 by default) and `RADDLE_SOAK_SEED` the seed; `.ci/run soak` takes 20
+//! seconds. After [`PATIENCE`] without progress, the process prints the last step of each thread and the pending
+//! operations, and exits.
 #![forbid(unsafe_code)]
 
 use raddle_testkit as common;
@@ -31,16 +31,16 @@ use raddle::{
     BoxError, Completion, Engine, EngineKind, IdlePolicy, PushError, Shutdown, ShutdownError, Token, Var, WaitError,
 };
 
-/// The most threads that push on one engine.
+/// The maximum number of threads that push on one engine.
 const PUSHERS: usize = 4;
-/// Typed variables of an engine, and as many tokens.
+/// The number of typed variables of an engine, and of its tokens.
 const VARIABLES: usize = 6;
-/// Engines that exist at a time.
+/// The number of engines that exist at a time.
 const DRIVERS: usize = 2;
-/// Engines that each driver builds between two readings of the memory.
+/// The number of engines that each driver builds between two measurements of memory.
 const ROUNDS: usize = 4;
-/// The growth allowed from the first third of the run to the last: 20 MiB of records kept for reuse, and a margin for the
-/// allocator.
+/// The maximum growth from the first third of the run to the last: 20 MiB of records kept for reuse, and a margin for
+/// the allocator.
 const GROWTH: usize = 40 << 20;
 
 // ------------------------------------------------------------------------------------------------------- ledger ----
@@ -53,7 +53,7 @@ struct Ledger {
     next_life: AtomicU64,
     lives: [Mutex<HashMap<u64, Pending>>; 16],
     threads: Mutex<Vec<(String, Weak<Mutex<Last>>)>>,
-    /// The engine that took longest.
+    /// The engine that took longest, with its time.
     slowest: Mutex<(Duration, String)>,
     counts: Mutex<BTreeMap<&'static str, u64>>,
     complaints: Mutex<Vec<String>>,
@@ -188,9 +188,9 @@ impl Drop for Life {
 
 /// A typed variable's value.
 struct Value {
-    /// Successful mutations, which the variable's version counts as well.
+    /// The number of successful mutations, which the variable's version counts as well.
     mutations: u64,
-    /// The number of the last operation of each pushing thread, which only rise.
+    /// For each pushing thread, the number of its last operation. These numbers only rise.
     last: [u64; PUSHERS],
     _life: Life,
 }
@@ -340,7 +340,7 @@ impl Pusher<'_> {
                         Ok::<(), BoxError>(())
                     },
                 );
-                // The same variable named twice.
+                // The same variable was named twice.
                 if matches!(pushed, Err(PushError::AliasedVariable(_))) { Ok(()) } else { pushed }
             }
             30..45 => {
@@ -470,7 +470,8 @@ impl Pusher<'_> {
     }
 }
 
-/// Builds an engine, pushes on it from several threads, and ends it in a random way, after which nothing of it is left.
+/// Builds an engine, pushes on it from several threads, and ends it in a random way, after which nothing of it is
+/// left.
 fn round(ledger: &Arc<Ledger>, seed: u64) {
     let (mut random, start) = (Random(seed), Instant::now());
     let kind =
@@ -499,7 +500,7 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
         move || {
             for (done, life, how) in receiver {
                 ledger.note("ends an asynchronous operation");
-                // Before the completion: a thread that waits for it may then check what is left.
+                // Dropped before the completion: a thread that waits for the completion may then check what is left.
                 drop(life);
                 match how {
                     0 => done.fail("on purpose"),
@@ -524,7 +525,7 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
                 .spawn_scoped(scope, move || pusher.run(operations));
             pusher.expect("a thread starts");
         }
-        // While threads push.
+        // The engine ends while threads push.
         match end {
             0 => {
                 ledger.note("cancels");

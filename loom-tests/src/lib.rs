@@ -1,8 +1,9 @@
-//! Shared code of the models of `raddle`: running a model, checking that a twin fails, a world of variables and
-//! operations for the models of the tracker, and pending operations for those of waits.
+//! Shared code of the models of `raddle`. It runs a model, checks that a twin fails, and has a world of variables and
+//! operations for the tracker's models, and pending operations for the models of waits.
 //!
-//! The models themselves are in `tests/`, one file for each protocol. They run the library's own types under loom, with
-//! `RUSTFLAGS="--cfg raddle_loom --cfg crossbeam_loom"`; without these flags all files but `shim_is_live` are empty.
+//! The models themselves are in `tests/`, one file for each protocol. They run the library's own types under loom,
+//! with `RUSTFLAGS="--cfg raddle_loom --cfg crossbeam_loom"`; without these flags all files but `shim_is_live` are
+//! empty.
 //!
 //! # Twins
 //!
@@ -12,14 +13,14 @@
 //!
 //! # Bounds
 //!
-//! A model states how many preemptions loom may use in one interleaving; `COMPLETE` explores all of them. The variables
-//! `LOOM_MAX_*` are ignored, because an external bound could make a passing run mean less than it says.
+//! A model states how many preemptions loom may use in one interleaving; `COMPLETE` explores all of them. The
+//! variables `LOOM_MAX_*` are ignored, because an external bound could make a passing run mean less than it says.
 //!
 //! # shuttle
 //!
-//! `tests/shuttle.rs` has larger models, up to whole engines. They run under shuttle, with `--cfg raddle_shuttle` only.
-//! [shuttle](https://github.com/awslabs/shuttle) tries random schedules, so these models have a number of schedules
-//! instead of a bound.
+//! `tests/shuttle.rs` has larger models, up to whole engines. They run under shuttle, with `--cfg raddle_shuttle`
+//! only. [shuttle](https://github.com/awslabs/shuttle) tries random schedules, so these models have a number of
+//! schedules instead of a bound.
 
 #[cfg(raddle_loom)]
 mod pending;

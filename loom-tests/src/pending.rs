@@ -1,8 +1,8 @@
 //! Pending operations and their waiters, for the models of waits and of completions.
 
 use std::{
-    // Of `std`, to add no interleavings. They are used on one thread, or read after the thread that wrote them was
-    // joined.
+    // From `std`, so that they add no interleavings. They are used on one thread, or read after the thread that wrote
+    // them was joined.
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},

@@ -50,8 +50,8 @@ impl Entry {
     }
 }
 
-/// The history of all operations. In types of `std`, because it must add neither interleavings nor happens-before to
-/// what it records.
+/// The history of all operations. In `std` types, because it must add neither interleavings nor happens-before edges
+/// to what it records.
 #[derive(Debug, Default)]
 struct Diary {
     clock: StdUsize,
@@ -77,8 +77,8 @@ pub struct StalledPush {
 
 struct Variable {
     queue: VarQueue<Task>,
-    /// The number of operations that wrote it. loom fails the model if two accesses to it are not ordered and at
-    /// least one of them writes.
+    /// The number of operations that wrote it. loom fails the model if two accesses to it are not ordered and at least
+    /// one of them writes.
     data: UnsafeCell<usize>,
     disposed: StdBool,
 }
@@ -113,7 +113,7 @@ impl World {
             })
             .collect();
         for variable in &variables {
-            // SAFETY: the box does not move until the world is dropped, and no other thread knows it.
+            // SAFETY: the box does not move until the world is dropped, and no other thread knows the queue yet.
             unsafe { VarQueue::init(NonNull::from(&variable.queue)) };
         }
         Arc::new(Self { variables, diary: Arc::default() })
@@ -190,7 +190,7 @@ impl World {
         number
     }
 
-    /// Takes the number, because the operation may have been reclaimed.
+    /// Takes the operation's number, because the operation may have been reclaimed.
     fn note_push_ends(&self, number: usize, pushed: Pushed<Task>) -> Pushed<Task> {
         self.diary.entry(number, |entry| {
             entry.push_ended = Some(self.diary.tick());
@@ -244,7 +244,7 @@ impl World {
         });
     }
 
-    /// Completes `op` and drops it; adds the operations that become ready to `ready`.
+    /// Completes `op` and drops it. Adds the operations that become ready to `ready`.
     pub fn complete(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
         end(op, ready);
     }
@@ -318,7 +318,7 @@ impl World {
     }
 }
 
-/// Whether two operations must not overlap.
+/// Returns whether two operations must not overlap.
 fn conflict(one: &Entry, other: &Entry) -> bool {
     one.accesses.iter().any(|&(variable, mode)| {
         other.accesses.iter().any(|&(also, its)| also == variable && (mode.is_write() || its.is_write()))

@@ -31,7 +31,7 @@ fn engine() -> Engine {
 }
 
 /// On the naive engine the mutation runs on the thread that finds it ready: the one that pushes it, or the one that
-/// looks.
+/// calls `with`.
 #[test]
 fn a_look_and_a_mutation_exclude_each_other() {
     model(2, Flavour::Contract, || {
@@ -46,7 +46,7 @@ fn a_look_and_a_mutation_exclude_each_other() {
     });
 }
 
-/// The look waits for an operation that another thread completes.
+/// `with` waits for an operation that another thread completes.
 #[test]
 fn a_look_sees_what_was_written_before_a_completion() {
     model(2, Flavour::Contract, || {

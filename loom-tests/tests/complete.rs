@@ -66,9 +66,9 @@ fn without_release_a_completion_hands_nothing_over() {
     must_fail("completing_with_relaxed_ordering", "Causality violation");
 }
 
-/// A helper inserts the successor: its pusher is stalled after its first access, a third thread helps it, and
-/// meanwhile the predecessor on its second variable completes. The pusher finds its deferred flags or the flags
-/// themselves, and must count each access once.
+/// A helper inserts the successor: its pusher stalls after its first access, a third thread helps it, and meanwhile
+/// the predecessor on its second variable completes. The pusher finds deferred flags or the flags themselves, and must
+/// count each access once.
 fn meet_helped(bound: usize, before: Mode, after: Mode) {
     model(bound, Contract, move || {
         let world = World::new(2);
@@ -289,8 +289,8 @@ fn two_readers_are_pushed_behind_a_reader_that_completes() {
     three_in_a_row(2, [Read, Read, Read]);
 }
 
-/// A reader whose pusher is stalled is inserted by a helper while the reader before it completes. The completion may be
-/// what moves the tail to it. A reader behind it must not wait for it.
+/// A reader whose pusher is stalled is inserted by a helper while the reader before it completes. The completion may
+/// move the tail to the new reader. A reader behind that one must not wait for it.
 #[test]
 fn a_reader_behind_a_helped_reader_does_not_wait_for_it() {
     model(2, Contract, || {
@@ -325,7 +325,7 @@ fn a_reader_behind_a_helped_reader_does_not_wait_for_it() {
 }
 
 /// A completion walks down a queue, past a reader that another completion may make ready, to the reader behind it,
-/// which may then run, complete and be retired. The access that the walk is at must not be retired.
+/// which may then run, complete and be retired. The access that the walk has reached must not be retired.
 #[test]
 fn an_access_is_not_retired_while_a_completion_walks_past_it() {
     model(3, Contract, || {

@@ -1,5 +1,6 @@
-//! Lanes of devices: what a lane says of its stream, and of a device that fails, against operations that wait for it and
-//! lanes that ask for its events; and the simulated device, which is worked off by whoever polls it.
+//! Lanes of devices: what a lane publishes about its stream and about a failed device, against operations that wait
+//! for the stream and lanes that need its events. Also the simulated device, which executes commands on any thread
+//! that polls it.
 //!
 //! Whole lanes, with a simulated device, are in `shuttle.rs`: they have too many threads for loom.
 #![cfg(raddle_loom)]
@@ -19,7 +20,7 @@ use raddle::{
 };
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
-/// What a device writes, or a lane notes of an operation.
+/// The data that a device writes, or that a lane notes of an operation.
 struct Data(UnsafeCell<u64>);
 
 impl Data {
@@ -28,23 +29,23 @@ impl Data {
     }
 
     fn write(&self, value: u64) {
-        // SAFETY: the model's lane writes before it says that the operation is complete; loom reports a race.
+        // SAFETY: the model's lane writes before it publishes that the operation is complete; loom reports a race.
         self.0.with_mut(|data| unsafe { *data = value });
     }
 
     fn read(&self) -> u64 {
-        // SAFETY: whoever reads has seen that the operation is complete; loom reports a race.
+        // SAFETY: the reader has seen that the operation is complete; loom reports a race.
         self.0.with(|data| unsafe { *data })
     }
 }
 
 // SAFETY: the cell is loom's, which reports a race instead of letting it happen.
 unsafe impl Sync for Data {}
-// SAFETY: as above.
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
 unsafe impl Send for Data {}
 
-/// A lane completes two operations one after the other. Whoever finds one complete sees what it did.
-fn a_lane_and_who_asks_whether_it_is_so_far() {
+/// A lane completes two operations one after the other. A thread that finds one complete sees what it did.
+fn a_lane_completes_operations_while_a_thread_checks_for_them() {
     let (timeline, data) = (Arc::new(Timeline::default()), [Data::new(), Data::new()]);
     let (lane, done) = (Arc::clone(&timeline), data.clone());
     let lane = thread::spawn(move || {
@@ -63,15 +64,15 @@ fn a_lane_and_who_asks_whether_it_is_so_far() {
 }
 
 #[test]
-fn who_finds_an_operation_complete_sees_what_the_device_wrote() {
-    model(COMPLETE, Flavour::Contract, a_lane_and_who_asks_whether_it_is_so_far);
+fn a_thread_that_finds_an_operation_complete_sees_what_the_device_wrote() {
+    model(COMPLETE, Flavour::Contract, a_lane_completes_operations_while_a_thread_checks_for_them);
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
 fn without_the_release_of_the_number() {
     without(Step::CompletionOfMarks, || {
-        model(COMPLETE, Flavour::Contract, a_lane_and_who_asks_whether_it_is_so_far);
+        model(COMPLETE, Flavour::Contract, a_lane_completes_operations_while_a_thread_checks_for_them);
     });
 }
 
@@ -80,9 +81,9 @@ fn without_the_release_of_the_number_a_complete_operation_is_not_seen() {
     must_fail("without_the_release_of_the_number", "Causality violation");
 }
 
-/// Two operations are complete by one number, and seen by two threads, one of which goes by the later only.
+/// One number completes two operations, and two threads see that; one of them checks only the later operation.
 #[test]
-fn one_number_makes_all_before_it_visible_to_everybody() {
+fn one_number_makes_all_earlier_operations_visible_to_every_thread() {
     model(COMPLETE, Flavour::Contract, || {
         let (timeline, data) = (Arc::new(Timeline::default()), [Data::new(), Data::new()]);
         let readers: Vec<_> = (1..3)
@@ -104,12 +105,12 @@ fn one_number_makes_all_before_it_visible_to_everybody() {
     });
 }
 
-/// A lane records an event behind its operation, and the operation becomes complete, while another lane asks for
-/// either. It finds one or the other once the event was published: it never asks for an event of what is complete, and
-/// never waits for one that nobody records any more.
-fn a_lane_publishes_and_completes_while_another_asks() {
+/// A lane records an event behind its operation, and the operation becomes complete, while another lane checks for
+/// both. Once the event is published, that lane finds one or the other: it never asks for an event behind a complete
+/// operation, and never waits for an event that no lane will record.
+fn a_lane_publishes_and_completes_while_another_checks() {
     let (timeline, data) = (Arc::new(Timeline::default()), Data::new());
-    // Of `std`: it tells what came first in an interleaving, and orders nothing.
+    // From `std`: it tells what came first in an interleaving, and orders nothing.
     let published = Arc::new(StdBool::new(false));
     let (lane, done, told) = (Arc::clone(&timeline), Arc::clone(&data), Arc::clone(&published));
     let lane = thread::spawn(move || {
@@ -117,10 +118,11 @@ fn a_lane_publishes_and_completes_while_another_asks() {
         told.store(true, Relaxed);
         done.write(7);
         lane.complete(1);
-        assert!(lane.after(1).is_none(), "nobody needs an event of what is complete");
+        assert!(lane.after(1).is_none(), "no lane needs an event behind a complete operation");
     });
     if !timeline.is_complete(1) {
-        // After a look, since loom lets the other thread go first only where this one touches something of loom's.
+        // Loaded after a call of `is_complete`: loom switches to the other thread only where this one uses one of
+        // loom's objects.
         let before = published.load(Relaxed);
         if timeline.after(1).is_none() {
             let complete = timeline.is_complete(1);
@@ -134,13 +136,13 @@ fn a_lane_publishes_and_completes_while_another_asks() {
 }
 
 #[test]
-fn an_event_is_there_until_its_operation_is_complete() {
-    model(COMPLETE, Flavour::Contract, a_lane_publishes_and_completes_while_another_asks);
+fn an_event_is_available_until_its_operation_is_complete() {
+    model(COMPLETE, Flavour::Contract, a_lane_publishes_and_completes_while_another_checks);
 }
 
 /// The first event behind an operation is the one to wait for, whatever is published and completed meanwhile.
 #[test]
-fn who_asks_for_an_event_gets_the_first_that_covers_the_operation() {
+fn a_lane_gets_the_first_event_that_covers_the_operation() {
     model(COMPLETE, Flavour::Contract, || {
         let timeline = Arc::new(Timeline::default());
         timeline.publish(Recorded::point(2));
@@ -162,9 +164,9 @@ fn who_asks_for_an_event_gets_the_first_that_covers_the_operation() {
     });
 }
 
-/// Lanes note their operations beside each other, and numbers only rise.
+/// Lanes note their operations at the same time, and numbers only rise.
 #[test]
-fn lanes_note_what_they_issue_without_disturbing_each_other() {
+fn lanes_note_operations_at_the_same_time() {
     model(COMPLETE, Flavour::Contract, || {
         let uses = Arc::new(DeviceUses::new(2));
         let other = Arc::clone(&uses);
@@ -183,7 +185,8 @@ fn lanes_note_what_they_issue_without_disturbing_each_other() {
 
 // ------------------------------------------------------------------------------------------------------- faults ----
 
-/// What the lanes of a device and the operations behind them share: one variable, which the device is writing.
+/// The state that the lanes of a device and the operations behind them share: one variable, which the device is
+/// writing.
 #[derive(Default)]
 struct Device {
     fault: Fault<u32>,
@@ -192,24 +195,24 @@ struct Device {
 }
 
 impl Device {
-    /// With an operation under way on as many lanes, in this order; each writes the variable.
+    /// Creates a device with an operation in flight on each of `lanes` lanes, in this order; each writes the variable.
     fn with_lanes(lanes: usize) -> Arc<Self> {
         let device = Self::default();
         for lane in 0..lanes {
-            // As a lane does before it passes the variable on.
+            // As a lane does before its operation releases the variable.
             device.fault.note_on_device(lanes, lane, 1, Mode::Write);
         }
         Arc::new(device)
     }
 
-    /// What a lane does that finds the device lost, as the `error` that its driver gives: the operation under way fails,
-    /// as the one before it did, or with the device. Gives what whoever asked for that operation is told.
+    /// Ends the operation in flight on a lane that finds the device lost with `error`. The operation fails with the
+    /// failure of the one before it, or else with `error`. Returns the failure that is reported for the operation.
     fn ends(&self, lane: usize, error: u32) -> u32 {
         let failure = self.fault_lock.with(|| {
-            // SAFETY: it is the lane's turn.
+            // SAFETY: the turn is this lane's, so no other lane uses the failure.
             let known = unsafe { self.fault.failure() };
             known.unwrap_or_else(|| {
-                // SAFETY: as above.
+                // SAFETY: the turn is still this lane's.
                 unsafe { self.fault.set_failure(Some(error)) };
                 error
             })
@@ -218,10 +221,11 @@ impl Device {
         failure
     }
 
-    /// What an operation of the CPU finds that comes after those of the device; `None` if it has to wait.
+    /// Returns the failure that an operation of the CPU behind those of the device finds, if any, or `None` if it has
+    /// to wait.
     fn verdict(&self, lanes: usize) -> Option<Option<u32>> {
         let is_complete = |lane: usize| self.timelines[lane].is_complete(self.fault.last_on_device(lane, Mode::Write));
-        // SAFETY: the operation holds the variable, and what devices do with it is complete; loom reports a race.
+        // SAFETY: the operation holds the variable, and the device's work on it is complete; loom reports a race.
         (0..lanes).all(is_complete).then(|| unsafe { self.fault.failure() })
     }
 }
@@ -241,7 +245,7 @@ fn a_lane_finds_its_device_lost_while_the_cpu_asks() {
 }
 
 #[test]
-fn who_finds_an_operation_of_a_lost_device_complete_finds_its_failure() {
+fn a_thread_that_finds_an_operation_of_a_lost_device_complete_finds_its_failure() {
     model(COMPLETE, Flavour::Contract, a_lane_finds_its_device_lost_while_the_cpu_asks);
 }
 
@@ -258,10 +262,10 @@ fn without_the_release_of_the_number_a_failure_is_missed() {
     must_fail("without_the_release_of_the_number_by_a_lane_that_fails", "what a lost device has not done");
 }
 
-/// A wait that begins meanwhile need not wait only if nothing is under way and nothing has failed, and here something
-/// always does one or the other.
+/// A wait that begins meanwhile may return immediately only if nothing is in flight and nothing has failed. Here one
+/// of the two always holds, so it must not.
 #[test]
-fn a_wait_that_begins_while_a_device_is_lost_finds_the_variable_unsettled() {
+fn a_wait_that_begins_while_a_device_is_lost_does_not_return_immediately() {
     model(COMPLETE, Flavour::Contract, || {
         let device = Device::with_lanes(1);
         let lane = Arc::clone(&device);
@@ -272,7 +276,7 @@ fn a_wait_that_begins_while_a_device_is_lost_finds_the_variable_unsettled() {
     });
 }
 
-/// Two lanes find their device lost, each by an error of its own, and so does whoever comes after both.
+/// Two lanes find their device lost, each by an error of its own. So does an operation behind both.
 fn two_lanes_find_their_device_lost() {
     let device = Device::with_lanes(2);
     let lanes = [(0, 7), (1, 8)].map(|(lane, error)| {
@@ -287,7 +291,7 @@ fn two_lanes_find_their_device_lost() {
 }
 
 #[test]
-fn lanes_that_find_their_device_lost_at_once_fail_a_variable_once() {
+fn lanes_that_find_their_device_lost_at_the_same_time_fail_a_variable_once() {
     model(COMPLETE, Flavour::Contract, two_lanes_find_their_device_lost);
 }
 
@@ -304,20 +308,21 @@ fn without_turns_lanes_race_for_a_failure() {
     must_fail("without_turns", "Causality violation");
 }
 
-/// An operation that its lane is about to issue, behind one that another lane has under way on the same device, looks for a
-/// failure while that lane finds the device lost. Whatever it sees, it ends with the failure of the one before it.
+/// A lane looks for a failure before it issues an operation. At the same time, another lane of the device, which has
+/// the operation before that one in flight, finds the device lost. In both cases the operation ends with the failure
+/// of the operation before it.
 #[test]
-fn an_operation_that_is_issued_while_its_device_is_lost_fails_as_what_it_comes_after() {
+fn an_operation_issued_while_its_device_is_lost_fails_like_the_one_before_it() {
     model(COMPLETE, Flavour::Contract, || {
         let device = Device::with_lanes(1);
         let lane = Arc::clone(&device);
         let before = thread::spawn(move || lane.ends(0, 7));
-        // SAFETY: it is the lane's turn.
+        // SAFETY: the turn is this lane's, so no other lane uses the failure.
         let found = device.fault_lock.with(|| unsafe { device.fault.failure() });
         assert!(found.is_none_or(|failure| failure == 7));
         assert_eq!(before.join().unwrap(), 7);
         if found.is_none() {
-            // It was issued on the lost device, and is ended like everything that is under way there.
+            // It was issued on the lost device, and ends like everything that is in flight there.
             assert_eq!(device.ends(1, 8), 7);
         }
     });
@@ -325,7 +330,7 @@ fn an_operation_that_is_issued_while_its_device_is_lost_fails_as_what_it_comes_a
 
 // --------------------------------------------------------------------------------------------------- streams ----
 
-/// Launches a kernel that finds `before` and leaves the next number.
+/// Launches a kernel that expects `before` and writes the next number.
 fn launch(stream: &mut GpuStream, data: &Arc<Data>, before: u64) {
     let data = Arc::clone(data);
     let kernel = move |()| {
@@ -335,8 +340,8 @@ fn launch(stream: &mut GpuStream, data: &Arc<Data>, before: u64) {
     stream.simulated().expect("it is simulated").launch(Duration::ZERO, (), kernel).expect("the device is sound");
 }
 
-/// A device is polled by two threads, each with a stream, either of which may run any kernel. One has its second kernel on
-/// a stream of its own, between two of its lane's.
+/// Two threads poll a device, each with a stream; either of them may run any kernel. One of them launches its second
+/// kernel on an included stream, between two kernels on the lane's stream.
 fn a_kernel_on_an_included_stream_while_another_thread_polls() {
     let (gpu, data) = (SimulatedGpu::new(), Data::new());
     let mut other = GpuStream::alone(&gpu);
@@ -354,7 +359,7 @@ fn a_kernel_on_an_included_stream_while_another_thread_polls() {
 }
 
 #[test]
-fn what_is_issued_on_an_included_stream_is_done_in_order_whoever_polls() {
+fn work_on_an_included_stream_is_done_in_order_whichever_thread_polls() {
     model(5, Flavour::Contract, a_kernel_on_an_included_stream_while_another_thread_polls);
 }
 
@@ -367,7 +372,7 @@ fn without_the_wait_before_an_included_stream() {
 }
 
 #[test]
-fn without_the_wait_before_an_included_stream_it_comes_too_early() {
+fn without_the_wait_before_an_included_stream_its_work_comes_too_early() {
     must_fail("without_the_wait_before_an_included_stream", "a kernel panicked");
 }
 
@@ -380,6 +385,6 @@ fn without_the_wait_behind_an_included_stream() {
 }
 
 #[test]
-fn without_the_wait_behind_an_included_stream_it_comes_too_late() {
+fn without_the_wait_behind_an_included_stream_its_work_comes_too_late() {
     must_fail("without_the_wait_behind_an_included_stream", "a kernel panicked");
 }

@@ -1,5 +1,5 @@
 //! The list of engines that a forked child ends. The models do not cover that a fork hands over what was done before
-//! it: in their place, another thread reads.
+//! it: instead of a child, another thread reads.
 #![cfg(raddle_loom)]
 
 use std::{ptr::NonNull, sync::Arc};
@@ -14,7 +14,7 @@ struct Engine(UnsafeCell<u32>);
 #[derive(Clone, Copy)]
 struct Name(NonNull<Engine>);
 
-// SAFETY: loom reports an engine that two threads use at once.
+// SAFETY: loom reports an engine that two threads use at the same time.
 unsafe impl Send for Name {}
 
 impl Name {

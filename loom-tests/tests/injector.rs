@@ -35,8 +35,8 @@ fn pop_several(injector: &Injector<usize>, band: u8, max: usize) -> Vec<usize> {
     numbers
 }
 
-/// `pushers` threads push one operation each while the main thread pops twice. Then it takes the rest, and relies on
-/// `highest` alone for bands that have a bit.
+/// Models `pushers` threads that push one operation each while the main thread pops twice. Then the main thread takes
+/// the rest, and relies on `highest` alone for bands that have a bit.
 fn pushers_and_a_popper(pushers: usize, band: u8) -> impl Fn() + Send + Sync + 'static {
     move || {
         let injector = Arc::new(Injector::default());
@@ -196,7 +196,7 @@ fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + '
     }
 }
 
-/// A lane of two workers, whose part this file plays.
+/// Creates a lane of two workers, whose part this file plays.
 fn lane() -> Arc<Lane<usize>> {
     Lane::new(LaneOptions { name: "model", workers: 2, idle: IdlePolicy::Park }).0
 }

@@ -30,7 +30,7 @@ type Pool = Arc<Stack<Batch>>;
 /// A batch that belongs to the thread that has this value.
 struct Taken(NonNull<Batch>);
 
-// SAFETY: loom reports a batch that two threads use at a time.
+// SAFETY: loom reports a batch that two threads use at the same time.
 unsafe impl Send for Taken {}
 
 impl Taken {
@@ -64,7 +64,7 @@ impl Taken {
 /// Checks, when all threads are joined, that the batches in `kept` and in the pool are those below `count`, each once.
 fn end(pool: &Pool, kept: impl IntoIterator<Item = Taken>, count: usize) {
     let mut all: Vec<Taken> = kept.into_iter().collect();
-    // At most one more than there may be, in case the stack has become a ring.
+    // Takes at most one more than there may be, in case the stack has become a ring.
     while let Some(batch) = Taken::from(pool).filter(|_| all.len() <= count) {
         all.push(batch);
     }

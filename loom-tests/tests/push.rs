@@ -156,7 +156,7 @@ fn a_stalled_pusher_delays_no_other_operation() {
 /// The number of the operation that a world created first.
 const STALLED: usize = 0;
 
-/// Two threads help the same operation with the same access at the same time, and the access must be counted once.
+/// Two threads help the same operation with the same access at the same time. The access must be counted once.
 #[test]
 fn an_access_inserted_by_two_helpers_is_counted_once() {
     model(1, Contract, || {

@@ -4,7 +4,7 @@
 //! the access is spent and retired while other threads may still use it: they have read the tail, or they help.
 //!
 //! The models run on the contract of epoch-based reclamation, which reclaims a record as soon as that is allowed.
-//! crossbeam-epoch waits for much longer than a model lasts, so on it no record would be reclaimed that a model could
+//! crossbeam-epoch waits much longer than a model lasts, so with it no record would be reclaimed that a model could
 //! still use; one model runs on it to cover the calls.
 
 #![cfg(raddle_loom)]
@@ -141,9 +141,9 @@ fn the_tail_is_past_a_completed_operation_when_another_of_two_variables_is_behin
     complete_and_check_while_another_appends(&[(0, Write), (1, Write)]);
 }
 
-/// A record has three shares: its operation's two accesses and the thread that completes the operation. Each share is
-/// ended by another thread, and the last one retires the record. By the task's cell, loom checks that every other
-/// thread's use of the record comes before.
+/// A record has three shares: those of its operation's two accesses, and that of the thread that completes the
+/// operation. A different thread ends each share, and the last one retires the record. Through the task's cell, loom
+/// checks that all other threads' uses of the record come before.
 #[test]
 fn the_last_share_retires_the_record_after_all_uses() {
     model(3, Contract, || {

@@ -96,7 +96,8 @@ fn a_wait_for_all_does_not_cover_later_entries() {
     });
 }
 
-/// The same when all generations that are part of the count drain, so that others must be made while operations enter.
+/// The same when all generations that are part of the count drain, so that others must be created while operations
+/// enter.
 #[test]
 fn a_wait_for_all_does_not_cover_later_entries_while_many_generations_drain() {
     model(2, Flavour::Contract, || {
@@ -224,8 +225,8 @@ fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
     });
 }
 
-/// If an operation enters before another leaves, as one does that the other has pushed, a wait that finds nothing
-/// pending covers it: that is how a shutdown knows that it may end the threads.
+/// If an operation enters before another leaves, as when the other has pushed it, a wait that finds nothing pending
+/// covers it: that is how a shutdown knows that it may end the threads.
 #[test]
 fn an_idle_count_covers_operations_pushed_by_operations() {
     model(2, Flavour::Contract, || {

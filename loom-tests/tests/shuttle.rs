@@ -313,8 +313,8 @@ fn waits_for_all_end_while_others_enter_and_leave() {
 
 // ------------------------------------------------------------------------------------------------------- engine ----
 
-/// Three threads push on an engine with two workers: operations that succeed, fail, panic and lose their completions,
-/// waits outside and inside, clearing; then the engine drains.
+/// Three threads push on an engine with two workers. Operations succeed, fail, panic and lose their completions;
+/// threads wait outside and inside operations, and clear errors; then the engine drains.
 fn an_engine(kind: EngineKind) {
     let builder = Engine::builder().kind(kind).workers(2).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -551,9 +551,9 @@ fn a_push_by_a_deletion_while_the_engine_ends_runs_or_is_refused() {
 /// schedules.
 type Done = Arc<Mutex<Vec<usize>>>;
 
-/// Three threads push kernels, copies and CPU operations on an engine with a GPU, which chooses at random what it does
-/// next, and in some schedules is lost on the way. A thread that sees its operation succeed finds the effects of it
-/// and of its own earlier operations; every wait ends.
+/// Three threads push kernels, copies and CPU operations on an engine with a GPU. The GPU picks its next step at
+/// random, and in some schedules it is lost on the way. A thread that sees its operation succeed finds the effects of
+/// it and of its own earlier operations; every wait ends.
 fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
     const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().seed(below(1 << 30) as u64).build();
@@ -658,8 +658,8 @@ fn assert_is_loss(error: &WaitError, loses: bool) {
     assert!(loses && of_device, "{error}");
 }
 
-/// A wait for a variable covers the version of what a device has done to it, even if the wait begins while the lane
-/// completes the operation.
+/// A wait for a variable covers the version of a device's mutation, even if the wait begins while the lane completes
+/// the operation.
 fn waits_for_device_operations() {
     const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().build();
@@ -803,7 +803,7 @@ macro_rules! twins {
         #[test]
         #[ignore = "fails by design; run by the test below"]
         fn $twin() {
-            // It ends with the first schedule that fails, which for some models is a rare one.
+            // Ends with the first schedule that fails, which for some models is a rare one.
             without(Step::$step, || explore(200_000, $model));
         }
 

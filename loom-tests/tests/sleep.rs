@@ -1,8 +1,8 @@
 //! Sleeping against pushing: no wake-up is lost, whatever the order of announcing, searching, pushing and notifying.
 //!
 //! A lost wake-up leaves a worker parked for ever, which loom reports as a deadlock. The workers' deques are the model
-//! deque, so what these models say about stealing is about its users. Workers do not spin here: that would only be one
-//! more search before the same announcement.
+//! deque, so what these models say about stealing concerns its users only. Workers do not spin here: that would only
+//! be one more search before the same announcement.
 #![cfg(raddle_loom)]
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn lane(workers: usize) -> Made {
     Lane::new(LaneOptions { name: "model", workers, idle: IdlePolicy::Park })
 }
 
-/// A lane whose workers park once with a time limit before they park without one.
+/// Creates a lane whose workers park once with a time limit before they park without one.
 fn contended_lane(workers: usize) -> Made {
     let made = lane(workers);
     (0..workers).for_each(|worker| made.0.sleep().set_contended(worker));
@@ -109,8 +109,8 @@ fn two_pushes_reach_one_worker() {
     model(2, Flavour::Contract, one_worker(&[DEFAULT_BAND, DEFAULT_BAND - 1]));
 }
 
-/// A push may rely on one of two workers that searches. Each of two operations is taken once, and the end of the lane
-/// reaches both workers.
+/// A push may rely on one of two workers that is searching. Each of two operations is taken once, and the end of the
+/// lane reaches both workers.
 #[test]
 fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
     model(1, Flavour::Contract, || {
@@ -341,8 +341,8 @@ fn without_the_second_search_a_wake_up_is_lost() {
     must_fail("without_the_second_search", "deadlock");
 }
 
-/// The notifier must not leave its work to a worker that stays parked. With two workers, since it does so only while
-/// another one is awake.
+/// The notifier must not leave its work to a worker that stays parked. With two workers, since the notifier does so
+/// only while another worker is awake.
 #[test]
 #[ignore = "fails by design; run by the test below"]
 fn when_a_timed_park_does_not_end() {

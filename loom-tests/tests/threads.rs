@@ -69,7 +69,7 @@ fn two_workers_offered_concurrently_are_taken_once_each_and_the_end_reaches_the_
     });
 }
 
-/// Ends when it finds nothing pending.
+/// An end in the background, which comes when it finds nothing pending.
 struct Ends {
     pending: Arc<PendingOps>,
     /// The number of operations that are over.
@@ -87,7 +87,8 @@ impl Wake for Ends {
     }
 }
 
-/// An operation pushes another and that a third, while an end in the background begins: it comes when all are over.
+/// An operation pushes a second one, which pushes a third, while an end in the background begins. The end comes when
+/// all are over.
 fn end_behind_a_chain() {
     let (pending, over) = (Arc::new(PendingOps::new(2)), Arc::new(AtomicUsize::new(0)));
     let (first, other, count) = (pending.enter(), Arc::clone(&pending), Arc::clone(&over));

@@ -1,13 +1,13 @@
-//! Whether a device runs code of the program on this thread.
+//! Whether a device is running program code on this thread.
 
 use std::cell::Cell;
 
 use crate::sync::thread_static;
 
-// A device runs code of the program on this thread.
+// A device is running program code on this thread.
 thread_static!(static KERNEL: Cell<bool> = Cell::new(false));
 
-/// Returns whether a device runs code of the program on this thread.
+/// Returns whether a device is running program code on this thread.
 pub(crate) fn in_kernel() -> bool {
     KERNEL.with(Cell::get)
 }
@@ -19,7 +19,7 @@ pub(crate) fn leave_kernel() {
     KERNEL.with(|kernel| kernel.set(false));
 }
 
-/// Runs `f`, code of the program, as a device does.
+/// Runs `f`, which is program code, as a device does.
 pub(crate) fn as_kernel<R>(f: impl FnOnce() -> R) -> R {
     struct Leave(bool);
     impl Drop for Leave {

@@ -1,15 +1,16 @@
 //! GPUs of NVIDIA, through the CUDA driver.
 //!
-//! The driver's library is loaded when the first [`CudaGpu`] is opened or the GPUs are counted. A missing or too old
-//! library is an error and not a panic: all functions that are called here are looked up before the first call.
+//! The driver's library is loaded when the first [`CudaGpu`] is opened or the GPUs are counted. If it is missing or
+//! too old, that is an error and not a panic: every function that this module calls is looked up before the first
+//! call.
 //!
 //! # What was run
 //!
-//! None of this has run on hardware. The tests run it against two libraries in the driver's place. One executes
-//! everything immediately, and shows which calls are made, with which arguments, and what becomes of errors
-//! (`cuda/fake.c`). The other has streams that are threads, queues that fill, captures that are invalidated and
-//! devices that are lost, for whole programs (`tests/stand_in/cuda.c`). Both follow the manual. How hardware behaves,
-//! and how long it takes, is not known.
+//! None of this has run on hardware. The tests run it against two libraries that stand in for the driver.
+//! `cuda/fake.c` executes everything immediately, and shows which calls are made, with which arguments, and how errors
+//! are handled. `tests/stand_in/cuda.c`, for whole programs, has streams that are threads, queues that fill, captures
+//! that are invalidated and devices that are lost. Both follow the manual. How hardware behaves, and how long it
+//! takes, is not known.
 //!
 //! # Marks
 //!
@@ -18,8 +19,8 @@
 //! | `counter`, the default if the device supports it | `cuStreamWriteValue64`: the device writes the number after the commands before it are done and visible (`CU_STREAM_WRITE_VALUE_DEFAULT`) | a word in pinned memory |
 //! | `events` | an event from the pool | `cuEventQuery`, oldest first |
 //!
-//! A device that has failed writes no counters any more and reports nothing by itself: only [`Stream::probe`] finds
-//! out.
+//! A device that has failed no longer writes counters, and reports nothing by itself: only [`Stream::probe`] finds the
+//! failure.
 //!
 //! # Edges
 //!
@@ -30,14 +31,14 @@
 //! # Progress
 //!
 //! Calls on a stream queue a command and do not wait for the device, until the driver's queue of about a thousand
-//! commands is full. A lane bounds the operations that it gives to a stream. New memory is allocated when the pool has
-//! none, and freed when the device is full or dropped; the driver may wait for the whole device then.
+//! commands is full. A lane limits how many operations it issues on a stream. Memory is allocated when the pool has
+//! none, and freed when the device is full or dropped; the driver may then wait for the whole device.
 //!
 //! # Captures
 //!
 //! While a thread captures work into a graph, the driver refuses calls of other threads that could disturb the
-//! capture, and may invalidate it. The calls that are known to be of this kind are made here in the thread's relaxed
-//! mode (`Relaxed`).
+//! capture, and may invalidate it. The calls that are known to be of this kind are made here in the relaxed mode of
+//! the thread (`Relaxed`).
 //!
 //! A function must end every capture on the stream of its lane before it returns. An open capture is found as follows:
 //!
@@ -49,11 +50,12 @@
 //!
 //! # Limits
 //!
-//! An error number younger than CUDA 13.0 is outside the enumeration that the calls return; only cudarc can extend it.
-//! If another thread or another stream has begun a capture, it cannot be ended, so the stream cannot be waited for
-//! when a device is given up; that is logged. A capture cannot be found on a stream of which the program has kept a
-//! raw handle. A lost device may still write to pinned memory: so that memory is not used again, and the driver is
-//! asked to free it only when the last handle is gone.
+//! * An error number newer than CUDA 13.0 is outside the enumeration that the calls return; only cudarc can extend it.
+//! * A capture that another thread or another stream has begun cannot be ended, so the stream cannot be waited for
+//!   when a device is given up; that is logged.
+//! * A capture cannot be found on a stream of which the program has kept a raw handle.
+//! * A lost device may still write to pinned memory. So that memory is not used again, and the driver is asked to free
+//!   it only when the last handle is gone.
 
 use std::{
     any::Any,
@@ -83,8 +85,8 @@ use crate::{
     system::{panics, topology},
 };
 
-/// The functions that are called, here and where cudarc opens a context. They are looked up before the first call,
-/// since cudarc panics if one is missing.
+/// The functions that this module calls, and those that cudarc calls when it opens a context. They are looked up
+/// before the first call, since cudarc panics if one is missing.
 const FUNCTIONS: [&str; 34] = [
     "cuInit",
     "cuDeviceGet",
@@ -125,18 +127,19 @@ const FUNCTIONS: [&str; 34] = [
 /// The function that only counters need.
 const WRITE_VALUE: &str = "cuStreamWriteValue64_v2";
 
-/// The handle that stands for a stream of each thread that uses it: `CU_STREAM_PER_THREAD`.
+/// The handle `CU_STREAM_PER_THREAD`, which stands for a different stream on each thread that uses it.
 const PER_THREAD: usize = 2;
 
 /// Returns whether the driver's library has a function. The library must be loaded.
 fn has(function: &str) -> bool {
-    // SAFETY: only the library's own start-up code runs, and the caller has loaded it before.
+    // SAFETY: the caller has loaded the library, so this only returns it. Loading would run the library's own start-up
+    // code.
     let library = unsafe { sys::culib() };
-    // SAFETY: the type is that of a function, and the symbol is not called.
+    // SAFETY: the symbol is a function of the driver, and the pointer is not called.
     unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) }.is_ok()
 }
 
-/// Loads and initialises the driver's library, unless that was done.
+/// Loads and initialises the driver's library, unless that has been done.
 fn load() -> Result<(), DeviceError> {
     static LOADED: OnceLock<()> = OnceLock::new();
     if LOADED.get().is_some() {
@@ -152,7 +155,7 @@ fn load() -> Result<(), DeviceError> {
         let message = format!("the CUDA driver's library has no {missing}: install a newer driver of NVIDIA's");
         return Err(DeviceError::refused(-1, message));
     }
-    // SAFETY: any thread may call it, any number of times, with no flags.
+    // SAFETY: any thread may call it, any number of times; the flags are 0, as the manual requires.
     check("cuInit", unsafe { sys::cuInit(0) })?;
     let _ = LOADED.set(());
     Ok(())
@@ -161,9 +164,9 @@ fn load() -> Result<(), DeviceError> {
 /// Returns whether an error number means that the whole context is unusable.
 fn is_loss(code: u32) -> bool {
     match code {
-        // The driver shuts down; the context was destroyed; the service by which processes share the device cannot be
-        // reached (806) or has dropped this process (810). Not 46: another process has the device for itself, so it
-        // could not be opened.
+        // The driver is shutting down; the context was destroyed; the service through which processes share the device
+        // cannot be reached (806) or has dropped this process (810). Not 46: another process has the device for
+        // itself, so it could not be opened.
         4 | 709 | 806 | 810 => true,
         // Uncorrectable errors of memory or links; an error that was contained.
         214 | 220 | 226 => true,
@@ -176,20 +179,21 @@ fn is_loss(code: u32) -> bool {
     }
 }
 
-/// Keeps the calling thread in the relaxed capture mode. Its calls are not checked against graphs that other threads
-/// capture: so they are not refused because of a capture, and do not invalidate it. The mode is the thread's own
-/// (`cuThreadExchangeStreamCaptureMode`).
+/// Switches the calling thread to the relaxed capture mode until the drop. In this mode the driver does not check the
+/// thread's calls against graphs that other threads capture: it neither refuses them because of a capture nor
+/// invalidates the capture. Each thread has its own mode (`cuThreadExchangeStreamCaptureMode`).
 struct Relaxed(Option<sys::CUstreamCaptureMode>);
 
 impl Relaxed {
     /// Returns the previous mode, or `None` if the driver refuses and nothing has changed.
     fn exchange(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
-        // SAFETY: the driver has a place to read from and to write to.
+        // SAFETY: the pointer is to a local variable, which the driver reads and then writes.
         let result = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
         (result == CUresult::CUDA_SUCCESS).then_some(mode)
     }
 
-    /// The driver may demand a current context on this thread. Without one, this may have no effect.
+    /// Switches the calling thread to the relaxed mode until the drop. If the driver refuses, for instance because the
+    /// thread has no current context, the mode stays as it is.
     fn begin() -> Self {
         Self(Self::exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED))
     }
@@ -216,7 +220,7 @@ fn advice(result: CUresult) -> &'static str {
     }
 }
 
-/// Returns the error in `result`, which `function` returned.
+/// Converts `result`, which `function` has returned, to a `Result`.
 fn check(function: &str, result: CUresult) -> Result<(), DeviceError> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
@@ -235,7 +239,7 @@ impl From<cudarc::driver::DriverError> for DeviceError {
     }
 }
 
-/// How the host learns that marks are passed.
+/// How the host learns that marks have passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MarkKind {
     Counter,
@@ -243,7 +247,7 @@ enum MarkKind {
 }
 
 impl MarkKind {
-    /// Returns the choice of the environment, or else the best that the device supports.
+    /// Returns the choice of the environment, or else the best one that the device supports.
     fn choose(counters: bool) -> Result<Self, DeviceError> {
         match std::env::var("RADDLE_CUDA_MARKS").as_deref() {
             Ok("events") => Ok(Self::Events),
@@ -265,8 +269,8 @@ impl MarkKind {
 ///
 /// Clones are handles of the same device. Its memory and its streams belong to the device's primary context, which
 /// other CUDA libraries in the process use as well. The first copy from another GPU enables access to that GPU's
-/// memory (`cuCtxEnablePeerAccess`). A program that enables the same access gets error 704, which means that it is
-/// enabled.
+/// memory (`cuCtxEnablePeerAccess`). A program that enables the same access afterwards gets error 704: the access is
+/// already enabled.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -285,34 +289,34 @@ struct Shared {
     priorities: (i32, i32),
     marks: MarkKind,
     pool: pool::Pool,
-    /// Events that are not in use.
+    /// Events that can be recorded again. Their last recordings may still be pending.
     events: Mutex<Vec<RawEvent>>,
-    /// Words for counters.
+    /// Words for the counters of streams.
     words: Mutex<Words>,
     /// The streams that engines use.
     streams: Mutex<Vec<Weak<CudaStream>>>,
-    /// The contexts whose memory this one can access.
+    /// The contexts whose memory this context can access.
     peers: Mutex<Vec<usize>>,
     /// The first loss.
     lost: OnceLock<DeviceError>,
-    /// Held by a thread that gives up the device, until the device has done all that it was given.
+    /// Held by a thread that gives up the device, until the device has done all its work.
     giving_up: Mutex<()>,
-    /// In a forked child, the driver's state belongs to the parent.
+    /// Recognises a forked child, in which the driver's state belongs to the parent.
     process: ProcessMark,
-    /// Dropped last: the other fields need it.
+    /// Must be dropped last: the other fields need it.
     context: Arc<CudaContext>,
 }
 
-/// An event of the driver.
+/// The driver's handle of an event.
 #[derive(Clone, Copy, Debug)]
 struct RawEvent(sys::CUevent);
 
-// SAFETY: the driver's functions take events on any thread.
+// SAFETY: an event is a handle, which the driver's functions accept on any thread.
 unsafe impl Send for RawEvent {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for RawEvent {}
 
-/// An event that was recorded. Its drop returns it to the device.
+/// An event that was recorded. Its drop returns it to the device's list.
 #[derive(Debug)]
 pub(super) struct CudaEvent {
     gpu: CudaGpu,
@@ -321,7 +325,7 @@ pub(super) struct CudaEvent {
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        // A stream that waits for the event waits for the point of its recording, even if the event is recorded again.
+        // The event may be recorded again at once: a stream that already waits for it waits for the earlier recording.
         lock(&self.gpu.0.events).push(self.raw);
     }
 }
@@ -334,7 +338,7 @@ impl CudaGpu {
     pub fn count() -> Result<usize, DeviceError> {
         let counted = load().and_then(|()| {
             let mut count = 0;
-            // SAFETY: the driver is initialised, and has a place to write to.
+            // SAFETY: the driver is initialised, and the pointer is to a local variable of the type that it writes.
             check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
             Ok(usize::try_from(count).unwrap_or(0))
         });
@@ -344,7 +348,7 @@ impl CudaGpu {
         }
     }
 
-    /// Opens the GPU with this number, counted from 0. Its context becomes the current one of the calling thread.
+    /// Opens the GPU with this number, counted from 0. The calling thread's current context becomes that of the GPU.
     ///
     /// # Errors
     /// Those of [`count`](Self::count); there is no such GPU; the driver has no room for its context, or for a page of
@@ -369,8 +373,8 @@ impl CudaGpu {
         drop(relaxed);
         let context =
             context.map_err(|error| check("opening the device's context", error.0).expect_err("it failed"))?;
-        // SAFETY: the engine orders the uses of its own memory; the documentation warns programs that allocate through
-        // the context.
+        // SAFETY: without the tracking, uses of memory from this context must be ordered otherwise. The engine orders
+        // those of its own memory, and the documentation warns programs that allocate through the context.
         unsafe { context.disable_event_tracking() };
         let driver =
             |error: cudarc::driver::DriverError| check("asking for a property", error.0).expect_err("it failed");
@@ -395,7 +399,7 @@ impl CudaGpu {
             context,
         };
         if marks == MarkKind::Counter {
-            // Now, since the driver may stop the whole device for it.
+            // Allocated now, since the driver may stop the whole device for it.
             let word = shared.word()?;
             lock(&shared.words).free.push(word);
         }
@@ -409,7 +413,7 @@ impl CudaGpu {
         &self.0.context
     }
 
-    /// Wraps a stream of the program's own, without marks: events order its work.
+    /// Wraps one of the program's own streams. It has no marks: events order its work.
     pub(crate) fn import(&self, stream: Arc<CudaStream>) -> Result<Box<dyn Stream>, DeviceError> {
         self.0.sound()?;
         if stream.context().cu_ctx() != self.0.context.cu_ctx() {
@@ -449,7 +453,7 @@ impl Shared {
         MemoryOwner::Cuda(self.home_context())
     }
 
-    /// Returns the error in `result`. Keeps a loss.
+    /// Converts `result`, which `function` has returned, to a `Result`. Remembers a loss.
     fn check(&self, function: &str, result: CUresult) -> Result<(), DeviceError> {
         check(function, result).inspect_err(|error| {
             if error.is_lost() {
@@ -458,13 +462,13 @@ impl Shared {
         })
     }
 
-    /// Returns the device's address, in the form that Linux uses. Its function is not 0 if a GPU is shared between
-    /// virtual machines.
+    /// Returns the device's address, in Linux's format. The number of the PCI function is not 0 if a GPU is shared
+    /// between virtual machines.
     fn pci_address(&self) -> Option<String> {
         self.own().ok()?;
         // The length that the manual states.
         let mut address = [0u8; 13];
-        // SAFETY: the driver has a place to write to, and gets its length.
+        // SAFETY: the pointer is to a local array, whose length the driver gets.
         let result = unsafe {
             sys::cuDeviceGetPCIBusId(address.as_mut_ptr().cast(), address.len() as i32, self.context.cu_device())
         };
@@ -472,9 +476,9 @@ impl Shared {
         CStr::from_bytes_until_nul(&address).ok()?.to_str().ok().map(str::to_ascii_lowercase)
     }
 
-    /// Returns the error that a drop of cudarc has left for its next caller.
+    /// Returns the error that a drop in cudarc has left for its next caller.
     fn left_behind(&self) -> Result<(), DeviceError> {
-        self.context.check_err().or_else(|error| self.check("a drop of cudarc's", error.0))
+        self.context.check_err().or_else(|error| self.check("a drop in cudarc", error.0))
     }
 
     /// Returns an error in a process that was forked after the device was opened.
@@ -491,27 +495,28 @@ impl Shared {
         self.lost.get().cloned().map_or(Ok(()), Err)
     }
 
-    /// Makes the device's context the current one of this thread. Returns the previous one.
+    /// Makes the device's context current on this thread. Returns the previous one.
     fn bind(&self) -> Result<sys::CUcontext, DeviceError> {
         let mut before = ptr::null_mut();
-        // SAFETY: the driver is initialised, and has a place to write to.
+        // SAFETY: the driver is initialised, and the pointer is to a local variable of the type that it writes.
         self.check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&raw mut before) })?;
         if before != self.context.cu_ctx() {
-            // SAFETY: the context lives as long as `self`.
+            // SAFETY: `self` keeps the context alive.
             self.check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context.cu_ctx()) })?;
         }
         Ok(before)
     }
 
-    /// Calls `f` with the device's context as the current one, on a thread that may have another one, whatever other
-    /// threads capture.
+    /// Calls `f` with the device's context current, and in the relaxed capture mode. Then restores the context that
+    /// the thread had before.
     fn bound<R>(&self, f: impl FnOnce() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
         let before = self.bind()?;
         let relaxed = Relaxed::begin();
         let result = f();
         drop(relaxed);
         if before != self.context.cu_ctx() {
-            // SAFETY: it was current a moment ago. If it was destroyed since, this fails, and no context is current.
+            // SAFETY: the context was current before the call of `f`. If it has been destroyed since, the driver
+            // returns an error, and no context is current.
             let _ = unsafe { sys::cuCtxSetCurrent(before) };
         }
         result
@@ -522,7 +527,8 @@ impl Shared {
         self.bound(|| match kind {
             MemoryKind::Device => {
                 let mut at = 0;
-                // SAFETY: the context is current, and the driver has a place to write to.
+                // SAFETY: the context is current, and the pointer is to a local variable of the type that the driver
+                // writes.
                 self.check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut at, bytes) })?;
                 let ptr =
                     ptr::without_provenance_mut(usize::try_from(at).expect("addresses are as wide as the host's"));
@@ -530,16 +536,17 @@ impl Shared {
             }
             MemoryKind::Pinned => {
                 let mut at: *mut c_void = ptr::null_mut();
-                // Not write-combined: the host reads it as well. Portable: any device copies from and to it directly.
+                // Not write-combined: the host reads it as well. Portable: any device copies to and from it directly.
                 let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-                // SAFETY: the context is current, and the driver has a place to write to.
+                // SAFETY: the context is current, and the pointer is to a local variable of the type that the driver
+                // writes.
                 self.check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&raw mut at, bytes, flags) })?;
                 Ok(Address { kind, owner: MemoryOwner::Host, ptr: at.cast() })
             }
         })
     }
 
-    /// Returns a word of pinned memory that is not in use.
+    /// Returns an unused word of pinned memory.
     fn word(&self) -> Result<Address, DeviceError> {
         if let Some(word) = lock(&self.words).free.pop() {
             return Ok(word);
@@ -552,14 +559,16 @@ impl Shared {
         Ok(page)
     }
 
-    /// Returns memory to the driver. If a lost device refuses, the process keeps it.
+    /// Returns memory to the driver. If a lost device refuses, the memory stays allocated until the process ends.
     fn release(&self, address: Address) {
         let released = match address.kind {
             MemoryKind::Device => {
-                // SAFETY: it is from `cuMemAlloc`, and free in the pool, so it is not in use.
+                // SAFETY: the address is from `cuMemAlloc`, and no command uses it: its owner has returned it to the
+                // pool.
                 check("cuMemFree", unsafe { sys::cuMemFree_v2(address.ptr().addr() as sys::CUdeviceptr) })
             }
-            // SAFETY: it is from `cuMemHostAlloc`, and free in the pool, so it is not in use.
+            // SAFETY: the address is from `cuMemHostAlloc`, and nothing uses it: its owner has returned it to the
+            // pool.
             MemoryKind::Pinned => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address.ptr().cast()) }),
         };
         if let Err(error) = released {
@@ -570,19 +579,18 @@ impl Shared {
     /// Wraps a stream for an engine.
     fn stream(&self, gpu: &CudaGpu, stream: Arc<CudaStream>, marks: Marks, imported: bool) -> LaneStream {
         let mut streams = lock(&self.streams);
-        // A stream of the program's may have been imported before.
+        // A stream of the program's own may have been imported before.
         streams.retain(|other| other.strong_count() > 0 && !ptr::eq(other.as_ptr(), Arc::as_ptr(&stream)));
         streams.push(Arc::downgrade(&stream));
         drop(streams);
         LaneStream { gpu: gpu.clone(), stream, marks, imported, shown: false, unseen: false, unfit: false }
     }
 
-    /// Waits until the device has done all that it was given, unless it is lost. Waits for each stream: while one
-    /// stream of a context is being captured, a wait for the whole context would be refused, and would invalidate the
-    /// capture.
+    /// Waits until the device has done all its work, or is lost. Waits for each stream separately: while one stream of
+    /// a context is being captured, a wait for the whole context would be refused, and would invalidate the capture.
     fn synchronize(&self) -> Result<(), DeviceError> {
         let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
-        // The streams are dropped inside as well.
+        // The streams must be dropped inside as well.
         self.bound(move || {
             let mut all = Ok(());
             for stream in &streams {
@@ -590,7 +598,7 @@ impl Shared {
                     if capturing {
                         return Err(DeviceError::refused(CAPTURING, "a stream is being captured into a graph"));
                     }
-                    // SAFETY: the stream is alive.
+                    // SAFETY: the `Arc` keeps the stream alive.
                     check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream.cu_stream()) })
                 });
                 match waited {
@@ -600,29 +608,30 @@ impl Shared {
             }
             all
         })
-        // A device that is lost now writes no more.
+        // A device that is lost by now writes no more.
         .or_else(|error| if error.is_lost() { Ok(()) } else { Err(error) })
     }
 
-    /// Returns whether commands on a stream are captured into a graph, and not executed.
+    /// Returns whether commands on a stream are captured into a graph instead of executed.
     fn is_capturing(&self, stream: &CudaStream) -> Result<bool, DeviceError> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the stream is alive, and the driver has a place to write to.
+        // SAFETY: `stream` keeps the stream alive, and the pointer is to a local variable of the type that the driver
+        // writes.
         self.check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream.cu_stream(), &raw mut status) })?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// Lets copies from `peer`, the context of another device, bypass the host's memory if the machine supports it.
-    /// This device's context is the current one.
+    /// Lets copies from `peer`, the context of another device, bypass host memory if the machine supports it. This
+    /// device's context must be current.
     ///
-    /// A new context at the address of an old one is taken for the old one, and copies from it take longer.
+    /// If a new context has the address of an old one, it is taken for the old one, and copies from it take longer.
     fn reach(&self, peer: usize) {
         let mut peers = lock(&self.peers);
         if peers.contains(&peer) {
             return;
         }
         let _relaxed = Relaxed::begin();
-        // SAFETY: the owner of memory in the context keeps its device alive.
+        // SAFETY: the context is alive: its device is kept alive by the owner of the memory to copy from.
         let result = unsafe { sys::cuCtxEnablePeerAccess(ptr::with_exposed_provenance_mut(peer), 0) };
         // A refusal only makes copies slower. Refusals with other numbers may be temporary.
         if let CUresult::CUDA_SUCCESS
@@ -634,7 +643,7 @@ impl Shared {
         }
     }
 
-    /// Returns an event that is not in use.
+    /// Returns an event that can be recorded.
     fn event(&self) -> Result<RawEvent, DeviceError> {
         if let Some(event) = lock(&self.events).pop() {
             return Ok(event);
@@ -642,7 +651,8 @@ impl Shared {
         let _relaxed = Relaxed::begin();
         let mut event = ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: the caller's context is this one, and the driver has a place to write to.
+        // SAFETY: the caller has made this context current, and the pointer is to a local variable of the type that
+        // the driver writes.
         self.check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, flags) })?;
         Ok(RawEvent(event))
     }
@@ -658,18 +668,20 @@ impl Drop for Shared {
                 self.pool.release(kind, |address, _| self.release(address));
             }
             let Words { free, pages } = std::mem::take(&mut *lock(&self.words));
-            // The process keeps a page with a word that the device may still write.
+            // A page stays allocated for good if the device may still write one of its words.
             for page in pages.into_iter().filter(|page| Words::of(&free, page) == Words::PAGE / Words::STEP) {
                 self.release(page);
             }
             for event in lock(&self.events).drain(..) {
-                // SAFETY: the event is not in use. If this fails, the process keeps it.
+                // SAFETY: the event is alive, and the list was its only owner. It may still be pending, since its mark
+                // may be: the driver permits its destruction, and releases it once it has happened. If this fails, the
+                // process keeps it.
                 let _ = unsafe { sys::cuEventDestroy_v2(event.0) };
             }
             Ok(())
         });
         if let Err(error) = freed {
-            panics::log!(Warn, "raddle: what {} had could not be freed: {error}", self.name);
+            panics::log!(Warn, "raddle: the resources of {} could not be freed: {error}", self.name);
         }
     }
 }
@@ -730,8 +742,8 @@ impl Driver for CudaGpu {
             let _turn = lock(&gpu.giving_up);
             // From now on the pool allocates nothing, and streams accept nothing.
             let _ = gpu.lost.set(error.clone().into_loss());
-            // A sound device continues with what it has, including what this thread issued after another thread had
-            // waited here. The host may use pinned memory soon. A lost device reports the loss immediately.
+            // A device that still works finishes what it has, including what this thread issued after another thread
+            // had waited here; only then may the host reuse pinned memory. A lost device reports the loss immediately.
             gpu.synchronize()
         };
         if let Err(error) = waited {
@@ -740,8 +752,8 @@ impl Driver for CudaGpu {
     }
 }
 
-/// Words that devices write marks to. An allocation of pinned memory may stop the whole device, so words are allocated
-/// by the page.
+/// Words that devices write marks to. They are allocated by the page, since an allocation of pinned memory may stop
+/// the whole device.
 #[derive(Debug, Default)]
 struct Words {
     free: Vec<Address>,
@@ -751,7 +763,7 @@ struct Words {
 impl Words {
     /// The size of a page, in bytes.
     const PAGE: usize = 4096;
-    /// The distance between two words, in bytes, so that each has a cache line.
+    /// The distance between two words, in bytes. Each word has its own cache line.
     const STEP: usize = 128;
 
     /// Returns how many of `words` are in `page`.
@@ -773,8 +785,8 @@ struct Counter {
 impl Counter {
     fn new(gpu: &Shared) -> Result<Self, DeviceError> {
         let word = gpu.word()?;
-        // SAFETY: it is pinned memory of the host, large enough, aligned, and not in use: no device knows it yet, or
-        // the last mark that a device was to write there has passed.
+        // SAFETY: the word is pinned host memory, large enough, aligned and unused: no device knows it yet, or a
+        // device has already written the last mark that it was to write there.
         unsafe { word.ptr.cast::<u64>().write(0) };
         let mut counter = Self { word, device: 0, made: 0 };
         // SAFETY: the address is of memory that is pinned and mapped; the context is current.
@@ -787,8 +799,8 @@ impl Counter {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: the word is pinned memory of the host, aligned, initialised, and the counter's alone. The device
-        // writes it as a whole.
+        // SAFETY: the word is pinned host memory, aligned, initialised, and the counter's alone. The host only
+        // accesses it atomically, and the device writes it as a whole.
         unsafe { AtomicU64::from_ptr(self.word.ptr.cast()) }
     }
 }
@@ -803,31 +815,31 @@ struct LaneStream {
     gpu: CudaGpu,
     stream: Arc<CudaStream>,
     marks: Marks,
-    /// The stream is the program's own.
+    /// The stream is one of the program's own.
     imported: bool,
     /// The running function has asked for the stream.
     shown: bool,
-    /// Functions before it have asked for the stream, and it was not checked for a capture since.
+    /// An earlier function has asked for the stream, which has not been checked for a capture since.
     unseen: bool,
-    /// A capture had work of other functions as well. That work was not done, and never will be.
+    /// A capture also contained work of other functions. That work was not done, and never will be.
     unfit: bool,
 }
 
-/// Returns cudarc's handle of the stream of a lane, if it is one of a CUDA device.
+/// Returns cudarc's handle of a lane's stream, or `None` if the stream is not on a CUDA device.
 pub(crate) fn stream_of(stream: &mut dyn Stream) -> Option<Arc<CudaStream>> {
     let lane = stream.as_any().downcast_mut::<LaneStream>()?;
-    // cudarc's next call would fail because of it, without a connection.
+    // An error that a drop has left would make cudarc's next call fail, although the two are unrelated.
     if !std::mem::replace(&mut lane.shown, true)
         && let Err(error) = lane.gpu.0.left_behind()
     {
-        panics::log!(Error, "raddle: a drop of cudarc's on {} has failed: {error}", lane.gpu.0.name);
+        panics::log!(Error, "raddle: a drop in cudarc has failed on {}: {error}", lane.gpu.0.name);
     }
     Some(Arc::clone(&lane.stream))
 }
 
 impl LaneStream {
-    /// Returns the device, if it is sound, with its context as the current one of the thread. The program may have
-    /// changed that.
+    /// Returns the device if it is sound, and makes its context current on this thread: the program may have changed
+    /// the current context.
     fn ready(&self) -> Result<&Shared, DeviceError> {
         let gpu = &*self.gpu.0;
         gpu.sound()?;
@@ -835,8 +847,8 @@ impl LaneStream {
         Ok(gpu)
     }
 
-    /// Does the same as [`ready`](Self::ready), for a command of the engine, which must not become a part of a graph:
-    /// a mark there never passes, or passes whenever the graph is launched.
+    /// Calls [`ready`](Self::ready) before a command of the engine, and checks that the command does not become part
+    /// of a graph: a mark in a graph never passes, or passes whenever the graph is launched.
     fn ready_to_issue(&mut self) -> Result<(), DeviceError> {
         if self.imported {
             // Outside of an operation the program may capture it freely.
@@ -872,7 +884,8 @@ impl LaneStream {
         Ok(found)
     }
 
-    /// Does the same as [`look`](Self::look) in any case. The device may be lost already; it must still be waited for.
+    /// Ends a capture of the stream, like [`look`](Self::look), but does not first check whether there may be one.
+    /// Works on a lost device too, which must still be waited for.
     fn end_capture(&self) -> Result<LeftBehind, DeviceError> {
         let gpu = &*self.gpu.0;
         gpu.own()?;
@@ -882,20 +895,20 @@ impl LaneStream {
         }
         // The graph is not destroyed: the program may have supplied the graph to capture into.
         let mut graph = ptr::null_mut();
-        // SAFETY: the stream is alive, and the driver has a place to write to. The capture may be over whatever this
-        // returns.
+        // SAFETY: the stream is alive, and the pointer is to a local variable of the type that the driver writes.
+        // Whatever this returns, the capture may be over.
         let result = unsafe { sys::cuStreamEndCapture(self.stream.cu_stream(), &raw mut graph) };
         if gpu.is_capturing(&self.stream)? {
-            // For instance if another stream has brought it into the capture, or another thread has begun it.
+            // For instance, another stream has brought this one into the capture, or another thread has begun it.
             gpu.check("cuStreamEndCapture", result)?;
         }
         Ok(LeftBehind::Capture)
     }
 
-    /// Records an event that is not in use.
+    /// Records an event from the list, or a new one.
     fn record_raw(&self, gpu: &Shared) -> Result<RawEvent, DeviceError> {
         let event = gpu.event()?;
-        // SAFETY: both are of this context, and alive.
+        // SAFETY: the event and the stream are of this context, and alive.
         let recorded = gpu.check("cuEventRecord", unsafe { sys::cuEventRecord(event.0, self.stream.cu_stream()) });
         if recorded.is_err() {
             lock(&gpu.events).push(event);
@@ -908,8 +921,8 @@ impl Drop for LaneStream {
     fn drop(&mut self) {
         match &mut self.marks {
             Marks::Counter(counter) => {
-                // Acquire: after its last mark the device does not write the word again. Otherwise the word stays with
-                // the device.
+                // Acquire: after its last mark the device does not write the word again. If the last mark has not
+                // passed, the device keeps the word.
                 if counter.word().load(Acquire) == counter.made {
                     lock(&self.gpu.0.words).free.push(counter.word);
                 }
@@ -938,7 +951,7 @@ impl Stream for LaneStream {
         let Some(event) = event.downcast::<CudaEvent>() else {
             return Err(DeviceError::refused(-1, "a CUDA device cannot wait for an event of a simulated one"));
         };
-        // SAFETY: both are alive. The event may be of another context.
+        // SAFETY: the event and the stream are alive. The event may be of another context.
         gpu.check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.stream.cu_stream(), event.raw.0, 0) })
     }
 
@@ -949,7 +962,7 @@ impl Stream for LaneStream {
             Marks::Counter(counter) => {
                 let (stream, flags) =
                     (self.stream.cu_stream(), sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT);
-                // SAFETY: the word is the counter's and stays until the device has written its last mark.
+                // SAFETY: the word is the counter's, and stays allocated until the device has written its last mark.
                 let result = unsafe { sys::cuStreamWriteValue64_v2(stream, counter.device, seq, flags as u32) };
                 gpu.check("cuStreamWriteValue64", result)?;
                 None
@@ -967,7 +980,7 @@ impl Stream for LaneStream {
         let gpu = &*self.gpu.0;
         gpu.sound()?;
         match &mut self.marks {
-            // Acquire (edge `mark`): the device has made the writes before the mark visible before it wrote the mark.
+            // Acquire (edge `mark`): the device made the writes before the mark visible before it wrote the mark.
             Marks::Counter(counter) => Ok(counter.word().load(Acquire)),
             Marks::Events { pending, passed } => {
                 if pending.is_empty() {
@@ -976,7 +989,7 @@ impl Stream for LaneStream {
                 gpu.bind()?;
                 let _relaxed = Relaxed::begin();
                 while let Some(&(seq, event)) = pending.front() {
-                    // SAFETY: the event is alive, and queries need no current context.
+                    // SAFETY: the event is alive, and a query needs no current context.
                     match unsafe { sys::cuEventQuery(event.0) } {
                         CUresult::CUDA_ERROR_NOT_READY => break,
                         result => gpu.check("cuEventQuery", result)?,
@@ -991,11 +1004,11 @@ impl Stream for LaneStream {
     }
 
     fn probe(&mut self) -> Result<(), DeviceError> {
-        // The query would invalidate a capture, and the stream could not be waited for.
+        // The query would invalidate a capture, and then the stream could not be waited for.
         self.ready_to_issue()?;
         let gpu = &*self.gpu.0;
         let _relaxed = Relaxed::begin();
-        // SAFETY: the stream is alive.
+        // SAFETY: `self.stream` keeps the stream alive.
         match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(()),
             result => gpu.check("cuStreamQuery", result),
@@ -1031,12 +1044,12 @@ impl Stream for LaneStream {
         let (source, target) = (from.ptr().addr() as sys::CUdeviceptr, to.ptr().addr() as sys::CUdeviceptr);
         match (from.owner, to.owner) {
             (MemoryOwner::Host, MemoryOwner::Cuda(_)) => {
-                // SAFETY: obligations (1) and (2), which are the driver's conditions.
+                // SAFETY: obligations (1) and (2) are the driver's conditions for this copy.
                 let result = unsafe { sys::cuMemcpyHtoDAsync_v2(target, from.ptr().cast(), bytes, stream) };
                 gpu.check("cuMemcpyHtoDAsync", result)
             }
             (MemoryOwner::Cuda(_), MemoryOwner::Host) => {
-                // SAFETY: obligations (1) and (2).
+                // SAFETY: obligations (1) and (2) are the driver's conditions for this copy.
                 let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.ptr().cast(), source, bytes, stream) };
                 gpu.check("cuMemcpyDtoHAsync", result)
             }
@@ -1046,18 +1059,20 @@ impl Stream for LaneStream {
                 gpu.reach(if source_context == gpu.home_context() { target_context } else { source_context });
                 let [target_context, source_context] =
                     [target_context, source_context].map(ptr::with_exposed_provenance_mut);
-                // SAFETY: obligations (1) and (2). The owner of memory in a context keeps its device alive.
+                // SAFETY: obligations (1) and (2) are the driver's conditions for this copy. The owner of memory in a
+                // context keeps its device, and so the context, alive.
                 let result =
                     unsafe { sys::cuMemcpyPeerAsync(target, target_context, source, source_context, bytes, stream) };
                 gpu.check("cuMemcpyPeerAsync", result)
             }
             (MemoryOwner::Cuda(_), MemoryOwner::Cuda(_)) => {
-                // SAFETY: obligations (1) and (2).
+                // SAFETY: obligations (1) and (2) are the driver's conditions for this copy.
                 let result = unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes, stream) };
                 gpu.check("cuMemcpyDtoDAsync", result)
             }
             (MemoryOwner::Host, MemoryOwner::Host) => {
-                // SAFETY: obligations (1) and (2). The driver knows the owner of each address.
+                // SAFETY: obligations (1) and (2) are the driver's conditions for this copy. The driver knows the
+                // owner of each address.
                 let result = unsafe { sys::cuMemcpyAsync(target, source, bytes, stream) };
                 gpu.check("cuMemcpyAsync", result)
             }

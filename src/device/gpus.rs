@@ -16,28 +16,28 @@ use crate::{
     values::{device::Device, kind::EngineKind},
 };
 
-/// The number of the first lane of a device, among those of an engine.
+/// The number of the first device lane, among the lanes of an engine.
 pub(crate) const FIRST_LANE: u8 = 4;
 
-/// The most GPUs of an engine.
+/// The maximum number of GPUs in an engine.
 pub(crate) const MAX_GPUS: usize = (u8::MAX as usize - FIRST_LANE as usize) / LANES_PER_GPU;
 
 /// The GPUs of an engine.
 pub(crate) struct Gpus<T> {
     pub(crate) gpus: Box<[Gpu]>,
     lanes: Box<[GpuLane<T>]>,
-    /// Whether the threads of the lanes stay near their devices.
+    /// Whether the lanes' threads are pinned near their devices.
     pub(crate) pins: bool,
-    /// The number of lanes of each GPU. It is one in the naive engine, in which no thread serves it.
+    /// The number of lanes of each GPU. It is one in the naive engine, where no thread serves the lane.
     pub(crate) lanes_each: usize,
 }
 
 /// One GPU.
 pub(crate) struct Gpu {
     pub(crate) driver: Arc<dyn Driver>,
-    /// Why the GPU is lost, once it is.
+    /// Why the GPU is lost, if it is.
     lost: OnceLock<DeviceError>,
-    /// Streams of the naive engine that no operation uses at the moment.
+    /// Streams of the naive engine that no operation is using.
     idle: Mutex<Vec<GpuStream>>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct GpuLane<T> {
     pub(crate) gpu: usize,
     pub(crate) role: StreamRole,
     pub(crate) timeline: Timeline,
-    /// Whether the thread of the lane has started. A hint for pushes.
+    /// Whether the lane's thread has started. Pushes use it as a hint.
     pub(crate) started: AtomicBool,
     /// The worker of the lane, until its thread takes it.
     pub(crate) worker: Mutex<Option<Box<Worker<T>>>>,
@@ -96,7 +96,7 @@ impl<T> Gpus<T> {
         &self.lanes
     }
 
-    /// Returns the device that operations of `lane` run on.
+    /// Returns the device on which operations of `lane` run.
     pub(crate) fn device_of(&self, lane: u8) -> Device {
         match lane.checked_sub(FIRST_LANE) {
             Some(number) => Device::Gpu(u32::from(number) / self.lanes_each as u32),
@@ -110,13 +110,13 @@ impl<T> Gpus<T> {
         self.gpus.is_empty()
     }
 
-    /// Gives `op` to its own lane, which has the number `lane` among those of the engine.
+    /// Schedules `op` on its own lane, which has the number `lane` among those of the engine.
     pub(crate) fn schedule(&self, lane: u8, op: OpRef<T>) {
         self.lanes[usize::from(lane - FIRST_LANE)].lane.inject(op);
     }
 
     /// Sends `op` to a lane of a device that it waits for. The lane takes it before the operations that it has yet to
-    /// issue, which have nothing to do with it.
+    /// issue, which are independent of it.
     pub(crate) fn send(&self, number: usize, op: OpRef<T>) {
         self.lanes[number].lane.inject_first(op);
     }
@@ -131,17 +131,17 @@ impl<T> Gpus<T> {
         self.lanes.iter().for_each(|lane| lane.lane.end());
     }
 
-    /// Does the same as [`Lane::end_in_child`] for all lanes.
+    /// Calls [`Lane::end_in_child`] for all lanes.
     pub(crate) fn end_in_child(&self) {
         self.lanes.iter().for_each(|lane| lane.lane.end_in_child());
     }
 }
 
 impl Gpu {
-    /// Notes that the GPU is lost, and returns the error that all later operations get.
+    /// Notes that the GPU is lost, and returns the error for all later operations.
     pub(crate) fn lose(&self, error: &DeviceError) -> DeviceError {
-        // Before another thread can see the loss and free memory. Every caller waits here for the commands that it has
-        // issued itself.
+        // Must come before another thread can see the loss and free memory. Every caller waits here for the commands
+        // that it has issued itself.
         self.driver.abandon(error);
         let loss = error.clone().into_loss();
         if self.lost.set(loss.clone()).is_ok() {

@@ -1,4 +1,4 @@
-//! Values in the memory of a device, and values in memory of the host that devices copy from and to.
+//! Values in device memory, and values in host memory that devices copy to and from.
 
 use std::{
     fmt,
@@ -14,14 +14,14 @@ use bytemuck::Pod;
 use super::driver::{ALIGNMENT, Address, Block, Driver, MemoryKind, MemoryOwner};
 use crate::error::device::DeviceError;
 
-/// A block of a driver, which is returned when this is dropped.
+/// A block of a driver. Dropping this returns the block to the driver.
 struct Owned {
     driver: Arc<dyn Driver>,
     block: ManuallyDrop<Block>,
 }
 
 impl Owned {
-    /// Takes memory for `len` values of type `T`.
+    /// Allocates memory for `len` values of type `T`.
     fn new<T>(driver: &Arc<dyn Driver>, kind: MemoryKind, len: usize) -> Result<Self, DeviceError> {
         const { assert!(align_of::<T>() <= ALIGNMENT, "no device aligns its memory so far") };
         let Some(bytes) = len.checked_mul(size_of::<T>()) else {
@@ -38,7 +38,7 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: the block is taken only here, and the field is not used again.
+        // SAFETY: nothing else takes the block, and the field is not used again after the drop.
         let block = unsafe { ManuallyDrop::take(&mut self.block) };
         self.driver.free(block);
     }
@@ -85,7 +85,7 @@ impl<T> DeviceVec<T> {
         self.len
     }
 
-    /// Returns whether there are no values.
+    /// Returns whether the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -95,8 +95,8 @@ impl<T> DeviceVec<T> {
         self.memory.block.address
     }
 
-    /// Returns the address on the device, for kernels that are launched through CUDA. Returns `None` if the memory is
-    /// not that of a CUDA device, or has no bytes.
+    /// Returns the address on the device, for kernels that are launched through CUDA. Returns `None` if the memory
+    /// does not belong to a CUDA device, or has no bytes.
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn cuda_ptr(&self) -> Option<cudarc::driver::sys::CUdeviceptr> {
@@ -145,7 +145,8 @@ pub struct PinnedVec<T> {
 impl<T: Pod + Send + Sync> PinnedVec<T> {
     pub(crate) fn new(driver: &Arc<dyn Driver>, len: usize) -> Result<Self, DeviceError> {
         let vec = Self { memory: Owned::new::<T>(driver, MemoryKind::Pinned, len)?, len, values: PhantomData };
-        // SAFETY: the memory is this vector's alone, and has this size. It may have the old content of another vector.
+        // SAFETY: the memory is this vector's alone, and has this size. The write needs no old values: they may be
+        // another vector's.
         unsafe { vec.as_mut_ptr().write_bytes(0, len) };
         Ok(vec)
     }
@@ -161,9 +162,9 @@ impl<T> PinnedVec<T> {
         self.memory.block.address
     }
 
-    /// Returns the address of the values. Invariant: `len` values of type `T` are there, in memory that is
-    /// initialised, aligned to more than any `T` needs, and this vector's alone. `T` is [`Pod`], since only `new`
-    /// creates a vector.
+    /// Returns the address of the values. Invariant: it points to `len` values of type `T`, in memory that is
+    /// initialised, aligned to at least the alignment of `T`, and this vector's alone. `T` is [`Pod`], since only
+    /// `new` creates a vector.
     fn as_mut_ptr(&self) -> *mut T {
         self.address().ptr().cast()
     }
@@ -173,15 +174,15 @@ impl<T> Deref for PinnedVec<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: see the invariant of `as_mut_ptr`. `new` has initialised the memory, any bytes are a `T`, and the
-        // engine lends no reference while the device writes.
+        // SAFETY: by the invariant of `as_mut_ptr`, the values are there. `new` has initialised the memory, any bytes
+        // are a valid `T`, and the engine lends no reference while the device writes.
         unsafe { slice::from_raw_parts(self.as_mut_ptr(), self.len) }
     }
 }
 
 impl<T> DerefMut for PinnedVec<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: the same as in `deref`; and the engine lends no exclusive reference while the device reads.
+        // SAFETY: as in `deref`; besides, the engine lends no exclusive reference while the device reads.
         unsafe { slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }
 }

@@ -1,8 +1,8 @@
 //! The devices that operations run on, and what the engine asks of them.
 //!
-//! A device with memory of its own is a [`Driver`](driver::Driver). Each of its lanes has a
-//! [`Stream`](driver::Stream), a queue of commands that the device executes by itself. There are two drivers:
-//! [`simulated`], which needs no hardware, and `cuda`, in builds with that feature.
+//! A device with its own memory is a [`Driver`](driver::Driver). Each of its lanes has a [`Stream`](driver::Stream): a
+//! queue of commands that the device executes without the host. There are two drivers: [`simulated`], which needs no
+//! hardware, and `cuda`, in builds with that feature.
 //!
 //! # Who may touch what
 //!
@@ -15,7 +15,7 @@
 //! # Order
 //!
 //! Commands of one stream take effect in the order in which they were issued. Commands of two streams are ordered only
-//! if one waits for an event that the other has recorded. The host sees what commands have written once
+//! if one stream waits for an event that the other has recorded. The host sees what commands have written once
 //! [`Stream::passed`](driver::Stream::passed) has returned the number of a mark behind them.
 //!
 //! # Edges
@@ -29,7 +29,7 @@
 //!
 //! An error that [is a loss](crate::DeviceError::is_lost) is permanent: every later call on every stream of the device
 //! returns it, and allocations are refused. After [`Driver::abandon`](driver::Driver::abandon) the device touches no
-//! memory (the head of `cuda` says what is not known of hardware). Blocks can still be returned.
+//! memory; the head of `cuda` states what is not known about hardware. Blocks can still be returned.
 
 pub(crate) mod callback;
 #[cfg(feature = "cuda")]

@@ -1,13 +1,13 @@
-//! Blocks of memory that are kept for reuse, by size: asking a driver for memory can stop the whole device.
+//! A cache of free blocks, by size. It exists because an allocation by the driver can stop the whole device.
 //!
-//! There are four sizes between one power of two and the next. So a block is at most a quarter larger than the size
-//! that was asked for, or it has 256 bytes. Above [`LARGE`] a block is a multiple of [`PAGE`], so that one block can
-//! take most of a device's memory.
+//! There are four sizes between one power of two and the next. So a block is at most a quarter larger than the
+//! requested size, or it has 256 bytes. Above [`LARGE`] the size of a block is a multiple of [`PAGE`], so that one
+//! block can take most of a device's memory.
 //!
 //! # Progress
 //!
-//! Each kind of memory has a lock, which is held to push to a vector or to pop from one, and never while the driver is
-//! asked.
+//! Each kind of memory has a lock. It is held while a vector is pushed to or popped from, and never during a call to
+//! the driver.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -21,7 +21,7 @@ use super::driver::{ALIGNMENT, Address, Block, MemoryKind};
 /// Blocks up to this size have one of four sizes for each power of two. Picked.
 const LARGE: usize = 64 << 20;
 
-/// The unit in which CUDA's driver allocates large memory.
+/// The unit in which the CUDA driver allocates large memory.
 const PAGE: usize = 2 << 20;
 
 /// Free blocks, by size.
@@ -33,7 +33,7 @@ pub(super) struct Pool {
     pinned: Mutex<Free>,
 }
 
-/// Returns the size of a block for `bytes`, which is not 0, or `None` if no block can be as large.
+/// Returns the size of a block for `bytes`, which is not 0, or `None` if no block can be that large.
 fn size_for(bytes: usize) -> Option<usize> {
     if bytes <= ALIGNMENT {
         return Some(ALIGNMENT);
@@ -44,7 +44,7 @@ fn size_for(bytes: usize) -> Option<usize> {
     bytes.checked_next_multiple_of(step).filter(|&size| isize::try_from(size).is_ok())
 }
 
-/// Takes a block of at least `size` bytes. Returns it with its size. A large one may be a quarter larger.
+/// Takes a block of at least `size` bytes, and returns it with its size. A large one may be a quarter larger.
 fn take(free: &mut Free, size: usize) -> Option<(Address, usize)> {
     let most = if size > LARGE { size + size / 4 } else { size };
     free.range_mut(size..=most).find_map(|(&size, blocks)| blocks.pop().map(|address| (address, size)))
@@ -62,8 +62,8 @@ impl Pool {
         }
     }
 
-    /// Takes a block of at least `bytes`: a free one, or one that `ask` allocates with exactly the size it is given.
-    /// If `ask` finds no room, all free blocks of that kind go to `release`, and `ask` is called once more.
+    /// Takes a block of at least `bytes`: a free one, or one that `ask` allocates with exactly the size that it gets.
+    /// If `ask` finds no room, passes all free blocks of that kind to `release`, and calls `ask` once more.
     pub(super) fn allocate(
         &self,
         kind: MemoryKind,
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_holds_what_was_asked_for_and_at_most_a_quarter_more() {
+    fn a_block_has_the_requested_size_or_at_most_a_quarter_more() {
         let mut last = 0;
         for bytes in (1..70_000).chain([LARGE - 1, LARGE, LARGE + 1, 5_000_000_000, isize::MAX as usize / 2]) {
             let size = size_for(bytes).expect("it can be addressed");
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(none.expect_err("there is no room").code(), code);
     }
 
-    /// For instance while a thread of the process records a graph.
+    /// For instance while another thread of the process captures a graph.
     #[test]
     fn free_blocks_stay_if_an_allocation_fails_for_another_reason_than_room() {
         let (pool, mut count) = (Pool::new(), 0);

@@ -1,16 +1,16 @@
-//! A GPU in software: its memory is the host's, its streams are lists of commands, and its kernels are closures.
+//! A GPU in software: its memory is host memory, its streams are lists of commands, and its kernels are closures.
 //!
 //! Results are real, and times are simulated. A command takes as long as [`SimulatedGpuBuilder`] says, on one of the
-//! engines of the device: one copies in, one copies out, and one or more compute. The effect of a command takes place
-//! at the end of its time. As on hardware, commands of one stream run one after the other, streams wait for each
-//! other's events, and nothing else is ordered. With a [seed](SimulatedGpuBuilder::seed), the next command is picked
-//! at random among those that are ready, so that a missing wait shows.
+//! device's engines: one copies in, one copies out, and one or more compute. A command takes effect at the end of its
+//! time. As on hardware, commands of one stream run one after the other, streams wait for each other's events, and
+//! nothing else is ordered. With a [seed](SimulatedGpuBuilder::seed), the next command is picked at random among those
+//! that are ready, which exposes missing waits.
 //!
 //! The device has no thread. It works when one of its streams is polled, or is full when a command is issued; it then
 //! executes commands of all streams. A kernel may therefore run on any thread that polls or issues, and must not wait
 //! for the device itself.
 //!
-//! Errors have the numbers of CUDA: 2 for too little memory, 999 for a device that was lost by
+//! Errors have CUDA's numbers: 2 for too little memory, 999 for a device that was lost by
 //! [`lose`](SimulatedGpu::lose), 700 for a command that [was made to fail](SimulatedGpu::fail_at), 719 for a kernel
 //! that panicked, and 801 for a call that [was refused](SimulatedGpu::refuse_at).
 //!
@@ -107,8 +107,8 @@ impl SimulatedGpuBuilder {
         }
     }
 
-    /// Sets the bandwidth, in bytes per second, of copies to the device, of those within it, and of those from another
-    /// device. Default: 12 GB/s. 0 counts as 1.
+    /// Sets the bandwidth, in bytes per second, of copies to the device, within it, and from another device. Default:
+    /// 12 GB/s. 0 counts as 1.
     #[must_use]
     pub fn copy_in_bandwidth(mut self, bytes_per_second: u64) -> Self {
         self.copy_in = bytes_per_second.max(1);
@@ -122,7 +122,7 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// Sets the least time from the call that issues a copy or a kernel to its start. No engine is busy during this
+    /// Sets the minimum time from the call that issues a copy or a kernel to its start. No engine is busy during this
     /// time. Default: 4 µs.
     #[must_use]
     pub fn launch_latency(mut self, latency: Duration) -> Self {
@@ -151,7 +151,7 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// Sets how many commands a stream takes. A call that issues a further one waits for the end of the first.
+    /// Sets how many commands a stream can hold. A call that issues a further one waits until the first has ended.
     /// Default: 1,024. 0 counts as 1.
     #[must_use]
     pub fn depth(mut self, commands: usize) -> Self {
@@ -166,9 +166,9 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// Makes the device pick its next command at random among the possible ones, from this seed, and leave some of
-    /// them for later polls. Default: the earliest possible command comes first, urgent commands before others, and
-    /// otherwise in the order in which they were issued.
+    /// Makes the device pick its next command at random, from this seed, among the possible ones, and leave some of
+    /// them for later polls. By default, the earliest possible command comes first; at the same time urgent commands
+    /// come first, and then those that were issued first.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
@@ -208,7 +208,7 @@ pub struct Counts {
     pub waits: u64,
     /// Marks for the host.
     pub marks: u64,
-    /// Queries for the last mark that was passed.
+    /// Queries for the last mark that has passed.
     pub polls: u64,
     /// Queries whether a stream is sound.
     pub probes: u64,
@@ -218,13 +218,13 @@ pub struct Counts {
     pub reuses: u64,
 }
 
-/// The work that an engine of a simulated GPU has done so far. Times count from the creation of the GPU.
+/// The work that one engine of a simulated GPU has done so far. Times count from the creation of the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EngineUsage {
     /// Commands that are done.
     pub commands: u64,
-    /// The sum of their times.
+    /// The sum of the commands' times.
     pub busy: Duration,
     /// When the first command began.
     pub first_start: Option<Duration>,
@@ -247,7 +247,7 @@ pub struct Usage {
 /// A simulated GPU; see [`simulated`](self).
 ///
 /// Clones are handles of the same device. Any thread may use them while engines use the device. In a forked child the
-/// device is lost: an engine there needs a device that was created there.
+/// device is lost: an engine there needs a device that was created in the child.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -273,7 +273,7 @@ struct Device {
     /// Notified whenever an effect has ended after the device was lost.
     idle: Condvar,
     pool: pool::Pool,
-    /// In a forked child, other threads of the parent may hold the locks for ever.
+    /// Recognises a forked child, where the locks may be held for ever by threads of the parent.
     process: ProcessMark,
 }
 
@@ -290,8 +290,8 @@ impl SimulatedGpu {
         SimulatedGpuBuilder::new()
     }
 
-    /// Moves the clock of a device with a [manual clock](Clock::Manual). The next poll finds commands that end by then
-    /// done. Does nothing with other clocks.
+    /// Advances a [manual clock](Clock::Manual). The next poll completes the commands that end by then. Does nothing
+    /// with other clocks.
     pub fn advance(&self, by: Duration) {
         self.0.control(|state| state.advance_clock(by));
     }
@@ -302,8 +302,8 @@ impl SimulatedGpu {
         self.0.lose(DeviceError::lost(999, "the simulated device was taken away"));
     }
 
-    /// Makes the `n`-th copy or kernel that is issued from now on fail at its time, like one that accesses foreign
-    /// memory: the device is then lost. 1 is the next one; 0 withdraws the request.
+    /// Makes the `n`-th copy or kernel from now on fail when its time is over, as if it had accessed foreign memory:
+    /// the device is then lost. 1 is the next one; 0 withdraws the request.
     pub fn fail_at(&self, n: u64) {
         self.0.control(|state| state.fail_in = n);
     }
@@ -330,8 +330,8 @@ impl SimulatedGpu {
         self.0.control(|state| state.refuse(n, false));
     }
 
-    /// Does the same as [`refuse_at`](Self::refuse_at) for the `n`-th call and all later ones, until one of the two is
-    /// called again.
+    /// Refuses the `n`-th call and all later ones, as [`refuse_at`](Self::refuse_at) refuses one, until one of the two
+    /// is called again.
     pub fn refuse_from(&self, n: u64) {
         self.0.control(|state| state.refuse(n, true));
     }
@@ -341,7 +341,7 @@ impl SimulatedGpu {
         self.0.control(|state| state.stall());
     }
 
-    /// Ends a [stall](Self::stall). Commands that had not begun begin now at the earliest.
+    /// Ends a [stall](Self::stall). Commands that have not started start now at the earliest.
     pub fn resume(&self) {
         self.0.control(|state| state.resume());
     }
@@ -391,18 +391,18 @@ impl Device {
         Ok(lock(&self.state))
     }
 
-    /// Calls `f` with the state, unless the process was forked after the device was created.
+    /// Calls `f` with the state. Does nothing in a process that was forked after the device was created.
     fn control<R: Default>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         self.state().map(|mut state| f(&mut state)).unwrap_or_default()
     }
 
     fn lose(&self, error: DeviceError) {
         let leftovers = self.control(|state| Some(state.lose(error)));
-        // Kernels own values of the program, whose drops must run without a lock.
+        // Kernels own program values, whose drops must not run under a lock.
         drop(leftovers);
     }
 
-    /// Allocates a piece of memory, filled with a value that is not zero.
+    /// Allocates a piece of memory and fills it with a nonzero value.
     fn ask(&self, kind: MemoryKind, bytes: usize) -> Result<Address, DeviceError> {
         let mut state = lock(&self.state);
         if kind == MemoryKind::Device {
@@ -432,7 +432,8 @@ impl Device {
         if address.kind == MemoryKind::Device {
             lock(&self.state).allocated -= bytes;
         }
-        // SAFETY: `ask` has allocated it with this layout. It comes from the pool, so no operation uses it.
+        // SAFETY: `ask` has allocated it with this layout, and no operation uses it: its owner has returned it to the
+        // pool.
         unsafe { dealloc(address.ptr(), layout(bytes)) };
     }
 }
@@ -476,7 +477,7 @@ impl Driver for SimulatedGpu {
 
     fn abandon(&self, error: &DeviceError) {
         self.0.lose(error.clone().into_loss());
-        // Another thread may be copying or running a kernel, which uses memory until it has ended.
+        // Another thread may be copying or running a kernel, and uses memory until it has finished.
         drop(self.0.state().and_then(|state| timeline::quiet(state, &self.0.idle)));
     }
 }
@@ -490,12 +491,12 @@ pub(crate) fn unrecorded() -> Event {
 /// One stream of a simulated device.
 struct Simulated {
     device: Arc<Device>,
-    /// The index of the stream among those of the device.
+    /// The index of the stream among the device's streams.
     index: usize,
 }
 
 impl Simulated {
-    /// Waits until the stream takes another command.
+    /// Waits until the stream has room for another command.
     fn await_room(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
         let has_room = |state: &State| state.depth(self.index) < self.device.options.depth;
         loop {
@@ -511,13 +512,13 @@ impl Simulated {
         }
     }
 
-    /// Adds a command to the stream, or returns why it is refused.
+    /// Appends a command to the stream, or returns why it is refused.
     fn issue(&self, call: Call, command: Command) -> Result<(), DeviceError> {
         let mut state = self.await_room()?;
         if let Err(error) = state.call(call) {
             // A caller that finds the device lost may free the memory.
             drop(if error.is_lost() { timeline::quiet(state, &self.device.idle).ok() } else { Some(state) });
-            // Its drop may run code of the program.
+            // Its drop may run program code.
             drop(command);
             return Err(error);
         }
@@ -553,7 +554,7 @@ impl Stream for Simulated {
     fn wait(&mut self, event: &Event) -> Result<(), DeviceError> {
         match event.downcast::<Moment>() {
             Some(moment) => self.issue(Call::Wait, Command::Wait(moment)),
-            None => Err(DeviceError::refused(-1, "a simulated device cannot wait for an event of CUDA's")),
+            None => Err(DeviceError::refused(-1, "a simulated device cannot wait for a CUDA event")),
         }
     }
 
@@ -576,7 +577,7 @@ impl Stream for Simulated {
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
         let owner = MemoryOwner::Simulated(self.device.number);
         for address in [from, to] {
-            // The memory of every simulated device is the host's, so copies between devices need nothing else.
+            // The memory of every simulated device is host memory, so copies between devices need nothing else.
             if !matches!(address.owner, MemoryOwner::Host | MemoryOwner::Simulated(_)) {
                 return Err(DeviceError::refused(-1, "a simulated device cannot copy memory of a real one"));
             }

@@ -1,11 +1,11 @@
-//! The stream that the function of a device operation gets, and streams of the program's own that it includes.
+//! The stream that the function of a device operation gets, and the program's own streams that it includes.
 //!
 //! # Streams of the program's own
 //!
-//! [`GpuStream::include`] orders another stream with the stream of the lane, for the time of a function. The other
-//! stream first waits for an event of the lane's stream; in the end the lane's stream waits for an event of the other
-//! one. So everything that an operation issues comes before the next mark or event of its lane, which is all that the
-//! engine needs.
+//! [`GpuStream::include`] orders another stream with the lane's stream while a function runs. First the other stream
+//! waits for an event of the lane's stream; at the end the lane's stream waits for an event of the other one. So
+//! everything that an operation issues comes before the next mark or event of its lane, which is all that the engine
+//! needs.
 //!
 //! | state of the lane's stream | how it gets there | next |
 //! |---|---|---|
@@ -28,14 +28,14 @@ use crate::{
     values::device::Device,
 };
 
-/// How often the engine tries to mark a stream before it gives the device up.
+/// How often the engine tries to mark a stream before it gives up the device.
 pub(crate) const MARK_TRIES: u32 = 3;
 
 /// How the function of a device operation has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FunctionEnd {
     Returned,
-    /// It has failed, and so may have left a capture open.
+    /// It has failed, so it may have left a capture open.
     Failed,
 }
 
@@ -69,8 +69,8 @@ pub struct GpuStream {
     device: Device,
     /// The last mark that `finish` has made.
     marks: u64,
-    /// Why the stream is dead, if it is. The original stream stays until the device has been given up, which waits for
-    /// it.
+    /// Why the stream is dead, if it is. The original stream is kept until the device has been given up, which waits
+    /// for it.
     given_up: Option<(DeviceError, Box<dyn Stream>)>,
 }
 
@@ -96,14 +96,15 @@ impl GpuStream {
         self.device
     }
 
-    /// Returns what a simulated device offers. Returns `None` on other devices, and on a device that was given up.
+    /// Returns the interface of a simulated device. Returns `None` on other devices, and on a device that was given
+    /// up.
     #[must_use]
     pub fn simulated(&mut self) -> Option<SimulatedStream<'_>> {
         SimulatedStream::new(&mut *self.stream)
     }
 
-    /// Returns the stream for CUDA: cudarc's, from which libraries get theirs, and whose `cu_stream()` returns the raw
-    /// one. Returns `None` on other devices, and on a stream that was given up.
+    /// Returns the cudarc stream. Libraries can be given this stream, and `cu_stream()` returns the raw one. Returns
+    /// `None` on other devices, and on a stream that was given up.
     ///
     /// Work that is issued on it may use, beyond the operation's variables, only what outlives the work; that is why
     /// cudarc's launches are `unsafe`. This includes code: cudarc unloads a module with its last `CudaFunction` and
@@ -114,9 +115,9 @@ impl GpuStream {
     /// does not, the operation fails in builds with debug assertions; in others the operation fails or the device is
     /// given up. Nothing that the engine does on other streams invalidates the capture.
     ///
-    /// An object that keeps the stream, such as a graph or a library's handle, may be used by operations of one
-    /// property on one engine that is not naive: there all of them have the same stream. Operations of the naive
-    /// engine may each have another stream.
+    /// An object that keeps the stream, such as a graph or a library's handle, may be used by operations with the same
+    /// property on one engine that is not naive: these all have the same stream. In the naive engine, each operation
+    /// may have another stream.
     ///
     /// For work on streams of the program's own see [`include`](Self::include).
     #[cfg(feature = "cuda")]
@@ -191,9 +192,9 @@ impl GpuStream {
         }
         other.device = self.device;
         let result = panics::catch(|| f(other));
-        // `record` below would look for a capture as well.
+        // Otherwise `record` below would look for a capture as well.
         let left = other.function_ended(FunctionEnd::Failed);
-        // `f` may have captured the lane's stream as well, into a graph that has only this operation's work.
+        // `f` may have captured the lane's stream too, into a graph that holds only this operation's work.
         let left = match self.stream.is_captured() {
             Ok(true) => left.and(self.function_ended(FunctionEnd::Failed)),
             _ => left,
@@ -205,7 +206,7 @@ impl GpuStream {
             persist(|| self.stream.wait(&after))
         });
         if let Err(error) = joined {
-            // No later work may run beside work that is not ordered with it.
+            // Later work must not run beside work that is not ordered with it.
             let stream = std::mem::replace(&mut self.stream, Box::new(Dead(error.clone())));
             self.given_up = Some((error.clone(), stream));
             if let Err(payload) = result {
@@ -223,7 +224,7 @@ impl GpuStream {
             FunctionEnd::Returned if !cfg!(debug_assertions) => CaptureCheck::Later,
             _ => CaptureCheck::Now,
         };
-        // The function may continue with a stream that was given up. The device must wait for that stream.
+        // The function may have gone on with a stream that was given up. The device must wait for that stream.
         let dead = match &mut self.given_up {
             Some((_, stream)) => stream.function_ended(CaptureCheck::Now),
             None => Ok(LeftBehind::Nothing),
@@ -235,18 +236,18 @@ impl GpuStream {
         Ok(())
     }
 
-    /// Returns why nothing can be issued any more, if [`include`](Self::include) has made the stream dead.
+    /// Returns why nothing more can be issued, if [`include`](Self::include) has made the stream dead.
     pub(crate) fn given_up(&self) -> Option<&DeviceError> {
         self.given_up.as_ref().map(|(error, _)| error)
     }
 
-    /// Returns the driver's stream.
+    /// Returns the underlying stream of the driver.
     pub(crate) fn inner(&mut self) -> &mut dyn Stream {
         &mut *self.stream
     }
 
-    /// Waits, on this thread, until the device has done everything that was issued; for the naive engine. After an
-    /// error, the device may still be working, and must be given up.
+    /// Blocks this thread until the device has done everything that was issued; for the naive engine. After an error,
+    /// the device may still be working, and must be given up.
     pub(crate) fn finish(&mut self) -> Result<(), DeviceError> {
         let mark = self.marks + 1;
         persist(|| self.stream.mark(mark))?;
@@ -262,8 +263,8 @@ impl GpuStream {
         Ok(())
     }
 
-    /// Copies values of type `T` that a device operation has declared, from one address to another, each with a
-    /// length.
+    /// Copies values of type `T`, which a device operation has declared, between two places. Each place is an address
+    /// with a length.
     ///
     /// # Safety
     /// 1. Both places hold as many values as their lengths say, and the operation holds them until the device has done
@@ -274,25 +275,26 @@ impl GpuStream {
             let message = format!("a copy from {length} elements to {room}; make both the same length");
             return Err(DeviceError::refused(-1, message));
         }
-        // SAFETY: (1).
+        // SAFETY: (1) implies both obligations: the places are large enough, and the operation's hold orders other
+        // uses.
         unsafe { self.stream.copy(from, to, length * size_of::<T>()) }
     }
 
-    // Of pinned memory only the length is used: another copy may be in flight there, so not even a reference to the
+    // For pinned memory only the length is used: another copy may be in flight there, so not even a reference to the
     // values may exist.
 
     pub(crate) fn copy_in<T>(&mut self, from: &PinnedVec<T>, to: &mut DeviceVec<T>) -> Result<(), DeviceError> {
-        // SAFETY: the only caller is an operation that declares both.
+        // SAFETY: the only caller is an operation that declares both vectors, so it holds them until the copy is done.
         unsafe { self.copy::<T>((from.address(), from.count()), (to.address(), to.len())) }
     }
 
     pub(crate) fn copy_out<T>(&mut self, from: &DeviceVec<T>, to: &mut PinnedVec<T>) -> Result<(), DeviceError> {
-        // SAFETY: the only caller is an operation that declares both.
+        // SAFETY: the only caller is an operation that declares both vectors, so it holds them until the copy is done.
         unsafe { self.copy::<T>((from.address(), from.len()), (to.address(), to.count())) }
     }
 
     pub(crate) fn copy_across<T>(&mut self, from: &DeviceVec<T>, to: &mut DeviceVec<T>) -> Result<(), DeviceError> {
-        // SAFETY: the only caller is an operation that declares both.
+        // SAFETY: the only caller is an operation that declares both vectors, so it holds them until the copy is done.
         unsafe { self.copy::<T>((from.address(), from.len()), (to.address(), to.len())) }
     }
 }
@@ -310,8 +312,8 @@ impl GpuStream {
     }
 }
 
-/// Makes a call whose failure would leave the device in an unknown state. Tries it several times, unless the device is
-/// lost.
+/// Makes a call whose failure would leave the device in an unknown state. Retries it several times, unless the device
+/// is lost.
 fn persist<R>(mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
     let mut tries = 1;
     loop {
@@ -342,11 +344,11 @@ pub struct ImportedStream(GpuStream);
 
 impl ImportedStream {
     fn new(stream: Box<dyn Stream>) -> Self {
-        // Set to the operation's device when an operation includes the stream.
+        // `include` sets the operation's device.
         Self(GpuStream::new(stream, Device::Cpu))
     }
 
-    /// Creates a stream of a simulated device, as a stand-in for one that the program would have.
+    /// Creates a stream of a simulated device, in place of one that a real program would bring.
     ///
     /// # Errors
     /// The device is lost.
@@ -354,14 +356,14 @@ impl ImportedStream {
         gpu.open(StreamRole::All).map(Self::new)
     }
 
-    /// Wraps a stream for CUDA: cudarc's, or a raw one by its `wrap_borrowed_stream`.
+    /// Wraps a CUDA stream: one of cudarc, or a raw one through cudarc's `wrap_borrowed_stream`.
     ///
     /// The stream must not be captured into a graph while an operation includes it.
     ///
     /// # Errors
-    /// The stream is of another context than the primary one of `gpu`, in which
-    /// [`CudaGpu::context`](crate::CudaGpu::context) makes streams; it is the per-thread default stream, which is
-    /// another one on a lane's thread; or the device is lost.
+    /// The stream belongs to another context than the primary one of `gpu`, in which
+    /// [`CudaGpu::context`](crate::CudaGpu::context) makes streams; it is the per-thread default stream, which is a
+    /// different stream on a lane's thread; or the device is lost.
     #[cfg(feature = "cuda")]
     pub fn cuda(
         gpu: &crate::device::cuda::CudaGpu,
@@ -513,8 +515,8 @@ mod tests {
         }
     }
 
-    /// No more work may be issued on a stream that is not ordered with other work. By its next call the engine finds
-    /// that the device must be given up.
+    /// No more work may be issued on a stream that is not ordered with other work. From its next call the engine
+    /// learns that the device must be given up.
     #[test]
     fn a_stream_whose_included_work_cannot_be_ordered_is_dead() {
         for (refused, others) in [("other record", 3), ("lane wait", 4)] {
@@ -524,7 +526,7 @@ mod tests {
             assert_eq!(made.len(), others + MARK_TRIES as usize, "{made:?}");
             assert_eq!(result.expect_err("it was refused").code(), 801);
             assert_eq!(lane.given_up().map(DeviceError::message), Some("not now"));
-            // The device must wait for what was issued there.
+            // The device must wait for what was issued on it.
             assert_eq!(Arc::strong_count(&calls.0), 2, "the stream is not there any more");
             for result in [
                 lane.inner().mark(1),

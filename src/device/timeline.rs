@@ -1,16 +1,16 @@
-//! How far the streams of a device are, and which operations in flight use a variable.
+//! How far the streams of a device have come, and which operations in flight use a variable.
 //!
-//! An operation of a device releases its variables when it is *issued*, before the device has completed it. Operations
-//! of the same device that depend on it need no more, because events order their streams. Every other operation must
-//! wait until it is *complete*. So each lane numbers the operations that it issues, a variable notes these numbers
-//! (its [`DeviceUses`]), and the lane publishes how far it is (its [`Timeline`]).
+//! A device operation releases its variables when it is *issued*, before the device has completed it. Operations of
+//! the same device that depend on it need no more, because events order their streams. Every other operation must wait
+//! until it is *complete*. So each lane numbers the operations that it issues, a variable notes these numbers (its
+//! [`DeviceUses`]), and the lane publishes the last number that is complete (in its [`Timeline`]).
 //!
 //! # Who may touch what
 //!
-//! * `DeviceUses`: stored by the lane of an operation, while the operation holds the variable. Each lane has a part of
-//!   its own. Any thread may read it.
+//! * `DeviceUses`: stored by the lane of an operation, while the operation holds the variable. Each lane has its own
+//!   part. Any thread may read it.
 //! * `Timeline::completed`: stored by its lane, read by any thread.
-//! * `Timeline::recorded`: added to by its lane, read by the other lanes of the device.
+//! * `Timeline::recorded`: appended to by its lane, read by the other lanes of the device.
 //!
 //! # Edges
 //!
@@ -19,7 +19,7 @@
 //! | `passed` | store in [`Timeline::complete`] | load in [`Timeline::is_complete`] | what the device wrote, and what the lane noted of the operations: versions and failures |
 //!
 //! `DeviceUses` need no edge of their own. The lane writes them before the operation releases the variable, and the
-//! queue of the variable hands them over.
+//! variable's queue hands them over.
 
 use std::collections::VecDeque;
 
@@ -37,10 +37,10 @@ use crate::{
     tracker::Mode,
 };
 
-/// The most lanes of one GPU.
+/// The maximum number of lanes of one GPU.
 pub const LANES_PER_GPU: usize = 4;
 
-/// For each lane of one GPU, the number of its last operation that something depends on.
+/// For each lane of one GPU, the number of its last operation on which something depends.
 pub type Clock = [u64; LANES_PER_GPU];
 
 /// The last operations of each lane that use a variable.
@@ -54,7 +54,7 @@ struct LaneUses {
 }
 
 impl DeviceUses {
-    /// Returns the uses of a variable by `lanes` lanes, none of which has issued an operation on it.
+    /// Returns the uses of a variable by `lanes` lanes, none of which has issued an operation on it yet.
     pub fn new(lanes: usize) -> Self {
         Self((0..lanes).map(|_| LaneUses::default()).collect())
     }
@@ -66,21 +66,22 @@ impl DeviceUses {
         if mode.is_write() { &uses.written } else { &uses.read }.store(seq, Relaxed);
     }
 
-    /// Returns the number of the last operation of `lane` that an access of `mode` must follow: a read follows only
+    /// Returns the number of the last operation of `lane` that an access in `mode` must follow: a read follows only
     /// writes.
     pub fn last(&self, lane: usize, mode: Mode) -> u64 {
         let uses = &self.0[lane];
-        // Relaxed: acquired with the variable. A caller that does not hold it only asks whether it would have to wait.
+        // Relaxed: acquired with the variable. A caller that does not hold the variable only asks whether it would
+        // have to wait.
         let written = uses.written.load(Relaxed);
-        // Relaxed: the same as for `written`.
+        // Relaxed: as for `written`.
         if mode == Mode::Read { written } else { written.max(uses.read.load(Relaxed)) }
     }
 }
 
-/// A point of a stream that other streams of the device can wait for.
+/// A point in a stream that other streams of the device can wait for.
 #[derive(Clone, Debug)]
 pub struct Recorded {
-    /// The last operation that was issued before it.
+    /// The last operation that was issued before the event.
     pub seq: u64,
     /// The event to wait for.
     pub event: Event,
@@ -96,18 +97,18 @@ impl Recorded {
     }
 }
 
-/// How far the stream of a lane is.
+/// How far the stream of a lane has come.
 #[derive(Debug, Default)]
 pub struct Timeline {
     completed: CachePadded<AtomicU64>,
-    /// The points behind operations that are not complete, in their order.
+    /// The points behind operations that are not complete, in stream order.
     recorded: Mutex<VecDeque<Recorded>>,
-    /// Another stream has waited for a recorded point since the lane last asked.
+    /// Another stream has waited for a recorded point since the lane last checked.
     asked: AtomicBool,
 }
 
 impl Timeline {
-    /// Returns whether all operations up to `seq` are complete. If so, what they did is visible to the caller.
+    /// Returns whether all operations up to `seq` are complete. If so, their effects are visible to the caller.
     pub fn is_complete(&self, seq: u64) -> bool {
         // Acquire (edge `passed`).
         self.completed.load(Acquire) >= seq

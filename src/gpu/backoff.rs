@@ -12,14 +12,15 @@ pub(super) struct Backoff {
     looks: u32,
 }
 
-/// Polls with only a pause between them, some 10 µs. After these the thread yields the processor.
+/// Polls with only a pause between them, about 10 µs in all. After these the thread yields the processor.
 const EAGER_LOOKS: u32 = 200;
 
-/// A stream that has made no progress for this time is polled less often.
+/// A stream that has made no progress for this long is polled less often.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const QUIET: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// The time between two polls of a quiet stream, and the most by which they delay the issue of an operation.
+/// The time between two polls of a quiet stream, which is the maximum delay that they add to the issue of an
+/// operation.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const NAP: std::time::Duration = std::time::Duration::from_micros(50);
 
@@ -28,7 +29,7 @@ const NAP: std::time::Duration = std::time::Duration::from_micros(50);
 const PROBE: std::time::Duration = std::time::Duration::from_millis(1);
 
 impl Backoff {
-    /// Starts over: the stream has made progress, or was given work.
+    /// Starts over, since the stream has made progress or was given work.
     pub(super) fn renew(&mut self) {
         self.looks = 0;
     }

@@ -12,11 +12,11 @@
 //!
 //! # Marks and events
 //!
-//! An operation with an operation of the CPU behind it is followed by a *mark*, which `passed` reports; so is one with
-//! nothing behind it while the stream is quiet. Beyond these, at most one mark is in flight at a time, and one more
-//! behind every 64 operations: a chain of operations that stays on the GPU costs no others.
+//! A *mark*, which `passed` reports, follows each operation that has an operation of the CPU behind it, and each one
+//! that has nothing behind it while the stream is quiet. Beyond these, at most one mark is in flight at a time, plus
+//! one behind every 64 operations: a chain of operations that stays on the GPU costs no others.
 //!
-//! An operation with an operation of another stream of the GPU behind it is followed by a recorded *event*. If the
+//! A recorded *event* follows each operation that has an operation of another stream of the GPU behind it. If the
 //! operation behind it is pushed later, the event is recorded when that operation arrives here as a waiter. It then
 //! covers a little more than it must. So after such a waiter every operation is followed by an event, as long as other
 //! streams wait for events.
@@ -51,18 +51,18 @@ use crate::{
 /// How many operations are issued between two polls of the stream.
 const BATCH: usize = 16;
 
-/// The most operations in flight on a stream. CUDA's queue for a stream holds about a thousand commands. A call that
-/// finds the queue full blocks, and the thread cannot poll the stream meanwhile. Besides the commands of its function,
-/// an operation takes up to three waits, an event and a mark. With two commands of its own each, this many operations
-/// take less than a thousand. Functions that issue more may still fill the queue.
+/// The maximum number of operations in flight on a stream. CUDA's queue for a stream holds about a thousand commands.
+/// A call that finds the queue full blocks, and the thread cannot poll the stream meanwhile. Besides the commands of
+/// its function, an operation needs up to three waits, an event and a mark. If each function issues two commands, this
+/// many operations need fewer than a thousand. Functions that issue more may still fill the queue.
 const MAX_IN_FLIGHT: usize = 128;
 
-/// The most operations without a mark. It leaves room for new operations before the GPU has completed all earlier
-/// ones.
+/// The maximum number of operations without a mark. It leaves room for new operations before the GPU has completed all
+/// earlier ones.
 const MAX_UNMARKED: u64 = MAX_IN_FLIGHT as u64 / 2;
 
-/// How many operations are followed by an event in any case, once another stream has asked for an event too late.
-/// Picked: so many that a late request is rare, so few that the events cost little if no stream asks again.
+/// How many operations are always followed by an event, once another stream has asked for an event too late. Picked:
+/// enough that a late request is rare, and few enough that the events cost little if no stream asks again.
 const FORESIGHT: u32 = 64;
 
 /// An operation that the GPU has not completed.
@@ -70,13 +70,13 @@ struct InFlight {
     seq: u64,
     op: Hold<Task>,
     result: Result<(), OpError>,
-    /// Failures that the operation has cleared.
+    /// The failures that the operation has cleared.
     ended: Vec<OpError>,
     /// The dependencies of the operation on other streams.
     clock: Clock,
 }
 
-/// Which operations are known to follow an operation.
+/// The known followers of an operation.
 struct Followers {
     /// Operations of other streams of the GPU.
     streams: bool,
@@ -86,7 +86,7 @@ struct Followers {
     own: bool,
 }
 
-/// No event was recorded: the driver refused it, which was logged.
+/// No event was recorded: the driver refused it, and that was logged.
 struct NotRecorded;
 
 struct Issuer<'c> {
@@ -104,18 +104,18 @@ struct Issuer<'c> {
     mark_tries: u32,
     /// How many operations are still to be followed by an event in any case.
     foresight: u32,
-    /// What the stream has waited for on other streams.
+    /// The points of other streams that the stream has waited for.
     seen: Clock,
     in_flight: VecDeque<InFlight>,
-    /// Cross-lane waiters, and the operation here that each waits for.
+    /// Cross-lane waiters, each with the operation here that it waits for.
     watched: VecDeque<(u64, OpRef<Task>)>,
     ready: ReadyList<Task>,
     backoff: Backoff,
 }
 
-/// The main function of the thread of GPU lane `number`.
+/// The main function of a GPU lane's thread; the lane has the number `number`.
 pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
-    // All cores near the GPU, and not one of them: workers are pinned to each.
+    // All cores near the GPU, not a single one: each of them has a worker pinned to it.
     let near = |gpu: &Gpu| if core.gpus().pins { gpu.driver.cores_near() } else { Vec::new() };
     let near = near(&core.gpus().gpus[core.gpus().lanes()[number].gpu]);
     worker_thread::serve_device(core, &near, || serve_lane(core, number, worker));
@@ -154,7 +154,8 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
     };
     let mut over = false;
     while !over {
-        // The program's functions have barriers of their own. This one keeps a defect of the engine from losing the lane.
+        // The program's functions have their own barriers. This one ensures that a bug in the engine does not lose the
+        // lane.
         let run = panics::catch(|| {
             issuer.run();
             over = true;
@@ -184,7 +185,7 @@ impl Issuer<'_> {
     /// Serves the lane until it ends.
     fn run(&mut self) {
         self.place_ready(Epilogues::new());
-        // Operations that a panic has kept from being reported.
+        // Operations that a panic has left unreported.
         self.conclude();
         while !self.core.is_forked() {
             for _ in 0..BATCH {
@@ -227,8 +228,9 @@ impl Issuer<'_> {
         self.place_ready(Epilogues::from_iter([epilogue]));
     }
 
-    /// Dispatches what became ready. Operations of this lane come before those that arrived from elsewhere: so a chain
-    /// is issued as a whole, and other streams that wait for its end do not wait for the beginnings of other chains.
+    /// Dispatches the operations that became ready. Those of this lane come before those that arrived from elsewhere.
+    /// So a chain is issued as a whole, and streams that wait for its end do not wait for the beginnings of other
+    /// chains.
     fn place_ready(&mut self, epilogues: Epilogues) {
         let mut others = ReadyList::default();
         while let Some(op) = self.ready.pop() {
@@ -241,14 +243,14 @@ impl Issuer<'_> {
         self.core.dispatch_ready(&mut others, epilogues);
     }
 
-    /// Whether `op` is an operation of this lane, and not a cross-lane waiter.
+    /// Returns whether `op` is an operation of this lane, and not a cross-lane waiter.
     fn is_own(&self, op: &Op<Task>) -> bool {
         usize::from(op.task().lane) == usize::from(FIRST_LANE) + self.number
     }
 
     // ------------------------------------------------------------------------------------------ cross-lane waiters ----
 
-    /// Makes sure that a cross-lane waiter will be sent on: by a mark that this lane watches, or by an event.
+    /// Ensures that a cross-lane waiter will be sent on: by a mark that this lane watches, or by an event.
     fn receive(&mut self, op: OpRef<Task>) {
         let own = self.is_own(&op);
         let (mut watch, mut event) = (0, 0);
@@ -312,8 +314,8 @@ impl Issuer<'_> {
         Epilogue::Nothing
     }
 
-    /// Lets the stream wait for the dependencies of `op` on other streams of the GPU. Returns a lane that must record an
-    /// event first, if there is one.
+    /// Makes the stream wait for the dependencies of `op` on other streams of the GPU. Returns a lane that must record
+    /// an event first, if there is one.
     fn order(&mut self, op: &Op<Task>) -> Result<Option<usize>, DeviceError> {
         let (gpus, first) = (self.core.gpus(), self.number - self.local);
         let mut wanted = Clock::default();
@@ -358,7 +360,7 @@ impl Issuer<'_> {
             return;
         }
         if let Some(error) = self.stream.given_up().or_else(|| result.as_ref().err()?.loss()) {
-            // Immediately, so that later operations fail with this error, and not because their stream is dead.
+            // Immediately, so that later operations fail with this error, and not with that of a dead stream.
             self.core.gpus().gpus[self.lane().gpu].lose(error);
         }
         let Followers { streams, host, own } = self.followers(&op);
@@ -387,7 +389,7 @@ impl Issuer<'_> {
         }
     }
 
-    /// Which operations are known to follow `op`.
+    /// Returns the known followers of `op`.
     fn followers(&self, op: &Op<Task>) -> Followers {
         // The host reports the result to a handle.
         let mut found = Followers { streams: false, host: op.task().has(flag::REPORTS), own: false };
@@ -477,8 +479,8 @@ impl Issuer<'_> {
         self.advance(self.issued, Some(&loss));
     }
 
-    /// The last operation up to `seq` whose dependencies on other lanes are complete. Operations end in their order: none is
-    /// reported while one of its dependencies may still fail.
+    /// Returns the last operation up to `seq` whose dependencies on other lanes are complete. Operations end in order:
+    /// none is reported while one of its dependencies may still fail.
     fn covered(&self, seq: u64) -> u64 {
         let first = self.number - self.local;
         let lanes = &self.core.gpus().lanes()[first..first + self.core.gpus().lanes_each];
@@ -491,8 +493,8 @@ impl Issuer<'_> {
 
     /// Completes every operation up to `seq`, or fails it with `fault` if the GPU is lost.
     fn advance(&mut self, seq: u64, fault: Option<&DeviceError>) {
-        // The state that other threads read after the timeline comes first, then the waiters here, and then the
-        // reports.
+        // The order matters: first the state that other threads read after the timeline, then the waiters here, and
+        // then the reports.
         for flight in self.in_flight.iter_mut().take_while(|flight| flight.seq <= seq) {
             match (&flight.result, fault) {
                 (Ok(()), None) => self.core.count_on_device(&flight.op),
@@ -502,7 +504,7 @@ impl Issuer<'_> {
         }
         self.passed = seq;
         self.lane().timeline.complete(seq);
-        // Each waiter once, in their order, and without another buffer.
+        // Each waiter once, in order, and without another buffer.
         for _ in 0..self.watched.len() {
             let Some((wanted, op)) = self.watched.pop_front() else { break };
             if wanted <= seq {
@@ -520,7 +522,7 @@ impl Issuer<'_> {
         let passed = self.passed;
         while self.in_flight.front().is_some_and(|flight| flight.seq <= passed) {
             let Some(InFlight { op, result, ended, .. }) = self.in_flight.pop_front() else { break };
-            // Program code is handed over to workers, so that no operation waits for that of another.
+            // Workers run the program code, so that no operation waits for the program code of another.
             self.core.finish(Core::epilogue_of(op, result, ended));
         }
     }

@@ -1,11 +1,11 @@
-//! The lanes of GPUs, each with a thread and a stream of its own, and how operations of the CPU and of devices follow
-//! each other.
+//! The lanes of GPUs, each with its own thread and stream, and how operations of the CPU and of devices follow each
+//! other.
 //!
-//! A ready operation of a device goes to its lane. The lane's thread calls its function with the stream, and releases
-//! its variables immediately ([`issuer`]). The commands in flight are noted on the variables
-//! ([`timeline`](crate::device::timeline)). An operation that must wait until they are done, because it is of the CPU,
-//! of another device, or uses a value in the host's memory, is *sent* to the lane that it waits for. That lane watches
-//! its stream, and sends the operation back.
+//! A ready device operation goes to its lane. The lane's thread calls its function with the stream, and releases its
+//! variables immediately ([`issuer`]). The commands in flight are noted on the variables
+//! ([`timeline`](crate::device::timeline)). An operation must wait until they are done if it is of the CPU or of
+//! another device, or uses a value in host memory. It is then *sent* to the lane that it waits for, which watches its
+//! stream and sends the operation back.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Res
         return Err(refused());
     }
     let role = match property {
-        // The property names threads of the CPU. The lane's own thread issues the work of a device.
+        // The property names threads of the CPU, but the work of a device is issued by the lane's own thread.
         Property::CpuPrioritized => return Err(PushError::NotOfDevice(property)),
         _ if gpus.lanes_each < LANES_PER_GPU => 0,
         Property::CopyToGpu => 0,
@@ -46,7 +46,7 @@ pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Res
     if let Some(lane) = gpus.lanes().get(number) {
         start(lane, core, number).map_err(|error| {
             frame::enter_after(core, || {
-                panics::log!(Warn, "raddle: the thread of a device's lane could not be started: {error}");
+                panics::log!(Warn, "raddle: the thread of a device lane could not be started: {error}");
             });
             PushError::DeviceUnavailable(device)
         })?;
@@ -68,7 +68,7 @@ fn start(lane: &GpuLane<Task>, core: &Arc<Core>, number: usize) -> std::io::Resu
     let main = move |worker: Box<_>, _| issuer::serve(&for_thread, number, *worker);
     match core.threads().spawn_with(name, worker, main) {
         Ok(()) => {
-            // Relaxed: the same as for the load.
+            // Relaxed: as for the load.
             lane.started.store(true, Relaxed);
             Ok(())
         }

@@ -29,14 +29,14 @@ const LINKED_WRITE_OK: usize = 16;
 const _: () =
     assert!(LINKED_WRITE_OK < align_of::<Access<()>>(), "a pointer to an access must have room for the flags");
 
-/// The tag that records that `flags` were grantable to the next access when it was linked.
+/// Returns the tag which records that `flags` were grantable to the next access when it was linked.
 #[inline]
 pub(super) fn linked(flags: usize) -> usize {
     const { assert!(LINKED_READ_OK == READ_OK << 3 && LINKED_WRITE_OK == WRITE_OK << 3) };
     (flags & (READ_OK | WRITE_OK)) << 3
 }
 
-/// The flags that were grantable to the next access when it was linked, from the tag of the word that links it.
+/// Returns the flags that were grantable to the next access when it was linked, from the tag of the linking word.
 #[inline]
 pub(super) fn grantable_at_link(tag: usize) -> usize {
     (tag & (LINKED_READ_OK | LINKED_WRITE_OK)) >> 3
@@ -68,7 +68,7 @@ impl Mode {
         self as u8 & WRITES != 0
     }
 
-    /// The flag that an access of this mode waits for.
+    /// Returns the flag that an access of this mode waits for.
     #[inline]
     fn satisfied_by(self) -> usize {
         self as usize & (READ_OK | WRITE_OK)
@@ -124,7 +124,7 @@ pub struct Access<T> {
     pub(super) index: u32,
     mode: Mode,
     arity: Arity,
-    /// Set if the record has no other share, so that it is retired when this access is spent. Set before `DONE`.
+    /// Set if the record has no other share, in which case it is retired when this access is spent. Set before `DONE`.
     last_share: AtomicBool,
     /// Flags that were grantable to the access when it was linked, left by the thread that moved the tail to it.
     deferred: AtomicU8,
@@ -165,35 +165,35 @@ impl<T> Access<T> {
 
     /// Returns the variable's queue.
     pub fn queue(&self) -> &VarQueue<T> {
-        // SAFETY: the queue never moves, and is freed after its last access and after the epoch.
+        // SAFETY: the queue never moves. It is freed only after its last access, and after the epoch has passed.
         let queue = unsafe { self.queue.as_ref() };
         queue.stamp.check();
         queue
     }
 
-    /// Returns the pointer to the variable's queue that the operation was made with.
+    /// Returns the pointer to the variable's queue with which the operation was created.
     pub fn queue_ptr(&self) -> NonNull<VarQueue<T>> {
         self.queue
     }
 
-    /// Whether the operation has no other access.
+    /// Returns whether the operation has no other access.
     #[inline]
     pub(super) fn is_sole(&self) -> bool {
         self.arity == Arity::One
     }
 
     pub(super) fn op(&self) -> Option<&Op<T>> {
-        // SAFETY: an operation's record holds its accesses, or lives until after they are retired.
+        // SAFETY: an operation's record either holds its accesses, or lives until they are retired.
         unsafe { self.op.as_ref() }
     }
 
-    /// The pointer to the operation that its record was made with.
+    /// Returns the pointer to the operation with which its record was created.
     #[inline]
     pub(super) fn op_ptr(&self) -> Option<NonNull<Op<T>>> {
         NonNull::new(self.op)
     }
 
-    /// Prefetches the next access, which is written when this one's operation completes.
+    /// Prefetches the next access, which is written when this access's operation completes.
     #[inline]
     pub fn prefetch_next(&self) {
         // Relaxed: only the address is used.
@@ -205,7 +205,7 @@ impl<T> Access<T> {
     pub(super) fn check(&self) {
         match self.op() {
             Some(op) => op.stamp.check(),
-            // SAFETY: the access lies in its queue.
+            // SAFETY: the access lies inside its queue, so the queue is alive.
             None => unsafe { self.queue.as_ref() }.stamp.check(),
         }
     }
@@ -323,7 +323,7 @@ impl<T> Share<T> {
     #[inline]
     pub(super) unsafe fn retire(self) {
         if let Some(op) = self.op {
-            // SAFETY: (1) is the same there.
+            // SAFETY: (1): `retire_of` has the same contract, which the caller upholds.
             unsafe { Self::retire_of(op, self.last) };
         }
     }
@@ -337,7 +337,7 @@ impl<T> Share<T> {
         if last {
             op::retire_record(op);
         } else {
-            // SAFETY: (1): an access has one share.
+            // SAFETY: by (1) this is the access's share, it has only one, and it ends once.
             unsafe { op::end_shares(op, 1) };
         }
     }

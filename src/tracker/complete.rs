@@ -1,4 +1,4 @@
-//! Completing: marks an operation's accesses done, and propagates what follows down their queues.
+//! Completing: marks an operation's accesses done, and propagates the flags down their queues.
 
 use std::ptr::NonNull;
 
@@ -19,16 +19,16 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Spent {
-    /// The access is spent, the tail is past it, and its share of the record is the caller's to retire.
+    /// The access is spent, the tail is past it, and the caller must retire its share of the record.
     Yes,
     /// Another thread will find the access spent and retire its share.
     NotYet,
 }
 
-/// Marks every access of `op` done and adds the operations that become ready to `ready`. Returns the shares that keep
-/// the record from then on: the owner's, and those of the accesses that this call has spent.
+/// Marks every access of `op` done and adds the operations that become ready to `ready`. Returns a hold on the record,
+/// with the owner's share and those of the accesses that this call has spent.
 ///
-/// Needs no guard: every access it touches is kept alive by a step that this thread has not taken yet.
+/// Needs no guard: every access that it touches is kept alive by a step that this thread has not taken yet.
 pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {
     let mut spent = 0;
     for access in op.accesses() {
@@ -38,7 +38,7 @@ pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {
     op.completed(spent)
 }
 
-/// [Completes](complete) `op` and retires its record, for a caller that does not need it any more.
+/// [Completes](complete) `op` and retires its record, for a caller that no longer needs it.
 #[inline(always)]
 pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
     match op.leave_to_access() {
@@ -53,7 +53,7 @@ pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
     }
 }
 
-/// [Ends](end) an operation that has several accesses, or further holders.
+/// [Ends](end) an operation that has several accesses, or other holders.
 #[inline(never)]
 fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
     let hold = complete(op, ready);
@@ -61,18 +61,18 @@ fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
     drop(hold);
 }
 
-/// Marks `access` done and propagates what follows down its queue.
+/// Marks `access` done and propagates the flags down its queue.
 ///
 /// Here and in `propagate`, an access that may be reclaimed during the call is passed as a pointer: a reference would
 /// have to stay valid until the call returns.
 #[inline(always)]
 pub(super) fn complete_access<T>(access: NonNull<Access<T>>, ready: &mut ReadyList<T>) -> Spent {
-    // SAFETY: the access is not spent before it is done.
+    // SAFETY: an access is not spent, and so not retired, before it is done, and this thread has yet to mark it.
     let access = unsafe { access.as_ref() };
     let word = add_flags(&access.word, DONE);
     if word.tag() & WRITE_OK == 0 || word.is_null() {
-        // Either earlier accesses are pending, and the completion that sets `WRITE_OK` continues from here; or
-        // nothing is linked behind this access, and the push that links something does.
+        // Either earlier accesses are pending, and the completion that sets `WRITE_OK` continues from here; or nothing
+        // is linked behind this access, and the push that links the next one continues.
         return Spent::NotYet;
     }
     // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which this thread sets below.
@@ -83,8 +83,8 @@ pub(super) fn complete_access<T>(access: NonNull<Access<T>>, ready: &mut ReadyLi
     Spent::Yes
 }
 
-/// Adds flags to an access's word on behalf of a completion; returns the old word. If this thread then has no further
-/// step to take for the access, its record may be reclaimed during the call.
+/// Adds flags to an access's word on behalf of a completion, and returns the old word. If this thread then has no
+/// further step to take for the access, the record may be reclaimed during the call.
 #[inline]
 fn add_flags<'g, T>(word: &Atomic<Access<T>>, flags: usize) -> Shared<'g, Access<T>> {
     let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
@@ -96,18 +96,18 @@ fn add_flags<'g, T>(word: &Atomic<Access<T>>, flags: usize) -> Shared<'g, Access
     old
 }
 
-/// Sets `READ_OK` and `WRITE_OK` of `at`, before which nothing is pending, and propagates what follows down the queue.
+/// Sets `READ_OK` and `WRITE_OK` of `at`, before which nothing is pending, and propagates the flags down the queue.
 #[inline]
 fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     // SAFETY: the access cannot be spent before it has `WRITE_OK`, which this thread sets.
     let mut at = unsafe { at.as_ref() };
     let mut add = READ_OK | WRITE_OK;
-    // The operation of an access before `at`, which this thread has satisfied but not yet counted. Its decrement waits
-    // until `at` has its flags, because that operation may be what keeps `at` alive: it cannot be done before.
+    // The operation of an access before `at`, which this thread has satisfied but not yet counted. Its decrement is
+    // put off until `at` has its flags, because that operation may be what keeps `at` alive: it cannot be done before.
     let mut satisfied: Option<NonNull<Op<T>>> = None;
     loop {
         let mode = at.mode();
-        // Read before the flags are set, because the access may be reclaimed by that.
+        // Read before the flags are set, because the access may be reclaimed afterwards.
         let op = at.op_ptr();
         let old = add_flags(&at.word, add);
         let new = add & !old.tag();

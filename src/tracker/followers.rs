@@ -6,12 +6,13 @@ use super::{
 };
 use crate::{memory::epoch, sync::Ordering::Acquire};
 
-/// How many accesses behind one of `op`'s [`followers`] looks at. Picked; more readers are rarely known this early.
+/// The maximum number of accesses that [`followers`] visits behind each access of `op`. Picked; more readers are
+/// rarely known this early.
 pub(super) const MAX_FOLLOWERS: usize = 16;
 
-/// Calls `look` with the operations, and their accesses, that are known to wait for `op`, which has not been
-/// completed: in each queue the readers behind it and the next writer, or only that writer if `op` reads. Looks at a
-/// limited number of accesses, and only at those that are linked now.
+/// Calls `look` with each operation, and its access, that is known to wait for `op`, which has not been completed. In
+/// each queue these are the readers behind it and the next writer, or only that writer if `op` reads. Visits a limited
+/// number of accesses, and only those that are linked now.
 ///
 /// None of these operations can run before `op` is complete, so their tasks are as they were pushed.
 pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
@@ -23,7 +24,7 @@ pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
             if word.is_null() {
                 break;
             }
-            // SAFETY: no access behind one of an incomplete operation is spent, so none is retired.
+            // SAFETY: `op` is incomplete, so no access behind one of its accesses is spent, and none is retired.
             at = unsafe { word.deref() };
             at.check();
             if own.mode().is_write() || at.mode() != Mode::Read {

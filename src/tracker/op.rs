@@ -48,24 +48,24 @@ pub struct Op<T> {
     /// Where the task begins, in [steps](STEP) from the record's start. It follows from `inline`, but computing it
     /// each time costs some 25 instructions more per run.
     task_at: u8,
-    /// How urgent the operation is. Used by the scheduler only.
+    /// The operation's priority band. Used by the scheduler only.
     pub band: u8,
     /// Closed variables accept the operation: it is a deletion, or the engine's wait for one.
     pub(super) passes_closed: bool,
     /// The next operation in the list that contains this one: a [`ReadyList`], or a queue of the scheduler.
     pub link: AtomicPtr<Op<T>>,
     pub(super) stamp: Stamp,
-    /// Whether the operation has entered a lane of several workers. Of `std`, because it must order nothing in the
-    /// models.
+    /// Whether the operation has entered a lane of several workers. A `std` atomic, because it must order nothing in
+    /// the models.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     entered: std::sync::atomic::AtomicBool,
     room: std::cell::UnsafeCell<MaybeUninit<Room<T>>>,
 }
 
-/// The value of [`Op::inline`] if there is a [`Boxed`].
+/// The value of [`Op::inline`] if the record has a [`Boxed`].
 const BOXED: u8 = u8::MAX;
 
-/// The unit of [`Op::task_at`], in bytes. In models records are too large for a smaller unit.
+/// The unit of [`Op::task_at`], in bytes. In models, records are too large for a smaller unit.
 const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 1 };
 
 /// The space of a record behind its head. The accesses lie as declared here; the task begins where the last access
@@ -80,7 +80,7 @@ struct Room<T> {
 /// The place of a task.
 type Place<T> = UnsafeCell<MaybeUninit<T>>;
 
-/// Stands in the place of the first access if there are more accesses than the record has room for.
+/// Stored in place of the first access if there are more accesses than the record has room for.
 struct Boxed<T> {
     accesses: NonNull<Access<T>>,
     count: u32,
@@ -113,14 +113,14 @@ pub(super) enum Rejection {
 }
 
 impl<T> Op<T> {
-    /// The place of the first access, or of the `Boxed`.
+    /// Returns the place of the first access, or of the `Boxed`.
     #[inline]
     fn first_place(this: *const Self) -> *mut Access<T> {
-        // SAFETY: the callers pass a record; only an address is computed.
+        // SAFETY: the callers pass a record, so the field is in bounds; only its address is computed.
         unsafe { &raw const (*this).room }.cast_mut().cast()
     }
 
-    /// Where the task begins behind `places` accesses, in bytes from the record's start.
+    /// Returns where the task begins behind `places` accesses, in bytes from the record's start.
     #[inline]
     fn task_behind(places: usize) -> usize {
         const {
@@ -138,14 +138,14 @@ impl<T> Op<T> {
         offset_of!(Self, room) + places * size_of::<Access<T>>()
     }
 
-    /// Returns the link of an operation that the caller knows by its address only. In models, asserts that the record
+    /// Returns the link of an operation of which the caller knows only the address. In models, asserts that the record
     /// is not reclaimed.
     ///
     /// # Safety
     /// 1. The record is not reclaimed while the result is used.
     #[inline(always)]
     pub unsafe fn link_of<'a>(op: NonNull<Self>) -> &'a AtomicPtr<Self> {
-        // SAFETY: (1) is the same there.
+        // SAFETY: (1): `alive` has the same contract, which the caller upholds.
         &unsafe { alive(op) }.link
     }
 
@@ -159,7 +159,7 @@ impl<T> Op<T> {
     #[inline]
     fn place(&self) -> &Place<T> {
         let place = std::ptr::from_ref(self).wrapping_byte_add(usize::from(self.task_at) * STEP);
-        // SAFETY: `new_with` has initialised it there.
+        // SAFETY: `new_with` has initialised the cell there, and the record outlives the reference.
         unsafe { &*place.cast() }
     }
 
@@ -205,19 +205,19 @@ impl<T> Op<T> {
         self.accesses().get(index as usize)
     }
 
-    /// Whether all accesses are known to be in their queues.
+    /// Returns whether all accesses are known to be in their queues.
     #[inline]
     pub(super) fn is_registered(&self) -> bool {
         self.has_registered(self.accesses().len() as u32)
     }
 
-    /// Whether the access at `index` is known to be in its queue.
+    /// Returns whether the access at `index` is known to be in its queue.
     #[inline]
     pub(super) fn is_past(&self, index: u32) -> bool {
         self.has_registered(index + 1)
     }
 
-    /// Whether the first `count` accesses are known to be in their queues.
+    /// Returns whether the first `count` accesses are known to be in their queues.
     #[inline]
     fn has_registered(&self, count: u32) -> bool {
         // Acquire (edge `register`): the accesses are in, and the tails are past their predecessors.
@@ -313,9 +313,9 @@ impl<T> Deref for OpRef<T> {
     }
 }
 
-// SAFETY: records are made to move between threads, and the task is `Send`.
+// SAFETY: a record may be used and freed on any thread, and the task is `Send`.
 unsafe impl<T: Send> Send for OpRef<T> {}
-// SAFETY: a shared `OpRef` gives access to a shared record only, whose task is reached by unsafe code only.
+// SAFETY: a shared `OpRef` only provides access to a shared record, whose task only unsafe code can reach.
 unsafe impl<T: Send> Sync for OpRef<T> {}
 
 /// Shares of an operation's record, which keep it and its task alive. Each was counted when it was made, and ends once.
@@ -340,9 +340,9 @@ impl<T> Deref for Hold<T> {
     }
 }
 
-// SAFETY: records are made to move between threads, and the task is `Send`.
+// SAFETY: a record may be used and freed on any thread, and the task is `Send`.
 unsafe impl<T: Send> Send for Hold<T> {}
-// SAFETY: a shared `Hold` gives access to a shared record only, whose task is reached by unsafe code only.
+// SAFETY: a shared `Hold` only provides access to a shared record, whose task only unsafe code can reach.
 unsafe impl<T: Send> Sync for Hold<T> {}
 
 impl<T> Drop for Hold<T> {
@@ -419,8 +419,8 @@ impl<T> OpRef<T> {
     ) -> Self {
         // SAFETY: the place has room for a task.
         let init = |place: *mut T| unsafe { place.write(task) };
-        // SAFETY: (1) is the same there; (2) `init` initialises the task; (3) is the iterator's own contract, which
-        // the models keep.
+        // SAFETY: (1): `new_with` has the same contract, which the caller upholds; (2) `init` initialises the task;
+        // (3) the models' iterators return their exact length.
         unsafe { Self::new_with(init, band, passes_closed, accesses) }
     }
 
@@ -453,7 +453,7 @@ impl<T> OpRef<T> {
         }
         let first = Op::first_place(op);
         let places;
-        // Most operations have one access: for them, everything that depends on the number is a constant.
+        // Most operations have one access: for these, everything that depends on the number is a constant.
         let sole = if count == 1 { accesses.next() } else { None };
         if let Some((queue, mode)) = sole {
             // SAFETY: the record is allocated, aligned and unused, and has room for an access there.

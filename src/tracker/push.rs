@@ -67,12 +67,13 @@ pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, 
         pause::at(Point::PushBeforeDecrement);
         // If this thread counts all of the accesses, no other thread takes anything off `wait`.
         ready = satisfied == count || {
-            // AcqRel (edge `ready`): releases the task to the thread that runs it, acquires the writes of predecessors.
+            // AcqRel (edge `ready`): releases the task to the thread that runs it, and acquires the writes of
+            // predecessors.
             own.wait.fetch_sub(satisfied + 1, AcqRel) == satisfied + 1
         };
     }
     pause::at(Point::PushOver);
-    // If it is not ready, its accesses own it: the completion that satisfies the last one takes it over.
+    // If the operation is not ready, its accesses own it: the completion that satisfies the last one takes it over.
     Pushed { ready: ready.then_some(op), rejected }
 }
 
@@ -191,8 +192,8 @@ impl<T> Stalled<T> {
     }
 }
 
-/// Inserts the remaining accesses of another thread's operation, or those of an operation in its way. Returns early
-/// if a helped operation becomes registered; the caller then retries its own insertion.
+/// Inserts the remaining accesses of another thread's operation, or those of an operation in its way. Returns early if
+/// a helped operation becomes registered; the caller then retries its own insertion.
 #[cold]
 pub(super) fn help<'g, T>(mut target: &'g Op<T>, guard: &'g Guard) {
     while let Some(access) = target.next_unregistered() {

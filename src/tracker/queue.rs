@@ -66,7 +66,7 @@ impl<T> VarQueue<T> {
             // SAFETY: by (2) this thread is the only user of the cell.
             let first = unsafe { &mut *first };
             let first = first.write(Access::built_in(this));
-            // Relaxed: by (2) no other thread uses it; the caller publishes the variable.
+            // Relaxed: by (2) no other thread uses it yet; the caller publishes the variable.
             queue.tail.store(Shared::from(std::ptr::from_ref(&*first)), Relaxed);
         });
     }
@@ -100,9 +100,9 @@ impl<T> VarQueue<T> {
         hint::prefetch_write(self.tail.load(Relaxed, epoch::unprotected()).as_raw());
     }
 
-    /// Returns whether an access of `mode` that was pushed now would be satisfied: for a read, no mutation is pending on
-    /// the variable; for the other modes, no operation at all. If so, what those that have ended did to the variable is
-    /// visible to the caller.
+    /// Returns whether an access of `mode` would be satisfied if it were pushed now: for a read, no mutation is
+    /// pending on the variable; for the other modes, no operation at all. If so, the effects of completed operations
+    /// on the variable are visible to the caller.
     pub fn is_idle(&self, mode: Mode) -> bool {
         let guard = epoch::pin();
         self.stamp.check();

@@ -51,7 +51,7 @@ impl Var {
     /// flags are deferred.
     fn link(&self, access: &Access<Task>) {
         let guard = epoch::pin();
-        // SAFETY: the tail is never null, and no other thread can retire it.
+        // SAFETY: the tail is never null, and no other thread exists that could retire it.
         let tail = unsafe { self.queue().tail.load(Relaxed, &guard).deref() };
         let word = tail.word.load(Relaxed, &guard);
         assert!(word.is_null(), "an access is linked behind the tail");
@@ -72,7 +72,7 @@ impl Drop for Var {
     }
 }
 
-/// An operation by its address. The test also owns it, except while the tracker does.
+/// The address of an operation. The test also owns the operation, except while the tracker does.
 #[derive(Clone, Copy)]
 struct Known(NonNull<Op<Task>>);
 
@@ -116,7 +116,7 @@ fn push(op: Known) -> [bool; 2] {
     outcome(op, super::push(op.owned()))
 }
 
-/// Takes the result of a push of `op` apart. The test becomes the owner if the operation is ready.
+/// Destructures the result of a push of `op`. The test becomes the owner if the operation is ready.
 fn outcome(op: Known, pushed: Pushed<Task>) -> [bool; 2] {
     let Pushed { ready, rejected } = pushed;
     let is_ready = ready.is_some();
@@ -135,7 +135,7 @@ fn pushed(accesses: &[(&Var, Mode)]) -> (Known, bool) {
     (op, is_ready)
 }
 
-/// Inserts the first access of `op` as its pusher, and stops. Returns the number of satisfied accesses.
+/// Inserts the first access of `op` as its pusher, then stops. Returns the number of satisfied accesses.
 fn begun(op: Known, guard: &Guard) -> u32 {
     let mut satisfied = 0;
     assert!(matches!(insert(&op, &op.accesses()[0], Inserter::Pusher, &mut satisfied, guard), Insertion::Linked));
@@ -365,7 +365,7 @@ fn an_access_that_a_helper_inserts_is_counted_by_the_next_insertion() {
 }
 
 #[test]
-fn a_completion_advances_the_tail_past_what_it_spends() {
+fn a_completion_advances_the_tail_past_the_accesses_that_it_spends() {
     let (a, b) = (Var::new(1), Var::new(2));
     let guard = epoch::pin();
     let (first, task) = operation_with_task(false, &[(&a, Write)]);
@@ -575,7 +575,7 @@ fn followers_are_the_conflicting_accesses_up_to_the_next_writer_of_each_variable
 }
 
 #[test]
-fn followers_are_limited_and_pass_over_completed_readers() {
+fn followers_are_limited_and_skip_completed_readers() {
     let var = Var::new(1);
     let (first, _) = pushed(&[(&var, Read)]);
     // A reader beside the first one may complete before it.
@@ -659,7 +659,7 @@ impl Example {
         }
     }
 
-    /// Asserts that the head of the tracker has the line that shows how things stand after `step`.
+    /// Asserts that the head of the tracker contains the line that shows the state after `step`.
     fn is_as_drawn(&self, step: &str, firsts: [*const Access<Task>; 2], ready: &[*mut Op<Task>]) {
         let [x, y] = [self.queue("x0", firsts[0]), self.queue("y0", firsts[1])];
         // Relaxed: there is only one thread.

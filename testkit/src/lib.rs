@@ -41,14 +41,14 @@ use raddle::{Engine, EngineKind, IdlePolicy, OpError, Token, WaitError};
 /// The time after which a test counts as hanging. Miri takes hours for work that otherwise takes seconds.
 pub const PATIENCE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 60 });
 
-/// The time limit of a short step that a planted bug makes hang.
+/// The time limit of a short step that hangs if a bug is planted.
 pub const AWHILE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 20 });
 
-/// The time limit of a short step in a test that reports the delay itself: shorter than the limit of any watchdog, even
-/// where `RADDLE_PATIENCE` has lowered that.
+/// The time limit of a short step in a test that reports the delay itself. Shorter than the limit of any watchdog,
+/// even where `RADDLE_PATIENCE` has lowered that.
 pub const SOON: Duration = Duration::from_secs(if cfg!(miri) { 18_000 } else { 5 });
 
-/// The time that a test waits to see that something does *not* happen.
+/// How long a test waits to see that something does *not* happen.
 pub const MOMENT: Duration = Duration::from_millis(50);
 
 pub const KINDS: [EngineKind; 3] = [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice];
@@ -60,8 +60,8 @@ pub fn engine(kind: EngineKind, workers: usize) -> Engine {
     Engine::builder().kind(kind).workers(workers).pin(false).build().expect("the engine is built")
 }
 
-/// Builds engines of every kind, with names for messages: with one, two and four workers, some that spin before they park,
-/// some that park immediately, and some that are pinned.
+/// Builds engines of every kind, with names for messages: with one, two and four workers, some that spin before they
+/// park, some that park immediately, and some that are pinned.
 pub fn all_engines() -> Vec<(String, Engine)> {
     let mut engines = vec![("Naive".to_owned(), engine(EngineKind::Naive, 1))];
     let policies = [
@@ -117,7 +117,7 @@ pub fn on_kinds(kinds: &[EngineKind], workers: usize, f: impl Fn(Engine) + Clone
     for &kind in kinds {
         let f = f.clone();
         watched(move || {
-            // Shown with the output of a test that fails.
+            // Shown with the output of a failing test.
             println!("on the {kind} engine with {workers} workers");
             f(engine(kind, workers));
         });
@@ -161,7 +161,7 @@ impl Gate {
     }
 }
 
-/// A point at which a number of threads wait for each other.
+/// A point at which several threads wait for each other.
 #[derive(Clone)]
 pub struct Meeting(Arc<(Mutex<usize>, Condvar)>, usize);
 
@@ -201,7 +201,8 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Keeps every ordinary worker of an engine busy until the returned gate is opened. All of them are busy when it returns.
+/// Keeps every ordinary worker of an engine busy until the returned gate is opened. All of them are busy when this
+/// returns.
 pub fn occupy(engine: &Engine, workers: usize) -> Gate {
     let (gate, meeting) = (Gate::new(), Meeting::new(workers + 1));
     for _ in 0..workers {
@@ -218,8 +219,8 @@ pub fn occupy(engine: &Engine, workers: usize) -> Gate {
     gate
 }
 
-/// Starts an asynchronous operation that mutates `token` and completes when the returned gate is opened. It has started
-/// when this returns. It works on all kinds of engines, and occupies no worker.
+/// Starts an asynchronous operation that mutates `token` and completes when the returned gate is opened. It has
+/// started when this returns. It works on all kinds of engines, and occupies no worker.
 pub fn hold(engine: &Engine, token: &Token) -> Gate {
     let (gate, started) = (Gate::new(), Gate::new());
     let (gate_inside, started_inside) = (gate.clone(), started.clone());
@@ -269,7 +270,7 @@ pub fn block_on_within<F: Future>(future: F, limit: Duration) -> Result<F::Outpu
     let waker = Waker::from(Arc::clone(&unpark));
     let start = Instant::now();
     loop {
-        // Poll only when woken, so that a lost wake-up shows.
+        // Polls only when woken, so that a lost wake-up shows.
         if unpark.1.swap(false, SeqCst) {
             if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
                 return Ok(output);
@@ -383,13 +384,13 @@ impl Drop for PanicsOnDrop {
 /// The environment variable that is set in a process started by [`child`].
 const CHILD: &str = "RADDLE_TEST_CHILD";
 
-/// Whether this process was started by [`child`].
+/// Returns whether this process was started by [`child`].
 pub fn is_child() -> bool {
     env::var_os(CHILD).is_some()
 }
 
-/// Runs the ignored test `name` of this binary in a separate process, with additional environment variables, and returns
-/// whether it succeeded and its output. For tests that end their process or change its state.
+/// Runs the ignored test `name` of this binary in a separate process, with additional environment variables. Returns
+/// whether it succeeded, and its output. For tests that end their process or change its state.
 #[track_caller]
 pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
     struct Kill(Child);
@@ -438,7 +439,7 @@ pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
     }
 }
 
-/// Runs the ignored test `name` by [`child`] and panics unless it succeeds.
+/// Runs the ignored test `name` in a [`child`] and panics unless it succeeds.
 #[track_caller]
 pub fn child_succeeds(name: &str) {
     let (success, text) = child(name, &[]);

@@ -1,11 +1,11 @@
-/* A library in the place of the CUDA driver's, for tests: the functions that raddle calls, done at once, on the
- * processor.
+/* A library that stands in for the CUDA driver in tests: it has the functions that raddle calls, and executes them
+ * immediately, on the CPU.
  *
- * Marks written to memory and events are the exceptions: the first question after them finds them not ready. Every
- * asynchronous call can be made to fail, once or for good. Nothing here is for several threads at a time.
+ * Marks written to memory and events are the exceptions: the first query finds them not ready. Every asynchronous call
+ * can be made to fail, once or for good. Only one thread at a time may use the library.
  *
  * FAKE_INIT: what cuInit returns.  FAKE_DEVICES: how many GPUs there are, 2 if it is not set.  FAKE_NARROW: the devices
- * cannot write 64 bits from a stream.  FAKE_OLD: they do not know that one could ask for that. */
+ * cannot write 64 bits from a stream.  FAKE_OLD: they do not know the attribute that says so. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,29 +30,29 @@ static size_t device_bytes;
 /* What is alive: contexts, streams, events and pieces of memory. */
 int fakeLive(void) { return live; }
 
-/* How often a stream was told to wait for an event of another one. */
+/* How often a stream was made to wait for another stream's event. */
 int fakeWaits(void) { return waits; }
 
 /* Makes the asynchronous call after `skip` others fail with `code`; and all calls after it, if it `stays`. */
 void fakeFail(int skip, int code, int stays) { fail_in = skip + 1; fail_code = code; fail_stays = stays; }
 
-/* Another thread records a graph in the global mode: calls that could disturb it are refused, and break the recording, but
- * those of threads in the relaxed mode, 2. */
+/* Whether another thread is capturing a graph in the global mode. Calls that could disturb the capture are then refused
+ * and invalidate it, except those of threads in the relaxed mode, 2. */
 void fakeCapture(int on) { capturing = on; }
 
-/* How many calls have broken the recording. */
+/* How many calls have invalidated the capture. */
 int fakeBroken(void) { return broken; }
 
 /* How many devices have been given access to another one's memory. */
 int fakePeers(void) { return peers; }
 
-/* How often somebody waited for a stream. */
+/* How often a caller has waited for a stream. */
 int fakeStreamWaits(void) { return stream_waits; }
 
-/* How many calls have been recorded into a graph instead of being done. */
+/* How many calls have been captured into a graph instead of executed. */
 int fakeRecorded(void) { return recorded_calls; }
 
-/* Makes the next wish for access to another device's memory fail. */
+/* Makes the next request for access to another device's memory fail. */
 void fakeRefusePeer(int code) { peer_refusal = code; }
 
 /* The current context's number, or -1. */
@@ -146,13 +146,13 @@ int cuStreamCreateWithPriority(stream **it, unsigned flags, int priority) {
     return OK;
 }
 int cuStreamDestroy_v2(stream *it) { free(it); live--; return lost; }
-/* Whether nobody may ask how far a stream is, since it is recorded into a graph; to ask breaks the recording. */
+/* Whether a stream must not be queried, since it is being captured into a graph; the query invalidates the capture. */
 static int in_recording(stream *it) {
     if (it->recording) it->recording = 2;
     return it->recording;
 }
 
-/* As call, for commands of a stream: what is recorded is not done, -1. */
+/* Like `call`, for commands of a stream. Returns -1 if the command is captured and so not executed. */
 static int command(stream *in) {
     int result = call();
     if (result == OK && in->recording) {
@@ -237,7 +237,7 @@ int cuEventRecord(event *it, stream *in) {
     return OK;
 }
 
-/* Device memory is limited to 1 MiB, and each piece is behind its size. */
+/* Device memory is limited to 1 MiB. The size of each piece is stored in front of it. */
 int cuMemAlloc_v2(address *it, size_t bytes) {
     char *all;
     if (forbidden()) return CAPTURE_UNSUPPORTED;

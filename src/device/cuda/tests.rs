@@ -1,5 +1,5 @@
-//! The CUDA device on a library that stands in for the driver's: `fake.c`. Each test builds the library, and runs
-//! itself again in a process that finds it.
+//! Tests of the CUDA device against `fake.c`, a library that stands in for the driver. Each test builds the library,
+//! and runs itself again in a process that loads it.
 
 use std::{
     env, fs,
@@ -39,7 +39,7 @@ impl SubmitLaunch for OpBuilder<'_> {
     }
 }
 
-/// Set in the process that finds the library.
+/// Set in the process that loads the library.
 const INSIDE: &str = "RADDLE_FAKE_CUDA";
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -112,7 +112,7 @@ fn inside(folder: &Path, name: &str, variables: &[(&str, &str)]) {
     assert!(!text.contains("panicked"), "{name} with {variables:?}:\n{text}");
 }
 
-/// Whether this process must run the test. Otherwise it was started to run all ignored tests.
+/// Returns whether this process must run the test. Otherwise it was started to run all ignored tests.
 fn is_inside() -> bool {
     env::var_os(INSIDE).is_some()
 }
@@ -123,7 +123,7 @@ fn is_inside() -> bool {
 #[cfg_attr(miri, ignore = "starts processes")]
 fn a_missing_or_old_driver_and_a_missing_device_are_errors_with_advice() {
     let folder = Folder::new("bad");
-    // The loader finds this instead of a library that the machine may have.
+    // The loader finds this file before any driver library that the machine may have.
     for name in ["libcuda.so", "libcuda.so.1"] {
         fs::write(folder.0.join(name), "not a library").expect("there is room");
     }
@@ -200,7 +200,7 @@ fn streams_copy_wait_mark_and_fail_as_the_driver_does() {
     inside(&old.0, "inside_all_commands_are_executed", &[("WANTED", "Events")]);
 }
 
-/// Returns a function that only this library has.
+/// Returns a function that only `fake.c` has.
 fn fake<F: Copy>(name: &str) -> F {
     // SAFETY: it is loaded, and its start-up code does nothing.
     let library = unsafe { sys::culib() };
@@ -208,7 +208,7 @@ fn fake<F: Copy>(name: &str) -> F {
     *unsafe { library.get::<F>(name.as_bytes()) }.expect("the library is the one of the tests")
 }
 
-/// Returns the number that a function of the library returns.
+/// Returns the number that a function of `fake.c` returns.
 fn number_of(name: &str) -> i32 {
     fake::<extern "C" fn() -> i32>(name)()
 }
@@ -226,7 +226,7 @@ fn current() -> i32 {
     number_of("fakeCurrent")
 }
 
-/// Sets whether another thread captures a graph in the global mode.
+/// Sets whether another thread is capturing a graph in the global mode.
 fn capture(how: i32) {
     fake::<extern "C" fn(i32)>("fakeCapture")(how);
 }
@@ -279,7 +279,7 @@ fn inside_all_commands_are_executed() {
         assert_eq!(DeviceVec::<u64>::new(&one, 0).unwrap().cuda_ptr(), None);
         let (mut first, mut second) = (one.open(StreamRole::CopyIn).unwrap(), two.open(StreamRole::Urgent).unwrap());
         let priority = |stream: &mut dyn Stream| {
-            let stream = stream_of(stream).expect("it is one of CUDA's").cu_stream();
+            let stream = stream_of(stream).expect("it is a CUDA stream").cu_stream();
             fake::<extern "C" fn(sys::CUstream) -> i32>("fakePriority")(stream)
         };
         assert_eq!((priority(&mut *first), priority(&mut *second)), (0, -5));
@@ -345,7 +345,7 @@ fn inside_imported_streams_are_ordered_with_lanes() {
             stream.include(own, |own| assert_eq!(own.cuda().expect("it is CUDA's").cu_stream().addr(), expected))
         });
         include.unwrap().wait().unwrap();
-        // Each of the two waits for the other.
+        // The two wait for each other.
         assert_eq!(waits() - before, 2);
         engine.wait_for_all().unwrap();
         drop((own, engine));
@@ -383,14 +383,14 @@ fn inside_memory_is_pooled() {
     assert_eq!(live() - before, 40 + pages);
     drop((stream, more));
 
-    // All of the memory, in two parts; then as one part, for which both must be returned to the driver.
+    // All of the memory: first in two parts, then as one part, for which both must have been returned to the driver.
     let halves = [(); 2].map(|()| DeviceVec::<u8>::new(&one, 1 << 19).unwrap());
     let error = DeviceVec::<u8>::new(&one, 1).expect_err("it is full");
     assert!(!error.is_lost() && error.code() == 2, "{error}");
     drop(halves);
     let whole = DeviceVec::<u8>::new(&one, 1 << 20).unwrap();
     thread::scope(|scope| {
-        // A thread on which the driver was not used before.
+        // A thread that has not used the driver before.
         scope.spawn(|| {
             assert_eq!(current(), -1);
             drop(whole);
@@ -402,7 +402,7 @@ fn inside_memory_is_pooled() {
     assert_eq!(live(), 0);
 }
 
-/// Checks each call of a stream that can fail, with a driver that has an event and memory.
+/// Checks each call on a stream that can fail, with a driver that has an event and memory.
 fn each_call(mut check: impl FnMut(&mut dyn Stream, &dyn Fn(&mut dyn Stream) -> Result<(), DeviceError>)) {
     let gpu = driver(0);
     let (from, to) = (pinned(&gpu, &[1]), DeviceVec::<u64>::new(&gpu, 1).unwrap());
@@ -440,7 +440,7 @@ fn inside_refused_calls_can_be_repeated() {
     });
     assert_eq!((calls, live()), (6, 0));
 
-    // Dropped streams are not waited for.
+    // The drop of a stream does not wait for it.
     let gpu = CudaGpu::open(0).unwrap();
     let own = gpu.context().new_stream_with_priority(0).unwrap();
     drop([(); 3].map(|()| (Driver::open(&gpu, StreamRole::All).unwrap(), gpu.import(Arc::clone(&own)).unwrap())));
@@ -453,7 +453,7 @@ fn inside_refused_calls_can_be_repeated() {
     let mut stream = gpu.open(StreamRole::All).unwrap();
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
     assert_eq!(stream_waits(), 1);
-    // Another lane may have issued commands after that.
+    // Another lane may have issued commands after the device was given up.
     gpu.abandon(&gpu.open(StreamRole::All).map(drop).expect_err("it is given up"));
     assert_eq!(stream_waits(), 2);
     for error in [stream.mark(1), stream.passed().map(drop), gpu.allocate(MemoryKind::Pinned, 8).map(drop)] {
@@ -518,11 +518,11 @@ fn inside_captures_are_neither_invalidated_nor_a_loss() {
         let (free, new) = (DeviceVec::<u8>::new(&gpu, 5000).unwrap(), DeviceVec::<u8>::new(&gpu, 70_000).unwrap());
         let host = pinned(&gpu, &[1, 2, 3]);
         copy(&mut *stream, host.address(), free.address(), 24).unwrap();
-        // Freed memory returns to the driver, and an allocation is new.
+        // Freed memory returns to the driver, and the next allocation is new.
         drop((free, new));
         drop(DeviceVec::<u8>::new(&gpu, 1 << 20).unwrap());
         thread::scope(|scope| {
-            // A thread on which the driver was not used before.
+            // A thread that has not used the driver before.
             scope.spawn(|| drop(DeviceVec::<u8>::new(&gpu, 3000).unwrap()));
         });
         let other = driver(1);
@@ -552,11 +552,11 @@ fn inside_a_device_given_up_during_a_capture_completes_its_commands() {
     capture(1);
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
     assert_eq!((stream_waits(), number_of("fakeBroken")), (2, 0));
-    let recorded = stream_of(&mut *streams[2]).expect("it is one of CUDA's");
+    let recorded = stream_of(&mut *streams[2]).expect("it is a CUDA stream");
     let (mut status, mut graph) = (sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, ptr::null_mut());
-    // SAFETY: the stream is alive, and the library has a place to write to.
+    // SAFETY: the stream is alive, and the pointer is to a local variable of the type that the library writes.
     check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(recorded.cu_stream(), &raw mut status) }).unwrap();
-    // SAFETY: the stream is alive, and the library has a place to write to.
+    // SAFETY: the stream is alive, and the pointer is to a local variable of the type that the library writes.
     let ended = unsafe { sys::cuStreamEndCapture(recorded.cu_stream(), &raw mut graph) };
     assert_eq!(status, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE, "the capture was invalidated");
     check("cuStreamEndCapture", ended).unwrap();
@@ -575,7 +575,7 @@ fn begin_capture(stream: &CudaStream) {
 
 /// Begins a capture of the program on a stream of the engine.
 fn capture_on(stream: &mut dyn Stream) {
-    begin_capture(&stream_of(stream).expect("it is one of CUDA's"));
+    begin_capture(&stream_of(stream).expect("it is a CUDA stream"));
 }
 
 #[test]
@@ -625,7 +625,8 @@ fn inside_an_open_capture_fails_only_its_operation() {
         };
         engine.op("fork").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), fork).unwrap().wait().unwrap();
         assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not captured");
-        // A capture that is begun on the lane's stream inside fails the operation, and the device stays usable.
+        // A capture that begins on the lane's stream while another is included fails the operation. The device stays
+        // usable.
         let inside = |stream: &mut GpuStream, own: &mut ImportedStream| {
             let lane = stream.cuda().expect("it is CUDA's");
             stream.include(own, |_| begin_capture(&lane))
@@ -658,7 +659,7 @@ fn inside_an_open_capture_fails_only_its_operation() {
             .wait()
             .unwrap();
         assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not captured");
-        // A capture on the program's own stream is the program's.
+        // A capture on the program's own stream is the program's concern.
         let theirs = gpu.context().new_stream_with_priority(0).unwrap();
         let imported = engine.stream_var(ImportedStream::cuda(&gpu, Arc::clone(&theirs)).unwrap());
         begin_capture(&theirs);
@@ -697,14 +698,14 @@ fn inside_a_capture_over_several_operations_is_refused() {
             assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
             stream.mark(1).unwrap();
             pass(&mut *stream, 1);
-            begin_capture(kept.as_ref().expect("it is one of CUDA's"));
+            begin_capture(kept.as_ref().expect("it is a CUDA stream"));
         } else {
             capture_on(&mut *stream);
         }
-        // Nothing is checked, so a capture that the next check finds may be older.
+        // Nothing is checked here, so a capture that the next check finds may be older.
         assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
         if case == "a function fails" {
-            stream_of(&mut *stream).expect("it is one of CUDA's");
+            stream_of(&mut *stream).expect("it is a CUDA stream");
             assert_eq!(stream.function_ended(CaptureCheck::Now).unwrap(), LeftBehind::Capture);
         }
         if case == "the stream is probed" {
@@ -727,7 +728,7 @@ fn inside_a_capture_over_several_operations_is_refused() {
         assert_eq!(live(), 0);
     }
 
-    // Another lane has given up the device while the function of this one captures.
+    // Another lane has given up the device while this lane's function is capturing.
     let gpu = driver(0);
     let mut stream = gpu.open(StreamRole::Compute).unwrap();
     capture_on(&mut *stream);
@@ -750,13 +751,13 @@ fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     let gpu = CudaGpu::open(0).unwrap();
     let mut stream = Driver::open(&gpu, StreamRole::All).unwrap();
     let drop_badly = |code| gpu.context().record_err::<()>(Err(cudarc::driver::DriverError(code)));
-    // Before a function, the error is not the function's.
+    // An error that was left before a function is not that function's.
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
-    let own = stream_of(&mut *stream).expect("it is one of CUDA's");
+    let own = stream_of(&mut *stream).expect("it is a CUDA stream");
     own.context().bind_to_thread().expect("what others have left is no error of this one");
     assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
-    // While the function runs, the error is the function's.
-    stream_of(&mut *stream).expect("it is one of CUDA's");
+    // An error that is left while the function runs is the function's.
+    stream_of(&mut *stream).expect("it is a CUDA stream");
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
     let error = stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed");
     assert!(!error.is_lost() && error.code() == 400, "{error}");
@@ -768,17 +769,17 @@ fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     stream.mark(2).unwrap();
     assert_eq!(number_of("fakeRecorded"), 0);
     // A function's own error stays, however often the function asks for its stream.
-    stream_of(&mut *stream).expect("it is one of CUDA's");
+    stream_of(&mut *stream).expect("it is a CUDA stream");
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
-    stream_of(&mut *stream).expect("it is one of CUDA's");
+    stream_of(&mut *stream).expect("it is a CUDA stream");
     assert_eq!(stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed").code(), 400);
     // A loss concerns all functions.
     drop_badly(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
-    stream_of(&mut *stream).expect("it is one of CUDA's");
+    stream_of(&mut *stream).expect("it is a CUDA stream");
     assert!(stream.mark(3).expect_err("the device is lost").is_lost());
 }
 
-/// All error numbers of the driver that mean that the context is unusable, and some that do not.
+/// Every error number of the driver that means an unusable context, and some that do not.
 #[test]
 fn only_errors_that_end_a_context_are_losses() {
     for code in [4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 806, 810, 999] {

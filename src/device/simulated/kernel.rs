@@ -13,12 +13,12 @@ use crate::{
     error::device::DeviceError,
 };
 
-/// The stream of a simulated GPU, for the operation that runs; from
+/// The stream of a simulated GPU, for the running operation; from
 /// [`GpuStream::simulated`](crate::GpuStream::simulated).
 pub struct SimulatedStream<'s>(&'s mut Simulated);
 
 impl<'s> SimulatedStream<'s> {
-    /// Returns `None` if the stream is of another kind of device.
+    /// Returns `None` if the stream belongs to another kind of device.
     pub(crate) fn new(stream: &'s mut dyn Stream) -> Option<Self> {
         stream.as_any().downcast_mut().map(Self)
     }
@@ -81,7 +81,7 @@ impl fmt::Debug for SimulatedStream<'_> {
     }
 }
 
-/// The address of the values of an argument, and their number.
+/// The address of an argument's values, and their number.
 #[derive(Debug)]
 pub struct RawSlice<T> {
     ptr: *mut T,
@@ -89,7 +89,7 @@ pub struct RawSlice<T> {
     values: PhantomData<T>,
 }
 
-// SAFETY: it stands for a `&mut [T]` or a `&[T]`, of values that are `Send` and `Sync`.
+// SAFETY: it stands for a `&mut [T]` or a `&[T]`, both of which are `Send` if `T` is `Send` and `Sync`.
 unsafe impl<T: Send + Sync> Send for RawSlice<T> {}
 
 impl<T> RawSlice<T> {
@@ -133,8 +133,8 @@ impl<T: Pod + Send + Sync> KernelArgs for &DeviceVec<T> {
     }
 
     unsafe fn views<'a>(raw: &'a mut Self::Raw) -> Self::Views<'a> {
-        // SAFETY: memory of simulated devices is the host's, and initialised. The vector has `len` values there, which
-        // may be any bytes. The rest is (1).
+        // SAFETY: a simulated device's memory is host memory, and initialised. The vector has `len` values there,
+        // which may be any bytes. By (1) nothing changes them.
         unsafe { slice::from_raw_parts(raw.ptr, raw.len) }
     }
 }
@@ -150,8 +150,8 @@ impl<T: Pod + Send + Sync> KernelArgs for &mut DeviceVec<T> {
     }
 
     unsafe fn views<'a>(raw: &'a mut Self::Raw) -> Self::Views<'a> {
-        // SAFETY: the same as for shared vectors; and this was the only reference to its vector (1), of which (2)
-        // makes one slice.
+        // SAFETY: as for shared vectors; besides, this was the only reference to its vector (1), and only one slice is
+        // made of it (2).
         unsafe { slice::from_raw_parts_mut(raw.ptr, raw.len) }
     }
 }

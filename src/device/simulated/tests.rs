@@ -49,7 +49,7 @@ fn launch<A: KernelArgs>(
     SimulatedStream::new(stream).expect("it is one").launch(time, args, f)
 }
 
-/// Returns the values on the device, by a copy on a stream of its own, after all other commands are done.
+/// Returns the values on the device. Copies them on a separate stream, after all other commands are done.
 fn read_back(gpu: &SimulatedGpu, vec: &DeviceVec<u32>) -> Vec<u32> {
     let (mut stream, target) = (open(gpu, StreamRole::CopyOut), pinned(gpu, &vec![0; vec.len()]));
     finish(gpu, &mut *stream);
@@ -211,7 +211,7 @@ fn latency_delays_the_start_and_keeps_no_engine_busy() {
     assert_eq!((usage.first_start, usage.last_end), (Some(ms(3)), Some(ms(5))));
 }
 
-/// Copies values on one stream and doubles them on another one, which waits for the copy or does not. Returns the
+/// Copies values on one stream and doubles them on another one, which waits for the copy if `wait` is set. Returns the
 /// result.
 fn copy_and_double(seed: u64, wait: bool) -> Vec<u32> {
     let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(seed).build();
@@ -235,7 +235,7 @@ fn copy_and_double(seed: u64, wait: bool) -> Vec<u32> {
 }
 
 #[test]
-fn a_seed_shows_only_missing_waits() {
+fn a_seed_exposes_only_missing_waits() {
     let wrong = (0..40).filter(|&seed| copy_and_double(seed, false) != [8, 10]).count();
     assert!((5..40).contains(&wrong), "{wrong} of 40 seeds let the kernel run too early");
     for seed in 0..40 {
@@ -261,7 +261,7 @@ fn with_a_seed_a_poll_may_leave_commands_for_the_next_one() {
     assert!((5..36).contains(&left), "{left} of 40 seeds leave something");
 }
 
-/// Asserts that a call has returned a loss with this number.
+/// Asserts that a call has returned a loss with the error number `code`.
 fn loss<T: fmt::Debug>(result: Result<T, DeviceError>, code: i32) {
     let error = result.expect_err("the device is lost");
     assert!(error.is_lost() && error.code() == code, "{error:?}");
@@ -417,7 +417,7 @@ fn memory_is_limited_and_free_blocks_count_as_room() {
     assert!(!error.is_lost() && error.code() == 2, "{error:?}");
     assert_eq!(pinned(&gpu, &[1; 2000]).len(), 2000, "pinned memory is the host's");
     drop(all);
-    // They have another size class than the free block, which must be released.
+    // These have another size class than the free block, which must be released.
     let less: Vec<_> = (0..8).map(|_| on_device(&gpu, 128)).collect();
     let counts = gpu.counts();
     drop(less);

@@ -40,7 +40,7 @@ use crate::{
 
 use super::{Clock, Counts, DeviceError, EngineUsage, StreamRole, Usage};
 
-/// When a recorded event has happened.
+/// The time at which a recorded event happened, once it has.
 pub(super) struct Moment {
     /// Nanoseconds plus one; 0 before the event. Changed once, under the lock of the device that recorded it.
     at: AtomicU64,
@@ -143,11 +143,11 @@ pub(super) enum Call {
 
 struct Issued {
     command: Command,
-    /// Its number among the commands of all streams.
+    /// The command's number among those of all streams.
     number: u64,
-    /// The earliest time at which it may start.
+    /// The earliest time at which the command may start.
     earliest: Duration,
-    /// Whether it was chosen to fail.
+    /// Whether the command was chosen to fail.
     fails: bool,
 }
 
@@ -164,9 +164,9 @@ struct Timeline {
     commands: VecDeque<Issued>,
     started: Option<Started>,
     executing: bool,
-    /// The end of the last command that is done.
+    /// When the last completed command ended.
     until: Duration,
-    /// The last mark that was passed.
+    /// The last mark that has passed.
     passed: u64,
     /// The stream was dropped, so no further command will be issued.
     closed: bool,
@@ -195,13 +195,13 @@ pub(super) struct State {
     timelines: Vec<Timeline>,
     engines: Vec<Engine>,
     issued: u64,
-    /// How many threads execute an effect.
+    /// How many threads are executing an effect.
     running: usize,
     /// How often a thread had to wait for them.
     #[cfg(test)]
     pub(super) waiters: usize,
     stalled: bool,
-    /// No command starts before this: the end of the last stall.
+    /// No command starts before this time, the end of the last stall.
     not_before: Duration,
     lost: Option<DeviceError>,
     /// How many bytes of device memory are allocated.
@@ -216,17 +216,17 @@ pub(super) struct State {
 /// A step that the device may take next.
 #[derive(Clone, Copy)]
 struct Step {
-    /// Its time.
+    /// The time of the step.
     at: Duration,
-    /// The index of its stream.
+    /// The index of the step's stream.
     index: usize,
-    /// Orders the steps of the same time; the lowest comes first.
+    /// Orders steps with the same time: the lowest comes first.
     rank: (bool, u64),
     /// The engine on which a command starts, if the step is a start.
     engine: Option<usize>,
 }
 
-/// The commands of a device that was lost. They must be dropped without its lock.
+/// The commands of a device that was lost. They must be dropped outside the device's lock.
 #[must_use]
 pub(super) struct Leftovers(#[allow(dead_code, reason = "for its drop")] Vec<Issued>);
 
@@ -275,7 +275,7 @@ impl State {
         self.manual += by;
     }
 
-    /// Makes the `n`-th call be refused, and with `on` all later ones as well.
+    /// Makes the device refuse the `n`-th call, and with `on` all later ones as well.
     pub(super) fn refuse(&mut self, n: u64, on: bool) {
         (self.refuse_in, self.refuses_on) = (n, on);
     }
@@ -335,7 +335,7 @@ impl State {
         self.running == 0 && self.timelines.iter().all(|timeline| timeline.commands.is_empty())
     }
 
-    /// Notes that no further command will be issued on a stream. Those that were issued continue.
+    /// Notes that no further command will be issued on a stream. Those that were issued still run.
     pub(super) fn close(&mut self, index: usize) {
         self.timelines[index].closed = true;
     }
@@ -424,7 +424,7 @@ impl State {
         }
         let at = timeline.until.max(first.earliest);
         match &first.command {
-            // The clock of the other device may be ahead. An event that has happened has happened by now.
+            // The other device's clock may be ahead. An event that has happened did so by now.
             Command::Wait(moment) => Some(Step { at: at.max(moment.at()?.min(now)), index, rank, engine: None }),
             Command::Record(_) | Command::Mark(_) => Some(Step { at, index, rank, engine: None }),
             Command::Timed { work, .. } => {
@@ -453,7 +453,7 @@ impl State {
         }
         match self.random() {
             None => steps.into_iter().min_by_key(|step| (step.at, step.rank)),
-            // In one case of four, the other steps are left for another poll.
+            // In one case of four, leaves the other steps for another poll.
             Some(random) if random >> 62 == 0 => None,
             Some(random) => Some(steps[random as usize % steps.len()]),
         }
@@ -487,7 +487,7 @@ impl State {
         None
     }
 
-    /// Notes that the effect of the stream's started command is executed.
+    /// Notes that the effect of the stream's started command has been executed.
     fn executed(&mut self, index: usize, bytes: u64) {
         self.running -= 1;
         let timeline = &mut self.timelines[index];
@@ -533,7 +533,7 @@ pub(super) fn work<'m>(
             idle.notify_all();
         }
         if leftovers.is_some() {
-            // Kernels own values of the program, whose drops must run without a lock.
+            // Kernels own program values, whose drops must not run under a lock.
             drop(state);
             drop(leftovers);
             state = lock(device);
@@ -541,7 +541,7 @@ pub(super) fn work<'m>(
     }
 }
 
-/// Waits until a lost device executes no effect any more. Returns the error.
+/// Waits until no effect of a lost device is executing any more. Returns the error.
 pub(super) fn quiet<'m>(
     mut state: MutexGuard<'m, State>,
     idle: &Condvar,
