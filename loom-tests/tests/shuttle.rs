@@ -690,7 +690,7 @@ fn waits_for_device_operations() {
 
 #[test]
 fn a_wait_for_a_device_operation_sees_it_in_the_version() {
-    explore(2000, waits_for_device_operations);
+    explore(8000, waits_for_device_operations);
 }
 
 /// Sends when it is dropped.
