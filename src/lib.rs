@@ -61,7 +61,7 @@ mod tracker;
 mod values;
 
 pub use api::{
-    accesses::{Accesses, Cx, Each, cx, each},
+    accesses::{Accesses, Cx, cx, each},
     builder::EngineBuilder,
     completion::Completion,
     engine::{Engine, Shutdown},

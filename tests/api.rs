@@ -148,7 +148,7 @@ fn handles_of_one_variable_are_equal() {
 
 /// `main` returns immediately after the drop of the only handle.
 #[test]
-fn what_operations_push_by_their_context_is_not_lost_when_main_ends() {
+fn operations_pushed_through_the_context_run_before_main_ends() {
     for kind in KINDS {
         let (success, text) =
             child("in_a_child_operations_push_by_their_context", &[("RADDLE_ENGINE", &kind.to_string())]);

@@ -434,35 +434,6 @@ fn device_functions_and_kernels_may_not_wait() {
     });
 }
 
-/// A kernel runs on a thread that polls the device, which may be the thread of a lane or the pushing one.
-#[test]
-fn kernels_may_push() {
-    on_kinds(&KINDS, 2, |plain| {
-        let engine = Engine::builder().kind(plain.kind()).workers(2).pin(false).gpu(SimulatedGpu::default()).build();
-        let engine = engine.unwrap();
-        let gpu = raddle::Device::Gpu(0);
-        let memory = engine.device_var::<u32>(gpu, 1).unwrap();
-        let total = engine.var(1);
-        let (sender, receiver) = mpsc::channel();
-        let (inside, same) = (engine.clone(), total.clone());
-        let launch = move |stream: &mut raddle::GpuStream, memory: &mut _| {
-            let kernel = move |_: &mut [u32]| {
-                let pushed = inside.op("pushed").submit(same.write(), |total| {
-                    *total += 1;
-                    *total
-                });
-                sender.send(pushed).unwrap();
-            };
-            stream.simulated().expect("the device is simulated").launch(Duration::ZERO, memory, kernel)
-        };
-        engine.op("launch").on(gpu).launch_any(memory.write(), launch).unwrap();
-        let pushed = receiver.recv_timeout(PATIENCE).expect("the kernel runs").expect("the kernel may push");
-        assert_eq!(pushed.wait().unwrap(), 2);
-        engine.wait_for_all().unwrap();
-        assert_eq!(total.version(), 1);
-    });
-}
-
 /// Runs `f` in the function of a device operation of a new engine, on the thread of that device.
 fn on_another_device(f: impl FnOnce() + Send + 'static) {
     let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).gpu(SimulatedGpu::default());

@@ -193,23 +193,6 @@ impl<A: Accesses> Accesses for Vec<A> {
     }
 }
 
-/// The declarations of an iterator; from [`each`].
-///
-/// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let engine = raddle::Engine::builder().workers(1).build()?;
-/// let rows = [engine.var(1), engine.var(2)];
-/// let total = engine.var(0);
-/// let reads: raddle::Each<_> = raddle::each(rows.iter().map(|row| row.read()));
-/// engine.op("sum").push((reads, total.write()), |(rows, total)| *total = rows.into_iter().sum())?;
-/// assert_eq!(engine.get(&total)?, 3);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Debug)]
-#[must_use = "a declaration does nothing until it is pushed"]
-pub struct Each<A>(Vec<A>);
-
 /// Declares every access of an iterator. The function gets a `Vec` of what they declare, in their order.
 ///
 /// ```
@@ -225,29 +208,9 @@ pub struct Each<A>(Vec<A>);
 /// # Ok(())
 /// # }
 /// ```
-pub fn each<I: IntoIterator<Item: Accesses>>(declarations: I) -> Each<I::Item> {
-    Each(declarations.into_iter().collect())
-}
-
-impl<A: Accesses> sealed::Sealed for Each<A> {}
-impl<A: Accesses> Accesses for Each<A> {
-    type Refs<'a> = Vec<A::Refs<'a>>;
-    type Captured = Box<[A::Captured]>;
-    const REFERS: bool = A::REFERS;
-
-    #[inline]
-    fn declare(&self, list: &mut sealed::List<'_>) {
-        self.0.declare(list);
-    }
-
-    fn capture(&self) -> Self::Captured {
-        self.0.capture()
-    }
-
-    unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
-        // SAFETY: a slice captures the same, and has the same contract.
-        unsafe { <&[A]>::refs(captured, cx) }
-    }
+#[must_use = "a declaration does nothing until it is pushed"]
+pub fn each<I: IntoIterator<Item: Accesses>>(declarations: I) -> Vec<I::Item> {
+    declarations.into_iter().collect()
 }
 
 impl<A: Accesses> sealed::Sealed for &[A] {}

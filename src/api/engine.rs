@@ -20,12 +20,7 @@ use crate::{
         memory::{DeviceVec, PinnedVec},
         stream::ImportedStream,
     },
-    engine::{
-        core::Core,
-        frame::{self},
-        variable::ValueMemory,
-        waits::WaitFor,
-    },
+    engine::{core::Core, frame, variable::ValueMemory, waits::WaitFor},
     error::{
         build::ShutdownError,
         device::DeviceError,
@@ -321,10 +316,7 @@ impl Engine {
         }
         match self.core.gpus().gpu(device) {
             Some(gpu) => Ok(Arc::clone(&gpu.driver)),
-            None => Err(DeviceError::refused(
-                -1,
-                format!("this engine has no device {device}; give it one with `EngineBuilder::gpu`"),
-            )),
+            None => Err(DeviceError::refused(-1, PushError::NoSuchDevice(device).to_string())),
         }
     }
 
@@ -442,7 +434,7 @@ impl Engine {
     /// pending.
     #[track_caller]
     pub fn wait_for_var(&self, variable: impl AsRef<Token>) -> Result<(), WaitError> {
-        self.wait(variable.as_ref(), false, None)
+        self.wait(variable.as_ref(), WaitFor::All, None)
     }
 
     /// Does the same as [`wait_for_var`](Self::wait_for_var), for at most `timeout`.
@@ -469,7 +461,7 @@ impl Engine {
     /// then.
     #[track_caller]
     pub fn wait_for_var_timeout(&self, variable: impl AsRef<Token>, timeout: Duration) -> Result<(), WaitError> {
-        self.wait(variable.as_ref(), false, Some(timeout))
+        self.wait(variable.as_ref(), WaitFor::All, Some(timeout))
     }
 
     /// Returns a future that does the same as [`wait_for_var`](Self::wait_for_var). It covers the operations that were
@@ -489,7 +481,7 @@ impl Engine {
     /// ```
     #[track_caller]
     pub fn wait_for_var_async(&self, variable: impl AsRef<Token>) -> VarWait {
-        self.wait_async(variable.as_ref(), false)
+        self.wait_async(variable.as_ref(), WaitFor::All)
     }
 
     /// Waits for every mutation of the variable that was pushed before the call, but not for its readers.
@@ -509,7 +501,7 @@ impl Engine {
     /// Those of [`wait_for_var`](Self::wait_for_var).
     #[track_caller]
     pub fn wait_to_read(&self, variable: impl AsRef<Token>) -> Result<(), WaitError> {
-        self.wait(variable.as_ref(), true, None)
+        self.wait(variable.as_ref(), WaitFor::Writers, None)
     }
 
     /// Does the same as [`wait_to_read`](Self::wait_to_read), for at most `timeout`.
@@ -531,7 +523,7 @@ impl Engine {
     /// Those of [`wait_for_var_timeout`](Self::wait_for_var_timeout).
     #[track_caller]
     pub fn wait_to_read_timeout(&self, variable: impl AsRef<Token>, timeout: Duration) -> Result<(), WaitError> {
-        self.wait(variable.as_ref(), true, Some(timeout))
+        self.wait(variable.as_ref(), WaitFor::Writers, Some(timeout))
     }
 
     /// Returns a future that does the same as [`wait_to_read`](Self::wait_to_read). It covers the mutations that were
@@ -551,18 +543,16 @@ impl Engine {
     /// ```
     #[track_caller]
     pub fn wait_to_read_async(&self, variable: impl AsRef<Token>) -> VarWait {
-        self.wait_async(variable.as_ref(), true)
+        self.wait_async(variable.as_ref(), WaitFor::Writers)
     }
 
     #[track_caller]
-    fn wait(&self, token: &Token, for_reading: bool, timeout: Option<Duration>) -> Result<(), WaitError> {
-        let kind = if for_reading { WaitFor::Writers } else { WaitFor::All };
+    fn wait(&self, token: &Token, kind: WaitFor, timeout: Option<Duration>) -> Result<(), WaitError> {
         self.core.wait_for_var(token.var(), kind, deadline(timeout), Location::caller())
     }
 
     #[track_caller]
-    fn wait_async(&self, token: &Token, for_reading: bool) -> VarWait {
-        let kind = if for_reading { WaitFor::Writers } else { WaitFor::All };
+    fn wait_async(&self, token: &Token, kind: WaitFor) -> VarWait {
         VarWait::new(self.core.begin_wait(token.var(), kind, Location::caller()))
     }
 

@@ -127,7 +127,8 @@ impl Engine {
     }
 
     /// Pushes an operation that replaces the value of the variable, in push order. The old value is dropped on a
-    /// worker, as a part of the operation: if its drop panics, the operation has failed. Like every operation that [overwrites](Var::overwrite), it clears the error of the variable.
+    /// worker, as a part of the operation: if its drop panics, the operation has failed. Like every operation that
+    /// [overwrites](Var::overwrite), it clears the error of the variable.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -277,7 +277,7 @@ impl<T> Copy for Read<'_, T> {}
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let engine = raddle::Engine::builder().workers(1).build()?;
 /// let rows: Vec<_> = (0..4).map(|row| engine.var(row)).collect();
-/// let writes: Vec<_> = rows.iter().map(|row| row.write()).collect(); // as many as there are
+/// let writes: Vec<_> = rows.iter().map(|row| row.write()).collect(); // any number of them
 /// engine.op("double").push(writes, |rows| rows.into_iter().for_each(|row| *row *= 2))?;
 /// assert_eq!(engine.get(&rows[3])?, 6);
 /// # Ok(())

@@ -552,7 +552,7 @@ fn properties_without_a_meaning_on_a_device_are_refused() {
 /// A kernel may push, like any program code.
 #[test]
 fn operations_that_a_kernel_pushes_run() {
-    for kind in THREADED {
+    for kind in KINDS {
         watched(move || {
             let gpu = random(8);
             let engine = Arc::new(engine(kind, &gpu));
