@@ -65,6 +65,7 @@ pub use api::{
     builder::EngineBuilder,
     completion::Completion,
     engine::{Engine, Shutdown},
+    group::Group,
     handle::{OpHandle, VarWait},
     op_builder::OpBuilder,
     op_context::OpContext,
@@ -170,6 +171,7 @@ pub mod internals {
         },
         notify::{
             async_state::AsyncState,
+            claim::{Cancel, Claim},
             oneshot::{Oneshot, Waiter},
             pending::{PendingOps, Ticket, Waited},
         },

@@ -7,13 +7,13 @@ use crate::{
     engine::{
         core::Core,
         frame::{self, Call},
-        task::{FnJob, Job, Task},
+        right::Right,
+        task::{FnJob, Job},
     },
     error::{BoxError, op::Cause},
     sync::{Mutex, lock},
     system::panics,
     testing::weaken::{Step, removed},
-    tracker::OpRef,
 };
 
 /// Completes an asynchronous operation, from any thread. If the operation's function gets references to values, the
@@ -43,23 +43,23 @@ use crate::{
 /// ```
 #[must_use = "a completion dropped unused fails its operation"]
 pub struct Completion {
-    /// The operation and its engine, until the token is used.
-    of: Option<(OpRef<Task>, Arc<Core>)>,
+    /// The right to end the operation, and its engine, until the token is used.
+    of: Option<(Right, Arc<Core>)>,
     /// Where the operation's function has references to values: they must be gone before the operation ends.
     gate: Option<Arc<Gate>>,
 }
 
 impl fmt::Debug for Completion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.of.as_ref().map(|(op, _)| op.task().name());
+        let name = self.of.as_ref().map(|(right, _)| right.op().task().name());
         f.debug_struct("Completion").field("name", &name).finish_non_exhaustive()
     }
 }
 
 impl Completion {
-    /// Creates the completion of `op`, whose function is about to be called.
-    pub(crate) fn new(op: OpRef<Task>, core: Arc<Core>) -> Self {
-        Self { of: Some((op, core)), gate: None }
+    /// Creates the completion of an operation whose function is about to be called.
+    pub(crate) fn new(right: Right, core: Arc<Core>) -> Self {
+        Self { of: Some((right, core)), gate: None }
     }
 
     /// Ends the operation successfully.
@@ -96,48 +96,48 @@ impl Completion {
     }
 
     fn end(mut self, result: Result<(), Cause>) {
-        if let Some((op, core)) = self.of.take() {
-            resolve(self.gate.take(), op, core, result);
+        if let Some((right, core)) = self.of.take() {
+            resolve(self.gate.take(), right, core, result);
         }
     }
 }
 
 impl Drop for Completion {
     fn drop(&mut self) {
-        let Some((op, core)) = self.of.take() else { return };
+        let Some((right, core)) = self.of.take() else { return };
         if removed(Step::DropCompletes) {
             return;
         }
         if let Some(gate) = self.gate.take() {
             // The frame does not keep it: a wait inside the function would resolve it there, while the function still
             // has its references. Behind the gate, a panic of the function replaces this cause.
-            resolve(Some(gate), op, core, Err(Cause::LostCompletion));
-        } else if let Some(op) = frame::leave_lost(op) {
+            resolve(Some(gate), right, core, Err(Cause::LostCompletion));
+        } else if let Some(right) = frame::leave_lost(right) {
             // If a panic of the operation's own function drops the completion, the panic is the failure.
-            resolve(None, op, core, Err(Cause::LostCompletion));
+            resolve(None, right, core, Err(Cause::LostCompletion));
         }
     }
 }
 
 /// Ends an operation by its completion; later, if its function still has references to values.
-fn resolve(gate: Option<Arc<Gate>>, op: OpRef<Task>, core: Arc<Core>, result: Result<(), Cause>) {
+fn resolve(gate: Option<Arc<Gate>>, right: Right, core: Arc<Core>, result: Result<(), Cause>) {
     if core.is_forked() {
         // Another thread of the parent process may have held the lock of the gate.
-        return std::mem::forget((gate, op, core, result));
+        return std::mem::forget((gate, right, core, result));
     }
-    let used = Used { op, core, result };
+    let used = Used { right, core, result };
     let passed = match gate {
         Some(gate) => gate.pass(used),
         None => Some(used),
     };
-    if let Some(Used { op, core, result }) = passed {
-        core.resolve(op, result);
+    if let Some(Used { right, core, result }) = passed {
+        core.resolve(right, result);
     }
 }
 
 /// A completion that was used.
 struct Used {
-    op: OpRef<Task>,
+    right: Right,
     core: Arc<Core>,
     result: Result<(), Cause>,
 }
@@ -189,9 +189,9 @@ pub(crate) unsafe fn call_async<A: Accesses>(
     captured: &A::Captured,
     f: impl for<'a> FnOnce(A::Refs<'a>, Completion) -> Result<(), Cause>,
 ) -> Result<(), Cause> {
-    let Some(op) = call.take_right() else { return Ok(()) };
+    let Some(right) = call.take_right() else { return Ok(()) };
     let cx = OpContext::new(call);
-    let mut done = Completion::new(op, Arc::clone(call.core()));
+    let mut done = Completion::new(right, Arc::clone(call.core()));
     if !A::REFERS {
         // SAFETY: (1) and (2); there are no references to values.
         return f(unsafe { A::refs(captured, &cx) }, done);
@@ -207,17 +207,17 @@ pub(crate) unsafe fn call_async<A: Accesses>(
         return Ok(());
     }
     match (gate.open(), result) {
-        (Some(Used { op, core, result }), Ok(Ok(()))) => {
-            core.resolve(op, result);
+        (Some(Used { right, core, result }), Ok(Ok(()))) => {
+            core.resolve(right, result);
             Ok(())
         }
         (used, result) => {
-            if let Some(Used { op, core, result }) = used {
+            if let Some(Used { right, core, result }) = used {
                 // The operation fails with its function's failure; another one must not hide.
                 if let Some(cause) = result.err().filter(|cause| !matches!(cause, Cause::LostCompletion)) {
-                    op.task().failed_by(cause).record(core.failures());
+                    right.op().task().failed_by(cause).record(core.failures());
                 }
-                call.return_right(op);
+                call.return_right(right);
             }
             result.unwrap_or_else(|payload| resume_unwind(payload))
         }

@@ -706,6 +706,6 @@ impl Engine {
 }
 
 /// Returns the time `timeout` from now, or `None` for an unlimited wait, or if the time cannot be represented.
-fn deadline(timeout: Option<Duration>) -> Option<Instant> {
+pub(super) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))
 }

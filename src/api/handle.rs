@@ -10,9 +10,15 @@ use std::{
 };
 
 use crate::{
-    engine::core::Core,
+    engine::{
+        core::Core,
+        result_job::{Cancellable, Function, Handled},
+    },
     error::{push::PushError, wait::WaitError},
-    notify::oneshot::{Oneshot, Waiter},
+    notify::{
+        claim::Cancel,
+        oneshot::{Oneshot, Waiter},
+    },
     sync::fork::ProcessMark,
 };
 
@@ -32,7 +38,7 @@ use crate::{
 /// ```
 #[must_use = "the operation runs anyway; use `push` if its result is not wanted"]
 pub struct OpHandle<R> {
-    waiter: Waiter<R>,
+    waiter: Waiter<R, Cancellable<dyn Function>>,
     core: Arc<Core>,
 }
 
@@ -43,7 +49,7 @@ impl<R> fmt::Debug for OpHandle<R> {
 }
 
 impl<R> OpHandle<R> {
-    pub(crate) fn new(oneshot: Arc<Oneshot<R>>, core: Arc<Core>) -> Self {
+    pub(crate) fn new(oneshot: Arc<Handled<R>>, core: Arc<Core>) -> Self {
         Self { waiter: Waiter::new(oneshot), core }
     }
 
@@ -81,7 +87,7 @@ impl<R> OpHandle<R> {
     /// [`WaitError::Failed`] if the operation failed or was skipped, [`WaitError::WouldDeadlock`] if it is the calling
     /// one, [`WaitError::TooManyWaiting`].
     pub fn wait(self) -> Result<R, WaitError> {
-        self.core.wait_for_result(self.waiter.oneshot(), None)
+        self.core.wait_for_handle(self.waiter.oneshot(), None)
     }
 
     /// Waits for the operation for at most `timeout` and takes its result. It can be called again after
@@ -107,7 +113,7 @@ impl<R> OpHandle<R> {
     /// Those of [`wait`](Self::wait), [`WaitError::TimedOut`], and [`WaitError::ValueTaken`] if an earlier call took
     /// the result.
     pub fn wait_timeout(&mut self, timeout: Duration) -> Result<R, WaitError> {
-        self.core.wait_for_result(self.waiter.oneshot(), Instant::now().checked_add(timeout))
+        self.core.wait_for_handle(self.waiter.oneshot(), Instant::now().checked_add(timeout))
     }
 }
 
@@ -138,8 +144,77 @@ impl<R> OpHandle<R> {
     }
 }
 
+impl<R> OpHandle<R> {
+    /// Cancels the operation if it has not started, and returns whether it did. It is cancelled by one call at most.
+    ///
+    /// A cancelled operation never runs. Its function is dropped, and waits for the handle return
+    /// [`Cause::Cancelled`](crate::Cause::Cancelled), both before this call returns. Its variables stay as they are
+    /// until its turn comes; then those that it mutates fail with the same error, and later operations that name one of
+    /// these are skipped. Nobody is told of the failure but waits: if none returns it,
+    /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does.
+    ///
+    /// An operation that has started runs to its end, and learns by
+    /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled) that it should stop. A
+    /// [clean-up](crate::OpBuilder::cleanup) cannot be cancelled.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Cause, WaitError};
+    ///
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (sender, receiver) = std::sync::mpsc::channel::<()>();
+    /// let frame = engine.var(0);
+    /// engine.op("capture").push(frame.write(), move |_| _ = receiver.recv())?;
+    /// let filter = engine.op("filter").submit(frame.write(), |frame| *frame += 1)?;
+    /// assert!(filter.cancel(), "it stands behind the capture");
+    /// let Err(WaitError::Failed(error)) = filter.wait() else { panic!("it was cancelled") };
+    /// assert!(matches!(error.cause(), Cause::Cancelled));
+    /// drop(sender);
+    /// assert!(engine.wait_for_var(&frame).is_err()); // the frame was not filtered
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cancel(&self) -> bool {
+        self.cancel_by(Cancel::Loudly)
+    }
+
+    /// Does the same as [`cancel`](Self::cancel), but the operation changes nothing in its turn: its variables do not
+    /// fail, and later operations run as if it had never been pushed.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (sender, receiver) = std::sync::mpsc::channel::<()>();
+    /// let frame = engine.var(0);
+    /// engine.op("capture").push(frame.write(), move |_| _ = receiver.recv())?;
+    /// let preview = engine.op("preview").submit(frame.write(), |frame| *frame += 1)?;
+    /// assert!(preview.cancel_quietly());
+    /// drop((sender, preview));
+    /// assert_eq!(engine.get(&frame)?, 0);
+    /// engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cancel_quietly(&self) -> bool {
+        self.cancel_by(Cancel::Quietly)
+    }
+
+    fn cancel_by(&self, how: Cancel) -> bool {
+        if self.core.is_forked() {
+            // Another thread of the parent process may have held a lock.
+            return false;
+        }
+        let handled = self.waiter.oneshot();
+        handled.beside().cancel(how, self.core.failures(), |failure| {
+            if let Some(wakers) = handled.set(Err(failure)) {
+                wakers.wake();
+            }
+        })
+    }
+}
+
 /// Whether the result was set. If not, runs the work that the calling thread has deferred, since that may set it.
-fn is_done<R>(waiter: &Waiter<R>) -> bool {
+fn is_done<R, T: ?Sized>(waiter: &Waiter<R, T>) -> bool {
     let is_done = || waiter.oneshot().is_done();
     is_done() || {
         Core::catch_up();

@@ -4,6 +4,7 @@ pub(crate) mod accesses;
 pub(crate) mod builder;
 pub(crate) mod completion;
 pub(crate) mod engine;
+pub(crate) mod group;
 pub(crate) mod handle;
 pub(crate) mod op_builder;
 pub(crate) mod op_context;

@@ -1,6 +1,6 @@
 //! Describes an operation and pushes it.
 
-use std::{panic::Location, sync::Arc};
+use std::{panic::Location, sync::Arc, time::Instant};
 
 use bytemuck::Pod;
 
@@ -22,8 +22,10 @@ use crate::{
     engine::{
         core::Core,
         frame::Call,
+        group::{Group, LimitedJob, Limits},
+        result_job::{Cancellable, ResultJob},
         spec::{Entries, Entry, Refs, Route, Spec},
-        task::{FnJob, Job, ResultJob, flag},
+        task::{FnJob, Job, flag},
     },
     error::{BoxError, device::DeviceError, op::Cause, push::PushError},
     gpu,
@@ -102,12 +104,26 @@ pub struct OpBuilder<'e> {
     property: Property,
     device: Device,
     entries: Entries,
+    limits: Option<Box<Limits>>,
 }
 
 impl<'e> OpBuilder<'e> {
     #[inline]
     fn new(core: &'e Arc<Core>, name: Name) -> Self {
-        Self { core, spec: Spec::new(name), property: Property::Normal, device: Device::Cpu, entries: Entries::new() }
+        Self {
+            core,
+            spec: Spec::new(name),
+            property: Property::Normal,
+            device: Device::Cpu,
+            entries: Entries::new(),
+            limits: None,
+        }
+    }
+
+    /// Returns a builder of an operation of a group.
+    pub(super) fn in_group(core: &'e Arc<Core>, name: Name, group: &Arc<Group>) -> Self {
+        let limits = Limits { group: Some(Arc::clone(group)), deadline: None };
+        Self { limits: Some(Box::new(limits)), ..Self::new(core, name) }
     }
 
     /// Sets the priority of the operation among those that are ready. Higher priorities run first. Default: 0.
@@ -204,6 +220,31 @@ impl<'e> OpBuilder<'e> {
     /// ```
     pub fn eager(mut self) -> Self {
         self.spec.flags |= flag::EAGER;
+        self
+    }
+
+    /// Cancels the operation if it has not started by then: in its turn it fails with
+    /// [`Cause::DeadlinePassed`](crate::Cause::DeadlinePassed) instead of running. A deadline does not order anything:
+    /// operations with an earlier one do not run first. Each run of an operator has the same deadline. A
+    /// [clean-up](Self::cleanup) runs in any case.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Cause, WaitError};
+    /// use std::time::{Duration, Instant};
+    ///
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let frame = engine.var(0);
+    /// engine.op("slow").push(frame.write(), |_| std::thread::sleep(Duration::from_millis(20)))?;
+    /// let due = Instant::now() + Duration::from_millis(5);
+    /// let late = engine.op("show").deadline(due).submit(frame.read(), |frame| println!("{frame}"))?;
+    /// let Err(WaitError::Failed(error)) = late.wait() else { panic!("it is too late") };
+    /// assert!(matches!(error.cause(), Cause::DeadlinePassed));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn deadline(mut self, deadline: Instant) -> Self {
+        self.limits.get_or_insert_default().deadline = Some(deadline);
         self
     }
 
@@ -965,7 +1006,7 @@ impl<'e> OpBuilder<'e> {
                 return Err(error);
             }
         };
-        Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority))
+        Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority, self.limits))
     }
 
     // These take the builder by reference, because a move would copy it once more.
@@ -981,9 +1022,9 @@ impl<'e> OpBuilder<'e> {
         F: FnOnce(&Call<'_>) -> Result<R, Cause> + Send + 'static,
         R: Send + 'static,
     {
-        let oneshot = Oneshot::new();
+        let oneshot = Oneshot::with(Cancellable::of(&self.spec, location, f));
         let core = Arc::clone(self.core);
-        self.enqueue(location, accesses, flags, ResultJob::new(f, Arc::clone(&oneshot)))?;
+        self.enqueue(location, accesses, flags, ResultJob::new(Arc::clone(&oneshot)))?;
         Ok(OpHandle::new(oneshot, core))
     }
 
@@ -996,7 +1037,20 @@ impl<'e> OpBuilder<'e> {
         work: impl Job,
     ) -> Result<(), PushError> {
         self.finish(accesses, flags)?;
-        self.core.push(&self.spec, location, &mut self.entries, work)
+        match self.limits.take() {
+            None => self.core.push(&self.spec, location, &mut self.entries, work),
+            Some(limits) => self.enqueue_limited(location, &limits, work),
+        }
+    }
+
+    #[cold]
+    fn enqueue_limited(
+        &mut self,
+        location: &'static Location<'static>,
+        limits: &Limits,
+        work: impl Job,
+    ) -> Result<(), PushError> {
+        self.core.push(&self.spec, location, &mut self.entries, LimitedJob::new(work, limits))
     }
 
     /// Ends the list of entries, and the rest of the description.

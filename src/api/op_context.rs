@@ -4,8 +4,10 @@ use std::{fmt, sync::Arc};
 
 use super::engine::Engine;
 use crate::{
-    engine::{core::Core, frame::Call, task::Task, worker_thread},
-    tracker::Op,
+    engine::{
+        frame::{Call, Frame},
+        worker_thread,
+    },
     values::device::Device,
 };
 
@@ -24,9 +26,7 @@ use crate::{
 /// # }
 /// ```
 pub struct OpContext<'a> {
-    /// `None` only for program code that is no part of an operation, which never gets a context.
-    op: Option<&'a Op<Task>>,
-    core: &'a Arc<Core>,
+    frame: &'a Frame,
 }
 
 impl fmt::Debug for OpContext<'_> {
@@ -40,10 +40,9 @@ impl fmt::Debug for OpContext<'_> {
 }
 
 impl<'a> OpContext<'a> {
-    /// Copies two pointers of the call. It costs nothing if the context is not used.
     #[inline]
     pub(crate) fn new(call: &Call<'a>) -> Self {
-        Self { op: call.try_op(), core: call.core() }
+        Self { frame: call.frame() }
     }
 
     /// Returns the operation's name; empty if it has none.
@@ -58,7 +57,7 @@ impl<'a> OpContext<'a> {
     /// ```
     #[must_use]
     pub fn name(&self) -> &str {
-        self.op.map_or("", |op| op.task().name().as_str())
+        self.frame.op().map_or("", |op| op.task().name().as_str())
     }
 
     /// Returns the device that the operation runs on.
@@ -73,7 +72,7 @@ impl<'a> OpContext<'a> {
     /// ```
     #[must_use]
     pub fn device(&self) -> Device {
-        self.op.map_or(Device::Cpu, |op| self.core.gpus().device_of(op.task().lane))
+        self.frame.op().map_or(Device::Cpu, |op| self.frame.engine().gpus().device_of(op.task().lane))
     }
 
     /// Returns the number of the worker in its lane; `None` outside a worker thread, such as on a pushing thread that
@@ -91,6 +90,34 @@ impl<'a> OpContext<'a> {
     #[must_use]
     pub fn worker(&self) -> Option<usize> {
         worker_thread::worker_index()
+    }
+
+    /// Returns whether the operation should stop: somebody has tried to cancel it since it started, or has cancelled its
+    /// group, or a shutdown cancels what has not started. A function that takes long may ask now and then, and return
+    /// early. It decides itself whether that is a failure.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::cx;
+    ///
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (sender, receiver) = std::sync::mpsc::channel();
+    /// let search = engine.op("search").try_submit(cx(), move |cx| {
+    ///     sender.send(())?;
+    ///     while !cx.is_cancelled() {
+    ///         std::hint::spin_loop(); // the next step of the search
+    ///     }
+    ///     Err::<(), _>("given up".into())
+    /// })?;
+    /// receiver.recv()?;
+    /// assert!(!search.cancel(), "it runs");
+    /// assert!(search.wait().unwrap_err().to_string().ends_with("given up"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.frame.is_stopping() || self.frame.engine().is_cancelling()
     }
 
     /// Returns a handle of the engine that pushes and waits, but does not keep the engine open; see
@@ -117,6 +144,6 @@ impl<'a> OpContext<'a> {
     /// ```
     #[must_use]
     pub fn engine(&self) -> Engine {
-        Engine::uncounted(Arc::clone(self.core))
+        Engine::uncounted(Arc::clone(self.frame.engine()))
     }
 }

@@ -3,14 +3,17 @@
 use std::{fmt, panic::Location, ptr::NonNull, sync::Arc};
 
 use crate::{
-    api::token::Token,
+    api::{handle::OpHandle, token::Token},
     engine::{
         core::Core,
         frame::{self, Call, NoWait},
+        group::{LimitedJob, Limits},
+        result_job::{AsyncResultJob, Cancellable, ResultJob},
         spec::{Entry, Refs, Spec},
         task::{FnJob, Job, flag},
     },
     error::{op::Cause, push::PushError},
+    notify::oneshot::Oneshot,
     tracker::Mode,
 };
 
@@ -30,6 +33,7 @@ struct Inner {
     function: Function,
     /// The property decides the priority.
     fixed_priority: bool,
+    limits: Option<Box<Limits>>,
 }
 
 // SAFETY: the pointers in `entries` are to cells that the tokens of the `Owner` keep. Threads share those anyway.
@@ -164,13 +168,14 @@ impl Operator {
         entries: Box<[Entry]>,
         function: Function,
         fixed_priority: bool,
+        limits: Option<Box<Limits>>,
     ) -> Self {
         let tokens = entries
             .iter()
             // SAFETY: the caller has a handle of each variable.
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
-        let inner = Box::new(Inner { core, spec, entries, function, fixed_priority });
+        let inner = Box::new(Inner { core, spec, entries, function, fixed_priority, limits });
         Self(Arc::new(Owner { inner: NonNull::from(Box::leak(inner)), tokens }))
     }
 
@@ -216,36 +221,93 @@ impl Operator {
     /// Those of [`push`](Self::push).
     #[track_caller]
     pub fn push_with_priority(&self, priority: i32) -> Result<(), PushError> {
+        let location = Location::caller();
+        self.check(location)?;
+        let own = self.own();
         let inner = self.inner();
+        let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
+        self.enqueue(priority, location, FnJob::new(move |call: &Call<'_>| own.call(call)))
+    }
+
+    /// Pushes a run of the operator, and returns a handle to wait for this run, to await it, or to cancel it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let level = engine.var(1u32);
+    /// let drain = engine.op("drain").try_operator(level.write(), |level| {
+    ///     *level = level.checked_sub(1).ok_or("empty")?;
+    ///     Ok(())
+    /// })?;
+    /// let (first, second) = (drain.submit()?, drain.submit()?);
+    /// first.wait()?;
+    /// assert!(second.wait().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`push`](Self::push).
+    #[track_caller]
+    pub fn submit(&self) -> Result<OpHandle<()>, PushError> {
+        let location = Location::caller();
+        self.check(location)?;
+        let own = self.own();
+        let inner = self.inner();
+        let f = move |call: &Call<'_>| own.call(call);
+        let oneshot = Oneshot::with(Cancellable::of(&inner.spec, location, f));
+        match inner.function {
+            Function::Sync(_) => self.enqueue(inner.spec.priority, location, ResultJob::new(Arc::clone(&oneshot)))?,
+            Function::Async(_) => {
+                self.enqueue(inner.spec.priority, location, AsyncResultJob::new(Arc::clone(&oneshot)))?;
+            }
+        }
+        Ok(OpHandle::new(oneshot, Arc::clone(&inner.core)))
+    }
+
+    /// Returns an error if a variable of the operator was deleted.
+    #[inline]
+    fn check(&self, location: &'static Location<'static>) -> Result<(), PushError> {
         for token in &self.0.tokens {
             let cell = token.cell();
             if cell.queue().is_closed() {
-                return Err(PushError::DeletedVariable(cell.refused_access(&inner.spec.name, Location::caller())));
+                return Err(PushError::DeletedVariable(cell.refused_access(&self.inner().spec.name, location)));
             }
             cell.queue().prefetch();
         }
-        let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
-        let location = Location::caller();
+        Ok(())
+    }
+
+    /// How a run refers to the operator.
+    #[inline]
+    fn own(&self) -> Own {
+        let inner = self.inner();
         match inner.function {
-            Function::Sync(_) => {
-                let own = if inner.entries.is_empty() {
-                    Own::Counted(Arc::clone(&self.0))
-                } else {
-                    Own::NoWait(self.0.inner)
-                };
-                self.enqueue(priority, location, FnJob::new(move |call: &Call<'_>| own.call(call)))
-            }
-            Function::Async(_) => {
-                // The function may go on after its completion has ended the operation.
-                let own = Own::Counted(Arc::clone(&self.0));
-                self.enqueue(priority, location, FnJob::new(move |call: &Call<'_>| own.call(call)))
-            }
+            Function::Sync(_) if !inner.entries.is_empty() => Own::NoWait(self.0.inner),
+            // The function of an asynchronous run may go on after its completion has ended the operation.
+            Function::Sync(_) | Function::Async(_) => Own::Counted(Arc::clone(&self.0)),
         }
     }
 
     #[inline]
     fn enqueue(&self, priority: i32, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
         let inner = self.inner();
+        match &inner.limits {
+            None => inner.core.push_sorted(&inner.spec, priority, location, &inner.entries, work),
+            Some(limits) => self.enqueue_limited(priority, location, limits, work),
+        }
+    }
+
+    #[cold]
+    fn enqueue_limited(
+        &self,
+        priority: i32,
+        location: &'static Location<'static>,
+        limits: &Limits,
+        work: impl Job,
+    ) -> Result<(), PushError> {
+        let inner = self.inner();
+        let work = LimitedJob::new(work, limits);
         inner.core.push_sorted(&inner.spec, priority, location, &inner.entries, work)
     }
 }

@@ -16,12 +16,13 @@ use crate::{
     engine::{
         acquire::Acquired,
         frame::{self, Call},
+        result_job::{Cancellable, ResultJob},
         spec::{Entry, Refs, Spec},
-        task::{ResultJob, flag},
+        task::flag,
         variable::{self, VarCell},
     },
     error::{push::PushError, wait::WaitError},
-    notify::oneshot::Oneshot,
+    notify::{claim::Claim, oneshot::Oneshot},
     tracker::Mode,
 };
 
@@ -47,14 +48,15 @@ impl Engine {
         self.check_wait_for(var)?;
         let (entry, access) = declared(var);
         let kept = access.capture();
-        let oneshot = Oneshot::new();
         let spec = Spec::internal("get", 0, flag::EAGER);
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
             // SAFETY: the operation declares `access` and runs once.
             Ok(unsafe { Read::<T>::refs(&kept, &cx) }.clone())
         };
-        self.core().push(&spec, Location::caller(), &mut [entry], ResultJob::new(f, Arc::clone(&oneshot)))?;
+        let location = Location::caller();
+        let oneshot = Oneshot::with(Cancellable::new(Claim::started(), spec.name.clone(), location, f));
+        self.core().push(&spec, location, &mut [entry], ResultJob::new(Arc::clone(&oneshot)))?;
         self.core().wait_for_result(&oneshot, None)
     }
 

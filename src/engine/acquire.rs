@@ -27,8 +27,9 @@ use crate::{
     engine::{
         core::Core,
         frame::{self, Call, Holds},
+        right::Right,
         spec::{Entry, Spec},
-        task::{Cleanup, Job, Task, flag},
+        task::{Cleanup, Job, flag},
         variable::VarCell,
     },
     error::{
@@ -36,24 +37,23 @@ use crate::{
         wait::WaitError,
     },
     notify::oneshot::Oneshot,
-    tracker::OpRef,
 };
 
 /// The right to variables whose turn has come. Its drop releases them.
 pub(crate) struct Acquired {
-    op: ManuallyDrop<OpRef<Task>>,
+    right: ManuallyDrop<Right>,
     core: Arc<Core>,
 }
 
 impl Acquired {
     /// Calls `f`, program code that uses the variables.
     pub(crate) fn enter<R>(&self, f: impl FnOnce() -> R) -> R {
-        frame::enter(&self.core, &self.op, Holds::AcquiredVariables, |_| f())
+        frame::enter(&self.core, self.right.op(), Holds::AcquiredVariables, |_| f())
     }
 
     /// Counts a mutation of each variable that the operation mutates.
     pub(crate) fn mutated(&self) {
-        for access in self.op.accesses().iter().filter(|access| access.mode().is_write()) {
+        for access in self.right.op().accesses().iter().filter(|access| access.mode().is_write()) {
             // SAFETY: the operation holds the variable for writing until this is dropped.
             unsafe { VarCell::of(access).mutated() };
         }
@@ -63,10 +63,12 @@ impl Acquired {
 impl Drop for Acquired {
     fn drop(&mut self) {
         // SAFETY: the field is taken once, here.
-        let op = unsafe { ManuallyDrop::take(&mut self.op) };
+        let right = unsafe { ManuallyDrop::take(&mut self.right) };
         // In a forked child the operation belongs to the parent process.
         if !self.core.is_forked() {
-            self.core.resolve(op, Ok(()));
+            self.core.resolve(right, Ok(()));
+        } else {
+            std::mem::forget(right);
         }
     }
 }
@@ -78,8 +80,8 @@ impl Job for AcquireJob {
     const REPORTS: bool = true;
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        if let (Some(oneshot), Some(op)) = (self.0.take(), cx.take_right()) {
-            let acquired = Acquired { op: ManuallyDrop::new(op), core: Arc::clone(cx.core()) };
+        if let (Some(oneshot), Some(right)) = (self.0.take(), cx.take_right()) {
+            let acquired = Acquired { right: ManuallyDrop::new(right), core: Arc::clone(cx.core()) };
             let wakers = oneshot.set(Ok(acquired));
             debug_assert!(wakers.is_none(), "only threads wait");
         }

@@ -75,9 +75,10 @@ impl Core {
         self.complete(op, Err(failure), FnState::NotCalled, ready)
     }
 
-    /// Completes an operation whose push returned an error.
+    /// Completes an operation whose push returned an error, or that was cancelled quietly. Its variables stay as they
+    /// are.
     #[cold]
-    pub(crate) fn drop_rejected(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
+    pub(crate) fn pass_over(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
         if self.is_forked() {
             return Epilogue::Nothing;
         }

@@ -5,7 +5,7 @@ use crate::{
     engine::{
         core::{Core, phase},
         ending::Disposition,
-        task::{Task, flag},
+        task::{Claimed, Task, flag},
         variable::VarCell,
     },
     error::op::Cause,
@@ -39,6 +39,14 @@ impl Core {
         // Before the failures are read, since until then the lanes of GPUs may still change them.
         if let Some(lane) = self.pending_on_device(op, at) {
             return Disposition::Forward(lane);
+        }
+        if task.has(flag::CLAIMS) {
+            // SAFETY: the caller owns the ready operation.
+            match unsafe { op.claim() } {
+                Claimed::Run => {}
+                Claimed::Cancelled(failure) => return Disposition::Skip(failure),
+                Claimed::PassedOver => return Disposition::Discard,
+            }
         }
         // Relaxed: an operation that starts while the cancellation begins may do either.
         if self.phase.load(Relaxed) == phase::CANCELLING && !task.has(flag::INTERNAL | flag::KEPT) {

@@ -26,7 +26,8 @@ pub(crate) enum Disposition {
     Skip(OpError),
     /// A dependency is not complete on that lane of a device.
     Forward(usize),
-    /// The push was refused; or this is a forked child, where the operations of the parent are left alone.
+    /// The push was refused, or the operation was cancelled quietly; or this is a forked child, where the operations of
+    /// the parent are left alone.
     Discard,
 }
 

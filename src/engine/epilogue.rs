@@ -6,9 +6,10 @@ use crate::{
     engine::{
         core::Core,
         ending::{Completed, Epilogue, FnState},
-        frame::{self, Call, Holds},
+        frame::{self, Call, Frame, Holds},
+        group::Membership,
         spec::Spec,
-        task::{FnJob, Task, flag},
+        task::{Cleanup, FnJob, Task, flag},
         worker_thread,
     },
     error::op::OpError,
@@ -70,16 +71,23 @@ impl Core {
 
     /// Runs the program code of an epilogue, and counts the operation out.
     fn finish_completed(self: &Arc<Self>, completed: Completed) {
-        let Completed { op, result, ended, function, cleanup } = completed;
+        let Completed { op, result, ended, function, mut cleanup } = completed;
+        let membership = cleanup.membership.take();
+        let run = |f: &mut dyn FnMut()| self.run_program_code(&op, membership.as_deref(), f);
         if function == FnState::NotCalled {
             // SAFETY: this thread ends the operation.
-            self.run_program_code(&op, || unsafe { op.discard() });
+            run(&mut || unsafe { op.discard() });
         }
         if !cleanup.is_none() {
-            self.run_program_code(&op, || cleanup.run());
+            let mut cleanup = Some(cleanup);
+            run(&mut || cleanup.take().into_iter().for_each(Cleanup::run));
         }
         if result.is_err() || !ended.is_empty() {
-            self.run_program_code(&op, || drop((result, ended)));
+            let mut rest = Some((result, ended));
+            run(&mut || drop(rest.take()));
+        }
+        if membership.is_some() {
+            self.run_program_code(&op, None, || drop(membership));
         }
         pause::at(Point::CompleteBeforeRetire);
         let ticket = op.task().ticket;
@@ -87,12 +95,16 @@ impl Core {
         self.count_out(ticket);
     }
 
-    /// Runs `f`, program code of an operation that has completed. A panic becomes a failure that `wait_for_all`
-    /// returns.
-    pub(super) fn run_program_code(self: &Arc<Self>, op: &Op<Task>, f: impl FnOnce()) {
+    /// Runs `f`, program code of an operation that has completed, and that is counted in a group if it has a
+    /// `membership`. A panic becomes a failure that `wait_for_all` returns.
+    pub(super) fn run_program_code(self: &Arc<Self>, op: &Op<Task>, membership: Option<&Membership>, f: impl FnOnce()) {
         // The code may take its time.
         worker_thread::share_slot();
-        let panicked = panics::catch(|| frame::enter(self, op, Holds::Nothing, |_| f())).err();
+        let run = |frame: &Frame| {
+            frame.set_group(membership.map(Membership::group));
+            f();
+        };
+        let panicked = panics::catch(|| frame::enter(self, op, Holds::Nothing, run)).err();
         if let Some(payload) = panicked.filter(|_| !self.is_forked()) {
             op.task().failed_by_panic(payload).record(&self.failures);
         }

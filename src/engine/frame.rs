@@ -34,11 +34,11 @@ use crate::{
         callback::{as_kernel, in_kernel},
         stream::GpuStream,
     },
-    engine::{core::Core, task::Task},
-    notify::async_state::AsyncState,
+    engine::{core::Core, group::Group, right::Right, task::Task},
+    notify::{async_state::AsyncState, claim::Claim},
     sync::thread_static,
     testing::weaken::{Step, removed},
-    tracker::{Op, OpRef, VarQueue},
+    tracker::{Op, VarQueue},
 };
 
 /// A call of program code on this thread, most often for an operation.
@@ -46,11 +46,13 @@ pub(crate) struct Frame {
     /// The caller of `enter_with` owns the operation, or holds its record, until the frame ends.
     op: Option<NonNull<Op<Task>>>,
     core: *const Arc<Core>,
-    /// The oneshot that the operation will set, if it has a handle; else null.
-    oneshot: Cell<*const ()>,
+    /// The claim of the operation, if it has a handle; else null.
+    claim: Cell<*const Claim>,
+    /// The group that the operation belongs to, or null.
+    group: Cell<*const Group>,
     /// The right to an asynchronous operation, until its completion takes it. A completion that a panic of the function
     /// drops puts it back.
-    right: Cell<Option<OpRef<Task>>>,
+    right: Cell<Option<Right>>,
     holds: Holds,
     /// The frame around this one, or null.
     parent: *const Frame,
@@ -58,12 +60,13 @@ pub(crate) struct Frame {
 
 impl Frame {
     #[inline]
-    fn op(&self) -> Option<&Op<Task>> {
+    pub(crate) fn op(&self) -> Option<&Op<Task>> {
         // SAFETY: the caller of `enter_with` keeps the operation until the frame ends.
         self.op.map(|op| unsafe { op.as_ref() })
     }
 
-    fn engine(&self) -> &Arc<Core> {
+    #[inline]
+    pub(crate) fn engine(&self) -> &Arc<Core> {
         // SAFETY: the caller of `enter_with` keeps the engine until the frame ends.
         unsafe { &*self.core }
     }
@@ -81,8 +84,26 @@ impl Frame {
     }
 
     /// Takes the right to the operation out of the frame.
-    pub(crate) fn take_right(&self) -> Option<OpRef<Task>> {
+    pub(crate) fn take_right(&self) -> Option<Right> {
         self.right.take()
+    }
+
+    /// Notes the group that the operation belongs to, if any.
+    pub(super) fn set_group(&self, group: Option<&Arc<Group>>) {
+        self.group.set(group.map_or(ptr::null(), Arc::as_ptr));
+    }
+
+    /// The group that the operation belongs to.
+    fn group(&self) -> Option<&Group> {
+        // SAFETY: the job of the operation, or its membership, keeps the group until the frame ends.
+        unsafe { self.group.get().as_ref() }
+    }
+
+    /// Whether the operation, which runs, was asked to stop.
+    pub(crate) fn is_stopping(&self) -> bool {
+        // SAFETY: the job of the operation keeps its claim until the frame ends.
+        let claim = unsafe { self.claim.get().as_ref() };
+        claim.is_some_and(Claim::is_stopping) || self.group().is_some_and(|group| group.cancelled().is_some())
     }
 }
 
@@ -128,7 +149,7 @@ pub(crate) fn enter<R>(core: &Arc<Core>, op: &Op<Task>, holds: Holds, f: impl Fn
 }
 
 /// Calls `f` as the function of the asynchronous operation `op`. Its completion takes `right` out of the frame.
-pub(crate) fn enter_async<R>(core: &Arc<Core>, op: &Op<Task>, right: OpRef<Task>, f: impl FnOnce(&Frame) -> R) -> R {
+pub(crate) fn enter_async<R>(core: &Arc<Core>, op: &Op<Task>, right: Right, f: impl FnOnce(&Frame) -> R) -> R {
     enter_with(core, Some(op), Holds::Variables, Some(right), f)
 }
 
@@ -142,7 +163,7 @@ fn enter_with<R>(
     core: &Arc<Core>,
     op: Option<&Op<Task>>,
     holds: Holds,
-    right: Option<OpRef<Task>>,
+    right: Option<Right>,
     f: impl FnOnce(&Frame) -> R,
 ) -> R {
     struct Leave<'c>(&'c Cell<*const Frame>, *const Frame);
@@ -156,7 +177,8 @@ fn enter_with<R>(
         let frame = Frame {
             op: op.map(NonNull::from),
             core: ptr::from_ref(core),
-            oneshot: Cell::new(ptr::null()),
+            claim: Cell::new(ptr::null()),
+            group: Cell::new(ptr::null()),
             right: Cell::new(right),
             holds,
             parent,
@@ -212,10 +234,10 @@ pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
 
 /// Takes the right to an operation on this thread whose completion was dropped by a panic of its function. Returns it
 /// with its engine.
-pub(crate) fn take_lost() -> Option<(Arc<Core>, OpRef<Task>)> {
+pub(crate) fn take_lost() -> Option<(Arc<Core>, Right)> {
     let mut lost = None;
     any_frame(|frame| {
-        lost = frame.right.take().map(|op| (Arc::clone(frame.engine()), op));
+        lost = frame.right.take().map(|right| (Arc::clone(frame.engine()), right));
         lost.is_some()
     });
     lost
@@ -284,26 +306,31 @@ pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
     })
 }
 
-/// Whether an operation that runs on this thread will set `oneshot`.
-pub(crate) fn sets(oneshot: *const ()) -> bool {
-    any_frame(|frame| frame.oneshot.get() == oneshot)
+/// Whether an operation with this claim runs on this thread.
+pub(crate) fn runs(claim: &Claim) -> bool {
+    any_frame(|frame| ptr::eq(frame.claim.get(), claim))
+}
+
+/// Whether an operation of `group`, or of a group inside it, runs on this thread.
+pub(crate) fn in_group(group: &Group) -> bool {
+    any_frame(|frame| frame.group().is_some_and(|own| own.is_within(group)))
 }
 
 /// Puts the right to an operation back into the innermost frame, if that is of this operation and a panic of its
 /// function drops the completion. Returns the right otherwise.
-pub(crate) fn leave_lost(op: OpRef<Task>) -> Option<OpRef<Task>> {
+pub(crate) fn leave_lost(right: Right) -> Option<Right> {
     // SAFETY: a frame lives on the stack of this thread, or of one that stands still for it, until `enter_with` has
     // taken it out of the list.
     let frame = unsafe { seen(innermost()).as_ref() };
     match frame {
         Some(frame)
-            if frame.op.is_some_and(|own| own.as_ptr() == op.as_ptr())
+            if frame.op.is_some_and(|own| own.as_ptr() == right.op().as_ptr())
                 && (std::thread::panicking() || removed(Step::DropEndsAtOnce)) =>
         {
-            frame.right.set(Some(op));
+            frame.right.set(Some(right));
             None
         }
-        _ => Some(op),
+        _ => Some(right),
     }
 }
 
@@ -332,21 +359,29 @@ impl<'a> Call<'a> {
         op
     }
 
-    /// The operation, without a check that there is one.
+    /// The frame of the call.
     #[inline]
-    pub(crate) fn try_op(&self) -> Option<&'a Op<Task>> {
-        self.frame.op()
+    pub(crate) fn frame(&self) -> &'a Frame {
+        self.frame
     }
 
     /// Takes the right to an asynchronous operation, for its completion. Returns `None` at the second call.
-    pub(crate) fn take_right(&self) -> Option<OpRef<Task>> {
+    pub(crate) fn take_right(&self) -> Option<Right> {
         self.frame.take_right()
+    }
+
+    /// Calls `f` with the right to an asynchronous operation, before its completion takes it.
+    pub(crate) fn with_right(&self, f: impl FnOnce(&mut Right)) {
+        if let Some(mut right) = self.frame.right.take() {
+            f(&mut right);
+            self.frame.right.set(Some(right));
+        }
     }
 
     /// Returns the right of an asynchronous operation whose completion was used, but whose function has failed: the
     /// operation fails with the function's failure.
-    pub(crate) fn return_right(&self, op: OpRef<Task>) {
-        self.frame.right.set(Some(op));
+    pub(crate) fn return_right(&self, right: Right) {
+        self.frame.right.set(Some(right));
     }
 
     #[inline]
@@ -354,10 +389,10 @@ impl<'a> Call<'a> {
         self.core
     }
 
-    /// Notes the oneshot that the operation will set.
+    /// Notes the claim of the operation.
     #[inline]
-    pub(crate) fn set_oneshot(&self, oneshot: *const ()) {
-        self.frame.oneshot.set(oneshot);
+    pub(crate) fn set_claim(&self, claim: &Claim) {
+        self.frame.claim.set(claim);
     }
 }
 

@@ -12,6 +12,7 @@ use crate::{
         core::Core,
         ending::{Disposition, Epilogue, Epilogues, FnState, Unfinished},
         frame::{self, Call, Frame, Holds, NoWait},
+        right::Right,
         task::{Task, flag},
     },
     error::op::{Cause, OpError},
@@ -49,7 +50,10 @@ impl Core {
         op: OpRef<Task>,
         ready: &mut ReadyList<Task>,
     ) -> Result<Ticket, Unfinished> {
-        if op.task().has(flag::ON_DEVICE | flag::ASYNC) || removed(Step::ScheduleThenNotify) || !self.is_sound(&op) {
+        if op.task().has(flag::ON_DEVICE | flag::ASYNC | flag::CLAIMS)
+            || removed(Step::ScheduleThenNotify)
+            || !self.is_sound(&op)
+        {
             return Err(Unfinished { op, called: None });
         }
         // Not by `?`: a value that might have to be dropped costs instructions.
@@ -82,7 +86,7 @@ impl Core {
                 self.gpus.send(lane, op);
                 Epilogue::Nothing
             }
-            Disposition::Discard => self.drop_rejected(op, ready),
+            Disposition::Discard => self.pass_over(op, ready),
         }
     }
 
@@ -134,8 +138,8 @@ impl Core {
         let hold = op.hold();
         let mut lost = None;
         let result = panics::catch(|| {
-            frame::enter_async(self, &hold, op, |frame| {
-                struct TakeRight<'a>(&'a Frame, &'a mut Option<OpRef<Task>>);
+            frame::enter_async(self, &hold, Right::new(op), |frame| {
+                struct TakeRight<'a>(&'a Frame, &'a mut Option<Right>);
                 impl Drop for TakeRight<'_> {
                     fn drop(&mut self) {
                         *self.1 = self.0.take_right();
@@ -163,10 +167,10 @@ impl Core {
                 Epilogue::Nothing
             }
             // A panic has dropped the completion. If the function caught the panic, the lost completion is the failure.
-            (Some(op), failure) => {
+            (Some(right), failure) => {
                 let failure = failure.unwrap_or_else(|| hold.task().failed_by(Cause::LostCompletion));
                 let _ = hold.task().async_state().map(AsyncState::resolve);
-                self.complete(op, Err(failure), FnState::Called, ready)
+                self.complete_by_right(right, Err(failure), FnState::Called, ready)
             }
         }
     }
@@ -180,15 +184,33 @@ impl Core {
         if let Err(failure) = unsafe { state.fail(failure) } {
             // The operation has completed already, but the failure of its function must not hide.
             failure.record(&self.failures);
-            self.run_program_code(op, || drop(failure));
+            self.run_program_code(op, None, || drop(failure));
         }
     }
 
-    /// Completes an asynchronous operation, for its completion.
-    pub(crate) fn resolve(self: &Arc<Self>, op: OpRef<Task>, result: Result<(), Cause>) {
-        if self.is_forked() {
-            return std::mem::forget(result);
+    /// [`complete`](Self::complete) for an asynchronous operation whose function was called. Reports the result to those
+    /// that the right knows.
+    fn complete_by_right(
+        &self,
+        right: Right,
+        result: Result<(), OpError>,
+        function: FnState,
+        ready: &mut ReadyList<Task>,
+    ) -> Epilogue {
+        let (op, observers) = right.into_parts();
+        let mut epilogue = self.complete(op, result, function, ready);
+        if let (Some(observers), Epilogue::CleanUp(completed)) = (observers, &mut epilogue) {
+            observers.report(completed);
         }
+        epilogue
+    }
+
+    /// Completes an asynchronous operation, for its completion.
+    pub(crate) fn resolve(self: &Arc<Self>, right: Right, result: Result<(), Cause>) {
+        if self.is_forked() {
+            return std::mem::forget((right, result));
+        }
+        let op = right.op();
         let early = op.task().async_state().and_then(AsyncState::resolve);
         let own = result.map_err(|cause| op.task().failed_by(cause));
         let (result, second) = match early {
@@ -198,7 +220,7 @@ impl Core {
         // The second failure of the operation must not hide either.
         second.iter().for_each(|failure| failure.record(&self.failures));
         let mut ready = ReadyList::default();
-        let mut epilogue = self.complete(op, result, FnState::MayRun, &mut ready);
+        let mut epilogue = self.complete_by_right(right, result, FnState::MayRun, &mut ready);
         if let Epilogue::CleanUp(completed) = &mut epilogue {
             completed.ended.extend(second);
         }

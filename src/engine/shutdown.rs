@@ -42,6 +42,12 @@ impl Core {
         self.phase.load(Relaxed) == phase::OPEN
     }
 
+    /// Whether a shutdown cancels the operations that have not started.
+    pub(crate) fn is_cancelling(&self) -> bool {
+        // Relaxed: a snapshot.
+        self.phase.load(Relaxed) == phase::CANCELLING
+    }
+
     /// Whether the threads may have ended. If this returns `false` while the caller has an operation that is counted as
     /// pending, the threads stay until that is counted out.
     pub(super) fn is_closed(&self) -> bool {

@@ -29,7 +29,7 @@ use std::{
 
 use crate::{
     device::{gpus::MAX_GPUS, timeline::LANES_PER_GPU},
-    engine::frame::Call,
+    engine::{frame::Call, group::Membership},
     error::op::{Cause, OpError},
     notify::{async_state::AsyncState, oneshot::Oneshot, pending::Ticket, wakers::Wakers},
     sync::{Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell},
@@ -68,6 +68,8 @@ pub(crate) mod flag {
     pub(crate) const OWNS_NAME: u16 = 4096;
     /// Belongs to a lane of a device.
     pub(crate) const ON_DEVICE: u16 = 8192;
+    /// Must be claimed before it starts: [`Job::CLAIMS`](super::Job::CLAIMS).
+    pub(crate) const CLAIMS: u16 = 16384;
 }
 
 /// In [`Task::waited`]: the operation waits for no lane any more. There are fewer lanes than this.
@@ -142,9 +144,11 @@ impl Task {
         }
         // SAFETY: (1): the body was written above, and no other thread uses it.
         unsafe { &(*task).body }.with_mut(|body| unsafe { InlineJob::init(body.cast(), work) });
-        if W::REPORTS {
+        let reports = const { if W::REPORTS { flag::REPORTS } else { 0 } };
+        let flags = const { if W::CLAIMS { flag::CLAIMS } else { 0 } } | reports;
+        if flags != 0 {
             // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
-            unsafe { (*task).flags |= flag::REPORTS };
+            unsafe { (*task).flags |= flags };
         }
     }
 
@@ -214,6 +218,16 @@ impl Op<Task> {
         unsafe { &*self.task_ptr() }
     }
 
+    /// Claims the operation for this thread, unless it was cancelled. May be called again.
+    ///
+    /// # Safety
+    /// 1. The operation is ready, and this thread owns it.
+    #[cold]
+    pub(crate) unsafe fn claim(&self) -> Claimed {
+        // SAFETY: (1) makes this thread the only user of the body.
+        unsafe { self.with_body(|body| body.claim(self.task())) }
+    }
+
     /// Calls the function.
     ///
     /// # Safety
@@ -258,24 +272,47 @@ pub(crate) struct Cleanup {
     wakers: Option<Wakers>,
     /// A result that no handle can return any more, or a failure that was cleared.
     unwanted: Option<Box<dyn Any + Send>>,
+    /// Dropped last.
+    pub(super) membership: Option<Box<Membership>>,
 }
 
 impl Cleanup {
     /// Returns the clean-up of an `oneshot` that has been set, with the `wakers` that were found there.
-    pub(super) fn new<R: Send + 'static>(wakers: Option<Wakers>, oneshot: Arc<Oneshot<R>>) -> Self {
+    pub(super) fn new<R: Send + 'static, T>(wakers: Option<Wakers>, oneshot: Arc<Oneshot<R, T>>) -> Self {
         let unwanted = Arc::into_inner(oneshot).and_then(Oneshot::into_result);
         // A result that needs no drop runs no program code.
         let unwanted = unwanted.filter(|result| result.is_err() || needs_drop::<R>());
-        Self { wakers, unwanted: unwanted.map(|result| Box::new(result) as _) }
+        Self { wakers, unwanted: unwanted.map(|result| Box::new(result) as _), membership: None }
+    }
+
+    /// Returns a clean-up that wakes.
+    pub(super) fn waking(wakers: Option<Wakers>) -> Self {
+        Self { wakers, ..Self::default() }
+    }
+
+    /// Adds a value to drop.
+    pub(super) fn and_drop(&mut self, unwanted: impl Send + 'static) {
+        self.unwanted = Some(match self.unwanted.take() {
+            None => Box::new(unwanted),
+            before => Box::new((unwanted, before)),
+        });
     }
 
     /// Returns the clean-up of a failure that was cleared.
     pub(crate) fn of_failure(failure: Option<OpError>) -> Self {
-        Self { wakers: None, unwanted: failure.map(|failure| Box::new(failure) as _) }
+        Self { unwanted: failure.map(|failure| Box::new(failure) as _), ..Self::default() }
+    }
+
+    /// Counts the operation out of its group when everything else has run.
+    pub(super) fn set_membership(&mut self, membership: Membership, result: Result<(), &OpError>) {
+        if let Err(failure) = result {
+            membership.fail(failure);
+        }
+        self.membership = Some(Box::new(membership));
     }
 
     pub(crate) fn is_none(&self) -> bool {
-        self.wakers.is_none() && self.unwanted.is_none()
+        self.wakers.is_none() && self.unwanted.is_none() && self.membership.is_none()
     }
 
     /// Wakes the wakers, and drops the value.
@@ -290,10 +327,26 @@ impl Cleanup {
 // SAFETY: the body is used by one thread at a time, which owns the ready operation or ends it.
 unsafe impl Sync for Task {}
 
+/// What a claim of an operation has found.
+pub(crate) enum Claimed {
+    /// The operation is the calling thread's.
+    Run,
+    /// The operation was cancelled, and fails.
+    Cancelled(OpError),
+    /// The operation was cancelled, and changes nothing.
+    PassedOver,
+}
+
 /// What an operation does, and how it reports its result.
 pub(crate) trait Job: Send + 'static {
     /// Whether `report` does anything.
     const REPORTS: bool = false;
+    /// Whether the operation can be cancelled, so that `claim` must be called before `start`.
+    const CLAIMS: bool = false;
+    /// Claims the operation for the calling thread, which is about to start or to skip it. May be called again.
+    fn claim(&mut self, _task: &Task) -> Claimed {
+        Claimed::Run
+    }
     /// Calls the function. Called once at most.
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause>;
     /// Drops the function if it was not called. Called after the variables were released.
@@ -321,6 +374,7 @@ pub(crate) struct InlineJob {
 }
 
 struct VTable {
+    claim: unsafe fn(*mut (), &Task) -> Claimed,
     start: unsafe fn(*mut (), &Call<'_>) -> Result<(), Cause>,
     discard: unsafe fn(*mut ()),
     report: unsafe fn(*mut (), Result<(), &OpError>) -> Cleanup,
@@ -368,6 +422,8 @@ impl VTable {
         const {
             &Self {
                 // SAFETY: the pointer is to the `W` that was stored with this table.
+                claim: |work, task| unsafe { &mut *work.cast::<W>() }.claim(task),
+                // SAFETY: the pointer is to the `W` that was stored with this table.
                 start: |work, cx| unsafe { &mut *work.cast::<W>() }.start(cx),
                 // SAFETY: the pointer is to the `W` that was stored with this table.
                 discard: |work| unsafe { &mut *work.cast::<W>() }.discard(),
@@ -386,6 +442,11 @@ impl VTable {
 }
 
 impl InlineJob {
+    fn claim(&mut self, task: &Task) -> Claimed {
+        // SAFETY: the storage holds the type that `vtable` was made for.
+        unsafe { (self.vtable.claim)(self.storage.as_mut_ptr().cast(), task) }
+    }
+
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: the storage holds the type that `vtable` was made for.
         unsafe { (self.vtable.start)(self.storage.as_mut_ptr().cast(), cx) }
@@ -413,7 +474,11 @@ impl InlineJob {
 
 impl<W: Job> Job for Box<W> {
     const REPORTS: bool = W::REPORTS;
+    const CLAIMS: bool = W::CLAIMS;
 
+    fn claim(&mut self, task: &Task) -> Claimed {
+        W::claim(self, task)
+    }
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         W::start(self, cx)
     }
@@ -448,57 +513,5 @@ where
 
     fn discard(&mut self) {
         self.0 = None;
-    }
-}
-
-/// A function with a handle for its result.
-pub(crate) struct ResultJob<F, R> {
-    f: Option<F>,
-    value: Option<R>,
-    /// Taken by `report`, so that a value without a handle is dropped in the epilogue.
-    oneshot: Option<Arc<Oneshot<R>>>,
-}
-
-impl<F, R> ResultJob<F, R> {
-    pub(crate) fn new(f: F, oneshot: Arc<Oneshot<R>>) -> Self {
-        Self { f: Some(f), value: None, oneshot: Some(oneshot) }
-    }
-}
-
-impl<F, R> Job for ResultJob<F, R>
-where
-    F: FnOnce(&Call<'_>) -> Result<R, Cause> + Send + 'static,
-    R: Send + 'static,
-{
-    const REPORTS: bool = true;
-
-    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        if let Some(oneshot) = &self.oneshot {
-            cx.set_oneshot(Arc::as_ptr(oneshot).cast());
-        }
-        if let Some(f) = self.f.take() {
-            self.value = Some(f(cx)?);
-        }
-        Ok(())
-    }
-
-    fn discard(&mut self) {
-        self.f = None;
-    }
-
-    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
-        let value = self.value.take();
-        let Some(oneshot) = self.oneshot.take() else { return Cleanup::default() };
-        let (wakers, value) = match (result, value) {
-            (Ok(()), Some(value)) => (oneshot.set(Ok(value)), None),
-            (Ok(()), None) => (None, None),
-            // A device may fail after the function has returned a value.
-            (Err(error), value) => (oneshot.set(Err(error.clone())), value),
-        };
-        let mut cleanup = Cleanup::new(wakers, oneshot);
-        if needs_drop::<R>() && value.is_some() {
-            cleanup.unwanted = Some(Box::new((value, cleanup.unwanted.take())));
-        }
-        cleanup
     }
 }

@@ -16,7 +16,9 @@ use crate::{
     engine::{
         core::Core,
         frame::{self, Call, NoWait},
+        group::Group,
         ready_loop,
+        result_job::Handled,
         spec::{Entry, Refs, Spec},
         task::{Cleanup, Job, flag},
         variable::{VarCell, VarRef},
@@ -30,7 +32,7 @@ use crate::{
     },
     notify::{
         oneshot::Oneshot,
-        pending::{PendingWait, Waited},
+        pending::{PendingOps, PendingWait, Waited},
     },
     values::name::Name,
 };
@@ -109,25 +111,35 @@ impl Core {
     }
 
     /// Waits for a result and takes it. Inside an operation, another thread runs the worker meanwhile.
-    pub(crate) fn wait_for_result<R>(
+    pub(crate) fn wait_for_result<R, T: ?Sized>(
         self: &Arc<Self>,
-        oneshot: &Arc<Oneshot<R>>,
+        oneshot: &Arc<Oneshot<R, T>>,
         deadline: Option<Instant>,
     ) -> Result<R, WaitError> {
         self.wait_by(oneshot, |oneshot| oneshot.wait(deadline))
     }
 
-    /// [`wait_for_result`](Self::wait_for_result), where `wait` blocks.
-    fn wait_by<R>(
+    /// [`wait_for_result`](Self::wait_for_result) for the handle of an operation, which must not be the calling one.
+    pub(crate) fn wait_for_handle<R>(
         self: &Arc<Self>,
-        oneshot: &Arc<Oneshot<R>>,
-        wait: impl FnOnce(&Oneshot<R>) -> Result<R, WaitError>,
+        handled: &Arc<Handled<R>>,
+        deadline: Option<Instant>,
+    ) -> Result<R, WaitError> {
+        self.check_wait()?;
+        if !handled.is_done() && frame::runs(handled.beside().claim()) {
+            return Err(WaitError::WouldDeadlock);
+        }
+        self.wait_for_result(handled, deadline)
+    }
+
+    /// [`wait_for_result`](Self::wait_for_result), where `wait` blocks.
+    fn wait_by<R, T: ?Sized>(
+        self: &Arc<Self>,
+        oneshot: &Arc<Oneshot<R, T>>,
+        wait: impl FnOnce(&Oneshot<R, T>) -> Result<R, WaitError>,
     ) -> Result<R, WaitError> {
         self.check_wait()?;
         if !oneshot.is_done() {
-            if frame::sets(Arc::as_ptr(oneshot).cast()) {
-                return Err(WaitError::WouldDeadlock);
-            }
             self.make_way()?;
             if self.is_forked() {
                 // Work that was deferred on this thread has forked, and this is the child.
@@ -179,11 +191,32 @@ impl Core {
     pub(crate) fn wait_for_all_async(self: &Arc<Self>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
         let refused =
             self.check_wait().err().or_else(|| ready_loop::works_for(self).then_some(WaitError::WouldDeadlock));
-        let mark = match refused {
-            Some(error) => Err(error),
-            None => Ok(self.pending.begin()),
-        };
-        WaitForAll { core: Arc::clone(self), mark }
+        CountedWait::new(Arc::clone(self), refused, AllOps)
+    }
+
+    /// Waits for the operations of a group that were pushed before this call.
+    pub(crate) fn wait_for_group(&self, group: &Group, deadline: Option<Instant>) -> Result<(), WaitError> {
+        self.check_group_wait(group)?;
+        self.make_way()?;
+        match group.pending.wait(deadline) {
+            Waited::Idle | Waited::Over => group.take_failure(),
+            Waited::TimedOut => Err(WaitError::TimedOut),
+        }
+    }
+
+    /// [`wait_for_group`](Self::wait_for_group) as a future. It covers the operations that were pushed before this call.
+    pub(crate) fn wait_for_group_async(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+    ) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
+        let refused = self.check_group_wait(group).err();
+        CountedWait::new(Arc::clone(self), refused, Arc::clone(group))
+    }
+
+    /// Returns an error if the calling thread must not wait for the group: it runs one of its operations.
+    fn check_group_wait(&self, group: &Group) -> Result<(), WaitError> {
+        self.check_wait()?;
+        if frame::in_group(group) { Err(WaitError::WouldDeadlock) } else { Ok(()) }
     }
 
     /// Returns the earliest failure that has not been reported.
@@ -195,18 +228,60 @@ impl Core {
     }
 }
 
-/// A wait for the operations that were pushed before it was created.
-struct WaitForAll {
+/// Operations that are counted together.
+trait Counted: Unpin {
+    /// Their count.
+    fn pending<'a>(&'a self, core: &'a Core) -> &'a PendingOps;
+    /// What a wait for them returns.
+    fn result(&self, core: &Core) -> Result<(), WaitError>;
+}
+
+/// All operations of an engine.
+struct AllOps;
+
+impl Counted for AllOps {
+    fn pending<'a>(&'a self, core: &'a Core) -> &'a PendingOps {
+        &core.pending
+    }
+
+    fn result(&self, core: &Core) -> Result<(), WaitError> {
+        core.first_unreported()
+    }
+}
+
+impl Counted for Arc<Group> {
+    fn pending<'a>(&'a self, _: &'a Core) -> &'a PendingOps {
+        &self.pending
+    }
+
+    fn result(&self, _: &Core) -> Result<(), WaitError> {
+        self.take_failure()
+    }
+}
+
+/// A wait for the operations that were counted before it was created.
+struct CountedWait<C: Counted> {
     core: Arc<Core>,
     /// The generation to wait for, or why the wait is forbidden.
     mark: Result<PendingWait, WaitError>,
+    counted: C,
 }
 
-impl Future for WaitForAll {
+impl<C: Counted> CountedWait<C> {
+    fn new(core: Arc<Core>, refused: Option<WaitError>, counted: C) -> Self {
+        let mark = match refused {
+            Some(error) => Err(error),
+            None => Ok(counted.pending(&core).begin()),
+        };
+        Self { core, mark, counted }
+    }
+}
+
+impl<C: Counted> Future for CountedWait<C> {
     type Output = Result<(), WaitError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { core, mark } = &mut *self;
+        let Self { core, mark, counted } = &mut *self;
         if core.is_forked() {
             return Poll::Ready(Err(PushError::Forked.into()));
         }
@@ -215,14 +290,14 @@ impl Future for WaitForAll {
             Err(error) => return Poll::Ready(Err(error.clone())),
         };
         Core::catch_up();
-        core.pending.poll(mark, cx.waker()).map(|()| core.first_unreported())
+        counted.pending(core).poll(mark, cx.waker()).map(|()| counted.result(core))
     }
 }
 
-impl Drop for WaitForAll {
+impl<C: Counted> Drop for CountedWait<C> {
     fn drop(&mut self) {
         if let Ok(mark) = &mut self.mark {
-            self.core.pending.end(mark);
+            self.counted.pending(&self.core).end(mark);
         }
     }
 }

@@ -44,8 +44,11 @@ pub enum Cause {
     Error(BoxError),
     /// Its [`Completion`](crate::Completion) was dropped unused.
     LostCompletion,
-    /// It had not started when the engine was shut down with [`Shutdown::Cancel`](crate::Shutdown::Cancel).
+    /// It was cancelled before it started: by its [handle](crate::OpHandle::cancel) or its
+    /// [group](crate::Group::cancel), or by a shutdown with [`Shutdown::Cancel`](crate::Shutdown::Cancel).
     Cancelled,
+    /// It had not started when its [deadline](crate::OpBuilder::deadline) passed.
+    DeadlinePassed,
     /// Its device failed: while it was under way there, or before.
     Device(DeviceError),
 }
@@ -67,7 +70,8 @@ impl fmt::Display for Cause {
             Self::Panic(None) => f.write_str("it panicked with a payload that is no string"),
             Self::Error(error) => write!(f, "{error}"),
             Self::LostCompletion => f.write_str("its completion was dropped unused"),
-            Self::Cancelled => f.write_str("it was cancelled by the engine's shutdown before it started"),
+            Self::Cancelled => f.write_str("it was cancelled before it started"),
+            Self::DeadlinePassed => f.write_str("its deadline passed before it started"),
             Self::Device(error) => write!(f, "{error}"),
         }
     }
@@ -253,7 +257,7 @@ impl OpError {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether a shutdown has cancelled the operation.
+    /// Whether the operation was cancelled.
     pub(crate) fn is_cancellation(&self) -> bool {
         matches!(self.cause(), Cause::Cancelled)
     }

@@ -309,7 +309,7 @@ impl Issuer<'_> {
             },
             Disposition::Forward(number) => self.send(number, op),
             Disposition::Skip(failure) => return self.core.skip(op, failure, &mut self.ready),
-            Disposition::Discard => return self.core.drop_rejected(op, &mut self.ready),
+            Disposition::Discard => return self.core.pass_over(op, &mut self.ready),
         }
         Epilogue::Nothing
     }

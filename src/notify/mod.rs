@@ -1,6 +1,7 @@
 //! Counts, results and states that threads and futures wait for.
 
 pub(crate) mod async_state;
+pub(crate) mod claim;
 pub(crate) mod oneshot;
 pub(crate) mod pending;
 pub(crate) mod wakers;

@@ -68,18 +68,43 @@ impl From<NoValue> for WaitError {
     }
 }
 
-/// A result that is set once. It is either taken once, or [shared](Oneshot::wait_shared) by all waiters.
+/// A result that is set once. It is either taken once, or [shared](Oneshot::wait_shared) by all waiters. A `T` lies
+/// beside it in the same allocation.
 #[derive(Debug)]
-pub struct Oneshot<R> {
+pub struct Oneshot<R, T: ?Sized = ()> {
     state: Mutex<State<R>>,
     done: Condvar,
+    beside: T,
 }
 
 impl<R> Oneshot<R> {
     /// Creates a oneshot without a result.
     #[must_use]
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State::Pending(Waiting::default())), done: Condvar::new() })
+        Self::with(())
+    }
+}
+
+impl<R, T> Oneshot<R, T> {
+    /// Creates a oneshot without a result, in one allocation with `beside`.
+    #[must_use]
+    pub fn with(beside: T) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::new(State::Pending(Waiting::default())), done: Condvar::new(), beside })
+    }
+
+    /// Returns the result, if it was set and not taken.
+    pub fn into_result(self) -> Option<Result<R, OpError>> {
+        match self.state.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+            State::Done(result) => Some(result),
+            State::Pending(_) | State::Taken | State::Ignored => None,
+        }
+    }
+}
+
+impl<R, T: ?Sized> Oneshot<R, T> {
+    /// Returns what lies beside the result.
+    pub fn beside(&self) -> &T {
+        &self.beside
     }
 
     /// Sets the result and wakes the waiting threads. Returns the wakers of the waiting futures. Later calls change
@@ -104,14 +129,6 @@ impl<R> Oneshot<R> {
         drop(state);
         self.done.notify_all();
         wakers
-    }
-
-    /// Returns the result, if it was set and not taken.
-    pub fn into_result(self) -> Option<Result<R, OpError>> {
-        match self.state.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
-            State::Done(result) => Some(result),
-            State::Pending(_) | State::Taken | State::Ignored => None,
-        }
     }
 
     /// Notes that the result is not wanted: a failure that is set later counts as reported. Returns the result, if it
@@ -152,7 +169,7 @@ impl<R> Oneshot<R> {
     }
 }
 
-impl Oneshot<()> {
+impl<T: ?Sized> Oneshot<(), T> {
     /// Waits like [`wait`](Self::wait), but leaves the result for other waiters.
     pub fn wait_shared(&self, deadline: Option<Instant>) -> Result<(), WaitError> {
         self.wait_for(deadline, State::share)
@@ -161,19 +178,19 @@ impl Oneshot<()> {
 
 /// A future's wait for a oneshot. Dropping it removes the waker that it has left.
 #[derive(Debug)]
-pub struct Waiter<R> {
-    oneshot: Arc<Oneshot<R>>,
+pub struct Waiter<R, T: ?Sized = ()> {
+    oneshot: Arc<Oneshot<R, T>>,
     key: WakerKey,
 }
 
-impl<R> Waiter<R> {
+impl<R, T: ?Sized> Waiter<R, T> {
     /// Creates a waiter for `oneshot`.
-    pub fn new(oneshot: Arc<Oneshot<R>>) -> Self {
+    pub fn new(oneshot: Arc<Oneshot<R, T>>) -> Self {
         Self { oneshot, key: WakerKey::default() }
     }
 
     /// The oneshot.
-    pub fn oneshot(&self) -> &Arc<Oneshot<R>> {
+    pub fn oneshot(&self) -> &Arc<Oneshot<R, T>> {
         &self.oneshot
     }
 
@@ -188,14 +205,14 @@ impl<R> Waiter<R> {
     }
 }
 
-impl Waiter<()> {
+impl<T: ?Sized> Waiter<(), T> {
     /// Polls like [`poll`](Self::poll), but leaves the result for other waiters.
     pub fn poll_shared(&mut self, waker: &Waker) -> Poll<Result<(), WaitError>> {
         self.poll_for(waker, State::share)
     }
 }
 
-impl<R> Drop for Waiter<R> {
+impl<R, T: ?Sized> Drop for Waiter<R, T> {
     fn drop(&mut self) {
         wakers::leave(&self.oneshot.state, &mut self.key, |state| match state {
             State::Pending(waiting) => Some(waiting),

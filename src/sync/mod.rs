@@ -126,7 +126,9 @@ pub(crate) mod plain_cell {
         pub(crate) const fn new(value: T) -> Self {
             Self(std::cell::UnsafeCell::new(value))
         }
+    }
 
+    impl<T: ?Sized> UnsafeCell<T> {
         /// Calls `f` with a pointer for shared access.
         #[inline(always)]
         pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {

@@ -62,6 +62,8 @@ pub enum Step {
     JoinOnlyTheLast,
     /// `Access::stands_for_the_next` checks whether that wait is in its queue.
     JoinWhatIsIn,
+    /// `Claim::cancel` leaves an operation alone that has started.
+    ClaimOnce,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]

@@ -1,0 +1,253 @@
+//! Groups of operations that are waited for, counted and cancelled together.
+//!
+//! # States
+//!
+//! Groups form a tree. A group is open, and then, for good, cancelled or cancelled quietly. The members of a group that
+//! was cancelled, and those of the groups inside it, do not start any more: each fails, or changes nothing, in its
+//! turn.
+//!
+//! A member is counted in its group, and in those around it, from before its push until its epilogue has run.
+//!
+//! # Who may touch what
+//!
+//! * `state`: any thread.
+//! * `failures`: under the lock. No failure is dropped there, since that runs program code.
+//! * `pending`: see [`PendingOps`].
+//!
+//! There are no edges here: the count hands over what the members did.
+
+use std::{collections::BTreeMap, iter, sync::Arc, time::Instant};
+
+use smallvec::SmallVec;
+
+use crate::{
+    engine::{
+        frame::Call,
+        task::{Claimed, Cleanup, Job, Task, flag},
+    },
+    error::{
+        op::{Cause, OpError},
+        wait::WaitError,
+    },
+    notify::{
+        claim::Cancel,
+        pending::{PendingOps, Ticket},
+        wakers::Wakers,
+    },
+    sync::{
+        Mutex,
+        Ordering::Relaxed,
+        atomic::{AtomicU8, AtomicU64},
+        lock,
+    },
+};
+
+const OPEN: u8 = 0;
+const CANCELLED: u8 = 1;
+const PASSED_OVER: u8 = 2;
+
+/// The number of failures that a group keeps to mark them as reported with the first one. Picked.
+const MAX_KEPT: usize = 1024;
+
+/// A group of operations.
+pub(crate) struct Group {
+    /// The group around this one.
+    parent: Option<Arc<Group>>,
+    state: AtomicU8,
+    pub(crate) pending: PendingOps,
+    /// The number of members that were pushed, in this group and all around and inside it. Used in the root only.
+    pushed: AtomicU64,
+    /// The failures of members since the last wait, by the number of the push.
+    failures: Mutex<BTreeMap<u64, Kept>>,
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Group").field("pending", &self.pending.count()).finish_non_exhaustive()
+    }
+}
+
+impl Group {
+    /// Creates a group, inside `parent` if there is one.
+    pub(crate) fn new(parent: Option<Arc<Self>>) -> Arc<Self> {
+        Arc::new(Self {
+            parent,
+            state: AtomicU8::new(OPEN),
+            pending: PendingOps::new(1),
+            pushed: AtomicU64::new(0),
+            failures: Mutex::default(),
+        })
+    }
+
+    /// This group and those around it, from the inside to the outside.
+    fn path(self: &Arc<Self>) -> impl Iterator<Item = &Arc<Self>> {
+        iter::successors(Some(self), |group| group.parent.as_ref())
+    }
+
+    /// Whether this is `other`, or inside it.
+    pub(crate) fn is_within(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other) || self.parent.as_ref().is_some_and(|parent| parent.is_within(other))
+    }
+
+    /// Cancels the members that have not started, unless the group was cancelled before.
+    pub(crate) fn cancel(&self, how: Cancel) {
+        let state = if how == Cancel::Loudly { CANCELLED } else { PASSED_OVER };
+        // Relaxed: a member that starts meanwhile may do either. If it fails, the first call has decided.
+        let _ = self.state.compare_exchange(OPEN, state, Relaxed, Relaxed);
+    }
+
+    /// How this group, or one around it, was cancelled.
+    pub(crate) fn cancelled(&self) -> Option<Cancel> {
+        // Relaxed: a member that starts meanwhile may do either.
+        match self.state.load(Relaxed) {
+            CANCELLED => Some(Cancel::Loudly),
+            PASSED_OVER => Some(Cancel::Quietly),
+            _ => self.parent.as_ref().and_then(|parent| parent.cancelled()),
+        }
+    }
+
+    /// Counts a member in that is about to be pushed.
+    pub(crate) fn enter(self: &Arc<Self>) -> Membership {
+        let tickets = self.path().map(|group| group.pending.enter()).collect();
+        let root = self.path().last().unwrap_or(self);
+        // Relaxed: each push of a thread has a higher number than the one before.
+        let number = root.pushed.fetch_add(1, Relaxed);
+        Membership { group: Arc::clone(self), tickets, number, fails_itself: false }
+    }
+
+    /// Keeps the failure of a member, if it is one of the earliest.
+    fn keep(&self, number: u64, failure: Kept) {
+        let mut failures = lock(&self.failures);
+        let before = failures.insert(number, failure);
+        let last = if failures.len() > MAX_KEPT { failures.pop_last() } else { None };
+        drop(failures);
+        drop((before, last));
+    }
+
+    /// Returns the failure of the member that was pushed first, among those that have failed since the last call. That
+    /// failure, and those that began in the group, count as reported.
+    pub(super) fn take_failure(&self) -> Result<(), WaitError> {
+        let failures = std::mem::take(&mut *lock(&self.failures));
+        failures.values().filter(|kept| kept.is_own).for_each(|kept| kept.failure.mark_reported());
+        failures.into_values().next().map_or(Ok(()), |first| Err(first.failure.into()))
+    }
+}
+
+/// The failure of a member.
+#[derive(Clone)]
+struct Kept {
+    failure: OpError,
+    /// The member has failed itself. Otherwise it was skipped for the failure of an operation before it.
+    is_own: bool,
+}
+
+/// A member of a group, which is counted in it until this is dropped.
+pub(crate) struct Membership {
+    group: Arc<Group>,
+    /// The member's tickets in the group and in those around it.
+    tickets: SmallVec<[Ticket; 2]>,
+    /// The number of the member's push.
+    number: u64,
+    /// If the member fails, it does so itself: it has started, or was cancelled.
+    fails_itself: bool,
+}
+
+impl Membership {
+    pub(super) fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
+    /// Keeps the failure of the member in its group and in those around it.
+    pub(super) fn fail(&self, failure: &OpError) {
+        let kept = || Kept { failure: failure.clone(), is_own: self.fails_itself };
+        self.group.path().for_each(|group| group.keep(self.number, kept()));
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        let left = self.group.path().zip(&self.tickets).filter_map(|(group, &ticket)| group.pending.leave(ticket));
+        left.collect::<SmallVec<[Wakers; 1]>>().into_iter().for_each(Wakers::wake);
+    }
+}
+
+/// The job of an operation that belongs to a group or has a deadline.
+pub(crate) struct LimitedJob<W> {
+    job: W,
+    deadline: Option<Instant>,
+    group: Option<Arc<Group>>,
+    /// Taken by what ends the operation.
+    membership: Option<Membership>,
+}
+
+impl<W> LimitedJob<W> {
+    pub(crate) fn new(job: W, limits: &Limits) -> Self {
+        let group = limits.group.clone();
+        let membership = group.as_ref().map(Group::enter);
+        Self { job, deadline: limits.deadline, group, membership }
+    }
+
+    /// Cancels an operation that could start now, if its group was cancelled or its deadline has passed.
+    fn limit(&self, task: &Task) -> Claimed {
+        match self.group.as_ref().and_then(|group| group.cancelled()) {
+            Some(Cancel::Loudly) => Claimed::Cancelled(task.failed_by(Cause::Cancelled)),
+            Some(Cancel::Quietly) => Claimed::PassedOver,
+            None if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                Claimed::Cancelled(task.failed_by(Cause::DeadlinePassed))
+            }
+            None => Claimed::Run,
+        }
+    }
+
+    /// Notes that a failure of the operation is its own.
+    fn will_fail_itself(&mut self) {
+        self.membership.iter_mut().for_each(|membership| membership.fails_itself = true);
+    }
+}
+
+/// Until when an operation may start, and the group that it belongs to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Limits {
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) group: Option<Arc<Group>>,
+}
+
+impl<W: Job> Job for LimitedJob<W> {
+    const REPORTS: bool = true;
+    const CLAIMS: bool = true;
+
+    fn claim(&mut self, task: &Task) -> Claimed {
+        let claimed = match self.job.claim(task) {
+            Claimed::Run if !task.has(flag::KEPT) => self.limit(task),
+            claimed => claimed,
+        };
+        if matches!(claimed, Claimed::Cancelled(_)) {
+            self.will_fail_itself();
+        }
+        claimed
+    }
+
+    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
+        self.will_fail_itself();
+        cx.frame().set_group(self.group.as_ref());
+        if cx.op().task().has(flag::ASYNC) {
+            if let Some(membership) = self.membership.take() {
+                cx.with_right(|right| right.set_membership(membership));
+            }
+        }
+        self.job.start(cx)
+    }
+
+    fn discard(&mut self) {
+        self.job.discard();
+        self.membership = None;
+    }
+
+    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
+        let mut cleanup = self.job.report(result);
+        if let Some(membership) = self.membership.take() {
+            cleanup.set_membership(membership, result);
+        }
+        cleanup
+    }
+}

@@ -1,0 +1,90 @@
+//! The claim of an operation that can be cancelled: either its function is called or the operation is cancelled.
+//!
+//! # States
+//!
+//! | state | meaning | next |
+//! |---|---|---|
+//! | `PENDING` | the operation has neither started nor been cancelled | `STARTED`, `CANCELLED`, `PASSED_OVER` |
+//! | `STARTED` | its thread has claimed it, to call its function or to skip it | `STOPPING` |
+//! | `STOPPING` | it was started, and somebody has asked it to stop since | – |
+//! | `CANCELLED` | it was cancelled, and fails in its turn | – |
+//! | `PASSED_OVER` | it was cancelled, and changes nothing in its turn | – |
+//!
+//! The thread that leaves `PENDING` has the function to itself: it calls it, or drops it.
+//!
+//! # Who may touch what
+//!
+//! * [`start`](Claim::start): the owner of the ready operation, as often as it likes.
+//! * [`cancel`](Claim::cancel): any thread.
+//!
+//! There are no edges: the owner of the operation has the function by the queues, a canceller has it by the handle, and
+//! a lock hands over the failure of a cancelled operation.
+
+use crate::{
+    sync::{Ordering::Relaxed, atomic::AtomicU8},
+    testing::weaken::{Step, removed},
+};
+
+const PENDING: u8 = 0;
+const STARTED: u8 = 1;
+const STOPPING: u8 = 2;
+const CANCELLED: u8 = 3;
+const PASSED_OVER: u8 = 4;
+
+/// What a cancelled operation does in its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancel {
+    /// It fails the variables that it mutates.
+    Loudly,
+    /// It changes nothing.
+    Quietly,
+}
+
+/// The claim of an operation.
+#[derive(Debug, Default)]
+pub struct Claim(AtomicU8);
+
+impl Claim {
+    /// Creates the claim of an operation that cannot be cancelled.
+    pub fn started() -> Self {
+        Self(AtomicU8::new(STARTED))
+    }
+
+    /// Claims the operation for its thread. A repeated call has the same result.
+    ///
+    /// # Errors
+    /// The operation was cancelled, in this way.
+    #[inline]
+    pub fn start(&self) -> Result<(), Cancel> {
+        // Relaxed: only the choice of the winner matters.
+        match self.0.compare_exchange(PENDING, STARTED, Relaxed, Relaxed) {
+            Ok(_) | Err(STARTED | STOPPING) => Ok(()),
+            Err(CANCELLED) => Err(Cancel::Loudly),
+            Err(_) => Err(Cancel::Quietly),
+        }
+    }
+
+    /// Cancels the operation if it has not started. Returns whether it did. Otherwise asks a started operation to stop.
+    pub fn cancel(&self, how: Cancel) -> bool {
+        let cancelled = if how == Cancel::Loudly { CANCELLED } else { PASSED_OVER };
+        if removed(Step::ClaimOnce) {
+            // Relaxed: this twin is to fail.
+            self.0.store(cancelled, Relaxed);
+            return true;
+        }
+        // Relaxed: only the choice of the winner matters.
+        match self.0.compare_exchange(PENDING, cancelled, Relaxed, Relaxed) {
+            Ok(_) => return true,
+            // Relaxed: the operation learns only that it should stop. If this fails, it was asked already.
+            Err(STARTED) => _ = self.0.compare_exchange(STARTED, STOPPING, Relaxed, Relaxed),
+            Err(_) => {}
+        }
+        false
+    }
+
+    /// Whether somebody has asked a started operation to stop.
+    pub fn is_stopping(&self) -> bool {
+        // Relaxed: the answer is a hint, and hands over nothing.
+        self.0.load(Relaxed) == STOPPING
+    }
+}

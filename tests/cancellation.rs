@@ -1,0 +1,644 @@
+//! Cancellation by handles, deadlines, and groups.
+
+#![cfg(not(any(raddle_loom, raddle_shuttle)))]
+
+use raddle_testkit as common;
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{Drops, KINDS, MOMENT, PATIENCE, THREADED, eventually, failure, hold, occupy, on_kinds};
+use raddle::{Cause, Engine, OpError, Shutdown, WaitError, cx};
+
+fn is_cancelled(error: &OpError) -> bool {
+    matches!(error.cause(), Cause::Cancelled)
+}
+
+// -------------------------------------------------------------------------------------------------- by a handle ----
+
+#[test]
+fn an_operation_that_is_cancelled_before_its_turn_never_runs_and_fails_what_it_mutates_then() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (input, output) = (engine.var(1), engine.var(0));
+        let gate = hold(&engine, input.as_ref());
+        let drops = Drops::new();
+        let captured = drops.make();
+        let handle = engine
+            .op("double")
+            .submit((input.read(), output.write()), move |(_, _)| {
+                let _captured = &captured;
+                unreachable!("it was cancelled")
+            })
+            .unwrap();
+        let _: &raddle::OpHandle<()> = &handle;
+        let earlier = engine.op("").submit(output.read(), |output| *output);
+        assert!(handle.cancel());
+        assert_eq!(drops.dropped(), 1, "the function is dropped by the call");
+        assert!(!handle.cancel() && !handle.cancel_quietly(), "it is cancelled once");
+        assert!(handle.is_done());
+        assert!(is_cancelled(&failure(handle.wait())), "the handle returns before the turn has come");
+        assert_eq!(engine.pending(), 3, "the operation keeps its place");
+        gate.open();
+        assert!(is_cancelled(&failure(engine.wait_for_var(&output))));
+        assert!(is_cancelled(&failure(earlier.unwrap().wait())), "what stands behind it is skipped");
+        engine.wait_for_var(&input).unwrap();
+        assert_eq!((input.version(), output.version()), (1, 0));
+        engine.wait_for_all().expect("the failure was reported");
+    });
+}
+
+#[test]
+fn operations_before_a_cancelled_one_are_untouched() {
+    on_kinds(&KINDS, 2, |engine| {
+        let value = engine.var(0);
+        let gate = hold(&engine, value.as_ref());
+        engine.op("first").push(value.write(), |value| *value = 1).unwrap();
+        let before = engine.op("").submit(value.read(), |value| *value).unwrap();
+        let cancelled = engine.op("second").submit(value.write(), |value| *value = 2).unwrap();
+        let after = engine.op("").overwrites([&value]).submit((), |()| ()).unwrap();
+        assert!(cancelled.cancel());
+        gate.open();
+        assert_eq!(before.wait().unwrap(), 1);
+        after.wait().unwrap();
+        assert_eq!(engine.get(&value).unwrap(), 1);
+        cancelled.ignore();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_quietly_cancelled_operation_changes_nothing() {
+    on_kinds(&KINDS, 2, |engine| {
+        let value = engine.var(0);
+        let gate = hold(&engine, value.as_ref());
+        let cancelled = engine.op("").submit(value.write(), |value| *value = 2).unwrap();
+        let after = engine.op("").submit(value.read(), |value| *value).unwrap();
+        assert!(cancelled.cancel_quietly());
+        gate.open();
+        assert_eq!(after.wait().unwrap(), 0);
+        assert!(is_cancelled(&failure(cancelled.wait())));
+        assert_eq!(value.version(), 1, "only the gate has mutated");
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_quietly_cancelled_overwrite_clears_nothing() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let gate = hold(&engine, value.as_ref());
+        engine.op("fail").try_push(value.write(), |_| Err("as planned".into())).unwrap();
+        let cancelled = engine.op("").submit(value.overwrite(), |value| *value = 2).unwrap();
+        assert!(cancelled.cancel_quietly());
+        gate.open();
+        assert_eq!(failure(engine.wait_for_var(&value)).name(), "fail");
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// A loud cancellation that nobody is told of is reported, a quiet one is not.
+#[test]
+fn only_a_loud_cancellation_is_reported_by_a_wait_for_all() {
+    on_kinds(&THREADED, 1, |engine| {
+        let gate = occupy(&engine, 1);
+        for loud in [true, false] {
+            let handle = engine.op("cancelled").submit((), |()| ()).unwrap();
+            assert!(if loud { handle.cancel() } else { handle.cancel_quietly() });
+        }
+        gate.open();
+        assert!(is_cancelled(&failure(engine.wait_for_all())));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn an_operation_that_runs_is_not_cancelled_but_learns_of_it() {
+    on_kinds(&THREADED, 1, |engine| {
+        let value = engine.var(0);
+        let (sender, receiver) = mpsc::channel();
+        let handle = engine
+            .op("")
+            .submit((cx(), value.write()), move |(cx, value)| {
+                assert!(!cx.is_cancelled());
+                sender.send(()).unwrap();
+                let limit = Instant::now() + PATIENCE;
+                while !cx.is_cancelled() && Instant::now() < limit {
+                    thread::yield_now();
+                }
+                *value = 1;
+                cx.is_cancelled()
+            })
+            .unwrap();
+        receiver.recv_timeout(PATIENCE).unwrap();
+        assert!(!handle.cancel() && !handle.cancel());
+        assert!(handle.wait().unwrap());
+        assert_eq!(engine.get(&value).unwrap(), 1);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn an_operation_that_is_complete_cannot_be_cancelled() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let mut handle = engine.op("").submit(value.write(), |value| *value = 1).unwrap();
+        engine.wait_for_all().unwrap();
+        assert!(!handle.cancel() && !handle.cancel_quietly());
+        handle.wait_timeout(PATIENCE).unwrap();
+        assert!(!handle.cancel());
+        assert_eq!(engine.get(&value).unwrap(), 1);
+    });
+}
+
+#[test]
+fn a_clean_up_cannot_be_cancelled() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let gate = hold(&engine, value.as_ref());
+        let handle = engine.op("").cleanup().submit(value.write(), |value| *value = 1).unwrap();
+        let group = engine.group();
+        group.cancel();
+        let member = group.op("").cleanup().submit(value.write(), |value| *value += 1).unwrap();
+        assert!(!handle.cancel());
+        gate.open();
+        handle.wait().unwrap();
+        member.wait().unwrap();
+        assert_eq!(engine.get(&value).unwrap(), 2);
+    });
+}
+
+/// Whoever wins, the function is dropped once, the handle has a result, and the variable agrees with it.
+#[test]
+fn a_cancellation_that_races_with_the_start_is_won_by_one() {
+    on_kinds(&THREADED, 2, |engine| {
+        let (ran, mut cancelled) = (Arc::new(AtomicUsize::new(0)), 0);
+        let drops = Drops::new();
+        const ROUNDS: usize = 2_000;
+        for _ in 0..ROUNDS {
+            let (ran, item) = (Arc::clone(&ran), drops.make());
+            let handle = engine.op("").submit((), move |()| {
+                let _item = &item;
+                ran.fetch_add(1, Relaxed);
+            });
+            let handle = handle.unwrap();
+            let won = handle.cancel();
+            cancelled += usize::from(won);
+            assert_eq!(handle.wait().is_err(), won);
+        }
+        engine.wait_for_all().unwrap();
+        assert_eq!(ran.load(Relaxed) + cancelled, ROUNDS);
+        assert_eq!(drops.dropped(), ROUNDS);
+    });
+}
+
+#[test]
+fn a_cancelled_handle_wakes_its_waiters() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let gate = hold(&engine, value.as_ref());
+        let handle = engine.op("").submit(value.write(), |_| ()).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        thread::scope(|scope| {
+            let handle = &handle;
+            scope.spawn(move || {
+                thread::sleep(MOMENT);
+                assert!(handle.cancel());
+            });
+            eventually("the handle is done", || handle.is_done());
+        });
+        assert!(is_cancelled(&failure(runtime.block_on(handle))));
+        gate.open();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// The drop of the function may use the engine, and its panic reaches the caller of `cancel` when all is done.
+#[test]
+fn the_drop_of_a_cancelled_function_is_program_code() {
+    struct Uses(Engine);
+    impl Drop for Uses {
+        fn drop(&mut self) {
+            self.0.op("pushed by a drop").submit((), |()| ()).unwrap().wait().unwrap();
+            panic!("as planned");
+        }
+    }
+    on_kinds(&KINDS, 2, |engine| {
+        let value = engine.var(0);
+        let gate = hold(&engine, value.as_ref());
+        let uses = Uses(engine.clone());
+        let handle = engine
+            .op("")
+            .submit(value.write(), move |_| {
+                let _uses = &uses;
+            })
+            .unwrap();
+        assert!(catch_unwind(AssertUnwindSafe(|| handle.cancel())).is_err());
+        assert!(is_cancelled(&failure(handle.wait())));
+        gate.open();
+        assert!(is_cancelled(&failure(engine.wait_for_var(&value))));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_push_that_is_refused_drops_a_function_that_could_be_cancelled() {
+    on_kinds(&KINDS, 1, |engine| {
+        let drops = Drops::new();
+        let value = engine.var(0);
+        engine.delete_variable(&value, |_| ()).unwrap();
+        let item = drops.make();
+        let refused = engine.op("").submit(value.write(), move |_| {
+            let _item = &item;
+        });
+        assert!(refused.is_err());
+        assert_eq!(drops.dropped(), 1);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------- operators ----
+
+#[test]
+fn each_run_of_an_operator_has_its_own_handle() {
+    on_kinds(&KINDS, 2, |engine| {
+        let level = engine.var(2u32);
+        let drain = engine
+            .op("drain")
+            .try_operator(level.overwrite(), |level| {
+                *level = level.checked_sub(1).ok_or("empty")?;
+                Ok(())
+            })
+            .unwrap();
+        let runs: Vec<_> = (0..4).map(|_| drain.submit().unwrap()).collect();
+        let results: Vec<_> = runs.into_iter().map(|run| run.wait().is_ok()).collect();
+        assert_eq!(results, [true, true, false, false]);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn one_run_of_an_operator_is_cancelled() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let gate = hold(&engine, value.as_ref());
+        let add = engine.op("add").operator(value.write(), |value| *value += 1).unwrap();
+        let runs: Vec<_> = (0..3).map(|_| add.submit().unwrap()).collect();
+        drop(add);
+        assert!(runs[1].cancel_quietly());
+        gate.open();
+        let results: Vec<_> = runs.into_iter().map(|run| run.wait().is_ok()).collect();
+        assert_eq!(results, [true, false, true]);
+        assert_eq!(engine.get(&value).unwrap(), 2);
+    });
+}
+
+#[test]
+fn the_handle_of_an_asynchronous_run_waits_for_its_completion() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (sender, receiver) = mpsc::channel();
+        let disk = engine.token();
+        let flush = engine.op("flush").writes([&disk]).operator_async((), move |(), done| sender.send(done).unwrap());
+        let flush = flush.unwrap();
+        let mut runs: Vec<_> = (0..3).map(|_| flush.submit().unwrap()).collect();
+        let next = || receiver.recv_timeout(PATIENCE).unwrap();
+        let first = next();
+        assert!(matches!(runs[0].wait_timeout(MOMENT), Err(WaitError::TimedOut)));
+        first.complete();
+        runs[0].wait_timeout(PATIENCE).unwrap();
+        next().fail("the disk is full");
+        assert!(failure(runs[1].wait_timeout(PATIENCE)).to_string().ends_with("the disk is full"));
+        let skipped = failure(runs[2].wait_timeout(PATIENCE));
+        assert!(skipped.to_string().ends_with("the disk is full"), "the third run is skipped");
+        engine.clear_error(&disk).unwrap();
+        let lost = flush.submit().unwrap();
+        drop(next());
+        assert!(matches!(failure(lost.wait()).cause(), Cause::LostCompletion));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn the_handle_of_an_asynchronous_run_gets_the_panic_of_its_function() {
+    on_kinds(&KINDS, 1, |engine| {
+        let run = engine.op("").operator_async((), |(), _done| panic!("as planned")).unwrap().submit().unwrap();
+        assert!(matches!(failure(run.wait()).cause(), Cause::Panic(_)));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------- deadlines ----
+
+#[test]
+fn an_operation_whose_deadline_has_passed_fails_in_its_turn() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let now = Instant::now();
+        let late = engine.op("late").deadline(now).submit(value.write(), |_| unreachable!("it is too late")).unwrap();
+        let _: &raddle::OpHandle<()> = &late;
+        assert!(matches!(failure(late.wait()).cause(), Cause::DeadlinePassed));
+        assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::DeadlinePassed));
+        engine.clear_error(&value).unwrap();
+        let in_time = engine.op("in time").deadline(now + PATIENCE);
+        in_time.push(value.write(), |value| *value = 1).unwrap();
+        assert_eq!(engine.get(&value).unwrap(), 1);
+        engine.op("clean-up").deadline(now).cleanup().push(value.write(), |value| *value = 2).unwrap();
+        assert_eq!(engine.get(&value).unwrap(), 2);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+// ------------------------------------------------------------------------------------------------------- groups ----
+
+#[test]
+fn a_wait_for_a_group_covers_its_operations_and_no_others() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (gate, other) = (engine.token(), engine.token());
+        let held = hold(&engine, &gate);
+        let group = engine.group();
+        let inner = group.group();
+        let count = Arc::new(AtomicUsize::new(0));
+        for group in [&group, &inner] {
+            for _ in 0..10 {
+                let count = Arc::clone(&count);
+                group.op("").writes([&other]).push((), move |()| _ = count.fetch_add(1, Relaxed)).unwrap();
+            }
+        }
+        group.wait().unwrap();
+        assert_eq!(count.load(Relaxed), 20);
+        assert_eq!((group.pending(), inner.pending()), (0, 0));
+        inner.op("").reads([&gate]).push((), |()| ()).unwrap();
+        assert_eq!((group.pending(), inner.pending()), (1, 1));
+        group.op("").reads([&gate]).push((), |()| ()).unwrap();
+        assert!(matches!(group.wait_timeout(MOMENT), Err(WaitError::TimedOut)));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let waits = [group.wait_async(), inner.wait_async()];
+        held.open();
+        runtime.block_on(async {
+            for wait in waits {
+                wait.await.unwrap();
+            }
+        });
+        assert_eq!(group.pending(), 0);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_group_reports_the_failure_that_was_pushed_first_and_only_its_own() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (first, second, outside) = (engine.var(0), engine.var(0), engine.var(0));
+        engine.op("outside").try_push(outside.write(), |_| Err("not the group's".into())).unwrap();
+        let held = hold(&engine, first.as_ref());
+        let group = engine.group();
+        group.op("first").try_push(first.write(), |_| Err("1".into())).unwrap();
+        group.op("second").try_push(second.write(), |_| Err("2".into())).unwrap();
+        assert!(matches!(failure(engine.wait_for_var(&second)), error if error.name() == "second"));
+        held.open();
+        assert_eq!(failure(group.wait()).name(), "first");
+        group.wait().expect("each failure is reported once");
+        assert_eq!(failure(engine.wait_for_all()).name(), "outside");
+        engine.wait_for_all().expect("the group's failures were reported");
+        // An operation that is skipped fails for the reason that it was skipped for.
+        group.op("skipped").push(outside.read(), |_| unreachable!("it is skipped")).unwrap();
+        assert_eq!(failure(group.wait()).name(), "outside");
+    });
+}
+
+/// A failure from outside is reported only if the group has returned it.
+#[test]
+fn a_failure_from_outside_that_a_group_has_not_returned_is_not_lost() {
+    on_kinds(&KINDS, 1, |engine| {
+        let outside = engine.var(0);
+        let group = engine.group();
+        group.op("first").try_push((), |()| Err("1".into())).unwrap();
+        engine.op("outside").try_push(outside.write(), |_| Err("2".into())).unwrap();
+        group.op("skipped").push(outside.read(), |_| ()).unwrap();
+        assert_eq!(failure(group.wait()).name(), "first");
+        assert_eq!(failure(engine.wait_for_all()).name(), "outside");
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_group_inside_reports_to_the_group_around_it() {
+    on_kinds(&KINDS, 1, |engine| {
+        let group = engine.group();
+        let inner = group.group();
+        inner.op("inner").try_push((), |()| Err("1".into())).unwrap();
+        group.op("outer").try_push((), |()| Err("2".into())).unwrap();
+        assert_eq!(failure(group.wait()).name(), "inner");
+        assert_eq!(failure(inner.wait()).name(), "inner");
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn failures_of_a_group_that_nobody_waits_for_are_reported_by_a_wait_for_all() {
+    on_kinds(&KINDS, 1, |engine| {
+        engine.group().op("fails").try_push((), |()| Err("1".into())).unwrap();
+        assert_eq!(failure(engine.wait_for_all()).name(), "fails");
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn cancelling_a_group_goes_down_and_stays() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let group = engine.group();
+        let (inner, beside) = (group.group(), engine.group());
+        let held = hold(&engine, value.as_ref());
+        let members = [&group, &inner].map(|group| group.op("").submit(value.overwrite(), |_| ()).unwrap());
+        let other = beside.op("").submit(value.overwrite(), |value| *value = 1).unwrap();
+        group.cancel();
+        assert!(group.is_cancelled() && inner.is_cancelled() && group.group().is_cancelled());
+        assert!(!beside.is_cancelled());
+        let later = inner.op("").submit((), |()| ()).unwrap();
+        held.open();
+        for member in members {
+            assert!(is_cancelled(&failure(member.wait())));
+        }
+        assert!(is_cancelled(&failure(later.wait())));
+        other.wait().unwrap();
+        assert!(is_cancelled(&failure(group.wait())));
+        assert_eq!(engine.get(&value).unwrap(), 1);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn members_of_a_quietly_cancelled_group_change_nothing_and_their_handles_return() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(5);
+        let group = engine.group();
+        group.cancel_quietly();
+        group.cancel();
+        let member = group.op("").submit(value.write(), |value| *value = 1).unwrap();
+        assert!(is_cancelled(&failure(member.wait())));
+        group.op("").push(value.write(), |value| *value = 2).unwrap();
+        let operator = group.op("").operator(value.write(), |value| *value = 3).unwrap();
+        operator.push().unwrap();
+        assert!(is_cancelled(&failure(operator.submit().unwrap().wait())));
+        group.wait().unwrap();
+        assert_eq!((engine.get(&value).unwrap(), value.version()), (5, 0));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_member_that_runs_learns_that_its_group_was_cancelled() {
+    on_kinds(&THREADED, 1, |engine| {
+        let group = engine.group().group();
+        let (sender, receiver) = mpsc::channel();
+        let member = group.op("").submit(cx(), move |cx| {
+            sender.send(()).unwrap();
+            let limit = Instant::now() + PATIENCE;
+            while !cx.is_cancelled() && Instant::now() < limit {
+                thread::yield_now();
+            }
+            cx.is_cancelled()
+        });
+        receiver.recv_timeout(PATIENCE).unwrap();
+        group.cancel();
+        assert!(member.unwrap().wait().unwrap());
+        group.wait().unwrap();
+    });
+}
+
+#[test]
+fn a_member_that_waits_for_its_group_is_refused() {
+    on_kinds(&KINDS, 1, |engine| {
+        let group = engine.group();
+        let inner = group.group();
+        let (own, around, inside) = (inner.clone(), group.clone(), inner.group());
+        let waits = inner.op("").submit((), move |()| {
+            let refused = |wait: Result<(), WaitError>| matches!(wait, Err(WaitError::WouldDeadlock));
+            inside.op("").push((), |()| ()).unwrap();
+            inside.wait().unwrap();
+            (refused(own.wait()), refused(around.wait()), refused(around.wait_timeout(MOMENT)))
+        });
+        assert_eq!(waits.unwrap().wait().unwrap(), (true, true, true));
+        group.wait().unwrap();
+        let (sender, receiver) = mpsc::channel();
+        let own = group.clone();
+        group
+            .op("")
+            .push_async((), move |(), done| {
+                sender.send(own.wait_timeout(MOMENT).is_err()).unwrap();
+                done.complete();
+            })
+            .unwrap();
+        assert!(receiver.recv_timeout(PATIENCE).unwrap());
+        group.wait().unwrap();
+    });
+}
+
+#[test]
+fn asynchronous_members_are_counted_until_their_completion() {
+    on_kinds(&KINDS, 1, |engine| {
+        let group = engine.group();
+        let (sender, receiver) = mpsc::channel();
+        let disk = engine.token();
+        for _ in 0..3 {
+            let sender = sender.clone();
+            let member = group.op("flush").overwrites([&disk]);
+            member.push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+        }
+        let next = || receiver.recv_timeout(PATIENCE).unwrap();
+        next().complete();
+        next().fail("the disk is full");
+        let last = next();
+        assert!(matches!(group.wait_timeout(MOMENT), Err(WaitError::TimedOut)));
+        assert_eq!(group.pending(), 1);
+        drop(last);
+        let error = failure(group.wait());
+        assert!(error.to_string().ends_with("the disk is full"), "{error}");
+        group.op("").push_async((), |(), _done| panic!("as planned")).unwrap();
+        assert!(matches!(failure(group.wait()).cause(), Cause::Panic(_)));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// A wait for a group returns when the captures and the results of its operations have been dropped.
+#[test]
+fn a_member_is_counted_until_its_result_was_dropped() {
+    on_kinds(&KINDS, 2, |engine| {
+        let group = engine.group();
+        let drops = Drops::new();
+        for round in 1..=100 {
+            let item = drops.make();
+            drop(group.op("").submit((), move |()| item).unwrap());
+            group.wait().unwrap();
+            assert_eq!(drops.dropped(), round);
+        }
+    });
+}
+
+#[test]
+fn a_refused_push_leaves_the_group() {
+    on_kinds(&KINDS, 1, |engine| {
+        let group = engine.group();
+        let value = engine.var(0);
+        engine.delete_variable(&value, |_| ()).unwrap();
+        assert!(group.op("").push(value.write(), |_| ()).is_err());
+        assert_eq!(group.pending(), 0);
+        engine.shutdown(Shutdown::Drain, None).unwrap();
+        assert!(group.op("").push((), |()| ()).is_err());
+        assert!(group.op("").submit((), |()| ()).is_err());
+        assert_eq!(group.pending(), 0);
+        group.wait().unwrap();
+    });
+}
+
+#[test]
+fn any_number_of_threads_may_push_to_a_group_and_wait_for_it() {
+    on_kinds(&KINDS, 2, |engine| {
+        let group = engine.group();
+        let total = engine.var(0);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        group.op("").push(total.write(), |total| *total += 1).unwrap();
+                    }
+                    group.wait().unwrap();
+                });
+            }
+        });
+        assert_eq!(group.pending(), 0);
+        assert_eq!(engine.get(&total).unwrap(), 400);
+    });
+}
+
+#[test]
+fn a_group_does_not_keep_the_engine_open() {
+    on_kinds(&KINDS, 1, |engine| {
+        let group = engine.group();
+        group.op("").push((), |()| ()).unwrap();
+        drop(engine);
+        assert!(group.op("").push((), |()| ()).is_err());
+        group.wait().unwrap();
+    });
+}
+
+#[test]
+fn a_shutdown_cancels_members() {
+    on_kinds(&THREADED, 1, |engine| {
+        let group = engine.group();
+        let value = engine.var(0);
+        let held = hold(&engine, value.as_ref());
+        group.op("").push(value.write(), |_| ()).unwrap();
+        engine.notify_shutdown();
+        held.open();
+        assert!(is_cancelled(&failure(group.wait())));
+        engine.shutdown(Shutdown::Cancel, Some(Duration::from_secs(60))).unwrap();
+    });
+}
