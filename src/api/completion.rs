@@ -8,7 +8,7 @@ use crate::{
         core::Core,
         frame::{self, Call},
         right::Right,
-        task::{FnJob, Job},
+        task::{FnJob, Job, Task},
     },
     error::{BoxError, op::Cause},
     sync::{Mutex, lock},
@@ -44,7 +44,7 @@ use crate::{
 #[must_use = "a completion dropped unused fails its operation"]
 pub struct Completion {
     /// The right to end the operation, and its engine, until the token is used.
-    of: Option<(Right, Arc<Core>)>,
+    of: Option<(Right<Task>, Arc<Core>)>,
     /// Where the operation's function has references to values: they must be gone before the operation ends.
     gate: Option<Arc<Gate>>,
 }
@@ -58,7 +58,7 @@ impl fmt::Debug for Completion {
 
 impl Completion {
     /// Creates the completion of an operation whose function is about to be called.
-    pub(crate) fn new(right: Right, core: Arc<Core>) -> Self {
+    pub(crate) fn new(right: Right<Task>, core: Arc<Core>) -> Self {
         Self { of: Some((right, core)), gate: None }
     }
 
@@ -120,7 +120,7 @@ impl Drop for Completion {
 }
 
 /// Ends an operation by its completion; later, if its function still has references to values.
-fn resolve(gate: Option<Arc<Gate>>, right: Right, core: Arc<Core>, result: Result<(), Cause>) {
+fn resolve(gate: Option<Arc<Gate>>, right: Right<Task>, core: Arc<Core>, result: Result<(), Cause>) {
     if core.is_forked() {
         // Another thread of the parent process may have held the lock of the gate.
         return std::mem::forget((gate, right, core, result));
@@ -137,7 +137,7 @@ fn resolve(gate: Option<Arc<Gate>>, right: Right, core: Arc<Core>, result: Resul
 
 /// A completion that was used.
 struct Used {
-    right: Right,
+    right: Right<Task>,
     core: Arc<Core>,
     result: Result<(), Cause>,
 }

@@ -11,8 +11,8 @@ use std::{
 
 use crate::{
     engine::{
+        cancellable::{Cancellable, Function, Handled},
         core::Core,
-        result_job::{Cancellable, Function, Handled},
     },
     error::{push::PushError, wait::WaitError},
     notify::{

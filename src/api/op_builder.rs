@@ -22,14 +22,14 @@ use crate::{
     engine::{
         core::Core,
         frame::Call,
-        group::{Group, LimitedJob, Limits},
-        result_job::{Cancellable, ResultJob},
+        group::Group,
+        limited_job::{LimitedJob, Limits},
+        result_job::{self, ResultJob},
         spec::{Entries, Entry, Refs, Route, Spec},
         task::{FnJob, Job, flag},
     },
     error::{BoxError, device::DeviceError, op::Cause, push::PushError},
     gpu,
-    notify::oneshot::Oneshot,
     tracker::Mode,
     values::{device::Device, name::Name, property::Property},
 };
@@ -1022,7 +1022,7 @@ impl<'e> OpBuilder<'e> {
         F: FnOnce(&Call<'_>) -> Result<R, Cause> + Send + 'static,
         R: Send + 'static,
     {
-        let oneshot = Oneshot::with(Cancellable::of(&self.spec, location, f));
+        let oneshot = result_job::shared(&self.spec, location, f);
         let core = Arc::clone(self.core);
         self.enqueue(location, accesses, flags, ResultJob::new(Arc::clone(&oneshot)))?;
         Ok(OpHandle::new(oneshot, core))

@@ -7,13 +7,12 @@ use crate::{
     engine::{
         core::Core,
         frame::{self, Call, NoWait},
-        group::{LimitedJob, Limits},
-        result_job::{AsyncResultJob, Cancellable, ResultJob},
+        limited_job::{LimitedJob, Limits},
+        result_job::{self, AsyncResultJob, ResultJob},
         spec::{Entry, Refs, Spec},
         task::{FnJob, Job, flag},
     },
     error::{op::Cause, push::PushError},
-    notify::oneshot::Oneshot,
     tracker::Mode,
 };
 
@@ -255,7 +254,7 @@ impl Operator {
         let own = self.own();
         let inner = self.inner();
         let f = move |call: &Call<'_>| own.call(call);
-        let oneshot = Oneshot::with(Cancellable::of(&inner.spec, location, f));
+        let oneshot = result_job::shared(&inner.spec, location, f);
         match inner.function {
             Function::Sync(_) => self.enqueue(inner.spec.priority, location, ResultJob::new(Arc::clone(&oneshot)))?,
             Function::Async(_) => {

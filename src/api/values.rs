@@ -16,13 +16,12 @@ use crate::{
     engine::{
         acquire::Acquired,
         frame::{self, Call},
-        result_job::{Cancellable, ResultJob},
+        result_job::{self, ResultJob},
         spec::{Entry, Refs, Spec},
         task::flag,
         variable::{self, VarCell},
     },
     error::{push::PushError, wait::WaitError},
-    notify::{claim::Claim, oneshot::Oneshot},
     tracker::Mode,
 };
 
@@ -55,7 +54,7 @@ impl Engine {
             Ok(unsafe { Read::<T>::refs(&kept, &cx) }.clone())
         };
         let location = Location::caller();
-        let oneshot = Oneshot::with(Cancellable::new(Claim::started(), spec.name.clone(), location, f));
+        let oneshot = result_job::shared(&spec, location, f);
         self.core().push(&spec, location, &mut [entry], ResultJob::new(Arc::clone(&oneshot)))?;
         self.core().wait_for_result(&oneshot, None)
     }

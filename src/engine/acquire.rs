@@ -29,7 +29,7 @@ use crate::{
         frame::{self, Call, Holds},
         right::Right,
         spec::{Entry, Spec},
-        task::{Cleanup, Job, flag},
+        task::{Cleanup, Job, Task, flag},
         variable::VarCell,
     },
     error::{
@@ -41,7 +41,7 @@ use crate::{
 
 /// The right to variables whose turn has come. Its drop releases them.
 pub(crate) struct Acquired {
-    right: ManuallyDrop<Right>,
+    right: ManuallyDrop<Right<Task>>,
     core: Arc<Core>,
 }
 

@@ -14,7 +14,10 @@
 use smallvec::SmallVec;
 
 use crate::{
-    engine::task::{Cleanup, Task, flag},
+    engine::{
+        right::Observers,
+        task::{Cleanup, Task, flag},
+    },
     error::op::OpError,
     notify::pending::Ticket,
     tracker::{Hold, OpRef},
@@ -82,6 +85,17 @@ impl Completed {
             cleanup = unsafe { op.report(result.as_ref().map(|&()| ())) };
         }
         Self { op, result, ended, function, cleanup }
+    }
+
+    /// Reports the result of a complete asynchronous operation.
+    pub(super) fn report_to(&mut self, observers: Observers) {
+        let result = self.result.as_ref().map(|&()| ());
+        if let Some(handle) = observers.handle {
+            self.cleanup = Cleanup::waking(handle.set(result.map_err(Clone::clone)));
+        }
+        if let Some(membership) = observers.membership {
+            self.cleanup.set_membership(membership, result);
+        }
     }
 
     /// Whether program code may run in the epilogue.

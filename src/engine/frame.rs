@@ -52,7 +52,7 @@ pub(crate) struct Frame {
     group: Cell<*const Group>,
     /// The right to an asynchronous operation, until its completion takes it. A completion that a panic of the function
     /// drops puts it back.
-    right: Cell<Option<Right>>,
+    right: Cell<Option<Right<Task>>>,
     holds: Holds,
     /// The frame around this one, or null.
     parent: *const Frame,
@@ -84,7 +84,7 @@ impl Frame {
     }
 
     /// Takes the right to the operation out of the frame.
-    pub(crate) fn take_right(&self) -> Option<Right> {
+    pub(crate) fn take_right(&self) -> Option<Right<Task>> {
         self.right.take()
     }
 
@@ -149,7 +149,7 @@ pub(crate) fn enter<R>(core: &Arc<Core>, op: &Op<Task>, holds: Holds, f: impl Fn
 }
 
 /// Calls `f` as the function of the asynchronous operation `op`. Its completion takes `right` out of the frame.
-pub(crate) fn enter_async<R>(core: &Arc<Core>, op: &Op<Task>, right: Right, f: impl FnOnce(&Frame) -> R) -> R {
+pub(crate) fn enter_async<R>(core: &Arc<Core>, op: &Op<Task>, right: Right<Task>, f: impl FnOnce(&Frame) -> R) -> R {
     enter_with(core, Some(op), Holds::Variables, Some(right), f)
 }
 
@@ -163,7 +163,7 @@ fn enter_with<R>(
     core: &Arc<Core>,
     op: Option<&Op<Task>>,
     holds: Holds,
-    right: Option<Right>,
+    right: Option<Right<Task>>,
     f: impl FnOnce(&Frame) -> R,
 ) -> R {
     struct Leave<'c>(&'c Cell<*const Frame>, *const Frame);
@@ -234,7 +234,7 @@ pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
 
 /// Takes the right to an operation on this thread whose completion was dropped by a panic of its function. Returns it
 /// with its engine.
-pub(crate) fn take_lost() -> Option<(Arc<Core>, Right)> {
+pub(crate) fn take_lost() -> Option<(Arc<Core>, Right<Task>)> {
     let mut lost = None;
     any_frame(|frame| {
         lost = frame.right.take().map(|right| (Arc::clone(frame.engine()), right));
@@ -318,7 +318,7 @@ pub(crate) fn in_group(group: &Group) -> bool {
 
 /// Puts the right to an operation back into the innermost frame, if that is of this operation and a panic of its
 /// function drops the completion. Returns the right otherwise.
-pub(crate) fn leave_lost(right: Right) -> Option<Right> {
+pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
     // SAFETY: a frame lives on the stack of this thread, or of one that stands still for it, until `enter_with` has
     // taken it out of the list.
     let frame = unsafe { seen(innermost()).as_ref() };
@@ -366,12 +366,12 @@ impl<'a> Call<'a> {
     }
 
     /// Takes the right to an asynchronous operation, for its completion. Returns `None` at the second call.
-    pub(crate) fn take_right(&self) -> Option<Right> {
+    pub(crate) fn take_right(&self) -> Option<Right<Task>> {
         self.frame.take_right()
     }
 
     /// Calls `f` with the right to an asynchronous operation, before its completion takes it.
-    pub(crate) fn with_right(&self, f: impl FnOnce(&mut Right)) {
+    pub(crate) fn with_right(&self, f: impl FnOnce(&mut Right<Task>)) {
         if let Some(mut right) = self.frame.right.take() {
             f(&mut right);
             self.frame.right.set(Some(right));
@@ -380,7 +380,7 @@ impl<'a> Call<'a> {
 
     /// Returns the right of an asynchronous operation whose completion was used, but whose function has failed: the
     /// operation fails with the function's failure.
-    pub(crate) fn return_right(&self, right: Right) {
+    pub(crate) fn return_right(&self, right: Right<Task>) {
         self.frame.right.set(Some(right));
     }
 

@@ -1,6 +1,7 @@
 //! What a push, a run, a wait and a shutdown do.
 
 pub(crate) mod acquire;
+pub(crate) mod cancellable;
 mod complete;
 pub(crate) mod core;
 mod dispatch;
@@ -11,6 +12,7 @@ pub(crate) mod fault;
 pub(crate) mod fork;
 pub(crate) mod frame;
 pub(crate) mod group;
+pub(crate) mod limited_job;
 pub(crate) mod push;
 pub(crate) mod ready_loop;
 pub(crate) mod result_job;

@@ -1,121 +1,33 @@
-//! The job of an operation with a handle: its function, its result, and its cancellation.
+//! The jobs of operations with a handle.
 //!
-//! The function lies in a [`Cancellable`] beside the oneshot that the handle waits for, so that the handle can drop it.
-//!
-//! # States
-//!
-//! 1. *Pushed*: the function is there, and the [`Claim`] is pending.
-//! 2. *Claimed*: the thread of the operation takes the function, calls it or drops it, and sets the oneshot when the
-//!    operation is complete.
-//! 3. *Cancelled*, instead: the canceller sets the oneshot immediately, and drops the function. The operation stays in
-//!    the queues until its turn comes. Then it fails with the same failure, or changes nothing.
-//!
-//! # Who may touch what
-//!
-//! * The function: the thread that wins the claim.
-//! * The failure: made under its lock, by a canceller before it tries to claim the operation.
-//!
-//! There are no edges here: see the [claim](crate::notify::claim).
+//! The function lies [beside](Cancellable) the oneshot that the handle waits for. The job takes it from there when the
+//! operation starts, and sets the oneshot when the operation is complete.
 
 use std::{mem::needs_drop, panic::Location, sync::Arc};
 
 use crate::{
     engine::{
+        cancellable::Cancellable,
         frame::Call,
         spec::Spec,
         task::{Claimed, Cleanup, Job, Task, flag},
     },
-    error::{
-        failures::Failures,
-        op::{Cause, OpError},
-    },
+    error::op::{Cause, OpError},
     notify::{
         claim::{Cancel, Claim},
         oneshot::Oneshot,
     },
-    sync::{Mutex, cell::UnsafeCell, lock},
-    values::name::Name,
 };
 
-/// The function of an operation that can be cancelled. It is called once, dropped once, and only by the thread that
-/// wins the claim.
-pub(crate) struct Cancellable<F: ?Sized> {
-    claim: Claim,
-    /// With which the operation fails if it is cancelled.
-    failure: Mutex<Option<OpError>>,
-    name: Name,
+/// Creates what a run of an operation with these properties, pushed at `location`, shares with its handle. A clean-up
+/// cannot be cancelled.
+pub(crate) fn shared<F, R>(
+    spec: &Spec,
     location: &'static Location<'static>,
-    f: UnsafeCell<F>,
-}
-
-// SAFETY: only the thread that has won the claim uses `f`, and the other fields are `Sync`.
-unsafe impl<F: Send + ?Sized> Sync for Cancellable<F> {}
-
-impl<F> Cancellable<Option<F>> {
-    pub(crate) fn new(claim: Claim, name: Name, location: &'static Location<'static>, f: F) -> Self {
-        Self { claim, failure: Mutex::new(None), name, location, f: UnsafeCell::new(Some(f)) }
-    }
-
-    /// The function of a run of an operation with these properties, pushed at `location`. A clean-up cannot be
-    /// cancelled.
-    pub(crate) fn of(spec: &Spec, location: &'static Location<'static>, f: F) -> Self {
-        let claim = if spec.flags & flag::KEPT == 0 { Claim::default() } else { Claim::started() };
-        Self::new(claim, spec.name.clone(), location, f)
-    }
-
-    /// Takes the function.
-    ///
-    /// # Safety
-    /// 1. The calling thread has won the claim.
-    unsafe fn take(&self) -> Option<F> {
-        // SAFETY: (1) makes this thread the only user of the field.
-        self.f.with_mut(|f| unsafe { &mut *f }.take())
-    }
-}
-
-/// The function of an operation with a handle, of any type.
-pub(crate) trait Function: Send {
-    /// Drops the function.
-    fn clear(&mut self);
-}
-
-impl<F: Send> Function for Option<F> {
-    fn clear(&mut self) {
-        *self = None;
-    }
-}
-
-/// What the handle of an operation shares with it.
-pub(crate) type Handled<R> = Oneshot<R, Cancellable<dyn Function>>;
-
-impl<F: ?Sized> Cancellable<F> {
-    pub(crate) fn claim(&self) -> &Claim {
-        &self.claim
-    }
-
-    /// Returns the failure of the operation if it is cancelled.
-    fn failure(&self) -> OpError {
-        let new = || OpError::new(&self.name, self.location, Cause::Cancelled, None);
-        lock(&self.failure).get_or_insert_with(new).clone()
-    }
-}
-
-impl Cancellable<dyn Function> {
-    /// Cancels the operation if it has not started, and calls `tell` with its failure. Then drops the function. Returns
-    /// whether the operation is cancelled by this call.
-    pub(crate) fn cancel(&self, how: Cancel, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
-        let failure = self.failure();
-        if !self.claim.cancel(how) {
-            return false;
-        }
-        if how == Cancel::Loudly {
-            failure.record(failures);
-        }
-        tell(failure);
-        // SAFETY: this thread has won the claim.
-        self.f.with_mut(|f| unsafe { &mut *f }.clear());
-        true
-    }
+    f: F,
+) -> Arc<Oneshot<R, Cancellable<Option<F>>>> {
+    let claim = if spec.flags & flag::KEPT == 0 { Claim::default() } else { Claim::started() };
+    Oneshot::with(Cancellable::new(claim, spec.name.clone(), location, f))
 }
 
 /// The part of an operation in what it shares with its handle.
@@ -124,7 +36,7 @@ struct Shared<F, R>(Option<Arc<Oneshot<R, Cancellable<Option<F>>>>>);
 impl<F, R> Shared<F, R> {
     fn claim(&self) -> Claimed {
         let Some(oneshot) = &self.0 else { return Claimed::Run };
-        match oneshot.beside().claim.start() {
+        match oneshot.beside().claim().start() {
             Ok(()) => Claimed::Run,
             Err(Cancel::Loudly) => Claimed::Cancelled(oneshot.beside().failure()),
             Err(Cancel::Quietly) => Claimed::PassedOver,
@@ -134,7 +46,7 @@ impl<F, R> Shared<F, R> {
     /// Takes the function, if this thread has won the claim or wins it now.
     fn take_function(&self) -> Option<F> {
         let beside = self.0.as_ref()?.beside();
-        beside.claim.start().ok()?;
+        beside.claim().start().ok()?;
         // SAFETY: the claim is this operation's, since only its owner calls `start`.
         unsafe { beside.take() }
     }
@@ -191,7 +103,7 @@ where
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         if let Some(oneshot) = &self.shared.0 {
-            cx.set_claim(&oneshot.beside().claim);
+            cx.set_claim(oneshot.beside().claim());
         }
         if let Some(f) = self.shared.take_function() {
             self.value = Some(f(cx)?);
@@ -241,9 +153,9 @@ where
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         if let Some(oneshot) = &self.0.0 {
-            cx.set_claim(&oneshot.beside().claim);
+            cx.set_claim(oneshot.beside().claim());
             let handle = Arc::<Oneshot<_, _>>::clone(oneshot);
-            cx.with_right(|right| right.set_handle(handle));
+            cx.with_right(|right| right.observers().handle = Some(handle));
         }
         self.0.take_function().map_or(Ok(()), |f| f(cx))
     }

@@ -139,7 +139,7 @@ impl Core {
         let mut lost = None;
         let result = panics::catch(|| {
             frame::enter_async(self, &hold, Right::new(op), |frame| {
-                struct TakeRight<'a>(&'a Frame, &'a mut Option<Right>);
+                struct TakeRight<'a>(&'a Frame, &'a mut Option<Right<Task>>);
                 impl Drop for TakeRight<'_> {
                     fn drop(&mut self) {
                         *self.1 = self.0.take_right();
@@ -192,7 +192,7 @@ impl Core {
     /// that the right knows.
     fn complete_by_right(
         &self,
-        right: Right,
+        right: Right<Task>,
         result: Result<(), OpError>,
         function: FnState,
         ready: &mut ReadyList<Task>,
@@ -200,13 +200,13 @@ impl Core {
         let (op, observers) = right.into_parts();
         let mut epilogue = self.complete(op, result, function, ready);
         if let (Some(observers), Epilogue::CleanUp(completed)) = (observers, &mut epilogue) {
-            observers.report(completed);
+            completed.report_to(*observers);
         }
         epilogue
     }
 
     /// Completes an asynchronous operation, for its completion.
-    pub(crate) fn resolve(self: &Arc<Self>, right: Right, result: Result<(), Cause>) {
+    pub(crate) fn resolve(self: &Arc<Self>, right: Right<Task>, result: Result<(), Cause>) {
         if self.is_forked() {
             return std::mem::forget((right, result));
         }

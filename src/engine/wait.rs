@@ -14,11 +14,11 @@ use std::{
 
 use crate::{
     engine::{
+        cancellable::Handled,
         core::Core,
         frame::{self, Call, NoWait},
         group::Group,
         ready_loop,
-        result_job::Handled,
         spec::{Entry, Refs, Spec},
         task::{Cleanup, Job, flag},
         variable::{VarCell, VarRef},

@@ -1,0 +1,105 @@
+//! What an operation shares with its handle, so that the handle can cancel it: its claim and its function.
+//!
+//! # States
+//!
+//! 1. *Pushed*: the function is there, and the [`Claim`] is pending.
+//! 2. *Claimed*: the thread of the operation takes the function, calls it or drops it, and sets the oneshot when the
+//!    operation is complete.
+//! 3. *Cancelled*, instead: the canceller sets the oneshot immediately, and drops the function. The operation stays in
+//!    the queues until its turn comes. Then it fails with the same failure, or changes nothing.
+//!
+//! # Who may touch what
+//!
+//! * The function: the thread that wins the claim.
+//! * The failure: made under its lock, by a canceller before it tries to claim the operation.
+//!
+//! There are no edges here: see the [claim](crate::notify::claim).
+
+use std::{panic::Location, sync::Arc};
+
+use crate::{
+    error::{
+        failures::Failures,
+        op::{Cause, OpError},
+    },
+    notify::{
+        claim::{Cancel, Claim},
+        oneshot::Oneshot,
+    },
+    sync::{Mutex, cell::UnsafeCell, lock},
+    values::name::Name,
+};
+
+/// The function of an operation that can be cancelled. It is called once, dropped once, and only by the thread that
+/// wins the claim.
+pub(crate) struct Cancellable<F: ?Sized> {
+    claim: Claim,
+    /// With which the operation fails if it is cancelled.
+    failure: Mutex<Option<OpError>>,
+    name: Name,
+    location: &'static Location<'static>,
+    f: UnsafeCell<F>,
+}
+
+// SAFETY: only the thread that has won the claim uses `f`, and the other fields are `Sync`.
+unsafe impl<F: Send + ?Sized> Sync for Cancellable<F> {}
+
+impl<F> Cancellable<Option<F>> {
+    pub(crate) fn new(claim: Claim, name: Name, location: &'static Location<'static>, f: F) -> Self {
+        Self { claim, failure: Mutex::new(None), name, location, f: UnsafeCell::new(Some(f)) }
+    }
+
+    /// Takes the function.
+    ///
+    /// # Safety
+    /// 1. The calling thread has won the claim.
+    pub(super) unsafe fn take(&self) -> Option<F> {
+        // SAFETY: (1) makes this thread the only user of the field.
+        self.f.with_mut(|f| unsafe { &mut *f }.take())
+    }
+}
+
+/// The function of an operation with a handle, of any type.
+pub(crate) trait Function: Send {
+    /// Drops the function.
+    fn clear(&mut self);
+}
+
+impl<F: Send> Function for Option<F> {
+    fn clear(&mut self) {
+        *self = None;
+    }
+}
+
+/// What the handle of an operation shares with it.
+pub(crate) type Handled<R> = Oneshot<R, Cancellable<dyn Function>>;
+
+impl<F: ?Sized> Cancellable<F> {
+    pub(crate) fn claim(&self) -> &Claim {
+        &self.claim
+    }
+
+    /// Returns the failure of the operation if it is cancelled.
+    pub(super) fn failure(&self) -> OpError {
+        let new = || OpError::new(&self.name, self.location, Cause::Cancelled, None);
+        lock(&self.failure).get_or_insert_with(new).clone()
+    }
+}
+
+impl Cancellable<dyn Function> {
+    /// Cancels the operation if it has not started, and calls `tell` with its failure. Then drops the function. Returns
+    /// whether the operation is cancelled by this call.
+    pub(crate) fn cancel(&self, how: Cancel, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
+        let failure = self.failure();
+        if !self.claim.cancel(how) {
+            return false;
+        }
+        if how == Cancel::Loudly {
+            failure.record(failures);
+        }
+        tell(failure);
+        // SAFETY: this thread has won the claim.
+        self.f.with_mut(|f| unsafe { &mut *f }.clear());
+        true
+    }
+}

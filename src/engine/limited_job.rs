@@ -1,0 +1,101 @@
+//! The job of an operation that belongs to a group or has a deadline, around the job that does its work.
+//!
+//! # Who may touch what
+//!
+//! * The membership: the thread that starts or skips the operation, then what ends it: the epilogue, or the right to an
+//!   asynchronous operation.
+//!
+//! There are no edges here: the tracker's queues hand over the job with its operation.
+
+use std::{sync::Arc, time::Instant};
+
+use crate::{
+    engine::{
+        frame::Call,
+        group::{Group, Membership},
+        task::{Claimed, Cleanup, Job, Task, flag},
+    },
+    error::op::{Cause, OpError},
+    notify::claim::Cancel,
+};
+
+/// Until when an operation may start, and the group that it belongs to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Limits {
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) group: Option<Arc<Group>>,
+}
+
+/// The job of an operation that belongs to a group or has a deadline.
+pub(crate) struct LimitedJob<W> {
+    job: W,
+    deadline: Option<Instant>,
+    group: Option<Arc<Group>>,
+    /// Taken by what ends the operation.
+    membership: Option<Membership>,
+}
+
+impl<W> LimitedJob<W> {
+    pub(crate) fn new(job: W, limits: &Limits) -> Self {
+        let group = limits.group.clone();
+        let membership = group.as_ref().map(Group::enter);
+        Self { job, deadline: limits.deadline, group, membership }
+    }
+
+    /// Cancels an operation that could start now, if its group was cancelled or its deadline has passed.
+    fn limit(&self, task: &Task) -> Claimed {
+        match self.group.as_ref().and_then(|group| group.cancelled()) {
+            Some(Cancel::Loudly) => Claimed::Cancelled(task.failed_by(Cause::Cancelled)),
+            Some(Cancel::Quietly) => Claimed::PassedOver,
+            None if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                Claimed::Cancelled(task.failed_by(Cause::DeadlinePassed))
+            }
+            None => Claimed::Run,
+        }
+    }
+
+    /// Notes that a failure of the operation is its own.
+    fn will_fail_itself(&mut self) {
+        self.membership.iter_mut().for_each(|membership| membership.fails_itself = true);
+    }
+}
+
+impl<W: Job> Job for LimitedJob<W> {
+    const REPORTS: bool = true;
+    const CLAIMS: bool = true;
+
+    fn claim(&mut self, task: &Task) -> Claimed {
+        let claimed = match self.job.claim(task) {
+            Claimed::Run if !task.has(flag::KEPT) => self.limit(task),
+            claimed => claimed,
+        };
+        if matches!(claimed, Claimed::Cancelled(_)) {
+            self.will_fail_itself();
+        }
+        claimed
+    }
+
+    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
+        self.will_fail_itself();
+        cx.frame().set_group(self.group.as_ref());
+        if cx.op().task().has(flag::ASYNC) {
+            if let Some(membership) = self.membership.take() {
+                cx.with_right(|right| right.observers().membership = Some(membership));
+            }
+        }
+        self.job.start(cx)
+    }
+
+    fn discard(&mut self) {
+        self.job.discard();
+        self.membership = None;
+    }
+
+    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
+        let mut cleanup = self.job.report(result);
+        if let Some(membership) = self.membership.take() {
+            cleanup.set_membership(membership, result);
+        }
+        cleanup
+    }
+}
