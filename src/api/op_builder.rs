@@ -23,7 +23,7 @@ use crate::{
         core::Core,
         frame::Call,
         group::Group,
-        limited_job::{LimitedJob, Limits},
+        limited_job::LimitedJob,
         result_job::{self, ResultJob},
         spec::{Entries, Entry, Refs, Route, Spec},
         task::{FnJob, Job, flag},
@@ -104,7 +104,9 @@ pub struct OpBuilder<'e> {
     property: Property,
     device: Device,
     entries: Entries,
-    limits: Option<Box<Limits>>,
+    /// The group and the deadline count only with `flag::CLAIMS`.
+    group: Option<&'e Arc<Group>>,
+    deadline: Option<Instant>,
 }
 
 impl<'e> OpBuilder<'e> {
@@ -116,14 +118,17 @@ impl<'e> OpBuilder<'e> {
             property: Property::Normal,
             device: Device::Cpu,
             entries: Entries::new(),
-            limits: None,
+            group: None,
+            deadline: None,
         }
     }
 
     /// Returns a builder of an operation of a group.
-    pub(super) fn in_group(core: &'e Arc<Core>, name: Name, group: &Arc<Group>) -> Self {
-        let limits = Limits { group: Some(Arc::clone(group)), deadline: None };
-        Self { limits: Some(Box::new(limits)), ..Self::new(core, name) }
+    pub(super) fn in_group(core: &'e Arc<Core>, name: Name, group: &'e Arc<Group>) -> Self {
+        let mut builder = Self::new(core, name);
+        builder.spec.flags |= flag::CLAIMS;
+        builder.group = Some(group);
+        builder
     }
 
     /// Sets the priority of the operation among those that are ready. Higher priorities run first. Default: 0.
@@ -244,7 +249,8 @@ impl<'e> OpBuilder<'e> {
     /// # }
     /// ```
     pub fn deadline(mut self, deadline: Instant) -> Self {
-        self.limits.get_or_insert_default().deadline = Some(deadline);
+        self.spec.flags |= flag::CLAIMS;
+        self.deadline = Some(deadline);
         self
     }
 
@@ -1006,7 +1012,8 @@ impl<'e> OpBuilder<'e> {
                 return Err(error);
             }
         };
-        Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority, self.limits))
+        let limits = (self.group.cloned(), self.deadline);
+        Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority, limits))
     }
 
     // These take the builder by reference, because a move would copy it once more.
@@ -1037,20 +1044,17 @@ impl<'e> OpBuilder<'e> {
         work: impl Job,
     ) -> Result<(), PushError> {
         self.finish(accesses, flags)?;
-        match self.limits.take() {
-            None => self.core.push(&self.spec, location, &mut self.entries, work),
-            Some(limits) => self.enqueue_limited(location, &limits, work),
+        if self.spec.flags & flag::CLAIMS == 0 {
+            self.core.push(&self.spec, location, &mut self.entries, work)
+        } else {
+            self.enqueue_limited(location, work)
         }
     }
 
     #[cold]
-    fn enqueue_limited(
-        &mut self,
-        location: &'static Location<'static>,
-        limits: &Limits,
-        work: impl Job,
-    ) -> Result<(), PushError> {
-        self.core.push(&self.spec, location, &mut self.entries, LimitedJob::new(work, limits))
+    fn enqueue_limited(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
+        let work = LimitedJob::new(work, self.group, self.deadline);
+        self.core.push(&self.spec, location, &mut self.entries, work)
     }
 
     /// Ends the list of entries, and the rest of the description.

@@ -1,13 +1,14 @@
 //! Operators: operations that are created once and pushed often.
 
-use std::{fmt, panic::Location, ptr::NonNull, sync::Arc};
+use std::{fmt, panic::Location, ptr::NonNull, sync::Arc, time::Instant};
 
 use crate::{
     api::{handle::OpHandle, token::Token},
     engine::{
         core::Core,
         frame::{self, Call, NoWait},
-        limited_job::{LimitedJob, Limits},
+        group::Group,
+        limited_job::LimitedJob,
         result_job::{self, AsyncResultJob, ResultJob},
         spec::{Entry, Refs, Spec},
         task::{FnJob, Job, flag},
@@ -32,7 +33,8 @@ struct Inner {
     function: Function,
     /// The property decides the priority.
     fixed_priority: bool,
-    limits: Option<Box<Limits>>,
+    /// The group and the deadline of each run. They count only with `flag::CLAIMS`.
+    limits: (Option<Arc<Group>>, Option<Instant>),
 }
 
 // SAFETY: the pointers in `entries` are to cells that the tokens of the `Owner` keep. Threads share those anyway.
@@ -167,7 +169,7 @@ impl Operator {
         entries: Box<[Entry]>,
         function: Function,
         fixed_priority: bool,
-        limits: Option<Box<Limits>>,
+        limits: (Option<Arc<Group>>, Option<Instant>),
     ) -> Self {
         let tokens = entries
             .iter()
@@ -291,9 +293,10 @@ impl Operator {
     #[inline]
     fn enqueue(&self, priority: i32, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
         let inner = self.inner();
-        match &inner.limits {
-            None => inner.core.push_sorted(&inner.spec, priority, location, &inner.entries, work),
-            Some(limits) => self.enqueue_limited(priority, location, limits, work),
+        if inner.spec.flags & flag::CLAIMS == 0 {
+            inner.core.push_sorted(&inner.spec, priority, location, &inner.entries, work)
+        } else {
+            self.enqueue_limited(priority, location, work)
         }
     }
 
@@ -302,11 +305,11 @@ impl Operator {
         &self,
         priority: i32,
         location: &'static Location<'static>,
-        limits: &Limits,
         work: impl Job,
     ) -> Result<(), PushError> {
         let inner = self.inner();
-        let work = LimitedJob::new(work, limits);
+        let (group, deadline) = &inner.limits;
+        let work = LimitedJob::new(work, group.as_ref(), *deadline);
         inner.core.push_sorted(&inner.spec, priority, location, &inner.entries, work)
     }
 }

@@ -25,6 +25,7 @@
 
 use std::{
     cell::Cell,
+    mem::ManuallyDrop,
     ptr::{self, NonNull},
     sync::Arc,
 };
@@ -52,7 +53,8 @@ pub(crate) struct Frame {
     group: Cell<*const Group>,
     /// The right to an asynchronous operation, until its completion takes it. A completion that a panic of the function
     /// drops puts it back.
-    right: Cell<Option<Right<Task>>>,
+    /// Whoever enters a frame with a right takes it out again.
+    right: Cell<Option<ManuallyDrop<Right<Task>>>>,
     holds: Holds,
     /// The frame around this one, or null.
     parent: *const Frame,
@@ -85,7 +87,12 @@ impl Frame {
 
     /// Takes the right to the operation out of the frame.
     pub(crate) fn take_right(&self) -> Option<Right<Task>> {
-        self.right.take()
+        self.right.take().map(ManuallyDrop::into_inner)
+    }
+
+    fn put_right(&self, right: Right<Task>) {
+        let replaced = self.right.replace(Some(ManuallyDrop::new(right)));
+        debug_assert!(replaced.is_none(), "an operation has one right");
     }
 
     /// Notes the group that the operation belongs to, if any.
@@ -179,7 +186,7 @@ fn enter_with<R>(
             core: ptr::from_ref(core),
             claim: Cell::new(ptr::null()),
             group: Cell::new(ptr::null()),
-            right: Cell::new(right),
+            right: Cell::new(right.map(ManuallyDrop::new)),
             holds,
             parent,
         };
@@ -237,7 +244,7 @@ pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
 pub(crate) fn take_lost() -> Option<(Arc<Core>, Right<Task>)> {
     let mut lost = None;
     any_frame(|frame| {
-        lost = frame.right.take().map(|right| (Arc::clone(frame.engine()), right));
+        lost = frame.take_right().map(|right| (Arc::clone(frame.engine()), right));
         lost.is_some()
     });
     lost
@@ -327,7 +334,7 @@ pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
             if frame.op.is_some_and(|own| own.as_ptr() == right.op().as_ptr())
                 && (std::thread::panicking() || removed(Step::DropEndsAtOnce)) =>
         {
-            frame.right.set(Some(right));
+            frame.put_right(right);
             None
         }
         _ => Some(right),
@@ -372,16 +379,16 @@ impl<'a> Call<'a> {
 
     /// Calls `f` with the right to an asynchronous operation, before its completion takes it.
     pub(crate) fn with_right(&self, f: impl FnOnce(&mut Right<Task>)) {
-        if let Some(mut right) = self.frame.right.take() {
+        if let Some(mut right) = self.frame.take_right() {
             f(&mut right);
-            self.frame.right.set(Some(right));
+            self.frame.put_right(right);
         }
     }
 
     /// Returns the right of an asynchronous operation whose completion was used, but whose function has failed: the
     /// operation fails with the function's failure.
     pub(crate) fn return_right(&self, right: Right<Task>) {
-        self.frame.right.set(Some(right));
+        self.frame.put_right(right);
     }
 
     #[inline]

@@ -19,13 +19,6 @@ use crate::{
     notify::claim::Cancel,
 };
 
-/// Until when an operation may start, and the group that it belongs to.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Limits {
-    pub(crate) deadline: Option<Instant>,
-    pub(crate) group: Option<Arc<Group>>,
-}
-
 /// The job of an operation that belongs to a group or has a deadline.
 pub(crate) struct LimitedJob<W> {
     job: W,
@@ -36,10 +29,8 @@ pub(crate) struct LimitedJob<W> {
 }
 
 impl<W> LimitedJob<W> {
-    pub(crate) fn new(job: W, limits: &Limits) -> Self {
-        let group = limits.group.clone();
-        let membership = group.as_ref().map(Group::enter);
-        Self { job, deadline: limits.deadline, group, membership }
+    pub(crate) fn new(job: W, group: Option<&Arc<Group>>, deadline: Option<Instant>) -> Self {
+        Self { job, deadline, group: group.cloned(), membership: group.map(Group::enter) }
     }
 
     /// Cancels an operation that could start now, if its group was cancelled or its deadline has passed.
