@@ -48,8 +48,8 @@ pub(crate) struct Frame {
     core: *const Arc<Core>,
     /// The oneshot that the operation will set, if it has a handle; else null.
     oneshot: Cell<*const ()>,
-    /// The right to an asynchronous operation, until its completion takes it. A completion that a panic of the function
-    /// drops puts it back.
+    /// The right to an asynchronous operation, until its completion takes it. If a panic of the function drops the
+    /// completion, the right is put back.
     right: Cell<Option<OpRef<Task>>>,
     holds: Holds,
     /// The frame around this one, or null.
@@ -59,12 +59,12 @@ pub(crate) struct Frame {
 impl Frame {
     #[inline]
     fn op(&self) -> Option<&Op<Task>> {
-        // SAFETY: the caller of `enter_with` keeps the operation until the frame ends.
+        // SAFETY: the caller of `enter_with` keeps the operation alive until the frame ends.
         self.op.map(|op| unsafe { op.as_ref() })
     }
 
     fn engine(&self) -> &Arc<Core> {
-        // SAFETY: the caller of `enter_with` keeps the engine until the frame ends.
+        // SAFETY: the caller of `enter_with` keeps the engine alive until the frame ends.
         unsafe { &*self.core }
     }
 
@@ -115,7 +115,8 @@ pub(crate) fn in_program() -> bool {
 pub(crate) enum Holds {
     /// The operation has not released its variables.
     Variables,
-    /// The same, but the code is not the function of an operation: it may push only while the engine is open.
+    /// The operation has not released its variables, but the code is not its function: it may push only while the
+    /// engine is open.
     AcquiredVariables,
     /// The operation has released its variables.
     Nothing,
@@ -172,7 +173,7 @@ fn enter_with<R>(
 pub(crate) fn leave_all() {
     FRAME.with(|cell| cell.set(ptr::null()));
     NO_WAIT.with(|cell| cell.set(None));
-    // The frames and loops of a thread that stood still for this one are on a stack that may soon be reused. They
+    // Frames and loops of a thread that stood still for this one are on a stack that may soon be reused, and they
     // become the innermost again when those of this thread end.
     STACK.with(|cell| cell.set(if cell.get() == Stack::Own { Stack::Own } else { Stack::Lost }));
 }
@@ -231,8 +232,8 @@ pub(crate) enum NoWait {
     InDeletion,
 }
 
-// The innermost reason on this thread. It is not in the frames: there may be many, and each push of a naive engine
-// asks.
+// The innermost reason on this thread. It is kept apart from the frames, since there may be many of them and every push
+// of a naive engine asks for the reason.
 thread_static!(static NO_WAIT: Cell<Option<NoWait>> = Cell::new(None));
 
 /// Calls `f`, program code that must not wait.
@@ -276,7 +277,7 @@ pub(crate) fn in_operation_of(core: &Core) -> bool {
     any_frame(|frame| frame.is_of(core) && is_operation(frame) && !frame.is_over())
 }
 
-/// Whether an operation that runs on this thread holds the variable with `queue`.
+/// Whether an operation that runs on this thread holds the variable whose queue is `queue`.
 pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
     any_frame(|frame| {
         let names = || frame.op().is_some_and(|op| op.accesses().iter().any(|access| access.queue_ptr() == queue));
@@ -289,7 +290,7 @@ pub(crate) fn sets(oneshot: *const ()) -> bool {
     any_frame(|frame| frame.oneshot.get() == oneshot)
 }
 
-/// Puts the right to an operation back into the innermost frame, if that is of this operation and a panic of its
+/// Puts the right to an operation back into the innermost frame, if that frame is of this operation and a panic of its
 /// function drops the completion. Returns the right otherwise.
 pub(crate) fn leave_lost(op: OpRef<Task>) -> Option<OpRef<Task>> {
     // SAFETY: a frame lives on the stack of this thread, or of one that stands still for it, until `enter_with` has
@@ -343,8 +344,8 @@ impl<'a> Call<'a> {
         self.frame.take_right()
     }
 
-    /// Returns the right of an asynchronous operation whose completion was used, but whose function has failed: the
-    /// operation fails with the function's failure.
+    /// Puts back the right to an asynchronous operation whose completion was used although its function has failed: the
+    /// operation fails with the failure of the function.
     pub(crate) fn return_right(&self, op: OpRef<Task>) {
         self.frame.right.set(Some(op));
     }
