@@ -79,7 +79,7 @@ impl<R> OpHandle<R> {
     ///
     /// # Errors
     /// [`WaitError::Failed`] if the operation failed or was skipped, [`WaitError::WouldDeadlock`] if it is the calling
-    /// one, [`WaitError::TooManyWaiting`].
+    /// operation, or [`WaitError::TooManyWaiting`].
     pub fn wait(self) -> Result<R, WaitError> {
         self.core.wait_for_result(self.waiter.oneshot(), None)
     }
@@ -112,9 +112,9 @@ impl<R> OpHandle<R> {
 }
 
 impl<R> OpHandle<R> {
-    /// Drops the handle, and counts the failure that it would return as reported:
-    /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does not return it. The operation runs, and the variables
-    /// that it fails stay failed.
+    /// Drops the handle, and counts a failure that it would return as reported:
+    /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does not return it. The operation still runs, and the
+    /// variables that it fails stay failed.
     ///
     /// A handle that is dropped without this call leaves its failure to `wait_for_all`.
     ///
@@ -138,7 +138,7 @@ impl<R> OpHandle<R> {
     }
 }
 
-/// Whether the result was set. If not, runs the work that the calling thread has deferred, since that may set it.
+/// Whether the result is set. If it is not, runs the work that the calling thread has deferred, which may set it.
 fn is_done<R>(waiter: &Waiter<R>) -> bool {
     let is_done = || waiter.oneshot().is_done();
     is_done() || {

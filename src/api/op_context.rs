@@ -46,7 +46,7 @@ impl<'a> OpContext<'a> {
         Self { op: call.try_op(), core: call.core() }
     }
 
-    /// Returns the operation's name; empty if it has none.
+    /// Returns the operation's name, which is empty if it has none.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -76,8 +76,8 @@ impl<'a> OpContext<'a> {
         self.op.map_or(Device::Cpu, |op| self.core.gpus().device_of(op.task().lane))
     }
 
-    /// Returns the number of the worker in its lane; `None` outside a worker thread, such as on a pushing thread that
-    /// runs the operation itself.
+    /// Returns the number of the worker in its lane, or `None` if no worker runs the operation, for instance if the
+    /// pushing thread runs it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -96,9 +96,9 @@ impl<'a> OpContext<'a> {
     /// Returns a handle of the engine that pushes and waits, but does not keep the engine open; see
     /// [`Engine::downgrade`].
     ///
-    /// What is pushed by it inside an operation is never lost: when the program drops its last handle, the drop waits
-    /// for that work as well. A captured clone of [`Engine`] keeps the engine open instead, so nothing waits for the
-    /// work when `main` returns.
+    /// Operations that are pushed through it inside an operation are never lost: when the program drops its last
+    /// handle, the drop waits for them as well. A captured clone of [`Engine`] keeps the engine open instead, so
+    /// nothing waits for the work when `main` returns.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
