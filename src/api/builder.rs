@@ -180,7 +180,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets how workers without work wait for it. Default: [`IdlePolicy::SpinThenPark`] for 50 µs.
+    /// Sets how idle workers wait for work. Default: [`IdlePolicy::SpinThenPark`] for 50 µs.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -322,7 +322,7 @@ impl Engine {
             Some(gpu) => Ok(Arc::clone(&gpu.driver)),
             None => Err(DeviceError::refused(
                 -1,
-                format!("this engine has no device {device}; give it one with `EngineBuilder::gpu`"),
+                format!("this engine has no device {device}; add one with `EngineBuilder::gpu`"),
             )),
         }
     }

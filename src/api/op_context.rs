@@ -11,7 +11,7 @@ use crate::{
 
 /// The context of a running operation: its name, its device, its worker and its engine.
 ///
-/// An operation's function gets it by declaring [`cx()`](crate::cx) beside its variables.
+/// An operation's function receives it if the operation declares [`cx()`](crate::cx) among its accesses.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,7 +24,7 @@ use crate::{
 /// # }
 /// ```
 pub struct OpContext<'a> {
-    /// `None` only for program code that is no part of an operation, which never gets a context.
+    /// `None` only for program code that is no part of an operation, which never receives a context.
     op: Option<&'a Op<Task>>,
     core: &'a Arc<Core>,
 }

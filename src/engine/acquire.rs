@@ -7,9 +7,9 @@
 //!    holds its variables.
 //! 3. *Released*: the [`Acquired`] was dropped, and the operation is complete.
 //!
-//! If the operation is skipped instead, the oneshot gets the failure. If the waiting thread has given up, the job is
-//! the last owner of the oneshot. The [`Acquired`] is then dropped with it, so no variable is held for ever. The record
-//! stays in the queues until its turn comes.
+//! If the operation is skipped instead, the oneshot is set to the failure. If the waiting thread has given up, the job
+//! is the last owner of the oneshot. The [`Acquired`] is then dropped with it, so no variable is held for ever. The
+//! record stays in the queues until its turn comes.
 //!
 //! The operation is silent: only [`Acquired::mutated`] counts mutations, so an [`Acquired`] that was not used counts
 //! none.
@@ -20,7 +20,8 @@
 //!   thread may end it while the job still starts ([`FnState::MayRun`](super::ending::FnState::MayRun)).
 //! * The values: the owner of the [`Acquired`], as the accesses say.
 //!
-//! There are no edges here: the oneshot hands the [`Acquired`] over, and with it what the queues have handed over.
+//! There are no edges here: the oneshot hands the [`Acquired`] over, and with it everything that the queues have handed
+//! over.
 
 use std::{mem::ManuallyDrop, panic::Location, sync::Arc, time::Instant};
 

@@ -1,4 +1,4 @@
-//! The completion of an operation: the state of its variables, and what becomes ready.
+//! The completion of an operation: updates the state of its variables, and collects the operations that become ready.
 
 use crate::{
     engine::{

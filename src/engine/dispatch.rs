@@ -228,7 +228,7 @@ impl Core {
             }
         }
         let mut run = || self.run_loop(None, &mut ready, &mut epilogues);
-        // Otherwise the operating system has refused another stack.
+        // If the operating system refuses another stack, the loop runs on this one.
         if !ready_loop::is_stack_short() || ready_loop::on_another_stack(&mut run).is_err() {
             run();
         }

@@ -1,4 +1,4 @@
-//! What becomes of a ready operation: it runs, it is skipped, it waits for a GPU first, or it is discarded.
+//! The disposition of a ready operation: it runs, is skipped, waits for a GPU first, or is discarded.
 
 use crate::{
     device::gpus::FIRST_LANE,
@@ -28,8 +28,8 @@ impl Core {
         sound && !op.is_rejected() && self.phase.load(Relaxed) < phase::CANCELLING
     }
 
-    /// Decides what becomes of a ready operation that is about to be issued `at` a GPU, or to run on the CPU. Does not
-    /// look for the events that a stream must wait for.
+    /// Decides the disposition of a ready operation that is about to be issued `at` a GPU, or to run on the CPU. Does
+    /// not look for the events that a stream must wait for.
     #[cold]
     pub(crate) fn disposition_at(&self, op: &Op<Task>, at: Device) -> Disposition {
         let task = op.task();

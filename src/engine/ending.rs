@@ -1,4 +1,4 @@
-//! The outcomes of a ready operation: what becomes of it before it runs, and what is left to do after it has ended.
+//! The outcomes of a ready operation: its disposition before it runs, and the work that is left after it has ended.
 //!
 //! An operation that has ended passes through these states:
 //!
@@ -20,7 +20,7 @@ use crate::{
     tracker::{Hold, OpRef},
 };
 
-/// What becomes of a ready operation.
+/// The decision on a ready operation.
 pub(crate) enum Disposition {
     Run,
     Skip(OpError),

@@ -1,5 +1,5 @@
-//! The fault of a variable: what an operation must check before it runs. It holds the failure of the variable, and the
-//! operations of GPUs that may still use it.
+//! The fault of a variable: the state that an operation must check before it runs. It holds the failure of the
+//! variable, and the operations of GPUs that may still use it.
 //!
 //! # Who may touch what
 //!
@@ -11,10 +11,10 @@
 //!
 //! # Edges
 //!
-//! This module has no edges of its own. The queue of the variable hands over what earlier operations did, the
-//! [`Timeline`](crate::device::timeline::Timeline) of a lane what the lane noted before it completed an operation,
-//! and the [`FaultLock`] what its last holder did. So an operation that depends on operations of a GPU checks the
-//! timelines first, and the failure after that.
+//! This module has no edges of its own. The queue of the variable hands over the effects of earlier operations, the
+//! [`Timeline`](crate::device::timeline::Timeline) of a lane everything that the lane noted before it completed an
+//! operation, and the [`FaultLock`] the changes of its last holder. So an operation that depends on operations of a GPU
+//! checks the timelines first, and the failure after that.
 
 use crate::{
     device::timeline::DeviceUses,

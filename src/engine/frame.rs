@@ -308,7 +308,7 @@ pub(crate) fn leave_lost(op: OpRef<Task>) -> Option<OpRef<Task>> {
     }
 }
 
-/// The call of an operation's function, and what the function may take from it.
+/// The call of an operation's function, and the objects that the function may take from it.
 pub(crate) struct Call<'a> {
     frame: &'a Frame,
     core: &'a Arc<Core>,

@@ -47,7 +47,7 @@ impl Spec {
         Self { name, priority: 0, flags, lane: 0 }
     }
 
-    /// Returns the properties of an operation of the engine's own.
+    /// Returns the properties of an internal operation.
     pub(crate) fn internal(name: &'static str, priority: i32, flags: u16) -> Self {
         let spec = Self::new(Name::from(name));
         Self { priority, flags: spec.flags | flags | flag::INTERNAL, ..spec }

@@ -22,7 +22,7 @@
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `version` | store in [`VarCell::mutated`], `fetch_add` in [`VarCell::mutated_on_device`] | load in [`VarCell::version`] | what the counted mutations did |
+//! | `version` | store in [`VarCell::mutated`], `fetch_add` in [`VarCell::mutated_on_device`] | load in [`VarCell::version`] | the effects of the counted mutations |
 //! | `handles` | `fetch_sub` in [`VarCell::remove_handle`] | [`acquire`] of the thread that removes the last handle | the uses of the variable by all handles |
 
 use std::{
@@ -71,7 +71,7 @@ const _: () = assert!(size_of::<VarCell>() == 192);
 struct State {
     /// The number of successful mutations.
     version: AtomicU64,
-    /// What an operation must check before it runs.
+    /// The state that an operation must check before it runs.
     fault: Fault<OpError>,
     /// The value was dropped.
     emptied: AtomicBool,
@@ -237,7 +237,7 @@ impl VarCell {
 
     /// Returns the number of successful mutations.
     pub(crate) fn version(&self) -> u64 {
-        // Acquire (edge `version`): what the counted mutations did.
+        // Acquire (edge `version`): the effects of the counted mutations.
         self.state.version.load(Acquire)
     }
 
@@ -247,7 +247,8 @@ impl VarCell {
     /// 1. The caller holds the variable for writing.
     #[inline]
     pub(crate) unsafe fn mutated(&self) {
-        // Relaxed: (1), the queue has handed over the last store. Release (edge `version`): what this mutation did.
+        // Relaxed: (1), the queue has handed over the last store. Release (edge `version`): the effects of this
+        // mutation.
         self.state.version.store(self.state.version.load(Relaxed) + 1, Release);
     }
 
@@ -275,7 +276,7 @@ impl VarCell {
 
     /// Counts a mutation by an operation of a GPU. Several lanes may do so at the same time.
     pub(crate) fn mutated_on_device(&self) {
-        // Release (edge `version`): what this mutation did.
+        // Release (edge `version`): the effects of this mutation.
         self.state.version.fetch_add(1, Release);
     }
 

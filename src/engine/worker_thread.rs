@@ -1,8 +1,9 @@
 //! The state of an engine's thread: its engine, its duty, and the worker that it runs.
 //!
 //! A thread finds its own state through a thread-local. Code of other crates may run inside the deque of the worker,
-//! since crossbeam-deque pins crossbeam's default collector, which runs what other crates have deferred there. So the
-//! thread marks the deque while it is in use, and operations that such code makes ready go to the injector instead.
+//! since crossbeam-deque pins crossbeam's default collector, which runs closures that other crates have deferred there.
+//! So the thread marks the deque while it is in use, and operations that such code makes ready go to the injector
+//! instead.
 
 use std::{cell::Cell, ptr, sync::Arc};
 

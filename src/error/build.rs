@@ -39,7 +39,7 @@ impl fmt::Display for BuildError {
             Self::UnknownEngine(value) => {
                 write!(f, "RADDLE_ENGINE is `{value}`; set it to `Naive`, `Pooled` or `PerDevice`, or unset it")
             }
-            Self::TooManyGpus(max) => write!(f, "an engine has at most {max} GPUs; give it fewer"),
+            Self::TooManyGpus(max) => write!(f, "an engine has at most {max} GPUs; add fewer"),
             Self::Thread(error) => write!(f, "a worker thread could not be started: {error}"),
         }
     }

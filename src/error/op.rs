@@ -64,7 +64,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Panic(Some(message)) => write!(f, "it panicked: {message}"),
-            Self::Panic(None) => f.write_str("it panicked with a payload that is no string"),
+            Self::Panic(None) => f.write_str("it panicked with a payload that is not a string"),
             Self::Error(error) => write!(f, "{error}"),
             Self::LostCompletion => f.write_str("its completion was dropped unused"),
             Self::Cancelled => f.write_str("it was cancelled by the engine's shutdown before it started"),

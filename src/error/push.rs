@@ -61,7 +61,7 @@ impl fmt::Display for PushError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ForeignVariable(access) => {
-                write!(f, "{access}, which belongs to another engine; push on the engine that made it")
+                write!(f, "{access}, which belongs to another engine; push on the engine that created it")
             }
             Self::DeletedVariable(access) => {
                 write!(f, "{access}, which was deleted before; push before deleting it")
@@ -71,10 +71,10 @@ impl fmt::Display for PushError {
             }
             Self::ShutDown => f.write_str("the engine is shut down or shutting down; push before the shutdown"),
             Self::NoSuchDevice(device) => {
-                write!(f, "this engine has no device {device}; give it one with `EngineBuilder::gpu`")
+                write!(f, "this engine has no device {device}; add one with `EngineBuilder::gpu`")
             }
             Self::DeviceUnavailable(device) => {
-                write!(f, "the thread for {device} could not be started; the log has the cause")
+                write!(f, "the thread for {device} could not be started; see the log for the cause")
             }
             Self::InDeviceFunction => {
                 f.write_str("the function of a device operation cannot push on another engine that is naive; push from an operation of the CPU")

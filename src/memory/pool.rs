@@ -257,9 +257,9 @@ mod records {
                 let mut references = [leader.cast(); GROUP - 1];
                 references.copy_from_slice(&group[1..]);
                 let fields = Leader::fields(leader);
-                // SAFETY: only holders used this part of the record, by `fits`, and there are none any more.
+                // SAFETY: by `fits` only holders of the record used this part of it, and no holder is left.
                 unsafe { fields.0.write(references) };
-                // SAFETY: only holders used this part of the record, by `fits`, and there are none any more.
+                // SAFETY: by `fits` only holders of the record used this part of it, and no holder is left.
                 unsafe { fields.1.write(next) };
                 next = Some(leader);
             }

@@ -25,8 +25,8 @@
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `leave` | `fetch_add` of `left`, `fetch_sub` of `rest` | arming `fetch_or`, the `rest` operation that reaches zero | what the operations did |
-//! | `open` | stores of `entered` and of `current` | CAS and loads in `enter` | the words of the new generation, and its chunk; what was done before it was opened |
+//! | `leave` | `fetch_add` of `left`, `fetch_sub` of `rest` | arming `fetch_or`, the `rest` operation that reaches zero | the effects of the operations |
+//! | `open` | stores of `entered` and of `current` | CAS and loads in `enter` | the words of the new generation, and its chunk; everything that happened before it was opened |
 //! | `close` | closing `fetch_or` of `entered` | load of `entered` that finds it closed | the generation that took its place |
 //!
 //! The closing thread holds the lock, which the last operation to leave takes afterwards. So what was acquired by

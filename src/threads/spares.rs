@@ -5,7 +5,7 @@
 //! | state | changed by | effect on its thread |
 //! |---|---|---|
 //! | in the list | its thread, which put it in | it waits |
-//! | taken by `offer` | the thread that has a worker to give away | it gets that worker, even if its time limit passes meanwhile |
+//! | taken by `offer` | the thread that has a worker to give away | it runs that worker, even if its time limit passes meanwhile |
 //! | taken by `end` | the thread that ends the engine | it ends |
 //! | taken by its own thread | its thread, whose time limit has passed | it ends |
 //!

@@ -1,7 +1,7 @@
 //! The threads of an engine that have not been joined.
 //!
 //! A thread is added to the list before it is started, and removed when it has been joined. So when the list is empty,
-//! no thread that was added before runs any more, nor a destructor of its thread-locals.
+//! no thread that was added before still runs, nor does a destructor of its thread-locals.
 //!
 //! A thread marks its own entry when its main function has returned, and can be joined from then on. The join takes as
 //! long as the program's destructors take: so no thread joins with a lock held, and a caller with a deadline has
