@@ -51,9 +51,8 @@ pub(crate) struct Frame {
     claim: Cell<*const Claim>,
     /// The group that the operation belongs to, or null.
     group: Cell<*const Group>,
-    /// The right to an asynchronous operation, until its completion takes it. A completion that a panic of the function
-    /// drops puts it back.
-    /// Whoever enters a frame with a right takes it out again.
+    /// The right to an asynchronous operation, until its completion takes it. If a panic of the function drops the
+    /// completion, the right is put back. Whoever enters a frame with a right takes it out again.
     right: Cell<Option<ManuallyDrop<Right<Task>>>>,
     holds: Holds,
     /// The frame around this one, or null.
@@ -63,13 +62,13 @@ pub(crate) struct Frame {
 impl Frame {
     #[inline]
     pub(crate) fn op(&self) -> Option<&Op<Task>> {
-        // SAFETY: the caller of `enter_with` keeps the operation until the frame ends.
+        // SAFETY: the caller of `enter_with` keeps the operation alive until the frame ends.
         self.op.map(|op| unsafe { op.as_ref() })
     }
 
     #[inline]
     pub(crate) fn engine(&self) -> &Arc<Core> {
-        // SAFETY: the caller of `enter_with` keeps the engine until the frame ends.
+        // SAFETY: the caller of `enter_with` keeps the engine alive until the frame ends.
         unsafe { &*self.core }
     }
 
@@ -143,7 +142,8 @@ pub(crate) fn in_program() -> bool {
 pub(crate) enum Holds {
     /// The operation has not released its variables.
     Variables,
-    /// The same, but the code is not the function of an operation: it may push only while the engine is open.
+    /// The operation has not released its variables, but the code is not its function: it may push only while the
+    /// engine is open.
     AcquiredVariables,
     /// The operation has released its variables.
     Nothing,
@@ -201,7 +201,7 @@ fn enter_with<R>(
 pub(crate) fn leave_all() {
     FRAME.with(|cell| cell.set(ptr::null()));
     NO_WAIT.with(|cell| cell.set(None));
-    // The frames and loops of a thread that stood still for this one are on a stack that may soon be reused. They
+    // Frames and loops of a thread that stood still for this one are on a stack that may soon be reused, and they
     // become the innermost again when those of this thread end.
     STACK.with(|cell| cell.set(if cell.get() == Stack::Own { Stack::Own } else { Stack::Lost }));
 }
@@ -260,8 +260,8 @@ pub(crate) enum NoWait {
     InDeletion,
 }
 
-// The innermost reason on this thread. It is not in the frames: there may be many, and each push of a naive engine
-// asks.
+// The innermost reason on this thread. It is kept apart from the frames, since there may be many of them and every push
+// of a naive engine asks for the reason.
 thread_static!(static NO_WAIT: Cell<Option<NoWait>> = Cell::new(None));
 
 /// Calls `f`, program code that must not wait.
@@ -305,7 +305,7 @@ pub(crate) fn in_operation_of(core: &Core) -> bool {
     any_frame(|frame| frame.is_of(core) && is_operation(frame) && !frame.is_over())
 }
 
-/// Whether an operation that runs on this thread holds the variable with `queue`.
+/// Whether an operation that runs on this thread holds the variable whose queue is `queue`.
 pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
     any_frame(|frame| {
         let names = || frame.op().is_some_and(|op| op.accesses().iter().any(|access| access.queue_ptr() == queue));
@@ -323,7 +323,7 @@ pub(crate) fn in_group(group: &Group) -> bool {
     any_frame(|frame| frame.group().is_some_and(|own| own.is_within(group)))
 }
 
-/// Puts the right to an operation back into the innermost frame, if that is of this operation and a panic of its
+/// Puts the right to an operation back into the innermost frame, if that frame is of this operation and a panic of its
 /// function drops the completion. Returns the right otherwise.
 pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
     // SAFETY: a frame lives on the stack of this thread, or of one that stands still for it, until `enter_with` has
@@ -341,7 +341,7 @@ pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
     }
 }
 
-/// The call of an operation's function, and what the function may take from it.
+/// The call of an operation's function, and the objects that the function may take from it.
 pub(crate) struct Call<'a> {
     frame: &'a Frame,
     core: &'a Arc<Core>,

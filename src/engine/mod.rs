@@ -1,4 +1,4 @@
-//! What a push, a run, a wait and a shutdown do.
+//! How operations are pushed and run, how threads wait for them, and how an engine shuts down.
 
 pub(crate) mod acquire;
 pub(crate) mod cancellable;

@@ -72,7 +72,7 @@ pub(crate) mod flag {
     pub(crate) const CLAIMS: u16 = 16384;
 }
 
-/// In [`Task::waited`]: the operation waits for no lane any more. There are fewer lanes than this.
+/// In [`Task::waited`]: the operation no longer waits for any lane. An engine has fewer lanes than this.
 const NO_LANE_LEFT: u8 = u8::MAX;
 const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
 
@@ -102,7 +102,7 @@ const _: () = assert!(
 /// Writes fields of a task, each by a pointer to the field.
 macro_rules! set {
     ($task:ident, $($field:ident: $value:expr),* $(,)?) => {
-        // SAFETY: (1) of the function around this: the task may be written.
+        // SAFETY: (1) of the enclosing function: the task may be written.
         $(unsafe { (&raw mut (*$task).$field).write($value) };)*
     };
 }
@@ -152,7 +152,7 @@ impl Task {
         }
     }
 
-    /// Notes that an operation of the CPU depends on no device any more, when it is given to its lane.
+    /// Notes that an operation of the CPU no longer depends on any device. Called when the operation enters its lane.
     pub(crate) fn end_waiting_for_devices(&self) {
         // Relaxed: only the owner of a ready operation uses this field.
         let before = self.waited.swap(NO_LANE_LEFT, Relaxed);
@@ -208,13 +208,13 @@ impl Drop for Task {
     }
 }
 
-/// The engine's view of an operation. The engine has an `Op` only by a right to it, by a hold of its record, or by an
-/// access of such an operation. All of them keep the task.
+/// The engine's view of an operation. The engine reaches an `Op` only through a right to it, a hold of its record, or
+/// an access of such an operation. All of these keep the task alive.
 impl Op<Task> {
     /// Returns the task.
     #[inline]
     pub(crate) fn task(&self) -> &Task {
-        // SAFETY: the engine has an `Op` only with its task, and the fields that change are in cells.
+        // SAFETY: every `Op` that the engine can reach holds its task, and the fields that change are in cells.
         unsafe { &*self.task_ptr() }
     }
 
@@ -324,7 +324,7 @@ impl Cleanup {
     }
 }
 
-// SAFETY: the body is used by one thread at a time, which owns the ready operation or ends it.
+// SAFETY: only one thread at a time uses the body: the one that owns the ready operation, or the one that ends it.
 unsafe impl Sync for Task {}
 
 /// What a claim of an operation has found.
@@ -349,10 +349,10 @@ pub(crate) trait Job: Send + 'static {
     }
     /// Calls the function. Called once at most.
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause>;
-    /// Drops the function if it was not called. Called after the variables were released.
+    /// Drops the function if it was not called. This runs after the variables were released.
     fn discard(&mut self);
-    /// Sets the result. Called after the variables were released. Must not run program code: that is returned to the
-    /// caller.
+    /// Sets the result. This runs after the variables were released. It must not run program code, but returns it to
+    /// the caller.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         Cleanup::default()
     }
@@ -425,13 +425,13 @@ impl VTable {
                 claim: |work, task| unsafe { &mut *work.cast::<W>() }.claim(task),
                 // SAFETY: the pointer is to the `W` that was stored with this table.
                 start: |work, cx| unsafe { &mut *work.cast::<W>() }.start(cx),
-                // SAFETY: the pointer is to the `W` that was stored with this table.
+                // SAFETY: `work` points to the `W` that was stored with this table.
                 discard: |work| unsafe { &mut *work.cast::<W>() }.discard(),
-                // SAFETY: the pointer is to the `W` that was stored with this table.
+                // SAFETY: `work` points to the `W` that was stored with this table.
                 report: |work, result| unsafe { &mut *work.cast::<W>() }.report(result),
-                // SAFETY: the pointer is to the `W` that was stored with this table.
+                // SAFETY: `work` points to the `W` that was stored with this table.
                 drop: if needs_drop::<W>() {
-                    // SAFETY: the pointer is to the `W` that was stored with this table.
+                    // SAFETY: `work` points to the `W` that was stored with this table.
                     Some(|work| unsafe { work.cast::<W>().drop_in_place() })
                 } else {
                     None
@@ -490,7 +490,7 @@ impl<W: Job> Job for Box<W> {
     }
 }
 
-/// A function without a handle for its result.
+/// The job of an operation whose result has no handle.
 pub(crate) struct FnJob<F>(Option<F>);
 
 impl<F> FnJob<F> {
