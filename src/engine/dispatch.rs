@@ -40,20 +40,34 @@ impl Core {
     #[inline]
     pub(super) fn dispatch(self: &Arc<Self>, op: OpRef<Task>) {
         let flags = op.task().flags;
-        let runs_here = flag::INLINE | flag::EAGER;
+        let special = flag::INLINE | flag::EAGER | flag::CLAIMS;
         // A closed engine accepts only its own operations, and its threads may have ended.
         let closed = flags & flag::INTERNAL != 0 && self.is_closed();
-        if flags & runs_here != 0 || closed || self.kind == EngineKind::Naive {
+        if flags & special != 0 || closed || self.kind == EngineKind::Naive {
+            self.dispatch_specially(op);
+        } else {
+            self.schedule_with(op, |op| worker_thread::schedule(self, op));
+        }
+    }
+
+    /// [`dispatch`](Self::dispatch) for an operation that may run on this thread, or that a waiter may take.
+    #[inline(never)]
+    fn dispatch_specially(self: &Arc<Self>, op: OpRef<Task>) {
+        if op.task().has(flag::INLINE | flag::EAGER) || !self.has_workers() {
             self.run_now(op);
         } else {
             self.schedule(op);
         }
     }
 
-    /// Schedules a ready operation on its lane.
-    #[inline]
+    /// Schedules a ready operation on its lane, where a waiter may take it.
     fn schedule(&self, op: OpRef<Task>) {
-        self.schedule_with(op, |op| worker_thread::schedule(self, op));
+        if self.gpus.is_empty() {
+            Self::publish(&op);
+            worker_thread::schedule(self, op);
+        } else {
+            self.schedule_beside_gpus(op);
+        }
     }
 
     /// Sends a ready operation to its lane. Calls `schedule` if that is a lane of workers.
@@ -77,6 +91,7 @@ impl Core {
             if !removed(Step::EndWaitingForDevices) {
                 op.task().end_waiting_for_devices();
             }
+            Self::publish(&op);
             worker_thread::schedule(self, op);
         }
     }
@@ -104,10 +119,12 @@ impl Core {
         // Operations for other threads go first, since those that run here may take their time.
         let mut here = ReadyList::default();
         while let Some(op) = ready.pop() {
-            if op.task().has(flag::INLINE) {
+            if !op.task().has(flag::INLINE | flag::CLAIMS) {
+                self.schedule_with(op, &schedule);
+            } else if op.task().has(flag::INLINE) {
                 here.push(op);
             } else {
-                self.schedule_with(op, &schedule);
+                self.schedule(op);
             }
         }
         here

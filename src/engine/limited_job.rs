@@ -17,6 +17,7 @@ use crate::{
     },
     error::op::{Cause, OpError},
     notify::claim::Cancel,
+    tracker::Op,
 };
 
 /// The job of an operation that belongs to a group or has a deadline.
@@ -64,6 +65,10 @@ impl<W: Job> Job for LimitedJob<W> {
             self.will_fail_itself();
         }
         claimed
+    }
+
+    fn publish(&mut self, op: &Op<Task>) -> bool {
+        self.job.publish(op)
     }
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {

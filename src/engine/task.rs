@@ -14,7 +14,7 @@
 //! * `body`: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation
 //!   may end on another thread while its function runs; its end does not touch the body.
 //! * `waited`: the owner of the ready operation.
-//! * `progress`: see [`AsyncState`].
+//! * `extra`: see [`AsyncState`] and [`Queued`].
 //! * The other fields are constant once the task is filled.
 //!
 //! This module has no edges of its own: the queues of the tracker and of the scheduler hand over the task with the
@@ -22,14 +22,14 @@
 
 use std::{
     any::Any,
-    mem::{MaybeUninit, needs_drop},
+    mem::{ManuallyDrop, MaybeUninit, needs_drop},
     panic::Location,
     sync::Arc,
 };
 
 use crate::{
     device::{gpus::MAX_GPUS, timeline::LANES_PER_GPU},
-    engine::{frame::Call, group::Membership},
+    engine::{frame::Call, group::Membership, queued::Queued},
     error::op::{Cause, OpError},
     notify::{async_state::AsyncState, oneshot::Oneshot, pending::Ticket, wakers::Wakers},
     sync::{Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell},
@@ -89,8 +89,15 @@ pub(crate) struct Task {
     /// Initialised with [`flag::NAMED`].
     name: MaybeUninit<Name>,
     body: UnsafeCell<MaybeUninit<InlineJob>>,
-    /// Initialised with [`flag::ASYNC`].
-    progress: MaybeUninit<AsyncState<OpError>>,
+    extra: Extra,
+}
+
+/// What only some operations need.
+union Extra {
+    /// With [`flag::ASYNC`].
+    state: ManuallyDrop<AsyncState<OpError>>,
+    /// With [`flag::CLAIMS`], but without [`flag::ASYNC`].
+    queued: ManuallyDrop<Queued>,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -122,7 +129,7 @@ impl Task {
             waited: AtomicU8::new(0),
         }
         if flags & flag::ASYNC != 0 {
-            set! { task, progress: MaybeUninit::new(AsyncState::default()) }
+            set! { task, extra: Extra { state: ManuallyDrop::new(AsyncState::default()) } }
         }
     }
 
@@ -149,6 +156,10 @@ impl Task {
         if flags != 0 {
             // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
             unsafe { (*task).flags |= flags };
+            // SAFETY: (1): as above.
+            if W::CLAIMS && unsafe { (*task).flags } & flag::ASYNC == 0 {
+                set! { task, extra: Extra { queued: ManuallyDrop::default() } }
+            }
         }
     }
 
@@ -174,7 +185,14 @@ impl Task {
     /// Returns the state of an asynchronous operation.
     pub(crate) fn async_state(&self) -> Option<&AsyncState<OpError>> {
         // SAFETY: with this flag, `begin` has initialised the state.
-        self.has(flag::ASYNC).then(|| unsafe { self.progress.assume_init_ref() })
+        self.has(flag::ASYNC).then(|| unsafe { &*self.extra.state })
+    }
+
+    /// Whether an entry of a queue owns the operation, if it can be claimed by a waiter.
+    pub(super) fn queued(&self) -> Option<&Queued> {
+        let has_it = self.has(flag::CLAIMS) && !self.has(flag::ASYNC);
+        // SAFETY: with these flags, `fill` has initialised it.
+        has_it.then(|| unsafe { &*self.extra.queued })
     }
 
     /// Returns the error of an operation that failed by `cause`.
@@ -202,7 +220,7 @@ impl Drop for Task {
             }
             if self.has(flag::ASYNC) {
                 // SAFETY: with this flag, `begin` has initialised the state, and this is its only drop.
-                unsafe { self.progress.assume_init_drop() };
+                unsafe { ManuallyDrop::drop(&mut self.extra.state) };
             }
         }
     }
@@ -226,6 +244,15 @@ impl Op<Task> {
     pub(crate) unsafe fn claim(&self) -> Claimed {
         // SAFETY: (1) makes this thread the only user of the body.
         unsafe { self.with_body(|body| body.claim(self.task())) }
+    }
+
+    /// Lets a waiter take the operation from the queue that it is about to enter. Returns whether a waiter can.
+    ///
+    /// # Safety
+    /// 1. The operation is ready, and this thread owns it.
+    pub(super) unsafe fn publish(&self) -> bool {
+        // SAFETY: (1) makes this thread the only user of the body.
+        unsafe { self.with_body(|body| body.publish(self)) }
     }
 
     /// Calls the function.
@@ -347,6 +374,11 @@ pub(crate) trait Job: Send + 'static {
     fn claim(&mut self, _task: &Task) -> Claimed {
         Claimed::Run
     }
+    /// Lets a waiter take `op`, this job's ready operation, from the queue that it is about to enter. Returns whether a
+    /// waiter can.
+    fn publish(&mut self, _op: &Op<Task>) -> bool {
+        false
+    }
     /// Calls the function. Called once at most.
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause>;
     /// Drops the function if it was not called. This runs after the variables were released.
@@ -375,6 +407,7 @@ pub(crate) struct InlineJob {
 
 struct VTable {
     claim: unsafe fn(*mut (), &Task) -> Claimed,
+    publish: unsafe fn(*mut (), &Op<Task>) -> bool,
     start: unsafe fn(*mut (), &Call<'_>) -> Result<(), Cause>,
     discard: unsafe fn(*mut ()),
     report: unsafe fn(*mut (), Result<(), &OpError>) -> Cleanup,
@@ -424,6 +457,8 @@ impl VTable {
                 // SAFETY: the pointer is to the `W` that was stored with this table.
                 claim: |work, task| unsafe { &mut *work.cast::<W>() }.claim(task),
                 // SAFETY: the pointer is to the `W` that was stored with this table.
+                publish: |work, op| unsafe { &mut *work.cast::<W>() }.publish(op),
+                // SAFETY: the pointer is to the `W` that was stored with this table.
                 start: |work, cx| unsafe { &mut *work.cast::<W>() }.start(cx),
                 // SAFETY: `work` points to the `W` that was stored with this table.
                 discard: |work| unsafe { &mut *work.cast::<W>() }.discard(),
@@ -445,6 +480,11 @@ impl InlineJob {
     fn claim(&mut self, task: &Task) -> Claimed {
         // SAFETY: the storage holds the type that `vtable` was made for.
         unsafe { (self.vtable.claim)(self.storage.as_mut_ptr().cast(), task) }
+    }
+
+    fn publish(&mut self, op: &Op<Task>) -> bool {
+        // SAFETY: the storage holds the type that `vtable` was made for.
+        unsafe { (self.vtable.publish)(self.storage.as_mut_ptr().cast(), op) }
     }
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
@@ -478,6 +518,9 @@ impl<W: Job> Job for Box<W> {
 
     fn claim(&mut self, task: &Task) -> Claimed {
         W::claim(self, task)
+    }
+    fn publish(&mut self, op: &Op<Task>) -> bool {
+        W::publish(self, op)
     }
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         W::start(self, cx)

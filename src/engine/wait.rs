@@ -130,6 +130,9 @@ impl Core {
         if !handled.is_done() && frame::runs(handled.beside().claim()) {
             return Err(WaitError::WouldDeadlock);
         }
+        if deadline.is_none() && !handled.is_done() {
+            self.run_in_place(handled);
+        }
         self.wait_for_result(handled, deadline)
     }
 

@@ -174,6 +174,12 @@ pub(crate) fn worker_index() -> Option<usize> {
     with_current(|thread| thread.worker().map(Worker::index)).flatten()
 }
 
+/// The lane of this thread's worker, if that is one of `core` and its deque is not in use.
+pub(super) fn lane_of(core: &Core) -> Option<u8> {
+    let is_own = |thread: &WorkerThread| ptr::eq(Arc::as_ptr(&thread.core), core) && thread.free_worker().is_some();
+    with_current(|thread| is_own(thread).then(|| thread.lane.get())).flatten()
+}
+
 /// Makes the operation in the slot of this thread's worker stealable, because other code is about to run here.
 pub(super) fn share_slot() {
     with_current(WorkerThread::share_slot);

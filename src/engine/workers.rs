@@ -158,6 +158,10 @@ fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
 /// Runs, or completes, an operation that is not plain.
 #[inline(never)]
 fn execute_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut ReadyList<Task>) {
+    let Unfinished { op, called } = unfinished;
+    let op = if called.is_none() { Core::pop_entry(op) } else { Some(op) };
+    let Some(op) = op else { return };
+    let unfinished = Unfinished { op, called };
     let epilogue = thread.core.execute_otherwise(unfinished, ready);
     let epilogue = thread.core.defer_epilogue(epilogue);
     thread.core.dispatch_ready(ready, Epilogues::from_iter([epilogue]));
