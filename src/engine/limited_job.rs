@@ -73,13 +73,12 @@ impl<W: Job> Job for LimitedJob<W> {
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         self.will_fail_itself();
-        cx.frame().set_group(self.group.as_ref());
         if cx.op().task().has(flag::ASYNC) {
             if let Some(membership) = self.membership.take() {
                 cx.with_right(|right| right.observers().membership = Some(membership));
             }
         }
-        self.job.start(cx)
+        cx.frame().in_group(self.group.as_ref(), || self.job.start(cx))
     }
 
     fn discard(&mut self) {

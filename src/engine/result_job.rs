@@ -113,11 +113,8 @@ where
     }
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        if let Some(oneshot) = &self.shared.0 {
-            cx.set_claim(oneshot.beside().claim());
-        }
-        if let Some(f) = self.shared.take_function() {
-            self.value = Some(f(cx)?);
+        if let (Some(f), Some(oneshot)) = (self.shared.take_function(), &self.shared.0) {
+            self.value = Some(cx.frame().claimed_by(oneshot.beside().claim(), || f(cx))?);
         }
         Ok(())
     }
@@ -163,12 +160,10 @@ where
     }
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        if let Some(oneshot) = &self.0.0 {
-            cx.set_claim(oneshot.beside().claim());
-            let handle = Arc::<Oneshot<_, _>>::clone(oneshot);
-            cx.with_right(|right| right.observers().handle = Some(handle));
-        }
-        self.0.take_function().map_or(Ok(()), |f| f(cx))
+        let (Some(f), Some(oneshot)) = (self.0.take_function(), &self.0.0) else { return Ok(()) };
+        let handle = Arc::<Oneshot<_, _>>::clone(oneshot);
+        cx.with_right(|right| right.observers().handle = Some(handle));
+        cx.frame().claimed_by(oneshot.beside().claim(), || f(cx))
     }
 
     fn discard(&mut self) {
