@@ -164,7 +164,7 @@ pub mod internals {
     };
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
-        engine::fork::Slots,
+        engine::{cancellable::Cancellable, fork::Slots},
         memory::{
             epoch::Flavour,
             free_list::{Node, Stack},

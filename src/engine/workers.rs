@@ -11,7 +11,7 @@ use crate::{
         core::Core,
         ending::{Epilogues, Unfinished},
         frame,
-        task::Task,
+        task::{Task, flag},
         worker_thread::{Duty, WorkerThread, share_slot},
     },
     error::build::BuildError,
@@ -159,7 +159,7 @@ fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
 #[inline(never)]
 fn execute_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut ReadyList<Task>) {
     let Unfinished { op, called } = unfinished;
-    let op = if called.is_none() { Core::pop_entry(op) } else { Some(op) };
+    let op = if called.is_none() && op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
     let Some(op) = op else { return };
     let unfinished = Unfinished { op, called };
     let epilogue = thread.core.execute_otherwise(unfinished, ready);
