@@ -129,6 +129,8 @@ pub mod guide {
     pub mod bounding_work {}
     #[doc = include_str!("guide/failures.md")]
     pub mod failures {}
+    #[doc = include_str!("guide/cancellation.md")]
+    pub mod cancellation {}
     #[doc = include_str!("guide/latency.md")]
     pub mod latency {}
     #[doc = include_str!("guide/gpus.md")]

@@ -1,6 +1,7 @@
 //! The main function of the threads that run workers.
 //!
-//! An operation that waits inside its function hands its worker over to a spare thread and sleeps. When it wakes it
+//! An operation that waits inside its function for the handle of a ready one runs that one
+//! ([`in_place`](super::in_place)). In all other waits it hands its worker over to a spare thread and sleeps. When it wakes it
 //! finishes without a worker, and its thread becomes a spare one. So a wait never occupies a worker. Nor can one wait
 //! bury another one beneath it on a stack, which happens where waiting threads run further operations.
 
