@@ -15,11 +15,11 @@ use std::{
     },
     task::Poll,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use raddle::{
-    Completion, Device, DeviceVec, Engine, EngineBuilder, EngineKind, GpuStream, OpBuilder, OpError, Operator,
+    Completion, Device, DeviceVec, Engine, EngineBuilder, EngineKind, GpuStream, Group, OpBuilder, OpError, Operator,
     PushError, Shutdown, SimulatedGpu, Token, Var, WaitError, simulated::Clock,
 };
 
@@ -70,6 +70,22 @@ enum Ends {
     Lost,
 }
 
+/// By what an operation may be cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bound {
+    None,
+    /// A deadline that will not have passed.
+    InTime,
+    /// A deadline that has passed.
+    Late,
+    /// The program's group.
+    Group,
+    /// A group that was cancelled.
+    Cancelled,
+    /// A group that was cancelled quietly.
+    PassedOver,
+}
+
 #[derive(Clone, Debug)]
 struct Operation {
     untyped: Vec<(usize, Access)>,
@@ -85,6 +101,7 @@ struct Operation {
     gpu: Option<u32>,
     foreign: bool,
     yields: usize,
+    bound: Bound,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -125,6 +142,8 @@ enum Step {
     ClearErrors,
     /// Pushes the replacement of a value.
     Set(usize, u64),
+    /// Waits for the program's group.
+    WaitForGroup,
     /// Replaces a value, and returns the old one.
     Replace(usize, u64),
     DropHandle(usize),
@@ -179,6 +198,7 @@ impl Program {
                     live.retain(|&other| other != variable);
                     Step::DropVariable(variable)
                 }
+                2 if bytes.one_in(3) => Step::WaitForGroup,
                 2 => Step::ClearError(variable),
                 3 if program.variables[variable] == Class::Bare || bytes.one_in(3) => Step::ClearErrors,
                 3 if bytes.one_in(2) => Step::Set(variable, bytes.below(100) as u64),
@@ -317,6 +337,14 @@ impl Program {
             },
             foreign: bytes.below(64) == 63,
             yields: bytes.below(16).saturating_sub(11),
+            bound: match bytes.below(24) {
+                0 => Bound::InTime,
+                1 => Bound::Late,
+                2..=5 => Bound::Group,
+                6 => Bound::Cancelled,
+                7 => Bound::PassedOver,
+                _ => Bound::None,
+            },
         });
         self.operations.len() - 1
     }
@@ -364,6 +392,16 @@ impl Operation {
 
     fn is_never_skipped(&self) -> bool {
         self.no_skip || matches!(self.property, Property::NoSkip | Property::DeleteVar)
+    }
+
+    /// Returns how the operation ends if it is cancelled.
+    fn cancelled(&self) -> Option<&'static str> {
+        match self.bound {
+            _ if self.property == Property::DeleteVar => None,
+            Bound::Late => Some("its deadline passed before it started"),
+            Bound::Cancelled | Bound::PassedOver => Some("it was cancelled before it started"),
+            Bound::None | Bound::InTime | Bound::Group => None,
+        }
     }
 
     /// Returns the text of the operation's failure.
@@ -479,6 +517,8 @@ struct Model {
     operators: Vec<usize>,
     /// By variable: the outside value that the function of its deletion saw.
     deletions: BTreeMap<usize, u64>,
+    /// The failures of the group's operations since the last wait for it, and whether they began there.
+    of_group: Vec<(usize, bool)>,
 }
 
 impl Model {
@@ -534,6 +574,17 @@ impl Model {
                 }
                 _ => answer = Answer::Refused(Refusal::Deleted),
             },
+            Step::WaitForGroup => {
+                let failures = std::mem::take(&mut self.of_group);
+                for (index, &(failure, is_own)) in failures.iter().enumerate() {
+                    if index == 0 || is_own {
+                        self.unreported.remove(&failure);
+                    }
+                }
+                if let Some(&(first, _)) = failures.first() {
+                    answer = self.failed_by(first);
+                }
+            }
             Step::Replace(variable, value) => {
                 answer = self.get(variable);
                 if matches!(answer, Answer::Value(_)) {
@@ -604,6 +655,7 @@ impl Model {
                 _,
             )
             | Step::Replace(variable, _) => self.failed[variable],
+            Step::WaitForGroup => None,
             // Among failures with the same text, any may be chosen.
             _ => self.unreported.iter().copied().find(|&failure| self.failures[failure] == *shown),
         };
@@ -645,12 +697,24 @@ impl Model {
     fn run(&mut self, program: &Program, id: usize) {
         let operation = &program.operations[id];
         let effective = operation.effective();
+        if let Some(cause) = operation.cancelled() {
+            let failure = self.fails(format!("#{id}: {cause}"));
+            if operation.bound == Bound::PassedOver {
+                self.unreported.remove(&failure);
+            } else {
+                self.fail(&effective, failure);
+            }
+            self.results.insert(id, Err(failure));
+            return;
+        }
+        let in_group = operation.bound == Bound::Group;
         let cause = effective
             .iter()
             .filter(|&(_, access)| *access != Access::Overwrite)
             .find_map(|(&variable, _)| self.failed[variable]);
         if let (Some(failure), false) = (cause, operation.is_never_skipped()) {
             self.fail(&effective, failure);
+            self.of_group.extend(in_group.then_some((failure, false)));
             self.results.insert(id, Err(failure));
             return;
         }
@@ -676,6 +740,7 @@ impl Model {
         if operation.ends != Ends::Well {
             let failure = self.fails(operation.failure(id));
             self.fail(&effective, failure);
+            self.of_group.extend(in_group.then_some((failure, true)));
             self.results.insert(id, Err(failure));
             return;
         }
@@ -918,6 +983,9 @@ struct Runner {
     variables: Vec<Handle>,
     operators: HashMap<usize, Operator>,
     handles: HashMap<usize, Submitted>,
+    group: Group,
+    /// Groups that were cancelled, and cancelled quietly.
+    cancelled: [Group; 2],
 }
 
 fn show(failure: &OpError) -> String {
@@ -967,7 +1035,13 @@ impl Runner {
         });
         let (operators, handles) = (HashMap::new(), HashMap::new());
         let scratch = engine.device_var(Device::Gpu(0), 1).expect("the device has memory");
-        Self { world, engine, foreign, scratch, variables: Vec::new(), operators, handles }
+        // A group inside one that is cancelled is cancelled with it.
+        let [outer, cancelled] = [engine.group(), engine.group()];
+        let cancelled = [cancelled, outer.group()];
+        cancelled[0].cancel();
+        outer.cancel_quietly();
+        let group = engine.group().group();
+        Self { world, engine, foreign, scratch, variables: Vec::new(), operators, handles, group, cancelled }
     }
 
     fn run_of(&self, id: usize) -> Run {
@@ -975,7 +1049,16 @@ impl Runner {
     }
 
     fn describe<'r>(&'r self, id: usize, operation: &Operation) -> OpBuilder<'r> {
-        let mut builder = self.engine.op(format!("#{id}")).priority(operation.priority).kind(operation.property);
+        let name = format!("#{id}");
+        let builder = match operation.bound {
+            Bound::None => self.engine.op(name),
+            Bound::InTime => self.engine.op(name).deadline(Instant::now() + Duration::from_secs(3600)),
+            Bound::Late => self.engine.op(name).deadline(Instant::now()),
+            Bound::Group => self.group.op(name),
+            Bound::Cancelled => self.cancelled[0].op(name),
+            Bound::PassedOver => self.cancelled[1].op(name),
+        };
+        let mut builder = builder.priority(operation.priority).kind(operation.property);
         if operation.no_skip {
             builder = builder.run_always();
         }
@@ -1108,6 +1191,7 @@ impl Runner {
                     _ => Answer::Other("no value".to_owned()),
                 }
             }
+            Step::WaitForGroup => answer(self.group.wait(), |()| Answer::Nothing),
             Step::DropHandle(id) => {
                 drop(self.handles.remove(&id));
                 Answer::Nothing
