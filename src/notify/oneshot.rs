@@ -14,18 +14,26 @@ use crate::{
 
 #[derive(Debug)]
 enum State<R> {
-    Pending(Waiting),
+    /// The futures that wait, and whether threads do.
+    Pending(Waiting, Sleepers),
     Done(Result<R, OpError>),
     Taken,
     /// There is no result yet, and no handle to return it. A failure counts as reported when it is set.
     Ignored,
 }
 
+/// Whether threads wait for a result. A notification costs a system call even if none does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sleepers {
+    None,
+    Some,
+}
+
 impl<R> State<R> {
     /// Applies `get` to the result, or returns the waiting futures if there is no result yet.
     fn ready(&mut self, get: Get<R>) -> Result<Result<R, NoValue>, &mut Waiting> {
         match self {
-            Self::Pending(waiting) => Err(waiting),
+            Self::Pending(waiting, _) => Err(waiting),
             done => Ok(get(done)),
         }
     }
@@ -34,7 +42,7 @@ impl<R> State<R> {
         match std::mem::replace(self, Self::Taken) {
             Self::Done(result) => result.map_err(NoValue::Failed),
             Self::Taken | Self::Ignored => Err(NoValue::Taken),
-            Self::Pending(_) => unreachable!("called only when the result was set"),
+            Self::Pending(..) => unreachable!("called only when the result was set"),
         }
     }
 }
@@ -44,7 +52,7 @@ impl State<()> {
         match self {
             Self::Done(result) => result.clone().map_err(NoValue::Failed),
             Self::Taken | Self::Ignored => Err(NoValue::Taken),
-            Self::Pending(_) => unreachable!("called only when the result was set"),
+            Self::Pending(..) => unreachable!("called only when the result was set"),
         }
     }
 }
@@ -89,14 +97,18 @@ impl<R, T> Oneshot<R, T> {
     /// Creates a oneshot without a result, in one allocation with `beside`.
     #[must_use]
     pub fn with(beside: T) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State::Pending(Waiting::default())), done: Condvar::new(), beside })
+        Arc::new(Self {
+            state: Mutex::new(State::Pending(Waiting::default(), Sleepers::None)),
+            done: Condvar::new(),
+            beside,
+        })
     }
 
     /// Returns the result, if it was set and not taken.
     pub fn into_result(self) -> Option<Result<R, OpError>> {
         match self.state.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
             State::Done(result) => Some(result),
-            State::Pending(_) | State::Taken | State::Ignored => None,
+            State::Pending(..) | State::Taken | State::Ignored => None,
         }
     }
 }
@@ -112,8 +124,8 @@ impl<R, T: ?Sized> Oneshot<R, T> {
     #[must_use = "futures wait to be woken"]
     pub fn set(&self, result: Result<R, OpError>) -> Option<Wakers> {
         let mut state = lock(&self.state);
-        let wakers = match &mut *state {
-            State::Pending(waiting) => waiting.take_up_to(u64::MAX),
+        let (wakers, sleepers) = match &mut *state {
+            State::Pending(waiting, sleepers) => (waiting.take_up_to(u64::MAX), *sleepers),
             State::Ignored => {
                 drop(state);
                 if let Err(failure) = &result {
@@ -127,7 +139,9 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         };
         *state = State::Done(result);
         drop(state);
-        self.done.notify_all();
+        if sleepers == Sleepers::Some {
+            self.done.notify_all();
+        }
         wakers
     }
 
@@ -142,13 +156,13 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         drop(state);
         match before {
             State::Done(result) => Some(result),
-            State::Pending(_) | State::Taken | State::Ignored => None,
+            State::Pending(..) | State::Taken | State::Ignored => None,
         }
     }
 
     /// Whether the result was set, even if it has been taken since.
     pub fn is_done(&self) -> bool {
-        !matches!(*lock(&self.state), State::Pending(_))
+        !matches!(*lock(&self.state), State::Pending(..))
     }
 
     /// Takes the result, waiting for it until `deadline` at most.
@@ -158,7 +172,8 @@ impl<R, T: ?Sized> Oneshot<R, T> {
 
     fn wait_for(&self, deadline: Option<Instant>, get: Get<R>) -> Result<R, WaitError> {
         let mut state = lock(&self.state);
-        while matches!(*state, State::Pending(_)) {
+        while let State::Pending(_, sleepers) = &mut *state {
+            *sleepers = Sleepers::Some;
             state = match wait_until(&self.done, state, deadline) {
                 Ok(state) => state,
                 Err(_) => return Err(WaitError::TimedOut),
@@ -216,7 +231,7 @@ impl<T: ?Sized> Waiter<(), T> {
 impl<R, T: ?Sized> Drop for Waiter<R, T> {
     fn drop(&mut self) {
         wakers::leave(&self.oneshot.state, &mut self.key, |state| match state {
-            State::Pending(waiting) => Some(waiting),
+            State::Pending(waiting, _) => Some(waiting),
             State::Done(_) | State::Taken | State::Ignored => None,
         });
     }
