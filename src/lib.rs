@@ -87,7 +87,7 @@ pub use device::{
     simulated::{self, SimulatedGpu, SimulatedStream},
     stream::{GpuStream, ImportedStream},
 };
-pub use engine::worker_thread::unpinned;
+pub use engine::{wait::blocking, worker_thread::unpinned};
 pub use error::{
     BoxError,
     build::{BuildError, ShutdownError},

@@ -8,6 +8,7 @@ use std::{
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
+        mpsc,
     },
     thread,
     time::{Duration, Instant},
@@ -16,7 +17,7 @@ use std::{
 use common::{
     Drops, KINDS, PATIENCE, THREADED, child_succeeds, engine, failure, hold, lock, on_kinds, thread_count, watched_for,
 };
-use raddle::{BoxError, Cause, Engine, EngineKind, OpHandle, Property, PushError, Shutdown, WaitError};
+use raddle::{BoxError, Cause, Engine, EngineKind, OpHandle, Property, PushError, Shutdown, WaitError, blocking};
 
 fn fib(engine: &Engine, n: u64) -> Result<OpHandle<u64>, PushError> {
     let inside = engine.downgrade();
@@ -276,5 +277,29 @@ fn an_engine_ends_with_stale_entries_in_its_queues() {
                 engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(60))).unwrap();
             }
         }
+    });
+}
+
+#[test]
+fn a_blocked_operation_does_not_hold_up_others() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (sender, receiver) = mpsc::channel();
+        let received = engine.op("receive").submit((), move |()| blocking(|| receiver.recv_timeout(PATIENCE))).unwrap();
+        engine.op("send").push((), move |()| sender.send(7).unwrap()).unwrap();
+        assert_eq!(received.wait().unwrap(), Ok(7));
+    });
+}
+
+/// It calls its function in any case, also where waits are refused and outside operations.
+#[test]
+fn blocking_is_allowed_everywhere() {
+    assert_eq!(blocking(|| 7), 7);
+    on_kinds(&KINDS, 1, |engine| {
+        let (sender, receiver) = mpsc::channel();
+        let value = engine.var(0);
+        engine.delete_variable(&value, move |_| sender.send(blocking(|| 7)).unwrap()).unwrap();
+        assert_eq!(receiver.recv_timeout(PATIENCE).unwrap(), 7);
+        assert_eq!(engine.op("").submit((), |()| blocking(|| blocking(|| 7))).unwrap().wait().unwrap(), 7);
+        engine.wait_for_all().unwrap();
     });
 }

@@ -24,7 +24,7 @@ pub(crate) mod spec;
 pub(crate) mod task;
 pub(crate) mod variable;
 mod variables;
-mod wait;
+pub(crate) mod wait;
 pub(crate) mod waits;
 pub(crate) mod worker_thread;
 pub(crate) mod workers;

@@ -317,6 +317,30 @@ pub(super) fn check_wait() -> Result<(), WaitError> {
     }
 }
 
+/// Calls `f`, which blocks the calling thread: it reads a file, locks a mutex, or waits for another program. Inside an
+/// operation, another thread runs the worker meanwhile, so that other operations are not held up.
+///
+/// The worker stays where it is, and is blocked, if no thread can take it over, and in functions of device operations and
+/// deletions, which must not wait. Outside operations `blocking` only calls `f`.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = raddle::Engine::builder().workers(1).build()?;
+/// let (sender, receiver) = std::sync::mpsc::channel();
+/// let received = engine.op("receive").submit((), move |()| raddle::blocking(|| receiver.recv()))?;
+/// engine.op("send").push((), move |()| sender.send(7).expect("the receiver waits"))?; // the only worker is free
+/// assert_eq!(received.wait()?, Ok(7));
+/// # Ok(())
+/// # }
+/// ```
+pub fn blocking<R>(f: impl FnOnce() -> R) -> R {
+    if let Some(core) = frame::current_engine().filter(|core| core.check_wait().is_ok()) {
+        // If no thread takes the worker over, the function blocks it.
+        let _ = core.make_way();
+    }
+    f()
+}
+
 /// A wait for a variable: reports the failure that the variable has at this place in the order.
 struct WaitJob {
     failure: Option<OpError>,
