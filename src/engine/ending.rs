@@ -43,6 +43,9 @@ pub(crate) enum Epilogue {
     CountOut(Ticket),
     /// A result is reported or program code runs, and then the operation is counted out.
     CleanUp(Completed),
+    /// The operation is asynchronous and has started. Program code runs; the operation ends, and is counted out,
+    /// elsewhere.
+    Started(Hold<Task>, Cleanup),
 }
 
 /// The epilogues of several operations, in the order in which the operations completed.
@@ -92,6 +95,11 @@ impl Completed {
         let result = self.result.as_ref().map(|&()| ());
         if let Some(handle) = observers.handle {
             self.cleanup = Cleanup::waking(handle.set(result.map_err(Clone::clone)));
+        }
+        if let Some(deliver) = observers.deliver {
+            let delivered = deliver.deliver(result.map_err(Clone::clone));
+            self.cleanup = Cleanup::waking(delivered.wakers);
+            self.cleanup.and_drop(delivered.unwanted);
         }
         if let Some(membership) = observers.membership {
             self.cleanup.set_membership(membership, result);

@@ -77,6 +77,10 @@ impl<W: Job> Job for LimitedJob<W> {
         self.job.start(cx)
     }
 
+    fn started(&mut self) -> Cleanup {
+        self.job.started()
+    }
+
     fn discard(&mut self) {
         self.job.discard();
         self.membership = None;

@@ -112,7 +112,7 @@ impl Core {
     }
 
     /// Lets the engine end once no operation is pending.
-    fn end_in_background(self: &Arc<Self>) {
+    pub(super) fn end_in_background(self: &Arc<Self>) {
         if !self.is_forked() {
             Arc::new(End(Arc::downgrade(self))).wake();
         }
