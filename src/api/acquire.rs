@@ -139,8 +139,13 @@ impl<G> Future for Acquire<G> {
 impl<G> Drop for Acquire<G> {
     fn drop(&mut self) {
         let Ok(waiter) = &self.acquiring else { return };
+        if self.engine.core().is_forked() {
+            // Another thread of the parent process may have held the lock.
+            return;
+        }
         let acquiring: &Arc<Acquiring<G>> = waiter.oneshot();
-        // If it has started, its guards are dropped with the oneshot, untaken.
         acquiring.beside().cancel(Cancel::Quietly);
+        // If the operation has started, its guards are dropped untaken, here or where they would be set.
+        drop(acquiring.abandon());
     }
 }

@@ -215,7 +215,7 @@ impl Op<Task> {
     #[inline]
     pub(crate) fn task(&self) -> &Task {
         // SAFETY: the engine has an `Op` only with its task, and the fields that change are in cells.
-        unsafe { &*self.task_ptr() }
+        unsafe { &*self.shared_task_ptr() }
     }
 
     /// Claims the operation for this thread, unless it was cancelled. May be called again.

@@ -6,9 +6,9 @@
 //! |---|---|---|---|
 //! | idle | – | nobody polls, and nobody has woken the future since the last poll | queued, by [`wake`](PollState::wake) |
 //! | queued | `WOKEN` | a poll is on its way to a worker | running, by [`begin`](PollState::begin) |
-//! | running | `RUNNING` | one thread polls | idle, by [`pause`](PollState::pause); notified; done |
+//! | running | `RUNNING` | one thread polls | idle, by [`pause`](PollState::pause); notified; done, by [`finish`](PollState::finish) |
 //! | notified | `RUNNING`, `WOKEN` | the future was woken while it was polled | queued, by `pause`; done |
-//! | done | `DONE` | the future has ended | done |
+//! | done | `DONE` | the future has ended | – |
 //!
 //! The thread that leaves the idle state, or that leaves the notified state by `pause`, queues the poll. So there is one
 //! poll at a time on its way or under way.
@@ -23,8 +23,8 @@
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
 //! | `wake` | `fetch_or` in [`wake`](PollState::wake) | swap in [`begin`](PollState::begin) | what the waking thread did before |
-//! | `pause` | `fetch_and` in [`pause`](PollState::pause) | swap in [`begin`](PollState::begin), load in [`look`](PollState::look) | the future |
-//! | `end` | store in [`finish`](PollState::finish) | load in [`look`](PollState::look) | the place that the future has left |
+//! | `pause` | `fetch_and` in [`pause`](PollState::pause) | swap in [`begin`](PollState::begin) or in [`look`](PollState::look) | the future |
+//! | `end` | swap in [`finish`](PollState::finish) | swap in [`look`](PollState::look) | the place that the future has left |
 //!
 //! A wake of a queued or notified future changes nothing, but it must still hand over. So it is a read-modify-write in
 //! every state: the swap that follows reads it, or a later one that continues its release sequence. In the same way a
@@ -74,7 +74,7 @@ impl PollState {
     pub fn pause(&self) -> bool {
         if removed(Step::PauseSeesWakes) {
             // Release: this twin is to fail by its lost wake-up alone.
-            self.0.store(0, Release);
+            self.0.swap(0, Release);
             return false;
         }
         // Release (edge `pause`): the future.
@@ -84,13 +84,13 @@ impl PollState {
     /// Ends the last poll.
     pub fn finish(&self) {
         // Release (edge `end`): the place that the future has left. A wake meanwhile is of no use any more.
-        self.0.store(DONE, Release);
+        self.0.swap(DONE, Release);
     }
 
     /// Acquires the future for the owner of the last waker. Nobody polls or wakes the future any more.
     pub fn look(&self) {
         // Acquire (edges `pause`, `end`): the future, or the place that it has left.
-        let state = self.0.load(Acquire);
-        debug_assert!(state & RUNNING == 0 || state & DONE != 0, "nobody polls without a waker");
+        let state = self.0.swap(DONE, Acquire);
+        debug_assert!(state & RUNNING == 0, "nobody polls without a waker");
     }
 }

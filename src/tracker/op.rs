@@ -156,6 +156,13 @@ impl<T> Op<T> {
         self.place().with_mut(|task| task.cast())
     }
 
+    /// Returns a pointer to the task for its parts that several threads may use. In models, asserts that no thread has
+    /// it to itself meanwhile.
+    #[inline]
+    pub fn shared_task_ptr(&self) -> *const T {
+        self.place().with(|task| task.cast())
+    }
+
     #[inline]
     fn place(&self) -> &Place<T> {
         let place = std::ptr::from_ref(self).wrapping_byte_add(usize::from(self.task_at) * STEP);
