@@ -1,5 +1,5 @@
-//! A dependency engine: a program pushes operations and names the variables each reads and mutates; the engine runs
-//! conflicting ones in push order and everything else in parallel, on pinned work-stealing workers.
+//! A dependency engine: a program pushes operations and names the variables that each one reads and mutates. The engine
+//! runs conflicting operations in push order and all others in parallel, on pinned work-stealing workers.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -32,18 +32,18 @@
 //!   of pushes can deadlock. The algorithm of a push is lock-free; the [guide](guide::promises) says what is
 //!   not covered.
 //! * The writes of an operation are visible to every operation behind it on a variable, and after a wait for it.
-//! * An operation that fails, by an error, a panic or a lost [`Completion`], makes the variables it mutates *failed*;
-//!   operations that name a failed variable are skipped and pass the same [`OpError`] on, until [`Engine::clear_error`] or
-//!   an operation that overwrites it. Every wait for such a variable returns the error.
-//! * Every function pushed runs once or is dropped once.
+//! * An operation that fails, by an error, a panic or a lost [`Completion`], makes the variables that it mutates
+//!   *failed*. Operations that name a failed variable are skipped and pass the same [`OpError`] on, until
+//!   [`Engine::clear_error`] or an operation that overwrites it. Every wait for such a variable returns the error.
+//! * Every function that is pushed runs once or is dropped once.
 //!
 //! # Levels
 //!
-//! [`Var`]s give operations references to values, checked by the compiler. [`Token`]s order operations over things outside
-//! the engine. Both may be mixed in one operation. [`cx()`] among the accesses declares that the function gets its
-//! [`OpContext`]. [`OpBuilder`] has a table of the calls that push. [`Operator`]s are created once and pushed often.
-//! [`OpBuilder::on`] and [`OpBuilder::launch`] are for operations of GPUs, over [`DeviceVec`] and [`PinnedVec`]; the
-//! guide has a [chapter](guide::gpus) on them.
+//! Through [`Var`]s operations receive references to values, which the compiler checks. [`Token`]s order operations on
+//! things outside the engine. One operation may name both. [`cx()`] among the accesses declares that the function
+//! receives its [`OpContext`]. [`OpBuilder`] has a table of the calls that push. [`Operator`]s are created once and
+//! pushed often. [`OpBuilder::on`] and [`OpBuilder::launch`] are for operations of GPUs, over [`DeviceVec`] and
+//! [`PinnedVec`]; the guide has a [chapter](guide::gpus) on them.
 
 mod api;
 mod device;
@@ -77,8 +77,8 @@ pub use api::{
 };
 /// The crate on which [`CudaGpu`] is built, in the version that it uses.
 ///
-/// It is a 0.x crate: a change of its minor version can break programs that use it by this name, so such a change is a breaking
-/// change of this crate as well. A program that wants another version must depend on it by itself.
+/// cudarc is a 0.x crate: a change of its minor version can break programs that use it by this name, so such a change
+/// is a breaking change of this crate as well. A program that needs another version must depend on cudarc itself.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 #[cfg(feature = "cuda")]
@@ -109,7 +109,7 @@ pub use values::{
 #[cfg(feature = "derive")]
 pub use raddle_derive::Accesses;
 
-/// What the expansion of `#[derive(Accesses)]` names. Not for use by programs.
+/// The items that the expansion of `#[derive(Accesses)]` names. Not for use by programs.
 #[cfg(feature = "derive")]
 #[doc(hidden)]
 pub mod __derive {

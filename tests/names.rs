@@ -30,7 +30,7 @@ fn errors_of_pushes_name_the_operation_and_the_variable() {
         let refused = engine.op("").reads([&foreign]).push(own.write(), |_| {}).unwrap_err();
         let shown = refused.to_string();
         assert!(shown.starts_with("the operation pushed at "), "{shown}");
-        let words = "names variable `foreign`, which belongs to another engine; push on the engine that made it";
+        let words = "names variable `foreign`, which belongs to another engine; push on the engine that created it";
         assert!(shown.ends_with(words), "{shown}");
 
         let unnamed = engine.var(2u16);

@@ -1,4 +1,4 @@
-//! How declarations become references to values.
+//! Turns the declarations of an operation into the references that its function receives.
 
 use std::{marker::PhantomData, ptr::NonNull, sync::Arc};
 
@@ -16,9 +16,10 @@ use crate::{
     tracker::Mode,
 };
 
-/// What a typed operation declares: [`Read`], [`Write`], [`Cx`], tuples of up to twelve of them, arrays, `Vec`s and
-/// slices (`&[_]`) of them, and any nesting of these. The operation's function gets the same shape of references; for
-/// arrays an array, for `Vec`s and slices a `Vec`. Operations over untyped variables alone declare `()`.
+/// The accesses that a typed operation declares: [`Read`], [`Write`], [`Cx`], tuples of up to twelve of them, arrays,
+/// `Vec`s and slices (`&[_]`) of them, and any nesting of these. The operation's function receives references in the
+/// same shape: an array for an array, and a `Vec` for a `Vec` or a slice. Operations over untyped variables alone
+/// declare `()`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -34,7 +35,8 @@ use crate::{
 /// # }
 /// ```
 ///
-/// With the feature `derive`, a struct of accesses is one itself, and the function gets a struct of references:
+/// With the feature `derive`, a struct of accesses implements this trait too, and the function receives a struct of
+/// references:
 ///
 /// ```
 /// # #[cfg(feature = "derive")]
@@ -58,7 +60,7 @@ use crate::{
 /// # fn main() {}
 /// ```
 ///
-/// The trait is sealed: its methods are not for use outside this crate.
+/// The trait is sealed, and its methods are not for use outside this crate.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not declare what an operation reads and mutates",
     label = "not a declaration of accesses",
@@ -68,15 +70,16 @@ use crate::{
     note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, or a tuple, an array or a struct of those"
 )]
 pub trait Accesses: sealed::Sealed {
-    /// What the function gets.
+    /// The references that the function receives.
     type Refs<'a>;
-    /// What [`Engine::acquire`] and the functions of [`OpBuilder::push_future`](crate::OpBuilder::push_future) give: a
-    /// [`ReadGuard`] for a [`Read`], a [`WriteGuard`] for a [`Write`], an engine handle for a [`Cx`].
+    /// The guards that [`Engine::acquire`] returns, and that the functions of
+    /// [`OpBuilder::push_future`](crate::OpBuilder::push_future) receive: a [`ReadGuard`] for a [`Read`], a
+    /// [`WriteGuard`] for a [`Write`], an engine handle for a [`Cx`].
     type Guards: Send + 'static;
-    /// What the operation keeps until it runs.
+    /// The pointers that the operation keeps until it runs.
     #[doc(hidden)]
     type Captured: Send + Sync + 'static;
-    /// Whether the function gets references to values, which must not outlive the operation.
+    /// Whether the function receives references to values. These must not outlive the operation.
     #[doc(hidden)]
     const REFERS: bool;
 
@@ -112,17 +115,17 @@ pub(crate) mod sealed {
     )]
     pub trait Sealed {}
 
-    /// What `#[derive(Accesses)]` implements beside [`Accesses`](super::Accesses).
+    /// A marker that `#[derive(Accesses)]` implements beside [`Accesses`](super::Accesses).
     ///
     /// # Safety
-    /// 1. `declare` and `capture` do what those of each field do, in the same order, and nothing else.
-    /// 2. `refs` and `guards` call those of each field once, with what the field has captured.
+    /// 1. `declare` and `capture` call those of each field, in the same order, and do nothing else.
+    /// 2. `refs` and `guards` call those of each field once, with the pointers that the field has captured.
     pub unsafe trait Derived {}
 
     #[diagnostic::do_not_recommend]
     impl<A: Derived> Sealed for A {}
 
-    /// Where accesses declare themselves.
+    /// The list in which accesses declare themselves.
     #[derive(Debug)]
     pub struct List<'l>(pub(crate) &'l mut Entries);
 }
@@ -132,8 +135,8 @@ pub(crate) mod sealed {
 #[doc(hidden)]
 pub struct Captured<T>(NonNull<VarCell>, PhantomData<fn(T) -> T>);
 
-// SAFETY: only the operation uses the pointer, in the order of the tracker. `Var::read` demands `T: Sync`, and every
-// variable demands `T: Send`.
+// SAFETY: only the operation uses the pointer, and the tracker orders it with all others that use the value.
+// `Var::read` demands `T: Sync`, and every variable demands `T: Send`.
 unsafe impl<T> Send for Captured<T> {}
 // SAFETY: as for `Send`.
 unsafe impl<T> Sync for Captured<T> {}
@@ -155,8 +158,8 @@ impl<T: Send + Sync + 'static> Accesses for Read<'_, T> {
     }
 
     unsafe fn refs<'a>(captured: &Captured<T>, _: &'a OpContext<'a>) -> &'a T {
-        // SAFETY: (1): the operation holds the variable for reading, so nothing mutates the value meanwhile. The type
-        // is that of the value, whose drop follows this operation in the queue.
+        // SAFETY: (1): the operation holds the variable for reading, so nothing mutates the value meanwhile. The value
+        // has the type `T`, and its drop follows this operation in the queue.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
         // SAFETY: (1), as in the line before.
         unsafe { &*value }
@@ -224,17 +227,17 @@ impl<A: Accesses> Accesses for Vec<A> {
     }
 
     unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
-        // SAFETY: a slice captures the same, and has the same contract.
+        // SAFETY: the caller's contract: a slice captures the same pointers, and its `refs` has the same contract.
         unsafe { <&[A]>::refs(captured, cx) }
     }
 
     unsafe fn guards(captured: &Self::Captured, share: &sealed::Share) -> Self::Guards {
-        // SAFETY: a slice captures the same, and has the same contract.
+        // SAFETY: the caller's contract: a slice captures the same pointers, and its `guards` has the same contract.
         unsafe { <&[A]>::guards(captured, share) }
     }
 }
 
-/// Declares every access of an iterator. The function gets a `Vec` of what they declare, in their order.
+/// Declares every access of an iterator. The function receives a `Vec` of their references, in the same order.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -271,12 +274,12 @@ impl<A: Accesses> Accesses for &[A] {
     }
 
     unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
-        // SAFETY: the caller's contract, for each.
+        // SAFETY: the caller's contract holds for each part.
         captured.iter().map(|captured| unsafe { A::refs(captured, cx) }).collect()
     }
 
     unsafe fn guards(captured: &Self::Captured, share: &sealed::Share) -> Self::Guards {
-        // SAFETY: the caller's contract, for each.
+        // SAFETY: the caller's contract holds for each part.
         captured.iter().map(|captured| unsafe { A::guards(captured, share) }).collect()
     }
 }
@@ -298,12 +301,12 @@ impl<A: Accesses, const N: usize> Accesses for [A; N] {
     }
 
     unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
-        // SAFETY: the caller's contract, for each.
+        // SAFETY: the caller's contract holds for each part.
         captured.each_ref().map(|captured| unsafe { A::refs(captured, cx) })
     }
 
     unsafe fn guards(captured: &Self::Captured, share: &sealed::Share) -> Self::Guards {
-        // SAFETY: the caller's contract, for each.
+        // SAFETY: the caller's contract holds for each part.
         captured.each_ref().map(|captured| unsafe { A::guards(captured, share) })
     }
 }
@@ -324,7 +327,7 @@ impl Accesses for () {
     unsafe fn guards((): &(), _: &sealed::Share) {}
 }
 
-/// The declaration that an operation's function gets its [`OpContext`]; from [`cx`].
+/// Declares that an operation's function receives its [`OpContext`], from [`cx`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -340,7 +343,8 @@ impl Accesses for () {
 #[must_use = "a declaration does nothing until it is pushed"]
 pub struct Cx(());
 
-/// Declares that an operation's function gets its [`OpContext`], wherever it stands among the accesses.
+/// Declares that an operation's function receives its [`OpContext`], in the place that this declaration has among the
+/// accesses.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -403,12 +407,12 @@ macro_rules! tuples {
             }
 
             unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
-                // SAFETY: the caller's contract, for each.
+                // SAFETY: the caller's contract holds for each part.
                 ($(unsafe { $name::refs(&captured.$index, cx) },)*)
             }
 
             unsafe fn guards(captured: &Self::Captured, share: &sealed::Share) -> Self::Guards {
-                // SAFETY: the caller's contract, for each.
+                // SAFETY: the caller's contract holds for each part.
                 ($(unsafe { $name::guards(&captured.$index, share) },)*)
             }
         }

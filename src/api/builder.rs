@@ -20,7 +20,7 @@ use crate::{
     values::kind::EngineKind,
 };
 
-/// The most workers of a lane.
+/// The most workers that a lane may have.
 const MAX_WORKERS: usize = 1024;
 
 impl Engine {
@@ -49,7 +49,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`EngineBuilder::build`] if the first call failed; later calls try again.
+    /// Those of [`EngineBuilder::build`]. If a call fails, the next one tries again.
     pub fn global() -> Result<&'static Self, BuildError> {
         static GLOBAL: PerProcess<Global> = PerProcess::new();
         GLOBAL.get(Global::default).engine()
@@ -158,13 +158,13 @@ impl EngineBuilder {
     /// worker runs unpinned, [`Engine::placements`] reports it, and a warning is logged. The threads of a GPU run on
     /// the cores near it, if Linux reports which cores these are.
     ///
-    /// An engine may use the cores that the building thread may use at that moment; an engine that is built by a thread
-    /// of another engine may use that engine's cores. All of its threads stay on these cores. The engine pins its
-    /// workers to those of them that have the fewest pinned workers of other engines of the process, and among equals
+    /// An engine may use the cores that the building thread may use at that moment; if a thread of another engine
+    /// builds it, the engine may use the cores of that engine. All of its threads stay on these cores. The engine pins
+    /// its workers to the cores that have the fewest pinned workers of other engines of the process, and among equals
     /// to the first ones. A worker releases its core when the engine ends.
     ///
-    /// A thread that an operation starts inherits the core of the worker. Operations that start threads, such as those
-    /// of a thread pool, do so inside [`unpinned`](crate::unpinned).
+    /// A thread that an operation starts inherits the core of the worker. Operations should therefore start threads,
+    /// such as those of a thread pool, inside [`unpinned`](crate::unpinned).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -180,7 +180,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets what workers without work do. Default: [`IdlePolicy::SpinThenPark`] for 50 µs.
+    /// Sets how idle workers wait for work. Default: [`IdlePolicy::SpinThenPark`] for 50 µs.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -195,8 +195,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Adds a GPU. Operations name it by [`Device::Gpu`](crate::Device::Gpu) with the number of GPUs that were added
-    /// before. Its threads start with the first operation for it.
+    /// Adds a GPU. Operations name it [`Device::Gpu(n)`](crate::Device::Gpu), where `n` is the number of GPUs added
+    /// before it. Its threads start with the first operation for it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -225,7 +225,8 @@ impl EngineBuilder {
     /// ```
     ///
     /// # Errors
-    /// Zero or too many workers, too many GPUs, an unknown `RADDLE_ENGINE`, or a thread that could not be started.
+    /// There are no workers or too many, there are too many GPUs, the value of `RADDLE_ENGINE` is unknown, or a thread
+    /// could not be started.
     pub fn build(self) -> Result<Engine, BuildError> {
         let kind = match (self.kind, env::var("RADDLE_ENGINE")) {
             (Some(kind), _) => kind,

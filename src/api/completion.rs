@@ -1,4 +1,4 @@
-//! The token that ends an asynchronous operation.
+//! The token that completes an asynchronous operation.
 
 use std::{fmt, panic::resume_unwind, sync::Arc};
 
@@ -16,7 +16,7 @@ use crate::{
     testing::weaken::{Step, removed},
 };
 
-/// Completes an asynchronous operation, from any thread. If the operation's function gets references to values, the
+/// Completes an asynchronous operation, from any thread. If the operation's function has references to values, the
 /// operation is complete only when the function has returned as well.
 ///
 /// A completion that is dropped unused fails its operation immediately, with [`Cause::LostCompletion`]: a forgotten
@@ -25,7 +25,7 @@ use crate::{
 /// If a panic of the function drops the completion, the operation fails with the panic. A completion that is leaked, as
 /// by [`std::mem::forget`], never completes its operation: the operations behind it wait forever.
 ///
-/// What the thread that uses the token wrote before is visible to the operations that come after.
+/// Everything that a thread wrote before it used the completion is visible to the operations that come after.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,9 +43,9 @@ use crate::{
 /// ```
 #[must_use = "a completion dropped unused fails its operation"]
 pub struct Completion {
-    /// The right to end the operation, and its engine, until the token is used.
+    /// The right to end the operation, and its engine, until the completion is used.
     of: Option<(Right<Task>, Arc<Core>)>,
-    /// Where the operation's function has references to values: they must be gone before the operation ends.
+    /// Set if the operation's function has references to values, which must be gone before the operation ends.
     gate: Option<Arc<Gate>>,
 }
 
@@ -109,8 +109,9 @@ impl Drop for Completion {
             return;
         }
         if let Some(gate) = self.gate.take() {
-            // The frame does not keep it: a wait inside the function would resolve it there, while the function still
-            // has its references. Behind the gate, a panic of the function replaces this cause.
+            // The right is not put back into the frame: a wait inside the function would then complete the operation
+            // while the function still has its references. Behind the gate, a panic of the function replaces this
+            // cause.
             resolve(Some(gate), right, core, Err(Cause::LostCompletion));
         } else if let Some(right) = frame::leave_lost(right) {
             // If a panic of the operation's own function drops the completion, the panic is the failure.
@@ -119,7 +120,8 @@ impl Drop for Completion {
     }
 }
 
-/// Ends an operation by its completion; later, if its function still has references to values.
+/// Ends an operation whose completion was used: now, or when its function returns if that still has references to
+/// values.
 fn resolve(gate: Option<Arc<Gate>>, right: Right<Task>, core: Arc<Core>, result: Result<(), Cause>) {
     if core.is_forked() {
         // Another thread of the parent process may have held the lock of the gate.
@@ -142,7 +144,7 @@ struct Used {
     result: Result<(), Cause>,
 }
 
-/// Keeps an operation from ending while its function runs, since the function has references to values.
+/// Keeps an operation from ending while its function, which has references to values, still runs.
 #[derive(Default)]
 struct Gate(Mutex<Phase>);
 
@@ -170,7 +172,7 @@ impl Gate {
         }
     }
 
-    /// Notes that the function has returned. Returns the completion if that was used before.
+    /// Notes that the function has returned. Returns the completion if it was used before.
     fn open(&self) -> Option<Used> {
         match std::mem::replace(&mut *lock(&self.0), Phase::Returned) {
             Phase::Used(used) => Some(used),
@@ -213,7 +215,8 @@ pub(crate) unsafe fn call_async<A: Accesses>(
         }
         (used, result) => {
             if let Some(Used { right, core, result }) = used {
-                // The operation fails with its function's failure; another one must not hide.
+                // The operation fails with the failure of its function. A failure that the completion reported is
+                // recorded too.
                 if let Some(cause) = result.err().filter(|cause| !matches!(cause, Cause::LostCompletion)) {
                     right.op().task().failed_by(cause).record(core.failures());
                 }

@@ -1,4 +1,4 @@
-//! The engine's handle: everything a program asks of it.
+//! The handle of an engine, and the calls of a program on it.
 
 use std::{
     fmt,
@@ -158,12 +158,12 @@ impl Engine {
     }
 
     /// Returns a handle that pushes and waits, but does not keep the engine open: the engine drains when the last
-    /// handle that does is dropped, and what is pushed afterwards is refused with [`PushError::ShutDown`].
+    /// handle that does is dropped, and later pushes are refused with [`PushError::ShutDown`].
     ///
-    /// Operations of the engine may still push while it drains, and the drain waits for that work as well. So a
-    /// downgraded handle is the one for a closure to capture: with a clone of the engine itself, the engine stays open
-    /// until the closure is dropped, and nothing waits for its work when `main` returns. Clones of a downgraded handle
-    /// do not keep the engine open either.
+    /// Operations of the engine may still push while it drains, and the drain waits for that work as well. So a closure
+    /// should capture a downgraded handle. A captured clone of the engine itself keeps the engine open until the
+    /// closure is dropped, and nothing waits for its work when `main` returns. Clones of a downgraded handle do not
+    /// keep the engine open either.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -253,7 +253,7 @@ impl Engine {
     }
 
     /// Creates a variable for `len` values in the memory of a device, with unspecified content. The memory comes from a
-    /// pool. If the pool has none, the calling thread asks the driver of the device.
+    /// pool. If the pool has none, the calling thread allocates it from the driver of the device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -275,9 +275,8 @@ impl Engine {
         Ok(Var::new(Token::with_value(&self.core, memory, ValueMemory::Elsewhere)))
     }
 
-    /// Creates a variable for `len` values in page-locked memory of the host, which the device copies from and to
-    /// directly. The memory is cacheable and starts as zeros. It comes from a pool, as that of
-    /// [`device_var`](Self::device_var).
+    /// Creates a variable for `len` values in page-locked host memory, which devices copy to and from directly. The
+    /// memory is cacheable and starts as zeros. It comes from a pool, like that of [`device_var`](Self::device_var).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -299,13 +298,13 @@ impl Engine {
         Ok(Var::new(Token::with_value(&self.core, memory, ValueMemory::Host)))
     }
 
-    /// Creates a variable for a stream of the program's own, for operations that issue work on it by
+    /// Creates a variable for a stream of the program, for operations that issue work on it through
     /// [`GpuStream::include`](crate::GpuStream::include). An operation that mutates the variable has the stream to
     /// itself. Operations of its device that mutate it run in push order, and the host waits for none of them.
     ///
-    /// Declare it with [`overwrite`](crate::Var::overwrite): then the next operation can use the stream even if the one
-    /// before it has failed. Its success clears the error of this variable, so operations should also mutate the
-    /// variables that hold their data.
+    /// Declare the variable with [`overwrite`](crate::Var::overwrite), so that an operation can use the stream even if
+    /// the one before it has failed. Its success then clears the error of this variable, so operations should also
+    /// mutate the variables that hold their data.
     pub fn stream_var(&self, stream: ImportedStream) -> Var<ImportedStream> {
         Var::new(Token::with_value(&self.core, stream, ValueMemory::Elsewhere))
     }
@@ -338,8 +337,8 @@ impl Engine {
     }
 
     /// Deletes a variable: after every operation that was pushed on it before, its value is dropped, and then `f` runs.
-    /// Later pushes on the variable are refused, and waits for it wait for the deletion. The deletion runs on the
-    /// calling thread if no operation is pending on the variable. It runs even if the variable has failed, or the
+    /// Later pushes on the variable are refused, and later waits for it return once it is deleted. The deletion runs on
+    /// the calling thread if no operation is pending on the variable. It runs even if the variable has failed, or the
     /// engine is shut down.
     ///
     /// ```
@@ -429,15 +428,14 @@ impl Engine {
     ///
     /// # Errors
     /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation names
-    /// it, [`WaitError::TooManyWaiting`], or [`WaitError::Refused`] if it belongs to another engine.
-    /// [`WaitError::OnDevice`] and [`WaitError::InDeletion`] where waits are forbidden, even if no operation is
-    /// pending.
+    /// it, [`WaitError::TooManyWaiting`], or [`WaitError::Refused`] if it belongs to another engine. Where waits are
+    /// forbidden, [`WaitError::OnDevice`] or [`WaitError::InDeletion`], even if no operation is pending.
     #[track_caller]
     pub fn wait_for_var(&self, variable: impl AsRef<Token>) -> Result<(), WaitError> {
         self.wait(variable.as_ref(), WaitFor::All, None)
     }
 
-    /// Does the same as [`wait_for_var`](Self::wait_for_var), for at most `timeout`.
+    /// Like [`wait_for_var`](Self::wait_for_var), but waits for at most `timeout`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -457,15 +455,15 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`wait_for_var`](Self::wait_for_var), and [`WaitError::TimedOut`]; the pending operations continue
-    /// then.
+    /// Those of [`wait_for_var`](Self::wait_for_var), and [`WaitError::TimedOut`]. After a timeout the pending
+    /// operations continue.
     #[track_caller]
     pub fn wait_for_var_timeout(&self, variable: impl AsRef<Token>, timeout: Duration) -> Result<(), WaitError> {
         self.wait(variable.as_ref(), WaitFor::All, Some(timeout))
     }
 
-    /// Returns a future that does the same as [`wait_for_var`](Self::wait_for_var). It covers the operations that were
-    /// pushed before this call.
+    /// Like [`wait_for_var`](Self::wait_for_var), but returns a future. It covers the operations that were pushed
+    /// before this call.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -484,7 +482,7 @@ impl Engine {
         self.wait_async(variable.as_ref(), WaitFor::All)
     }
 
-    /// Waits for every mutation of the variable that was pushed before the call, but not for its readers.
+    /// Waits for every mutation of the variable that was pushed before the call, but not for readers.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -504,7 +502,7 @@ impl Engine {
         self.wait(variable.as_ref(), WaitFor::Writers, None)
     }
 
-    /// Does the same as [`wait_to_read`](Self::wait_to_read), for at most `timeout`.
+    /// Like [`wait_to_read`](Self::wait_to_read), but waits for at most `timeout`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -526,8 +524,8 @@ impl Engine {
         self.wait(variable.as_ref(), WaitFor::Writers, Some(timeout))
     }
 
-    /// Returns a future that does the same as [`wait_to_read`](Self::wait_to_read). It covers the mutations that were
-    /// pushed before this call.
+    /// Like [`wait_to_read`](Self::wait_to_read), but returns a future. It covers the mutations that were pushed before
+    /// this call.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -584,7 +582,7 @@ impl Engine {
         self.core.wait_for_all(None)
     }
 
-    /// Does the same as [`wait_for_all`](Self::wait_for_all), for at most `timeout`.
+    /// Like [`wait_for_all`](Self::wait_for_all), but waits for at most `timeout`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -603,8 +601,8 @@ impl Engine {
         self.core.wait_for_all(deadline(Some(timeout)))
     }
 
-    /// Returns a future that does the same as [`wait_for_all`](Self::wait_for_all). It covers the operations that were
-    /// pushed before this call.
+    /// Like [`wait_for_all`](Self::wait_for_all), but returns a future. It covers the operations that were pushed
+    /// before this call.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -625,8 +623,8 @@ impl Engine {
     /// deletions, count as well. Operations that other threads push or complete during the call may or may not count.
     /// In a forked child there are none.
     ///
-    /// The call adds up counters of all threads under a lock, so it is for reports and for occasional decisions, and not
-    /// for every push.
+    /// The call adds up the counters of all threads under a lock. Use it for reports and for occasional decisions, but
+    /// not at every push.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -649,14 +647,16 @@ impl Engine {
     // --------------------------------------------------------------------------------------------------- shutdown ----
 
     /// Shuts the engine down: refuses further pushes, waits until no operation is pending, and ends the threads.
-    /// Returns after at most `timeout`, whatever the program's functions do. It may be called again, on any handle:
-    /// [`Cancel`](Shutdown::Cancel) after [`Drain`](Shutdown::Drain) cancels what has not started.
+    /// Returns after at most `timeout`, however long the program's functions run. It may be called again, on any
+    /// handle: [`Cancel`](Shutdown::Cancel) after [`Drain`](Shutdown::Drain) cancels the operations that have not
+    /// started.
     ///
     /// A shutdown does not report failures. Afterwards [`wait_for_all`](Self::wait_for_all) still returns each failure
     /// that has not been reported, those of cancelled operations included. The first one is also logged as a warning.
     ///
-    /// A thread has ended when the destructors of its thread-locals have run. A shutdown with a `timeout` starts a
-    /// thread to wait for those. On systems other than Linux it does not wait for them if no thread can be started.
+    /// A thread has ended when the destructors of its thread-locals have run. A shutdown with a `timeout` starts
+    /// another thread to wait for these destructors. On systems other than Linux it does not wait for them if no thread
+    /// can be started.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -705,7 +705,7 @@ impl Engine {
     }
 }
 
-/// Returns the time `timeout` from now, or `None` for an unlimited wait, or if the time cannot be represented.
+/// Returns the time `timeout` from now, or `None` if the wait is unlimited or the time cannot be represented.
 pub(super) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))
 }

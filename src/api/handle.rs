@@ -85,7 +85,7 @@ impl<R> OpHandle<R> {
     ///
     /// # Errors
     /// [`WaitError::Failed`] if the operation failed or was skipped, [`WaitError::WouldDeadlock`] if it is the calling
-    /// one, [`WaitError::TooManyWaiting`].
+    /// operation, or [`WaitError::TooManyWaiting`].
     pub fn wait(self) -> Result<R, WaitError> {
         self.core.wait_for_handle(self.waiter.oneshot(), None)
     }
@@ -118,9 +118,9 @@ impl<R> OpHandle<R> {
 }
 
 impl<R> OpHandle<R> {
-    /// Drops the handle, and counts the failure that it would return as reported:
-    /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does not return it. The operation runs, and the variables
-    /// that it fails stay failed.
+    /// Drops the handle, and counts a failure that it would return as reported:
+    /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does not return it. The operation still runs, and the
+    /// variables that it fails stay failed.
     ///
     /// A handle that is dropped without this call leaves its failure to `wait_for_all`.
     ///
@@ -150,8 +150,8 @@ impl<R> OpHandle<R> {
     /// A cancelled operation never runs. Its function is dropped, and waits for the handle return
     /// [`Cause::Cancelled`](crate::Cause::Cancelled), both before this call returns. Its variables stay as they are
     /// until its turn comes; then those that it mutates fail with the same error, and later operations that name one of
-    /// these are skipped. Nobody is told of the failure but waits: if none returns it,
-    /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does.
+    /// these are skipped. If no other wait returns the error, [`Engine::wait_for_all`](crate::Engine::wait_for_all)
+    /// does.
     ///
     /// An operation that has started runs to its end, and learns by
     /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled) that it should stop. A
@@ -213,7 +213,7 @@ impl<R> OpHandle<R> {
     }
 }
 
-/// Whether the result was set. If not, runs the work that the calling thread has deferred, since that may set it.
+/// Whether the result is set. If it is not, runs the work that the calling thread has deferred, which may set it.
 pub(super) fn is_done<R, T: ?Sized>(waiter: &Waiter<R, T>) -> bool {
     let is_done = || waiter.oneshot().is_done();
     is_done() || {

@@ -1,4 +1,4 @@
-//! What a program calls.
+//! The public interface: engines, builders, handles and variables.
 
 pub(crate) mod accesses;
 pub(crate) mod acquire;

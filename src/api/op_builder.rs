@@ -37,7 +37,7 @@ use crate::{
     values::{device::Device, name::Name, property::Property},
 };
 
-/// Calls the function of a device's operation with its stream.
+/// Calls the function of an operation of a device with the operation's stream.
 fn with_stream<R>(call: &Call<'_>, f: impl FnOnce(&mut GpuStream) -> Result<R, Cause>) -> Result<R, Cause> {
     match call.take_stream() {
         Some(stream) => f(stream).map_err(Cause::of_device),
@@ -151,14 +151,14 @@ impl<'e> OpBuilder<'e> {
     /// # }
     /// ```
     pub fn priority(mut self, priority: i32) -> Self {
-        // A clean-up keeps the highest priority.
+        // A clean-up operation keeps the highest priority.
         if self.spec.flags & flag::KEPT == 0 {
             self.spec.priority = priority;
         }
         self
     }
 
-    /// Sets what kind of work the operation is, which decides its lane. Default: [`Property::Normal`].
+    /// Sets the kind of work that the operation does, which decides its lane. Default: [`Property::Normal`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -212,10 +212,10 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Starts the operation on the pushing thread if it is ready when it is pushed; otherwise it goes to its lane. It
-    /// is for work that is short or only starts something. `MXNet` calls it `kAsync`.
+    /// Starts the operation on the pushing thread if it is ready when it is pushed; otherwise it goes to its lane. Use
+    /// it for work that is short, or that only starts something. `MXNet` calls it `kAsync`.
     ///
-    /// Operations of a device start on its lane's thread; for them the push is refused with
+    /// An operation of a device must start on the thread of its lane, so its push is refused with
     /// [`PushError::EagerOnDevice`].
     ///
     /// ```
@@ -260,18 +260,18 @@ impl<'e> OpBuilder<'e> {
 
     /// Sets the device that the operation runs on. Default: [`Device::Cpu`].
     ///
-    /// The function of a device's operation is called on the thread of the device's lane for its
-    /// [property](Self::property): one for copies each way, one for urgent work
-    /// ([`GpuPrioritized`](Property::GpuPrioritized)), one for all other. [`launch`](Self::launch) and
-    /// its siblings pass it the lane's stream; operations pushed by other calls have none, and run once their
-    /// dependencies are complete, like those of the CPU.
+    /// The function of a device operation is called on the thread of the device's lane for its
+    /// [property](Self::property): one lane for copies in each direction, one for urgent work
+    /// ([`GpuPrioritized`](Property::GpuPrioritized)), and one for all other work. [`launch`](Self::launch) and its
+    /// siblings pass it the lane's stream; operations pushed by other calls have none, and run once their dependencies
+    /// are complete, like those of the CPU.
     pub fn on(mut self, device: Device) -> Self {
         self.device = device;
         self
     }
 
     /// Declares variables that the operation reads: [`Token`]s or [`Var`]s, by reference. One call takes variables of
-    /// one type: for several, call it again, or name their [tokens](Var::token).
+    /// one type. For variables of several types, call it again, or name their [tokens](Var::token).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -324,7 +324,7 @@ impl<'e> OpBuilder<'e> {
 
     #[inline]
     fn declare<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>, mode: Mode) -> Self {
-        // Not `extend`: there are few variables, and its preparation for many costs more than they do.
+        // Not by `extend`: there are few variables, and it prepares for many at a higher cost.
         for variable in variables {
             self.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: Refs::None });
         }
@@ -336,7 +336,7 @@ impl<'e> OpBuilder<'e> {
     /// Pushes an operation whose function returns nothing. For a function that returns a `Result` use
     /// [`try_push`](Self::try_push) or [`submit`](Self::submit).
     ///
-    /// The function gets what `accesses` declares: references to values, and the operation's context for
+    /// The function receives what `accesses` declares: references to values, and the operation's context for
     /// [`cx()`](crate::cx). `()` declares nothing, for operations over untyped variables alone. The function cannot
     /// assign to variables of its caller, since it may outlive the caller; `submit` returns a value.
     ///
@@ -362,7 +362,7 @@ impl<'e> OpBuilder<'e> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+            // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
             f(unsafe { A::refs(&captured, &cx) });
             Ok(())
         };
@@ -397,7 +397,7 @@ impl<'e> OpBuilder<'e> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+            // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
             f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
         };
         self.enqueue(location, &accesses, 0, FnJob::new(f))
@@ -431,7 +431,7 @@ impl<'e> OpBuilder<'e> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+            // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
             Ok(f(unsafe { A::refs(&captured, &cx) }))
         };
         self.enqueue_returning(location, &accesses, 0, f)
@@ -464,7 +464,7 @@ impl<'e> OpBuilder<'e> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+            // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
             f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
         };
         self.enqueue_returning(location, &accesses, 0, f)
@@ -472,13 +472,12 @@ impl<'e> OpBuilder<'e> {
 
     // ------------------------------------------------------------------------------------------------ on a device ----
 
-    /// Pushes an operation of a device, whose function returns nothing. The function gets the stream to issue work on
-    /// and what `accesses` declares. See [`GpuStream`].
+    /// Pushes an operation of a device whose function returns nothing. The function receives the stream to issue work
+    /// on, and what `accesses` declares. See [`GpuStream`].
     ///
-    /// The function is called when the operation's dependencies have been issued on the same device, and those
-    /// elsewhere are complete. If it gets a reference to a value in the host's memory, the work of devices on that
-    /// value is complete as well. The function should only issue work and return: other operations of the lane wait for
-    /// it.
+    /// The function is called when the operation's dependencies on the same device have been issued, and all others are
+    /// complete. If it receives a reference to a value in host memory, the work of devices on that value is complete as
+    /// well. The function should only issue work and return: other operations of the lane wait for it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -509,9 +508,9 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Pushes an operation of a device, whose function may fail. An `Err` fails every variable that the operation
+    /// Pushes an operation of a device whose function may fail. An `Err` fails every variable that the operation
     /// mutates, and later operations that name one of these are skipped with the same error. An error of the device
-    /// becomes [`Cause::Device`]. In all else this is [`launch`](Self::launch).
+    /// becomes [`Cause::Device`]. Otherwise this is like [`launch`](Self::launch).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -562,7 +561,7 @@ impl<'e> OpBuilder<'e> {
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
             with_stream(call, |stream| {
-                // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+                // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
                 f(stream, unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
             })
         };
@@ -570,8 +569,8 @@ impl<'e> OpBuilder<'e> {
         self.enqueue(location, &accesses, flag::DEVICE | flags, FnJob::new(f))
     }
 
-    /// Pushes an operation of a device, whose function returns a value, and returns a handle to the result. The result
-    /// is available once the device has completed the work that the function issued. In all else this is
+    /// Pushes an operation of a device whose function returns a value, and returns a handle to the result. The result
+    /// is available once the device has completed the work that the function issued. Otherwise this is like
     /// [`launch`](Self::launch).
     ///
     /// ```
@@ -599,9 +598,9 @@ impl<'e> OpBuilder<'e> {
         self.try_submit_launch(accesses, |stream, refs| Ok(f(stream, refs)))
     }
 
-    /// Pushes an operation of a device, whose function returns a value or fails, and returns a handle to the result. An
+    /// Pushes an operation of a device whose function returns a value or fails, and returns a handle to the result. An
     /// `Err` fails every variable that the operation mutates, and later operations that name one of these are skipped
-    /// with the same error. The handle returns the error as well. In all else this is
+    /// with the same error. The handle returns the error as well. Otherwise this is like
     /// [`submit_launch`](Self::submit_launch).
     ///
     /// ```
@@ -634,7 +633,7 @@ impl<'e> OpBuilder<'e> {
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
             with_stream(call, |stream| {
-                // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+                // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
                 f(stream, unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
             })
         };
@@ -676,9 +675,9 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Pushes a copy of a whole buffer between the memories of two devices, which the operation's device makes. Unless
-    /// a [property](Self::property) is set, the copy goes to the lane for copies to the device. If the lengths differ,
-    /// the operation fails.
+    /// Pushes a copy of a whole buffer from the memory of one device to that of another. The operation's device makes
+    /// the copy. Unless a [property](Self::property) is set, the copy goes to the lane for copies to the device. If the
+    /// lengths differ, the operation fails.
     ///
     /// # Errors
     /// See [`PushError`]. Nothing is enqueued then.
@@ -698,12 +697,12 @@ impl<'e> OpBuilder<'e> {
 
     /// Pushes an asynchronous operation: it is complete when its [`Completion`] is used, not when its function returns.
     ///
-    /// If `accesses` gives the function references to values, the operation is complete only when the function has
-    /// returned and the completion was used. So no other operation can use the values while the function runs.
+    /// If `accesses` declares references to values, the operation is complete only when the function has returned and
+    /// the completion was used. So no other operation can use the values while the function runs.
     ///
     /// If the function panics, the operation fails with that panic once its completion is used. If the completion was
-    /// used before, [`Engine::wait_for_all`] reports the panic. If the function has references to values, the operation
-    /// fails with the panic in both cases.
+    /// used before the panic, [`Engine::wait_for_all`] reports the panic. If the function has references to values, the
+    /// operation fails with the panic in both cases.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -731,7 +730,7 @@ impl<'e> OpBuilder<'e> {
             f(refs, done);
             Ok(())
         };
-        // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+        // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
         let work = unsafe { completion::async_body::<A>(accesses.capture(), f) };
         self.enqueue(location, &accesses, flag::ASYNC, work)
     }
@@ -742,7 +741,7 @@ impl<'e> OpBuilder<'e> {
     /// The operation fails with the function's error once its completion is used. If an early return dropped the
     /// completion, the operation has already failed with [`Cause::LostCompletion`], and [`Engine::wait_for_all`]
     /// reports the function's error. If the function has references to values, the operation fails with the function's
-    /// error in both cases. In all else this is [`push_async`](Self::push_async).
+    /// error in both cases. Otherwise this is like [`push_async`](Self::push_async).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -768,7 +767,7 @@ impl<'e> OpBuilder<'e> {
     {
         let location = Location::caller();
         let f = move |refs: A::Refs<'_>, done| f(refs, done).map_err(Cause::Error);
-        // SAFETY: the operation declares `accesses` and runs once; normalising refuses aliases.
+        // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
         let work = unsafe { completion::async_body::<A>(accesses.capture(), f) };
         self.enqueue(location, &accesses, flag::ASYNC, work)
     }
@@ -909,7 +908,7 @@ impl<'e> OpBuilder<'e> {
 
     // -------------------------------------------------------------------------------------------------- operators ----
 
-    /// Creates an operator, an operation that can be pushed often, whose function returns nothing.
+    /// Creates an operator whose function returns nothing. An operator is an operation that can be pushed often.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -933,7 +932,7 @@ impl<'e> OpBuilder<'e> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: each run declares `accesses` and calls this once; normalising refuses aliases.
+            // SAFETY: each run declares `accesses` and calls this once, and the operator's creation refuses aliases.
             f(unsafe { A::refs(&captured, &cx) });
             Ok(())
         };
@@ -968,7 +967,7 @@ impl<'e> OpBuilder<'e> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: each run declares `accesses` and calls this once; normalising refuses aliases.
+            // SAFETY: each run declares `accesses` and calls this once, and the operator's creation refuses aliases.
             f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
         };
         self.into_operator(&accesses, 0, Function::Sync(Box::new(f)))
@@ -1037,7 +1036,8 @@ impl<'e> OpBuilder<'e> {
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
             with_stream(call, |stream| {
-                // SAFETY: each run declares `accesses` and calls this once; normalising refuses aliases.
+                // SAFETY: each run declares `accesses` and calls this once, and the operator's creation refuses
+                // aliases.
                 f(stream, unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
             })
         };
@@ -1045,7 +1045,7 @@ impl<'e> OpBuilder<'e> {
         self.into_operator(&accesses, flag::DEVICE, Function::Sync(Box::new(f)))
     }
 
-    /// Makes an asynchronous operator, to be pushed often. See [`push_async`](Self::push_async).
+    /// Creates an asynchronous operator. See [`push_async`](Self::push_async).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1073,9 +1073,9 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Makes an asynchronous operator whose function may fail, to be pushed often: in each run, an `Err` fails every
-    /// variable that the operation mutates, and later operations that name one of these are skipped with the same
-    /// error. See [`try_push_async`](Self::try_push_async).
+    /// Creates an asynchronous operator whose function may fail. In each run, an `Err` fails every variable that the
+    /// operation mutates, and later operations that name one of these are skipped with the same error. See
+    /// [`try_push_async`](Self::try_push_async).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1103,7 +1103,7 @@ impl<'e> OpBuilder<'e> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let f = |refs: A::Refs<'_>, done| f(refs, done).map_err(Cause::Error);
-            // SAFETY: each run declares `accesses` and calls this once; normalising refuses aliases.
+            // SAFETY: each run declares `accesses` and calls this once, and the operator's creation refuses aliases.
             unsafe { completion::call_async::<A>(call, &captured, f) }
         };
         self.into_operator(&accesses, flag::ASYNC, Function::Async(Box::new(f)))
@@ -1145,7 +1145,7 @@ impl<'e> OpBuilder<'e> {
         let entries = match core.check_and_sort(&mut self.entries, &self.spec.name, Location::caller()) {
             Ok(entries) => entries.into(),
             Err(error) => {
-                // Here, for the same reason as in `Core::push`.
+                // Dropped here and not by `?`, for the reason given in `Core::push`.
                 drop(function);
                 return Err(error);
             }
@@ -1154,7 +1154,7 @@ impl<'e> OpBuilder<'e> {
         Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority, limits))
     }
 
-    // These take the builder by reference, because a move would copy it once more.
+    // These functions take the builder by reference, since a move would copy it once more.
 
     fn enqueue_returning<F, R>(
         &mut self,
@@ -1264,7 +1264,7 @@ impl<'e> OpBuilder<'e> {
         if self.property == Property::Normal && self.device == Device::Cpu { Ok(()) } else { self.route() }
     }
 
-    /// Decides the lane and the flags by the operation's property and device.
+    /// Derives the lane and the flags from the operation's property and device.
     #[cold]
     fn route(&mut self) -> Result<(), PushError> {
         let core = self.core;

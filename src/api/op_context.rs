@@ -13,7 +13,7 @@ use crate::{
 
 /// The context of a running operation: its name, its device, its worker and its engine.
 ///
-/// An operation's function gets it by declaring [`cx()`](crate::cx) beside its variables.
+/// An operation's function receives it if the operation declares [`cx()`](crate::cx) among its accesses.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -45,7 +45,7 @@ impl<'a> OpContext<'a> {
         Self { frame: call.frame() }
     }
 
-    /// Returns the operation's name; empty if it has none.
+    /// Returns the operation's name, which is empty if it has none.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -75,8 +75,8 @@ impl<'a> OpContext<'a> {
         self.frame.op().map_or(Device::Cpu, |op| self.frame.engine().gpus().device_of(op.task().lane))
     }
 
-    /// Returns the number of the worker in its lane; `None` outside a worker thread, such as on a pushing thread that
-    /// runs the operation itself.
+    /// Returns the number of the worker in its lane, or `None` if no worker runs the operation, for instance if the
+    /// pushing thread runs it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -123,9 +123,9 @@ impl<'a> OpContext<'a> {
     /// Returns a handle of the engine that pushes and waits, but does not keep the engine open; see
     /// [`Engine::downgrade`].
     ///
-    /// What is pushed by it inside an operation is never lost: when the program drops its last handle, the drop waits
-    /// for that work as well. A captured clone of [`Engine`] keeps the engine open instead, so nothing waits for the
-    /// work when `main` returns.
+    /// Operations that are pushed through it inside an operation are never lost: when the program drops its last
+    /// handle, the drop waits for them as well. A captured clone of [`Engine`] keeps the engine open instead, so
+    /// nothing waits for the work when `main` returns.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

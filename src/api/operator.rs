@@ -28,37 +28,37 @@ pub(crate) enum Function {
 struct Inner {
     core: Arc<Core>,
     spec: Spec,
-    /// They have passed `Core::check_and_sort`.
+    /// The entries have passed `Core::check_and_sort`.
     entries: Box<[Entry]>,
     function: Function,
-    /// The property decides the priority.
+    /// Whether the property decides the priority.
     fixed_priority: bool,
     /// The group and the deadline of each run. They count only with `flag::CLAIMS`.
     limits: (Option<Arc<Group>>, Option<Instant>),
 }
 
-// SAFETY: the pointers in `entries` are to cells that the tokens of the `Owner` keep. Threads share those anyway.
+// SAFETY: the pointers in `entries` are to cells that the tokens of the `Owner` keep alive, and a cell is `Sync`.
 unsafe impl Send for Inner {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Inner {}
 
-/// The state that the handles of an operator share. Runs over variables are not counted: an operation behind them in
-/// the queues drops what they use.
+/// The state that the handles of an operator share. Runs over variables hold no count. An operation behind them in the
+/// queues drops the state that they use.
 struct Owner {
-    /// From a box. A pointer, since runs use it as well, even while this is dropped.
+    /// From a box. It is a raw pointer, since runs use the state as well, even while the `Owner` is dropped.
     inner: NonNull<Inner>,
-    /// Keeps the variables of the entries.
+    /// Keeps the variables of the entries alive.
     tokens: Box<[Token]>,
 }
 
-// SAFETY: threads share an `Inner`, and it is dropped once.
+// SAFETY: an `Inner` is `Send` and `Sync`, and it is dropped once.
 unsafe impl Send for Owner {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Owner {}
 
 impl Owner {
     fn get(&self) -> &Inner {
-        // SAFETY: it is dropped only after this owner.
+        // SAFETY: the `Inner` is dropped only after this `Owner`.
         unsafe { self.inner.as_ref() }
     }
 }
@@ -71,8 +71,8 @@ unsafe impl Send for Remains {}
 
 impl Drop for Remains {
     fn drop(&mut self) {
-        // SAFETY: it came from a box. Its owner is gone, and all runs are complete, as the constructors of this type
-        // ensure.
+        // SAFETY: the pointer came from a box. The owner is gone, and all runs are complete, as the constructors of
+        // this type ensure.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -85,7 +85,7 @@ impl Drop for Owner {
         }
         let remains = Remains(self.inner);
         let Some(&entry) = self.get().entries.first() else {
-            // Runs without variables count as owners, so none is left.
+            // Runs without variables hold a count of the `Owner`, so none is left.
             return drop(remains);
         };
         let spec = Spec::internal("delete_operator", i32::MAX, flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED);
@@ -96,7 +96,7 @@ impl Drop for Owner {
             frame::without_waits(NoWait::InDeletion, || drop(remains));
             Ok(())
         };
-        // The tokens are dropped after this: a wait for all then covers what their drops push.
+        // The tokens are dropped after this push, so that a wait for all covers the operations that their drops push.
         let pushed = core.push_sorted(&spec, spec.priority, Location::caller(), &[entry], FnJob::new(delete));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
@@ -108,13 +108,13 @@ enum Own {
     Counted(Arc<Owner>),
 }
 
-// SAFETY: threads share an `Inner`; `get` says why the pointer is valid.
+// SAFETY: an `Inner` is `Sync`, and `get` says why the pointer is valid.
 unsafe impl Send for Own {}
 
 impl Own {
     fn get(&self) -> &Inner {
         match self {
-            // SAFETY: a run over variables is complete before the operation that drops the operator.
+            // SAFETY: a run over variables is complete before the operation that drops the `Inner` runs.
             Self::NoWait(inner) => unsafe { inner.as_ref() },
             Self::Counted(owner) => owner.get(),
         }
@@ -205,7 +205,7 @@ impl Operator {
         self.push_with_priority(self.inner().spec.priority)
     }
 
-    /// Pushes a run of the operator with another priority than that of its creation. It has no effect on operators
+    /// Pushes a run of the operator with a priority other than that of its creation. It has no effect on operators
     /// whose property decides the priority.
     ///
     /// ```

@@ -16,7 +16,8 @@ use crate::engine::{
 };
 use crate::values::name::Name;
 
-/// An untyped handle to a variable, which stands for something outside the engine or belongs to a [`Var`](crate::Var).
+/// An untyped handle to a variable. The variable stands for something outside the engine, or has a value and a typed
+/// handle, [`Var`](crate::Var).
 ///
 /// Clones are handles to the same variable, and handles are equal if they belong to the same variable. When the last
 /// handle is dropped, the variable is deleted after every operation on it.
@@ -33,7 +34,7 @@ use crate::values::name::Name;
 /// ```
 pub struct Token(NonNull<VarCell>);
 
-// SAFETY: a handle shows only the shared parts of the cell, which are `Sync`.
+// SAFETY: a handle uses the cell only through shared references, and a `VarCell` is `Send` and `Sync`.
 unsafe impl Send for Token {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Token {}
@@ -52,7 +53,7 @@ impl fmt::Debug for Token {
 impl Token {
     /// Creates a variable with a value in the host's memory, which is `()` for a bare token.
     pub(crate) fn typed<T: Send + 'static>(core: &Arc<Core>, value: T) -> Self {
-        // A value without a size is in no memory.
+        // A zero-sized value is in no memory.
         let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
         Self::with_value(core, value, memory)
     }
@@ -62,7 +63,7 @@ impl Token {
         Self(VarCell::with_value(core, value, memory))
     }
 
-    /// One more handle of an entry's variable.
+    /// Creates another handle of the variable of `entry`.
     ///
     /// # Safety
     /// 1. The variable has a handle during the call.
@@ -76,9 +77,9 @@ impl Token {
         self.0
     }
 
-    /// The variable, as the engine takes it.
+    /// Returns the variable as a reference that the engine accepts.
     pub(crate) fn var(&self) -> VarRef<'_> {
-        // SAFETY: this is a handle.
+        // SAFETY: `self` is a handle of the variable, and outlives the reference.
         unsafe { VarRef::new(self.0) }
     }
 

@@ -50,7 +50,7 @@ impl Engine {
         let spec = Spec::internal("get", 0, flag::EAGER);
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: the operation declares `access` and runs once.
+            // SAFETY: the operation declares `access`, its only access, and runs once.
             Ok(unsafe { Read::<T>::refs(&kept, &cx) }.clone())
         };
         let location = Location::caller();
@@ -59,7 +59,7 @@ impl Engine {
         self.core().wait_for_result(&oneshot, None)
     }
 
-    /// Does the same as [`get`](Self::get), for at most `timeout`. The clone is made on the calling thread.
+    /// Like [`get`](Self::get), but waits for at most `timeout`. The clone is made on the calling thread.
     ///
     /// A call that times out leaves its place in the order, some hundred bytes, until its turn has come.
     /// [`wait_to_read_timeout`](Self::wait_to_read_timeout) leaves nothing, and suits programs that poll.
@@ -82,7 +82,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Self::get), and [`WaitError::TimedOut`]. The pending operations continue then.
+    /// Those of [`get`](Self::get), and [`WaitError::TimedOut`]. After a timeout the pending operations continue.
     #[track_caller]
     pub fn get_timeout<T: Clone + Send + Sync + 'static>(
         &self,
@@ -97,11 +97,11 @@ impl Engine {
     }
 
     /// Waits for every mutation of the variable that was pushed before, and calls `f` with its value, on the calling
-    /// thread and without a clone. The variable is read until `f` returns: other readers run meanwhile, and mutations
-    /// wait.
+    /// thread and without a clone. The variable is held for reading until `f` returns: other readers run meanwhile, and
+    /// mutations wait.
     ///
-    /// `f` may push, while the engine is open, and wait. It must not wait for the variable itself, which returns
-    /// [`WaitError::WouldDeadlock`], nor for an operation behind the variable, which would never return.
+    /// `f` may push, while the engine is open, and wait. It must not wait for the variable itself, which fails with
+    /// [`WaitError::WouldDeadlock`], nor for a later operation that mutates the variable: that wait would never return.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -115,7 +115,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Self::get). `f` is not called then.
+    /// Those of [`get`](Self::get). If there is an error, `f` is not called.
     ///
     /// # Panics
     /// If `f` panics. The variable is released, and does not fail.
@@ -128,7 +128,7 @@ impl Engine {
     }
 
     /// Pushes an operation that replaces the value of the variable, in push order. The old value is dropped on a
-    /// worker, as a part of the operation: if its drop panics, the operation has failed. Like every operation that
+    /// worker, as a part of the operation: if its drop panics, the operation fails. Like every operation that
     /// [overwrites](Var::overwrite), it clears the error of the variable.
     ///
     /// ```
@@ -142,7 +142,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. The value is dropped then.
+    /// See [`PushError`]. If the push is refused, the value is dropped.
     #[track_caller]
     pub fn set<T: Send + 'static>(&self, var: &Var<T>, value: T) -> Result<(), PushError> {
         self.op("set").push(var.overwrite(), move |old| *old = value)
@@ -161,14 +161,14 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Self::get). The value of the variable stays, and `value` is dropped then.
+    /// Those of [`get`](Self::get). If there is an error, the variable keeps its value, and `value` is dropped.
     #[track_caller]
     pub fn replace<T: Send + 'static>(&self, var: &Var<T>, value: T) -> Result<T, WaitError> {
         self.change("replace", Location::caller(), var, |old| std::mem::replace(old, value))
     }
 
-    /// Waits for every operation on the variable that was pushed before, and takes its value. The default value of the
-    /// type takes its place.
+    /// Waits for every operation on the variable that was pushed before, takes its value, and leaves the default value
+    /// of the type in its place.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -199,7 +199,7 @@ impl Engine {
         self.check_wait_for(var)?;
         let entry = Entry { cell: var.ptr(), mode: Mode::Write, refs: Refs::Exclusive };
         let acquired = self.core().acquire(name, location, entry, None)?;
-        // SAFETY: the variable was made with a value of this type, and `var` keeps it.
+        // SAFETY: the variable was made with a value of this type, and `var` keeps it alive.
         let value = unsafe { variable::value_ptr::<T>(var.ptr()) };
         // SAFETY: `acquired` is an operation that holds the variable for writing, until it is dropped after this.
         let changed = acquired.enter(|| f(unsafe { &mut *value }));
@@ -207,7 +207,7 @@ impl Engine {
         Ok(changed)
     }
 
-    /// Returns an error if the calling thread must not wait, or holds the variable, which it would then wait for itself.
+    /// Returns an error if the calling thread must not wait, or if it holds the variable and would wait for itself.
     fn check_wait_for<T>(&self, var: &Var<T>) -> Result<(), WaitError> {
         self.core().check_wait()?;
         if frame::holds(VarCell::queue_ptr(var.ptr())) { Err(WaitError::WouldDeadlock) } else { Ok(()) }
@@ -224,7 +224,7 @@ fn declared<T: Send + Sync + 'static>(var: &Var<T>) -> (Entry, Read<'_, T>) {
 /// # Safety
 /// 1. `acquired` is an operation that reads the variable.
 unsafe fn value_of<'a, T: Send + Sync + 'static>(_acquired: &'a Acquired, var: &'a Var<T>) -> &'a T {
-    // SAFETY: the variable was made with a value of this type, and `var` keeps it.
+    // SAFETY: the variable was made with a value of this type, and `var` keeps it alive.
     let value = unsafe { variable::value_ptr::<T>(var.ptr()) };
     // SAFETY: (1): nothing mutates the value until the operation is dropped. Its queue has handed over earlier writes.
     unsafe { &*value }

@@ -13,12 +13,12 @@ use crate::{engine::variable::VarCell, tracker::Mode, values::name::Name};
 /// A handle to a variable with a value.
 ///
 /// Clones are handles to the same variable, and handles are equal if they belong to the same variable. Every call that
-/// takes a [`Token`] takes a `Var` as well, by `AsRef<Token>`. The value is only reached by operations, through
-/// [`read`](Self::read), [`write`](Self::write) and [`overwrite`](Self::overwrite), or cloned out by
-/// [`Engine::get`](crate::Engine::get). When the last handle is dropped, the value is dropped on a worker after every
-/// operation on it.
+/// takes a [`Token`] accepts a `Var` too, through `impl AsRef<Token>`. Only operations reach the value, through
+/// [`read`](Self::read), [`write`](Self::write) and [`overwrite`](Self::overwrite), and
+/// [`Engine::get`](crate::Engine::get) returns a clone of it. When the last handle is dropped, the value is dropped on
+/// a worker after every operation on it.
 ///
-/// The function of an operation can only read and mutate as the operation declared:
+/// The function of an operation can only use a value as the operation has declared it:
 ///
 /// ```compile_fail,E0594
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -195,7 +195,7 @@ impl<T: Send + 'static> Var<T> {
         Self { token, value: PhantomData }
     }
 
-    /// Declares that an operation reads the value: it gets `&T`. Consecutive readers run side by side.
+    /// Declares that an operation reads the value: its function receives `&T`. Consecutive readers run concurrently.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -213,7 +213,8 @@ impl<T: Send + 'static> Var<T> {
         Read(self)
     }
 
-    /// Declares that an operation mutates the value: it gets `&mut T`, alone.
+    /// Declares that an operation mutates the value: its function receives `&mut T`, and no other operation uses the
+    /// value meanwhile.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -228,9 +229,9 @@ impl<T: Send + 'static> Var<T> {
         Write { var: self, mode: Mode::Write }
     }
 
-    /// Declares that an operation mutates the value regardless of its state: it gets `&mut T`, alone, it is not skipped
-    /// because the variable has failed, and its success clears the error. If it fails itself, its own error takes the
-    /// place of the old one.
+    /// Declares that an operation mutates the value regardless of its state. As with [`write`](Self::write), its
+    /// function receives `&mut T`. But the operation is not skipped if the variable has failed, and its success clears
+    /// the error. If the operation fails, its own error replaces the old one.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

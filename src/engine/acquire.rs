@@ -8,11 +8,12 @@
 //!    holds its variables.
 //! 3. *Released*: the [`Acquired`] was dropped, and the operation is complete.
 //!
-//! If the operation is skipped instead, the oneshot gets the failure. If no thread waits any more, the oneshot goes
-//! with the job, and the [`Acquired`] with it, so that no variable is held for ever. The record stays in the queues
-//! until its turn comes.
+//! If the operation is skipped instead, the oneshot is set to the failure. If the waiting thread has given up, the job
+//! is the last owner of the oneshot. The [`Acquired`] is then dropped with it, so no variable is held for ever. The
+//! record stays in the queues until its turn comes.
 //!
-//! The operation is silent: only [`Acquired::mutated`] counts a mutation, so one that was not used counts none.
+//! The operation is silent: only [`Acquired::mutated`] counts mutations, so an [`Acquired`] that was not used counts
+//! none.
 //!
 //! For a future, a [`GuardsJob`] puts guards into the oneshot instead, which hold [shares](super::held) of the right to
 //! end the operation. A future that is dropped before [cancels](Claim) the operation: in its turn it changes nothing.
@@ -23,7 +24,8 @@
 //!   thread may end it while the job still starts ([`FnState::MayRun`](super::ending::FnState::MayRun)).
 //! * The values: the owner of the [`Acquired`], as the accesses say.
 //!
-//! There are no edges here: the oneshot hands the [`Acquired`] over, and with it what the queues have handed over.
+//! There are no edges here: the oneshot hands the [`Acquired`] over, and with it everything that the queues have handed
+//! over.
 
 use std::{mem::ManuallyDrop, panic::Location, sync::Arc, time::Instant};
 
@@ -61,7 +63,7 @@ impl Acquired {
     /// Counts a mutation of each variable that the operation mutates.
     pub(crate) fn mutated(&self) {
         for access in self.right.op().accesses().iter().filter(|access| access.mode().is_write()) {
-            // SAFETY: the operation holds the variable for writing until this is dropped.
+            // SAFETY: the operation holds the variable for writing until `self` is dropped.
             unsafe { VarCell::of(access).mutated() };
         }
     }
@@ -69,7 +71,7 @@ impl Acquired {
 
 impl Drop for Acquired {
     fn drop(&mut self) {
-        // SAFETY: the field is taken once, here.
+        // SAFETY: only this drop takes the field, and it runs once.
         let right = unsafe { ManuallyDrop::take(&mut self.right) };
         // In a forked child the operation belongs to the parent process.
         if !self.core.is_forked() {
@@ -123,7 +125,7 @@ impl Core {
             self.make_way()?;
         }
         let oneshot = Oneshot::new();
-        // Like a wait, it takes no time where it becomes ready, and needs no worker.
+        // Like a wait, it takes no time on the thread that finds it ready, and needs no worker.
         let spec = Spec::internal(name, 0, flag::INLINE | flag::ASYNC | flag::SILENT);
         self.push(&spec, location, std::slice::from_mut(&mut entry), AcquireJob(Some(Arc::clone(&oneshot))))?;
         self.wait_for_result(&oneshot, deadline)

@@ -15,7 +15,11 @@
 //!
 //! There are no edges here: see the [claim](crate::notify::claim).
 
-use std::{panic::Location, sync::Arc};
+use std::{
+    panic::Location,
+    ptr::{self, NonNull},
+    sync::Arc,
+};
 
 use crate::{
     error::{
@@ -26,7 +30,13 @@ use crate::{
         claim::{Cancel, Claim},
         oneshot::Oneshot,
     },
-    sync::{Mutex, cell::UnsafeCell, lock},
+    sync::{
+        Mutex,
+        Ordering::{Acquire, Relaxed, Release},
+        atomic::{AtomicPtr, AtomicU8},
+        cell::UnsafeCell,
+        lock,
+    },
     values::name::Name,
 };
 
@@ -38,6 +48,10 @@ pub(crate) struct Cancellable<F: ?Sized> {
     failure: Mutex<Option<OpError>>,
     name: Name,
     location: &'static Location<'static>,
+    /// The record of the operation, from when it enters a queue.
+    queued: AtomicPtr<()>,
+    /// The lane of that queue.
+    lane: AtomicU8,
     f: UnsafeCell<F>,
 }
 
@@ -46,7 +60,15 @@ unsafe impl<F: Send + ?Sized> Sync for Cancellable<F> {}
 
 impl<F> Cancellable<Option<F>> {
     pub(crate) fn new(claim: Claim, name: Name, location: &'static Location<'static>, f: F) -> Self {
-        Self { claim, failure: Mutex::new(None), name, location, f: UnsafeCell::new(Some(f)) }
+        Self {
+            claim,
+            failure: Mutex::new(None),
+            name,
+            location,
+            queued: AtomicPtr::new(ptr::null_mut()),
+            lane: AtomicU8::new(0),
+            f: UnsafeCell::new(Some(f)),
+        }
     }
 
     /// Takes the function.
@@ -83,6 +105,25 @@ impl<F: ?Sized> Cancellable<F> {
     pub(super) fn failure(&self) -> OpError {
         let new = || OpError::new(&self.name, self.location, Cause::Cancelled, None);
         lock(&self.failure).get_or_insert_with(new).clone()
+    }
+}
+
+impl<F: ?Sized> Cancellable<F> {
+    /// Notes that the operation at `op` enters a queue of `lane`.
+    pub(super) fn publish(&self, op: NonNull<()>, lane: u8) {
+        // Relaxed: published with the pointer.
+        self.lane.store(lane, Relaxed);
+        // Release (edge `publish`).
+        self.queued.store(op.as_ptr(), Release);
+    }
+
+    /// Claims the operation if it has entered a queue of `lane`. Returns its record, which may be used only if the caller
+    /// has been pinned since before the call.
+    pub(super) fn claim_ready(&self, lane: u8) -> Option<NonNull<()>> {
+        // Acquire (edge `publish`).
+        let op = NonNull::new(self.queued.load(Acquire))?;
+        // Relaxed: published with the pointer.
+        (self.lane.load(Relaxed) == lane && self.claim.start_first()).then_some(op)
     }
 }
 

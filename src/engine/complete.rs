@@ -1,4 +1,4 @@
-//! The completion of an operation: the state of its variables, and what becomes ready.
+//! The completion of an operation: updates the state of its variables, and collects the operations that become ready.
 
 use crate::{
     engine::{
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Core {
-    /// Completes an operation that was successful, that no handle or wait reports, and that no GPU ran.
+    /// Completes an operation that has succeeded, that reports to no handle or wait, and that no GPU ran.
     #[inline(always)]
     pub(super) fn complete_plainly(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Ticket {
         op.each_access(|access| {
@@ -42,7 +42,7 @@ impl Core {
         ready: &mut ReadyList<Task>,
     ) -> Epilogue {
         if self.is_forked() {
-            // A function or a completion of the parent process's: the parent completes the operation.
+            // In a forked child the operation belongs to the parent process, which completes it.
             std::mem::forget(result);
             return Epilogue::Nothing;
         }
@@ -111,24 +111,24 @@ impl Core {
             // SAFETY: the operation holds its variables until the tracker completes it.
             unsafe { cell.mutated() };
             if access.mode() == Mode::Overwrite && cell.fault().has_failed() {
-                // SAFETY: the operation holds its variables, and as one of the CPU it follows the completed work of
-                // GPUs.
+                // SAFETY: the operation holds its variables until the tracker completes it. It issued no work on a
+                // device, so it started only after GPUs had completed their work on these variables.
                 let failure = unsafe { cell.fault().set_failure(None) };
                 ended.extend(failure.inspect(OpError::mark_reported));
             }
         }
     }
 
-    /// Clears the failures that a GPU's operation overwrites, when it has been issued: operations behind it on that GPU
-    /// may run.
+    /// Clears the failures that an operation of a GPU overwrites. Called once it has been issued, since operations
+    /// behind it on that GPU may run from then on.
     pub(crate) fn clear_overwritten(&self, op: &Op<Task>, ended: &mut Vec<OpError>) {
         let first = ended.len();
         self.take_overwritten(op, ended);
         ended[first..].iter().for_each(OpError::mark_reported);
     }
 
-    /// Takes the failures of the variables that an operation overwrites. One that fails itself puts its own failure in
-    /// their place; those that it takes are still to be reported.
+    /// Takes the failures of the variables that an operation overwrites. An operation that fails puts its own failure
+    /// in their place, and the ones taken are still to be reported.
     pub(crate) fn take_overwritten(&self, op: &Op<Task>, taken: &mut Vec<OpError>) {
         for access in op.accesses() {
             let cell = VarCell::of(access);
@@ -147,9 +147,9 @@ impl Core {
         }
     }
 
-    /// [`fail_variables`](Self::fail_variables) for an operation of a GPU, whose variables may be held by the
-    /// operations behind it. Returns the failure: if the GPU is lost and the loss has already failed one of the
-    /// variables, that of the other operation.
+    /// Runs [`fail_variables`](Self::fail_variables) for an operation of a GPU, whose variables may be held by
+    /// operations behind it. Returns the failure that was used: if `failure` is the loss of a GPU, and a loss has
+    /// already failed one of the variables, that earlier failure.
     pub(crate) fn fail_on_device(&self, op: &Op<Task>, failure: OpError) -> OpError {
         self.fault_lock.with(|| {
             // SAFETY: this is under the fault lock.
@@ -161,21 +161,21 @@ impl Core {
         })
     }
 
-    /// Fails an operation that was in flight on a GPU when that was lost to `error`. Returns the failure.
+    /// Fails an operation that was in flight on a GPU when the GPU was lost to `error`. Returns the failure.
     pub(crate) fn lose_on_device(&self, op: &Op<Task>, error: &DeviceError) -> OpError {
         self.fail_on_device(op, op.task().failed_by(Cause::Device(error.clone())))
     }
 
     /// Marks the variables that an operation mutates as failed, unless they have failed already.
     fn fail_variables(&self, op: &Op<Task>, failure: &OpError) {
-        // Before another thread can see it on a variable.
+        // Recorded before another thread can see it on a variable.
         failure.record(&self.failures);
         for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
             let cell = VarCell::of(access);
             if !cell.fault().has_failed() {
                 // SAFETY: the operation holds its variables until the tracker completes it; or the caller is the lane
-                // of a GPU and has the fault lock, and no thread but other lanes looks before the lane's timeline says
-                // that the operation is complete.
+                // of a GPU and has the fault lock, and only other lanes read the failure before the lane's timeline
+                // says that the operation is complete.
                 let none = unsafe { cell.fault().set_failure(Some(failure.clone())) };
                 debug_assert!(none.is_none(), "the variable had not failed");
             }

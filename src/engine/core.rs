@@ -55,7 +55,7 @@ pub(crate) struct Core {
     pub(super) failures: Arc<Failures>,
     pub(super) threads: ThreadPool<Task>,
     pub(super) gpus: Gpus<Task>,
-    /// Held while the failure of a variable is read or changed that may be in use on several streams.
+    /// Held while a thread reads or changes the failure of a variable that several streams may be using.
     pub(super) fault_lock: FaultLock,
     /// The placement of each worker of the first lane.
     pub(crate) placements: OnceLock<Box<[Placement]>>,
@@ -128,8 +128,8 @@ impl Core {
         self.pending.count()
     }
 
-    /// Returns the tag of this engine's variables: its address, which no other engine has while a variable keeps this
-    /// one.
+    /// Returns the tag of this engine's variables: its address, which no other engine can have while a variable keeps
+    /// this engine alive.
     pub(crate) fn tag(&self) -> usize {
         ptr::from_ref(self).addr()
     }

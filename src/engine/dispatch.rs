@@ -40,33 +40,47 @@ impl Core {
     #[inline]
     pub(super) fn dispatch(self: &Arc<Self>, op: OpRef<Task>) {
         let flags = op.task().flags;
-        let runs_here = flag::INLINE | flag::EAGER;
+        let special = flag::INLINE | flag::EAGER | flag::CLAIMS;
         // A closed engine accepts only its own operations, and its threads may have ended.
         let closed = flags & flag::INTERNAL != 0 && self.is_closed();
-        if flags & runs_here != 0 || closed || self.kind == EngineKind::Naive {
+        if flags & special != 0 || closed || self.kind == EngineKind::Naive {
+            self.dispatch_specially(op);
+        } else {
+            self.schedule_with(op, |op| worker_thread::schedule(self, op));
+        }
+    }
+
+    /// [`dispatch`](Self::dispatch) for an operation that may run on this thread, or that a waiter may take.
+    #[inline(never)]
+    fn dispatch_specially(self: &Arc<Self>, op: OpRef<Task>) {
+        if op.task().has(flag::INLINE | flag::EAGER) || !self.has_workers() {
             self.run_now(op);
         } else {
             self.schedule(op);
         }
     }
 
-    /// Schedules a ready operation on its lane.
-    #[inline]
+    /// Schedules a ready operation on its lane, where a waiter may take it.
     fn schedule(&self, op: OpRef<Task>) {
-        self.schedule_with(op, |op| worker_thread::schedule(self, op));
+        if self.gpus.is_empty() {
+            Self::publish(&op);
+            worker_thread::schedule(self, op);
+        } else {
+            self.schedule_beside_gpus(op);
+        }
     }
 
-    /// Gives a ready operation to its lane, by `schedule` if that is a lane of workers.
+    /// Sends a ready operation to its lane. Calls `schedule` if that is a lane of workers.
     #[inline(always)]
     fn schedule_with(&self, op: OpRef<Task>, schedule: impl Fn(OpRef<Task>)) {
         if self.gpus.is_empty() { schedule(op) } else { self.schedule_beside_gpus(op) }
     }
 
-    /// [`schedule`](Self::schedule) on an engine with GPUs, where an operation of the CPU may depend on commands that a
-    /// GPU has yet to complete.
+    /// Runs [`schedule`](Self::schedule) on an engine with GPUs, where an operation of the CPU may depend on commands
+    /// that a GPU has yet to complete.
     ///
-    /// An operation of the CPU enters its lane once, when it waits for nothing any more: the injector of the lane
-    /// relies on that. Later commands of GPUs for the same variables follow it.
+    /// An operation of the CPU enters its lane only once, when all its dependencies are complete. The injector of the
+    /// lane relies on that. Later commands of GPUs for the same variables follow the operation.
     #[cold]
     fn schedule_beside_gpus(&self, op: OpRef<Task>) {
         if op.task().lane >= FIRST_LANE {
@@ -77,6 +91,7 @@ impl Core {
             if !removed(Step::EndWaitingForDevices) {
                 op.task().end_waiting_for_devices();
             }
+            Self::publish(&op);
             worker_thread::schedule(self, op);
         }
     }
@@ -90,7 +105,7 @@ impl Core {
         self.run_here(here, epilogues);
     }
 
-    /// Schedules the operations in `ready`, by `schedule` if their lane has workers. Returns those that
+    /// Schedules the operations in `ready`. Calls `schedule` for those whose lane has workers, and returns those that
     /// must [run here](Self::run_here).
     #[inline(always)]
     pub(super) fn schedule_ready(
@@ -101,19 +116,22 @@ impl Core {
         if !ready.is_empty() && !self.has_workers() {
             return std::mem::take(ready);
         }
-        // Other threads' operations first, since those that run here may take their time.
+        // Operations for other threads go first, since those that run here may take their time.
         let mut here = ReadyList::default();
         while let Some(op) = ready.pop() {
-            if op.task().has(flag::INLINE) {
+            if !op.task().has(flag::INLINE | flag::CLAIMS) {
+                self.schedule_with(op, &schedule);
+            } else if op.task().has(flag::INLINE) {
                 here.push(op);
             } else {
-                self.schedule_with(op, &schedule);
+                self.schedule(op);
             }
         }
         here
     }
 
-    /// Whether the engine has workers. They stay while the caller has an operation that is not counted out.
+    /// Whether the engine has workers. They do not end while the caller has an operation that is still counted as
+    /// pending.
     #[inline]
     pub(super) fn has_workers(&self) -> bool {
         self.kind != EngineKind::Naive && !self.is_closed()
@@ -166,7 +184,7 @@ impl Core {
         epilogues: &mut dyn Iterator<Item = Epilogue>,
     ) {
         let is_deep = || if self.has_workers() { ready_loop::is_deep() } else { ready_loop::is_stack_short() };
-        // Without a loop of this engine on this thread, nothing would run the rest.
+        // Without a loop of this engine on this thread, nothing would run the work that is left.
         if ready_loop::has_loop(self) && is_deep() {
             first.into_iter().for_each(|op| ready.push(op));
             ready_loop::with_loop(self, |ready_loop| self.leave(ready_loop, ready, epilogues));
@@ -196,7 +214,8 @@ impl Core {
         }
     }
 
-    /// Schedules an operation of the program on the workers, or leaves it to `ready_loop` if the engine has none.
+    /// Schedules an operation of the program on the workers, or pushes it onto `ready_loop` if the engine has no
+    /// workers.
     fn leave_operation(&self, ready_loop: &ReadyLoop, op: OpRef<Task>) {
         if self.has_workers() { self.schedule(op) } else { ready_loop.push(op) }
     }
@@ -226,7 +245,7 @@ impl Core {
             }
         }
         let mut run = || self.run_loop(None, &mut ready, &mut epilogues);
-        // The operating system may refuse another stack.
+        // If the operating system refuses another stack, the loop runs on this one.
         if !ready_loop::is_stack_short() || ready_loop::on_another_stack(&mut run).is_err() {
             run();
         }
@@ -235,8 +254,8 @@ impl Core {
     /// Runs a ready loop: `first`, then all that becomes ready and must run here, and the epilogues.
     ///
     /// The engine's own operations run first. Then come the epilogues, since the program's code in them may take its
-    /// time, and then the program's operations, one at a time. Program code that waits inside the loop finds in it what
-    /// is left ([`catch_up`](Self::catch_up)).
+    /// time, and then the program's operations, one at a time. Program code that waits inside the loop runs the work
+    /// that is left in it ([`catch_up`](Self::catch_up)).
     fn run_loop(
         self: &Arc<Self>,
         first: Option<OpRef<Task>>,

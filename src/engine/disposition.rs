@@ -1,4 +1,4 @@
-//! What becomes of a ready operation: it runs, it is skipped, it waits for a GPU first, or it is discarded.
+//! The disposition of a ready operation: it runs, is skipped, waits for a GPU first, or is discarded.
 
 use crate::{
     device::gpus::FIRST_LANE,
@@ -28,15 +28,15 @@ impl Core {
         sound && !op.is_rejected() && self.phase.load(Relaxed) < phase::CANCELLING
     }
 
-    /// Decides what becomes of a ready operation that is about to be issued `at` a GPU, or to run on the CPU. Does not
-    /// ask which events a stream must wait for.
+    /// Decides the disposition of a ready operation that is about to be issued `at` a GPU, or to run on the CPU. Does
+    /// not look for the events that a stream must wait for.
     #[cold]
     pub(crate) fn disposition_at(&self, op: &Op<Task>, at: Device) -> Disposition {
         let task = op.task();
         if self.is_forked() || op.is_rejected() {
             return Disposition::Discard;
         }
-        // Before the failures are read, since until then the lanes of GPUs may still change them.
+        // This comes before the failures are read: lanes of GPUs may change a failure until their work is complete.
         if let Some(lane) = self.pending_on_device(op, at) {
             return Disposition::Forward(lane);
         }
@@ -72,7 +72,7 @@ impl Core {
             for access in op.accesses() {
                 let cell = VarCell::of(access);
                 if cell.fault().has_failed() && access.mode() != Mode::Overwrite {
-                    // SAFETY: the operation is ready, so it holds its variables; and the writes of GPUs to them are
+                    // SAFETY: the operation is ready, so it holds its variables. Either the writes of GPUs to them are
                     // complete, or the caller has the fault lock.
                     if let Some(failure) = unsafe { cell.fault().failure() } {
                         return Disposition::Skip(failure);
@@ -83,9 +83,9 @@ impl Core {
         Disposition::Run
     }
 
-    /// The lane of a GPU that must still complete a dependency of `op` before it may run `at` the lane of another GPU
-    /// or on the CPU. The caller sends the operation to that lane, which sends it back later. Each lane is returned
-    /// once at most: commands that it is given later, such as those of readers beside a wait, are no dependencies.
+    /// Returns a lane of a GPU that must complete a dependency of `op` before `op` may run `at` another GPU or on the
+    /// CPU. The caller sends the operation to that lane, which sends it back later. Each lane is returned once at most:
+    /// commands that the lane gets later, such as those of readers beside a wait, are no dependencies.
     pub(crate) fn pending_on_device(&self, op: &Op<Task>, at: Device) -> Option<usize> {
         let waited = &op.task().waited;
         // Relaxed: only the owner of a ready operation uses this field.
@@ -96,27 +96,28 @@ impl Core {
             if !cell.fault().needs_check() {
                 continue;
             }
-            // On its own GPU the order of streams is enough, but not for values that the host reads or writes.
+            // On its own GPU the order of streams is enough, unless the host reads or writes the value.
             let on_stream = self.follows_on_device(op, cell, at);
             let counts =
                 |lane: usize| lane >= from && !(on_stream && self.gpus.device_of(FIRST_LANE + lane as u8) == at);
             let lane = self.lane_before(cell, access.mode(), counts);
             if lane.is_none() && !on_stream && access.mode().is_write() {
-                // SAFETY: the operation is ready, so it holds the variable, and every lane was asked, now or before.
+                // SAFETY: the operation is ready and mutates the variable, so it holds the variable for writing. Every
+                // lane was found to have completed its operations on it, now or by an earlier call.
                 unsafe { cell.fault().leave_device() };
             }
             pending = pending.into_iter().chain(lane).min();
         }
         if let Some(lane) = pending {
-            // Relaxed: only the owner of a ready operation uses this field. It fits: an engine has fewer lanes than a
-            // byte has values.
+            // Relaxed: only the owner of a ready operation uses this field. The number fits into a byte, since an
+            // engine has fewer lanes than that.
             waited.store(lane as u8 + 1, Relaxed);
         }
         pending
     }
 
-    /// The first lane of a GPU, among those that `counts` accepts, that has not completed the dependencies of the next
-    /// operation that accesses `cell` in `mode`.
+    /// Returns the first GPU lane accepted by `counts` that has not completed the dependencies of the next operation to
+    /// access `cell` in `mode`.
     pub(super) fn lane_before(&self, cell: &VarCell, mode: Mode, counts: impl Fn(usize) -> bool) -> Option<usize> {
         let is_pending = |&lane: &usize| {
             let last = cell.fault().last_on_device(lane, mode);
@@ -125,7 +126,7 @@ impl Core {
         (0..self.gpus.lanes().len()).filter(|&lane| counts(lane)).find(is_pending)
     }
 
-    /// Whether the order of streams puts `op` behind the commands that lanes `at` a GPU were given for `cell`.
+    /// Whether the order of streams puts `op` behind the commands for `cell` in the lanes of the GPU `at`.
     pub(crate) fn follows_on_device(&self, op: &Op<Task>, cell: &VarCell, at: Device) -> bool {
         let task = op.task();
         let host_uses_value = cell.is_host_value() && !task.has(flag::COPY);

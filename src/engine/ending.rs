@@ -1,4 +1,4 @@
-//! The outcomes of a ready operation: what becomes of it before it runs, and what is left to do after it has ended.
+//! The outcomes of a ready operation: its disposition before it runs, and the work that is left after it has ended.
 //!
 //! An operation that has ended passes through these states:
 //!
@@ -23,7 +23,7 @@ use crate::{
     tracker::{Hold, OpRef},
 };
 
-/// What becomes of a ready operation.
+/// The decision on a ready operation.
 pub(crate) enum Disposition {
     Run,
     Skip(OpError),
@@ -34,14 +34,14 @@ pub(crate) enum Disposition {
     Discard,
 }
 
-/// What is left to do for a complete operation after its successors have been dispatched.
+/// The work that is left for a complete operation after its successors have been dispatched.
 #[must_use = "the operation must still be counted out"]
 pub(crate) enum Epilogue {
     /// The operation is not complete, or another thread ends it.
     Nothing,
     /// The operation must only be counted out.
     CountOut(Ticket),
-    /// A result is reported or program code runs, and then the operation is counted out.
+    /// A result must be reported or program code run before the operation is counted out.
     CleanUp(Completed),
     /// The operation is asynchronous and has started. Program code runs; the operation ends, and is counted out,
     /// elsewhere.
@@ -55,8 +55,8 @@ pub(crate) type Epilogues = SmallVec<[Epilogue; 2]>;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FnState {
     Called,
-    /// The function was called, and another thread may still run it: the end of the operation must not touch it. It is
-    /// that of an asynchronous operation.
+    /// The operation is asynchronous: its function was called and may still run on another thread, so the end of the
+    /// operation must not touch it.
     MayRun,
     /// The function must be dropped in the epilogue.
     NotCalled,
@@ -84,7 +84,7 @@ impl Completed {
     pub(super) fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, function: FnState) -> Self {
         let mut cleanup = Cleanup::default();
         if op.task().has(flag::REPORTS) && function != FnState::MayRun && !op.is_rejected() {
-            // SAFETY: this thread ends the operation.
+            // SAFETY: (1): this thread ends the operation.
             cleanup = unsafe { op.report(result.as_ref().map(|&()| ())) };
         }
         Self { op, result, ended, function, cleanup }

@@ -79,7 +79,7 @@ impl Core {
         let membership = cleanup.membership.take();
         let run = |f: &mut dyn FnMut()| self.run_program_code(&op, membership.as_deref(), f);
         if function == FnState::NotCalled {
-            // SAFETY: this thread ends the operation.
+            // SAFETY: (1): this thread ends the operation.
             run(&mut || unsafe { op.discard() });
         }
         if !cleanup.is_none() {
@@ -102,12 +102,9 @@ impl Core {
     /// Runs `f`, program code of an operation that has completed, and that is counted in a group if it has a
     /// `membership`. A panic becomes a failure that `wait_for_all` returns.
     pub(super) fn run_program_code(self: &Arc<Self>, op: &Op<Task>, membership: Option<&Membership>, f: impl FnOnce()) {
-        // The code may take its time.
+        // The code may take its time, so another worker may steal the operation.
         worker_thread::share_slot();
-        let run = |frame: &Frame| {
-            frame.set_group(membership.map(Membership::group));
-            f();
-        };
+        let run = |frame: &Frame| frame.in_group(membership.map(Membership::group), f);
         let panicked = panics::catch(|| frame::enter(self, op, Holds::Nothing, run)).err();
         if let Some(payload) = panicked.filter(|_| !self.is_forked()) {
             op.task().failed_by_panic(payload).record(&self.failures);
@@ -125,9 +122,9 @@ impl Core {
     /// Wakes futures that wait for all operations.
     #[cold]
     fn wake(self: &Arc<Self>, wakers: Wakers) {
-        // On a worker, but not when the workers may have ended: the operation would run here, and when it is counted
-        // out it would wake the waker that ends the engine, which would find the operation pending and ask to be woken
-        // again, and so on.
+        // The wakers run on a worker, unless the workers may have ended. The operation pushed for them would then run
+        // here. Counting it out would wake the waker that ends the engine; that waker would find the operation pending,
+        // register again, and be woken again, without end.
         if self.leaves_to_workers() || removed(Step::WakeHereOnceClosed) && worker_thread::serves_device() {
             return self.hand_over(|_| wakers.wake());
         }

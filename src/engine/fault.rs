@@ -1,5 +1,5 @@
-//! The fault of a variable: what an operation must check before it runs. It holds the failure of the variable, and the
-//! operations of GPUs that may still use it.
+//! The fault of a variable: the state that an operation must check before it runs. It holds the failure of the
+//! variable, and the operations of GPUs that may still use it.
 //!
 //! # Who may touch what
 //!
@@ -11,10 +11,10 @@
 //!
 //! # Edges
 //!
-//! This module has no edges of its own. The queue of the variable hands over what earlier operations did, the
-//! [`Timeline`](crate::device::timeline::Timeline) of a lane what the lane noted before it completed an operation,
-//! and the [`FaultLock`] what its last holder did. So an operation that depends on operations of a GPU checks the
-//! timelines first, and the failure after that.
+//! This module has no edges of its own. The queue of the variable hands over the effects of earlier operations, the
+//! [`Timeline`](crate::device::timeline::Timeline) of a lane everything that the lane noted before it completed an
+//! operation, and the [`FaultLock`] the changes of its last holder. So an operation that depends on operations of a GPU
+//! checks the timelines first, and the failure after that.
 
 use crate::{
     device::timeline::DeviceUses,
@@ -33,7 +33,7 @@ const ON_DEVICE: u8 = 2;
 pub struct Fault<E> {
     bits: AtomicU8,
     failure: UnsafeCell<Option<E>>,
-    /// The last operations of each lane of a GPU. Set when the first of them is issued.
+    /// The last operations of each lane of a GPU. Created when the first of them is issued.
     uses: OnceLock<DeviceUses>,
 }
 
@@ -66,7 +66,8 @@ impl<E: Clone> Fault<E> {
     /// have not completed their operations on it, for which `is_pending` checks the timelines.
     #[inline]
     pub fn needs_wait(&self, is_pending: impl FnOnce() -> bool) -> bool {
-        // The timelines first: a lane notes the failure of an operation before it completes the operation.
+        // The timelines are checked first, since a lane notes the failure of an operation before it completes the
+        // operation.
         self.needs_check() && (is_pending() || self.has_failed())
     }
 
@@ -106,7 +107,7 @@ impl<E: Clone> Fault<E> {
         let uses = match self.uses.get() {
             Some(uses) => uses,
             None => {
-                // The lane of another reader may have set them meanwhile.
+                // The lane of another reader may have created the uses meanwhile.
                 let _ = self.uses.set(DeviceUses::new(lanes));
                 self.uses.get().expect("the uses have just been set")
             }
@@ -136,7 +137,8 @@ impl<E: Clone> Fault<E> {
     }
 }
 
-/// The lock of an engine's lanes of GPUs, of which several may read and change the failure of one variable.
+/// The lock under which the GPU lanes of an engine read and change failures: several lanes may use the failure of one
+/// variable at the same time.
 #[derive(Debug, Default)]
 pub struct FaultLock(Mutex<()>);
 

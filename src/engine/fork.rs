@@ -61,7 +61,7 @@ impl<T> Slots<T> {
         // Acquire (edge `slot`): the slots in the list.
         let mut at = self.head.load(Acquire);
         std::iter::from_fn(move || {
-            // SAFETY: slots are never freed.
+            // SAFETY: the pointer is null or to a slot of the list, and slots are never freed.
             let slot = unsafe { at.as_ref() }?;
             at = slot.next;
             Some(slot)
@@ -83,7 +83,7 @@ impl<T> Slots<T> {
         // slots behind it are handed over as well, since every change of `head` is a read-modify-write.
         while let Err(now) = self.head.compare_exchange_weak(next, slot, Release, Relaxed) {
             next = now;
-            // SAFETY: no other thread knows the slot before it is in the list.
+            // SAFETY: the slot is from a box, and no other thread knows it before it is in the list.
             unsafe { (*slot).next = next };
         }
     }
@@ -117,11 +117,11 @@ impl Drop for Core {
 
 /// Adds `core` to the engines that end in a forked child.
 pub(crate) fn watch(core: &std::sync::Arc<Core>) {
-    // By a pointer from the `Arc`, since the handler increments the count through it.
+    // The pointer comes from the `Arc`, since the handler increments the strong count through it.
     imp::watch(NonNull::new(std::sync::Arc::as_ptr(core).cast_mut()).expect("the pointer of an `Arc` is not null"));
 }
 
-/// Removes `core` from the engines that end in a forked child. Called by its drop.
+/// Removes `core`, which is being dropped, from the engines that end in a forked child.
 pub(crate) fn forget(core: &Core) {
     imp::forget(NonNull::from(core));
 }
@@ -160,8 +160,8 @@ mod imp {
         ENGINES.remove(core);
     }
 
-    /// Registers [`in_child`] as a handler of forks. It does so without a lock, which a fork might find held. If two
-    /// threads register it at the same time, it is called twice, which does no harm.
+    /// Registers [`in_child`] as a handler of forks. It takes no lock, because a fork might find the lock held. If two
+    /// threads register the handler at the same time, it is called twice, which does no harm.
     fn register() {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         // Acquire: pairs with the store below. A thread that reads `true` may rely on the handler.

@@ -47,13 +47,10 @@ pub(crate) struct Frame {
     /// The caller of `enter_with` owns the operation, or holds its record, until the frame ends.
     op: Option<NonNull<Op<Task>>>,
     core: *const Arc<Core>,
-    /// The claim of the operation, if it has a handle; else null.
-    claim: Cell<*const Claim>,
-    /// The group that the operation belongs to, or null.
-    group: Cell<*const Group>,
-    /// The right to an asynchronous operation, until its completion takes it. A completion that a panic of the function
-    /// drops puts it back.
-    /// Whoever enters a frame with a right takes it out again.
+    /// By what the operation can be cancelled, or null.
+    limits: Cell<*const Limits>,
+    /// The right to an asynchronous operation, until its completion takes it. If a panic of the function drops the
+    /// completion, the right is put back. Whoever enters a frame with a right takes it out again.
     right: Cell<Option<ManuallyDrop<Right<Task>>>>,
     holds: Holds,
     /// The frame around this one, or null.
@@ -63,13 +60,13 @@ pub(crate) struct Frame {
 impl Frame {
     #[inline]
     pub(crate) fn op(&self) -> Option<&Op<Task>> {
-        // SAFETY: the caller of `enter_with` keeps the operation until the frame ends.
+        // SAFETY: the caller of `enter_with` keeps the operation alive until the frame ends.
         self.op.map(|op| unsafe { op.as_ref() })
     }
 
     #[inline]
     pub(crate) fn engine(&self) -> &Arc<Core> {
-        // SAFETY: the caller of `enter_with` keeps the engine until the frame ends.
+        // SAFETY: the caller of `enter_with` keeps the engine alive until the frame ends.
         unsafe { &*self.core }
     }
 
@@ -95,22 +92,59 @@ impl Frame {
         debug_assert!(replaced.is_none(), "an operation has one right");
     }
 
-    /// Notes the group that the operation belongs to, if any.
-    pub(super) fn set_group(&self, group: Option<&Arc<Group>>) {
-        self.group.set(group.map_or(ptr::null(), Arc::as_ptr));
+    /// By what the operation can be cancelled.
+    fn limits(&self) -> Limits {
+        // SAFETY: the `Limits` are on the stack of `limited_by`, which puts the pointer before it back when it ends.
+        unsafe { self.limits.get().as_ref() }.copied().unwrap_or_default()
     }
 
-    /// The group that the operation belongs to.
-    fn group(&self) -> Option<&Group> {
-        // SAFETY: the job of the operation, or its membership, keeps the group until the frame ends.
-        unsafe { self.group.get().as_ref() }
+    /// Calls `f` as code of an operation that can be cancelled by `claim`.
+    pub(super) fn claimed_by<R>(&self, claim: &Claim, f: impl FnOnce() -> R) -> R {
+        self.limited_by(&Limits { claim: Some(NonNull::from(claim)), ..self.limits() }, f)
+    }
+
+    /// Calls `f` as code of an operation of `group`, if there is one.
+    pub(super) fn in_group<R>(&self, group: Option<&Arc<Group>>, f: impl FnOnce() -> R) -> R {
+        self.limited_by(&Limits { group: group.map(|group| NonNull::from(&**group)), ..self.limits() }, f)
+    }
+
+    fn limited_by<R>(&self, limits: &Limits, f: impl FnOnce() -> R) -> R {
+        struct Restore<'c>(&'c Cell<*const Limits>, *const Limits);
+        impl Drop for Restore<'_> {
+            fn drop(&mut self) {
+                self.0.set(self.1);
+            }
+        }
+        let _restore = Restore(&self.limits, self.limits.replace(limits));
+        f()
     }
 
     /// Whether the operation, which runs, was asked to stop.
     pub(crate) fn is_stopping(&self) -> bool {
-        // SAFETY: the job of the operation keeps its claim until the frame ends.
-        let claim = unsafe { self.claim.get().as_ref() };
-        claim.is_some_and(Claim::is_stopping) || self.group().is_some_and(|group| group.cancelled().is_some())
+        let limits = self.limits();
+        limits.claim().is_some_and(Claim::is_stopping)
+            || limits.group().is_some_and(|group| group.cancelled().is_some())
+    }
+}
+
+/// By what an operation can be cancelled.
+#[derive(Clone, Copy, Default)]
+struct Limits {
+    claim: Option<NonNull<Claim>>,
+    group: Option<NonNull<Group>>,
+}
+
+impl Limits {
+    /// The claim of the operation, if it has a handle.
+    fn claim(&self) -> Option<&Claim> {
+        // SAFETY: these `Limits` are of a call of `claimed_by` that has not ended, and its caller has borrowed the claim.
+        self.claim.map(|claim| unsafe { claim.as_ref() })
+    }
+
+    /// The group that the operation belongs to.
+    fn group(&self) -> Option<&Group> {
+        // SAFETY: these `Limits` are of a call of `in_group` that has not ended, and its caller has borrowed the group.
+        self.group.map(|group| unsafe { group.as_ref() })
     }
 }
 
@@ -143,7 +177,8 @@ pub(crate) fn in_program() -> bool {
 pub(crate) enum Holds {
     /// The operation has not released its variables.
     Variables,
-    /// The same, but the code is not the function of an operation: it may push only while the engine is open.
+    /// The operation has not released its variables, but the code is not its function: it may push only while the
+    /// engine is open.
     AcquiredVariables,
     /// The operation has released its variables.
     Nothing,
@@ -184,8 +219,7 @@ fn enter_with<R>(
         let frame = Frame {
             op: op.map(NonNull::from),
             core: ptr::from_ref(core),
-            claim: Cell::new(ptr::null()),
-            group: Cell::new(ptr::null()),
+            limits: Cell::new(ptr::null()),
             right: Cell::new(right.map(ManuallyDrop::new)),
             holds,
             parent,
@@ -201,7 +235,7 @@ fn enter_with<R>(
 pub(crate) fn leave_all() {
     FRAME.with(|cell| cell.set(ptr::null()));
     NO_WAIT.with(|cell| cell.set(None));
-    // The frames and loops of a thread that stood still for this one are on a stack that may soon be reused. They
+    // Frames and loops of a thread that stood still for this one are on a stack that may soon be reused, and they
     // become the innermost again when those of this thread end.
     STACK.with(|cell| cell.set(if cell.get() == Stack::Own { Stack::Own } else { Stack::Lost }));
 }
@@ -260,8 +294,8 @@ pub(crate) enum NoWait {
     InDeletion,
 }
 
-// The innermost reason on this thread. It is not in the frames: there may be many, and each push of a naive engine
-// asks.
+// The innermost reason on this thread. It is kept apart from the frames, since there may be many of them and every push
+// of a naive engine asks for the reason.
 thread_static!(static NO_WAIT: Cell<Option<NoWait>> = Cell::new(None));
 
 /// Calls `f`, program code that must not wait.
@@ -305,7 +339,7 @@ pub(crate) fn in_operation_of(core: &Core) -> bool {
     any_frame(|frame| frame.is_of(core) && is_operation(frame) && !frame.is_over())
 }
 
-/// Whether an operation that runs on this thread holds the variable with `queue`.
+/// Whether an operation that runs on this thread holds the variable whose queue is `queue`.
 pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
     any_frame(|frame| {
         let names = || frame.op().is_some_and(|op| op.accesses().iter().any(|access| access.queue_ptr() == queue));
@@ -315,15 +349,15 @@ pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
 
 /// Whether an operation with this claim runs on this thread.
 pub(crate) fn runs(claim: &Claim) -> bool {
-    any_frame(|frame| ptr::eq(frame.claim.get(), claim))
+    any_frame(|frame| frame.limits().claim == Some(NonNull::from(claim)))
 }
 
 /// Whether an operation of `group`, or of a group inside it, runs on this thread.
 pub(crate) fn in_group(group: &Group) -> bool {
-    any_frame(|frame| frame.group().is_some_and(|own| own.is_within(group)))
+    any_frame(|frame| frame.limits().group().is_some_and(|own| own.is_within(group)))
 }
 
-/// Puts the right to an operation back into the innermost frame, if that is of this operation and a panic of its
+/// Puts the right to an operation back into the innermost frame, if that frame is of this operation and a panic of its
 /// function drops the completion. Returns the right otherwise.
 pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
     // SAFETY: a frame lives on the stack of this thread, or of one that stands still for it, until `enter_with` has
@@ -341,7 +375,7 @@ pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
     }
 }
 
-/// The call of an operation's function, and what the function may take from it.
+/// The call of an operation's function, and the objects that the function may take from it.
 pub(crate) struct Call<'a> {
     frame: &'a Frame,
     core: &'a Arc<Core>,
@@ -394,12 +428,6 @@ impl<'a> Call<'a> {
     #[inline]
     pub(crate) fn core(&self) -> &'a Arc<Core> {
         self.core
-    }
-
-    /// Notes the claim of the operation.
-    #[inline]
-    pub(crate) fn set_claim(&self, claim: &Claim) {
-        self.frame.claim.set(claim);
     }
 }
 

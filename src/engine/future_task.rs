@@ -41,7 +41,7 @@ use crate::{
         task::{Claimed, Cleanup, FnJob, Job, Task, flag},
     },
     error::op::{Cause, OpError},
-    notify::{claim::Claim, oneshot::Oneshot, poll_state::PollState},
+    notify::{oneshot::Oneshot, poll_state::PollState},
     sync::cell::UnsafeCell,
     system::panics,
     values::kind::EngineKind,
@@ -49,13 +49,12 @@ use crate::{
 
 /// The future of an operation, and where its value goes.
 trait Polled: Send {
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), Cause>>;
-    /// Drops the future.
-    fn clear(self: Pin<&mut Self>);
+    /// Polls the future, in a frame of the operation.
+    fn poll(self: Pin<&mut Self>, frame: &Frame, cx: &mut Context<'_>) -> Poll<Result<(), Cause>>;
+    /// Drops the future, in a frame of the operation.
+    fn clear(self: Pin<&mut Self>, frame: &Frame);
     /// Takes what delivers the value, if the operation has a handle.
     fn deliver(self: Pin<&mut Self>) -> Option<Box<dyn Deliver>>;
-    /// The claim of the operation, if it has a handle.
-    fn claim(&self) -> Option<&Claim>;
 }
 
 struct Running<F, R> {
@@ -65,14 +64,19 @@ struct Running<F, R> {
 }
 
 impl<F, R> Running<F, R> {
-    fn future(self: Pin<&mut Self>) -> Pin<&mut Option<F>> {
-        // SAFETY: the field is pinned: it is only used by this function, and `Running` has no `Drop`.
-        unsafe { self.map_unchecked_mut(|this| &mut this.future) }
+    fn fields(self: Pin<&mut Self>) -> (Pin<&mut Option<F>>, &mut Option<Delivery<R>>) {
+        // SAFETY: nothing is moved out of the future, which is returned pinned, and `Running` has no `Drop`.
+        let this = unsafe { self.get_unchecked_mut() };
+        // SAFETY: the field is used only here, and `self` was pinned.
+        (unsafe { Pin::new_unchecked(&mut this.future) }, &mut this.delivery)
     }
+}
 
-    fn delivery(self: Pin<&mut Self>) -> &mut Option<Delivery<R>> {
-        // SAFETY: the field is never pinned, and the other one is not moved.
-        unsafe { &mut self.get_unchecked_mut().delivery }
+/// Calls `f`, program code of an operation that has a handle if it has a `delivery`.
+fn claimed<R, T>(delivery: Option<&Delivery<R>>, frame: &Frame, f: impl FnOnce() -> T) -> T {
+    match delivery {
+        Some(delivery) => frame.claimed_by(delivery.handle.beside().claim(), f),
+        None => f(),
     }
 }
 
@@ -81,25 +85,23 @@ where
     F: Future<Output = Result<R, Cause>> + Send,
     R: Send + 'static,
 {
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), Cause>> {
-        let Some(future) = self.as_mut().future().as_pin_mut() else { unreachable!("a future is not polled again") };
-        future.poll(cx).map_ok(|value| {
-            if let Some(delivery) = self.delivery() {
+    fn poll(self: Pin<&mut Self>, frame: &Frame, cx: &mut Context<'_>) -> Poll<Result<(), Cause>> {
+        let (future, delivery) = self.fields();
+        let Some(future) = future.as_pin_mut() else { unreachable!("a future is not polled again") };
+        claimed(delivery.as_ref(), frame, || future.poll(cx)).map_ok(|value| {
+            if let Some(delivery) = delivery {
                 delivery.value = Some(value);
             }
         })
     }
 
-    fn clear(self: Pin<&mut Self>) {
-        self.future().set(None);
+    fn clear(self: Pin<&mut Self>, frame: &Frame) {
+        let (mut future, delivery) = self.fields();
+        claimed(delivery.as_ref(), frame, || future.set(None));
     }
 
     fn deliver(self: Pin<&mut Self>) -> Option<Box<dyn Deliver>> {
-        self.delivery().take().map(|delivery| Box::new(delivery) as _)
-    }
-
-    fn claim(&self) -> Option<&Claim> {
-        self.delivery.as_ref().map(|delivery| delivery.handle.beside().claim())
+        self.fields().1.take().map(|delivery| Box::new(delivery) as _)
     }
 }
 
@@ -132,21 +134,19 @@ struct Started {
 
 impl Started {
     /// Calls `f`, program code, as a part of the operation.
-    fn enter<R>(&mut self, core: &Arc<Core>, f: impl FnOnce(Pin<&mut dyn Polled>) -> R) -> Result<R, panics::Payload> {
+    fn enter<R>(
+        &mut self,
+        core: &Arc<Core>,
+        f: impl FnOnce(Pin<&mut dyn Polled>, &Frame) -> R,
+    ) -> Result<R, panics::Payload> {
         let Self { future, share } = self;
-        let run = |frame: &Frame| {
-            if let Some(claim) = future.claim() {
-                Call::new(frame, core, None).set_claim(claim);
-            }
-            frame.set_group(share.group());
-            f(future.as_mut())
-        };
+        let run = |frame: &Frame| frame.in_group(share.group(), || f(future.as_mut(), frame));
         panics::catch(|| frame::enter(core, share.op(), Holds::Variables, run))
     }
 
     /// Drops the future, and its share of the operation with it.
     fn end(mut self, core: &Arc<Core>, result: Result<(), OpError>) {
-        let cleared = self.enter(core, |future| future.clear());
+        let cleared = self.enter(core, |future, frame| future.clear(frame));
         if core.is_forked() {
             return std::mem::forget((self, result));
         }
@@ -197,7 +197,8 @@ impl FutureTask {
         let polled = self.started.with_mut(|started| {
             // SAFETY: the caller polls, so it is the only user of the field.
             let Some(started) = (unsafe { &mut *started }) else { return None };
-            let polled = started.enter(&self.core, |future| future.poll(&mut Context::from_waker(&waker)));
+            let polled =
+                started.enter(&self.core, |future, frame| future.poll(frame, &mut Context::from_waker(&waker)));
             Some(match polled {
                 Ok(polled) => polled.map_err(|cause| started.share.op().task().failed_by(cause)),
                 Err(payload) => Poll::Ready(Err(started.share.op().task().failed_by_panic(payload))),

@@ -17,6 +17,7 @@ use crate::{
     },
     error::op::{Cause, OpError},
     notify::claim::Cancel,
+    tracker::Op,
 };
 
 /// The job of an operation that belongs to a group or has a deadline.
@@ -66,15 +67,18 @@ impl<W: Job> Job for LimitedJob<W> {
         claimed
     }
 
+    fn publish(&mut self, op: &Op<Task>) -> bool {
+        self.job.publish(op)
+    }
+
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         self.will_fail_itself();
-        cx.frame().set_group(self.group.as_ref());
         if cx.op().task().has(flag::ASYNC) {
             if let Some(membership) = self.membership.take() {
                 cx.with_right(|right| right.observers().membership = Some(membership));
             }
         }
-        self.job.start(cx)
+        cx.frame().in_group(self.group.as_ref(), || self.job.start(cx))
     }
 
     fn started(&mut self) -> Cleanup {

@@ -1,4 +1,4 @@
-//! What a push, a run, a wait and a shutdown do.
+//! How operations are pushed and run, how threads wait for them, and how an engine shuts down.
 
 pub(crate) mod acquire;
 pub(crate) mod cancellable;
@@ -14,8 +14,10 @@ pub(crate) mod frame;
 pub(crate) mod future_task;
 pub(crate) mod group;
 pub(crate) mod held;
+pub(crate) mod in_place;
 pub(crate) mod limited_job;
 pub(crate) mod push;
+mod queued;
 pub(crate) mod ready_loop;
 pub(crate) mod result_job;
 pub(crate) mod right;

@@ -10,7 +10,7 @@
 //! 4. [`enqueue`](Core::enqueue): the tracker appends the accesses to the queues of their variables. If the operation
 //!    is ready, it is [dispatched](Core::dispatch).
 //!
-//! Only step 3 depends on the type of the function; the other steps are compiled once.
+//! Only step 3 depends on the type of the function, so the other steps are compiled once.
 
 use std::{panic::Location, ptr::NonNull, sync::Arc};
 
@@ -44,7 +44,8 @@ impl Core {
         let op = match unsafe { self.check_and_begin(spec, location, entries) } {
             Ok(op) => op,
             Err(error) => {
-                // Not by `?`: a drop of the program's that panics while a function returns would leak the return value.
+                // Not by `?`, which would drop `job` while this function returns: if that drop panicked, the return
+                // value would leak.
                 drop(job);
                 return Err(error);
             }
@@ -151,7 +152,7 @@ impl Core {
         entries: &mut [Entry],
     ) -> Result<OpRef<Task>, PushError> {
         let entries = self.check_and_sort(entries, &spec.name, location)?;
-        // SAFETY: (1) is the same obligation.
+        // SAFETY: (1): `begin_inline` has the same contract, which the caller upholds.
         unsafe { self.begin_inline(spec, spec.priority, entries) }
     }
 
@@ -160,7 +161,7 @@ impl Core {
     /// # Safety
     /// 1. The caller [fills](Task::fill) the task, and then [enqueues](Self::enqueue) the operation.
     unsafe fn begin(self: &Arc<Self>, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
-        // SAFETY: (1) is the same obligation.
+        // SAFETY: (1): `begin_inline` has the same contract, which the caller upholds.
         unsafe { self.begin_inline(spec, priority, entries) }
     }
 
@@ -191,10 +192,10 @@ impl Core {
         let band = if priority == 0 { DEFAULT_BAND } else { band_of(priority) };
         let passes_closed = spec.flags & flag::PASSES_CLOSED != 0;
         let accesses = entries.iter().map(|entry| (VarCell::queue_ptr(entry.cell), entry.mode));
-        // SAFETY: the record has room for a task there, which is uninitialised; the caller fills it (1).
+        // SAFETY: `task` points to uninitialised room for a task in the record, and the caller fills the task (1).
         let init = |task: *mut Task| unsafe { Task::begin(task, ticket, spec.lane, spec.flags) };
         // SAFETY: the maker of the entries keeps handles of their variables until the push returns. `init` begins the
-        // task, and the caller fills it (1). A slice knows its length.
+        // task, and the caller fills it (1). The iterator over a slice reports its exact length.
         Ok(unsafe { OpRef::new_with(init, band, passes_closed, accesses) })
     }
 
@@ -230,7 +231,7 @@ impl Core {
     }
 }
 
-/// A variable was deleted during the push. A type of its own, because the other errors cannot occur that late.
+/// A variable was deleted during the push. This is a type of its own, because the other errors cannot occur so late.
 pub(super) struct Rejected;
 
 impl Rejected {
@@ -244,7 +245,7 @@ impl Rejected {
     }
 }
 
-/// A variable that one operation names twice, with a mutable reference.
+/// A variable that one operation names twice, at least once for a mutable reference.
 struct Aliased(NonNull<VarCell>);
 
 /// Sorts entries by variable and merges those of one variable. Returns how many are left; they come first.

@@ -7,7 +7,7 @@
 //!
 //! * The list and the loops in it: only the thread that runs them. [`on_another_stack`] lends them to another thread,
 //!   while the thread that owns them stands still.
-//! * `deferred` and `epilogues`: as the loop itself. No program code runs while one of them is borrowed.
+//! * `deferred` and `epilogues`: the same thread as the loop. No program code runs while one of them is borrowed.
 //!
 //! There are no edges between threads. In a forked child, the loops of a thread that is gone are never read
 //! ([`frame::seen`]).
@@ -52,7 +52,7 @@ thread_static!(static INNERMOST: Cell<*const ReadyLoop> = Cell::new(ptr::null())
 
 impl ReadyLoop {
     fn engine(&self) -> &Arc<Core> {
-        // SAFETY: the caller of `run` keeps the engine until the loop ends.
+        // SAFETY: the caller of `run` keeps the engine alive until the loop ends.
         unsafe { &*self.core }
     }
 
@@ -137,7 +137,8 @@ pub(crate) fn is_stack_short() -> bool {
     stack::is_short().unwrap_or_else(is_deep)
 }
 
-/// Runs `f` on another stack, with the frames and loops of the calling thread. Returns `f` if there is no other stack.
+/// Runs `f` on another stack, with the frames and loops of the calling thread. Returns `f` if it cannot get another
+/// stack.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     // `f` may wait for operations that need the worker.
@@ -150,9 +151,9 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
         INNERMOST.with(|cell| cell.set(innermost));
         frames.adopt(|| f.take().into_iter().for_each(|f| f()));
     };
-    // SAFETY: the engine binds only thread-locals to a thread. The other thread takes over those that name the frames
-    // and loops, and the worker was given away. The frames and loops belong to the other thread until `go_on` has
-    // returned, and the calling thread stands still until then.
+    // SAFETY: the engine binds nothing to a thread but thread-locals. The other thread takes over those that point to
+    // the frames and loops, and the worker was given away above. The frames and loops belong to the other thread until
+    // `go_on` has returned, and the calling thread stands still until then.
     let done = unsafe { stack::on_another(go_on) };
     match (done, f) {
         (Err(_), Some(f)) => Err(f),
@@ -160,7 +161,7 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     }
 }
 
-/// Returns `f`: the stacks of models are small, but large enough for them.
+/// Returns `f`, since models do not use other stacks: their own are small, but large enough for them.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     let _ = (

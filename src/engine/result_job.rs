@@ -3,7 +3,7 @@
 //! The function lies [beside](Cancellable) the oneshot that the handle waits for. The job takes it from there when the
 //! operation starts, and sets the oneshot when the operation is complete.
 
-use std::{mem::needs_drop, panic::Location, sync::Arc};
+use std::{mem::needs_drop, panic::Location, ptr::NonNull, sync::Arc};
 
 use crate::{
     engine::{
@@ -17,6 +17,7 @@ use crate::{
         claim::{Cancel, Claim},
         oneshot::Oneshot,
     },
+    tracker::Op,
 };
 
 /// Creates what a run of an operation with these properties, pushed at `location`, shares with its handle. A clean-up
@@ -49,6 +50,12 @@ impl<F, R> Shared<F, R> {
         beside.claim().start().ok()?;
         // SAFETY: the claim is this operation's, since only its owner calls `start`.
         unsafe { beside.take() }
+    }
+
+    /// Lets a waiter take the operation.
+    fn publish(&self, op: &Op<Task>) -> bool {
+        let publish = |shared: &Cancellable<_>| shared.publish(NonNull::from(op).cast(), op.task().lane);
+        self.0.as_ref().map(|oneshot| publish(oneshot.beside())).is_some()
     }
 
     /// The failure of the operation if it is cancelled.
@@ -101,12 +108,13 @@ where
         self.shared.claim()
     }
 
+    fn publish(&mut self, op: &Op<Task>) -> bool {
+        self.shared.publish(op)
+    }
+
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        if let Some(oneshot) = &self.shared.0 {
-            cx.set_claim(oneshot.beside().claim());
-        }
-        if let Some(f) = self.shared.take_function() {
-            self.value = Some(f(cx)?);
+        if let (Some(f), Some(oneshot)) = (self.shared.take_function(), &self.shared.0) {
+            self.value = Some(cx.frame().claimed_by(oneshot.beside().claim(), || f(cx))?);
         }
         Ok(())
     }
@@ -152,12 +160,10 @@ where
     }
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        if let Some(oneshot) = &self.0.0 {
-            cx.set_claim(oneshot.beside().claim());
-            let handle = Arc::<Oneshot<_, _>>::clone(oneshot);
-            cx.with_right(|right| right.observers().handle = Some(handle));
-        }
-        self.0.take_function().map_or(Ok(()), |f| f(cx))
+        let (Some(f), Some(oneshot)) = (self.0.take_function(), &self.0.0) else { return Ok(()) };
+        let handle = Arc::<Oneshot<_, _>>::clone(oneshot);
+        cx.with_right(|right| right.observers().handle = Some(handle));
+        cx.frame().claimed_by(oneshot.beside().claim(), || f(cx))
     }
 
     fn discard(&mut self) {

@@ -1,8 +1,8 @@
 //! The run of a ready operation: its function is called, or the operation is skipped, and then it completes.
 //!
 //! Most operations are *plain*: they run on the CPU, complete when their function returns, and nothing waits for their
-//! result. [`execute_inline`](Core::execute_inline) runs those with no more than they need. It hands all others to
-//! [`execute_otherwise`](Core::execute_otherwise).
+//! result. [`execute_inline`](Core::execute_inline) runs these on a short path, and
+//! [`execute_otherwise`](Core::execute_otherwise) runs all others.
 
 use std::sync::Arc;
 
@@ -187,7 +187,7 @@ impl Core {
         let Some(state) = op.task().async_state() else { unreachable!("the operation is asynchronous") };
         // SAFETY: called once, by the thread that ran the function.
         if let Err(failure) = unsafe { state.fail(failure) } {
-            // The operation has completed already, but the failure of its function must not hide.
+            // The operation has completed already. Recording the failure of its function keeps that from getting lost.
             failure.record(&self.failures);
             self.run_program_code(op, None, || drop(failure));
         }
@@ -226,7 +226,7 @@ impl Core {
             Some(failure) => (Err(failure), own.err()),
             None => (own, None),
         };
-        // The second failure of the operation must not hide either.
+        // Recording the second failure of the operation keeps it from getting lost.
         second.iter().for_each(|failure| failure.record(&self.failures));
         let mut ready = ReadyList::default();
         let mut epilogue = self.complete_by_right(right, result, FnState::MayRun, &mut ready);
@@ -266,11 +266,12 @@ impl Core {
         }
         let mut result = self.call_on(&op, &mut stream);
         if self.is_forked() {
-            // The stream is not dropped either: its device may be locked by a thread of the parent process.
+            // The stream is not dropped either: a thread of the parent process may have locked its device.
             std::mem::forget((stream, result));
             return Epilogue::Nothing;
         }
-        // Code that the device calls, and the logger that reports its loss, run as a part of the operation.
+        // Code that the device calls, and the logger that reports the loss of the device, run as a part of the
+        // operation.
         let mut end = || stream.finish().map_err(|error| gpu.lose(&error));
         let ended =
             frame::without_waits(NoWait::InDeviceFunction, || frame::enter(self, &op, Holds::Variables, |_| end()));

@@ -69,9 +69,9 @@ impl Core {
         self.threads.join(deadline).map_err(ShutdownError::ThreadsLeft)
     }
 
-    /// [`finish_shutdown`](Self::finish_shutdown) for the drop of the last handle. It does not wait for threads that an
-    /// earlier shutdown has left behind. Nor does it wait inside program code that any engine runs: operations of two
-    /// engines may each drop the last handle of the other engine.
+    /// Runs [`finish_shutdown`](Self::finish_shutdown) for the drop of the last handle. It does not wait for threads
+    /// that an earlier shutdown has left behind. Nor does it wait inside program code that any engine runs: operations
+    /// of two engines may each drop the last handle of the other engine.
     pub(crate) fn finish_by_drop(self: &Arc<Self>) {
         if frame::in_program() {
             self.end_in_background();
@@ -102,7 +102,7 @@ impl Core {
                 Waited::TimedOut => return Err(ShutdownError::TimedOut),
                 Waited::Idle if closed => return Ok(()),
                 Waited::Idle => self.close(),
-                // Operations may push others without end.
+                // Operations may push others without end, so the deadline is checked here as well.
                 Waited::Over if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
                     return Err(ShutdownError::TimedOut);
                 }
@@ -149,7 +149,7 @@ impl Core {
 
 /// Ends an engine without a waiting thread: the thread that counts out the last operation wakes it.
 ///
-/// A weak reference is enough, since the engine's threads keep it.
+/// A weak reference is enough, since the engine's threads keep the engine alive.
 struct End(Weak<Core>);
 
 impl Wake for End {

@@ -8,7 +8,7 @@ use crate::{
     values::{kind::EngineKind, name::Name, property::Property},
 };
 
-/// Which reference to the value of a variable the function of an operation gets.
+/// The kind of reference to a variable's value that the function of an operation receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Refs {
     None,
@@ -21,15 +21,15 @@ pub(crate) enum Refs {
 pub(crate) struct Entry {
     pub(crate) cell: std::ptr::NonNull<VarCell>,
     pub(crate) mode: Mode,
-    /// The reference that the function gets.
+    /// The kind of reference that the function receives.
     pub(crate) refs: Refs,
 }
 
 /// The accesses of an operation before its push.
 pub(crate) type Entries = SmallVec<[Entry; INLINE_ACCESSES]>;
 
-/// The properties of an operation, besides its accesses, its function and the location of its push. Its flags say
-/// whether it has a name, and whether the name owns memory.
+/// The properties of an operation, besides its accesses, its function and the location of its push. The flags say
+/// whether the operation has a name, and whether the name owns memory.
 #[derive(Debug)]
 pub(crate) struct Spec {
     pub(crate) name: Name,
@@ -47,7 +47,7 @@ impl Spec {
         Self { name, priority: 0, flags, lane: 0 }
     }
 
-    /// Returns the properties of an operation of the engine's own.
+    /// Returns the properties of an internal operation.
     pub(crate) fn internal(name: &'static str, priority: i32, flags: u16) -> Self {
         let spec = Self::new(Name::from(name));
         Self { priority, flags: spec.flags | flags | flag::INTERNAL, ..spec }

@@ -14,7 +14,7 @@
 //! * `body`: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation
 //!   may end on another thread while its function runs; its end does not touch the body.
 //! * `waited`: the owner of the ready operation.
-//! * `progress`: see [`AsyncState`].
+//! * `extra`: see [`AsyncState`] and [`Queued`].
 //! * The other fields are constant once the task is filled.
 //!
 //! This module has no edges of its own: the queues of the tracker and of the scheduler hand over the task with the
@@ -22,14 +22,14 @@
 
 use std::{
     any::Any,
-    mem::{MaybeUninit, needs_drop},
+    mem::{ManuallyDrop, MaybeUninit, needs_drop},
     panic::Location,
     sync::Arc,
 };
 
 use crate::{
     device::{gpus::MAX_GPUS, timeline::LANES_PER_GPU},
-    engine::{frame::Call, group::Membership},
+    engine::{frame::Call, group::Membership, queued::Queued},
     error::op::{Cause, OpError},
     notify::{async_state::AsyncState, oneshot::Oneshot, pending::Ticket, wakers::Wakers},
     sync::{Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell},
@@ -72,7 +72,7 @@ pub(crate) mod flag {
     pub(crate) const CLAIMS: u16 = 16384;
 }
 
-/// In [`Task::waited`]: the operation waits for no lane any more. There are fewer lanes than this.
+/// In [`Task::waited`]: the operation no longer waits for any lane. An engine has fewer lanes than this.
 const NO_LANE_LEFT: u8 = u8::MAX;
 const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
 
@@ -89,8 +89,15 @@ pub(crate) struct Task {
     /// Initialised with [`flag::NAMED`].
     name: MaybeUninit<Name>,
     body: UnsafeCell<MaybeUninit<InlineJob>>,
-    /// Initialised with [`flag::ASYNC`].
-    progress: MaybeUninit<AsyncState<OpError>>,
+    extra: Extra,
+}
+
+/// What only some operations need.
+union Extra {
+    /// With [`flag::ASYNC`].
+    state: ManuallyDrop<AsyncState<OpError>>,
+    /// With [`flag::CLAIMS`], but without [`flag::ASYNC`].
+    queued: ManuallyDrop<Queued>,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -102,7 +109,7 @@ const _: () = assert!(
 /// Writes fields of a task, each by a pointer to the field.
 macro_rules! set {
     ($task:ident, $($field:ident: $value:expr),* $(,)?) => {
-        // SAFETY: (1) of the function around this: the task may be written.
+        // SAFETY: (1) of the enclosing function: the task may be written.
         $(unsafe { (&raw mut (*$task).$field).write($value) };)*
     };
 }
@@ -122,7 +129,7 @@ impl Task {
             waited: AtomicU8::new(0),
         }
         if flags & flag::ASYNC != 0 {
-            set! { task, progress: MaybeUninit::new(AsyncState::default()) }
+            set! { task, extra: Extra { state: ManuallyDrop::new(AsyncState::default()) } }
         }
     }
 
@@ -149,10 +156,14 @@ impl Task {
         if flags != 0 {
             // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
             unsafe { (*task).flags |= flags };
+            // SAFETY: (1): as above.
+            if W::CLAIMS && unsafe { (*task).flags } & flag::ASYNC == 0 {
+                set! { task, extra: Extra { queued: ManuallyDrop::default() } }
+            }
         }
     }
 
-    /// Notes that an operation of the CPU depends on no device any more, when it is given to its lane.
+    /// Notes that an operation of the CPU no longer depends on any device. Called when the operation enters its lane.
     pub(crate) fn end_waiting_for_devices(&self) {
         // Relaxed: only the owner of a ready operation uses this field.
         let before = self.waited.swap(NO_LANE_LEFT, Relaxed);
@@ -174,7 +185,14 @@ impl Task {
     /// Returns the state of an asynchronous operation.
     pub(crate) fn async_state(&self) -> Option<&AsyncState<OpError>> {
         // SAFETY: with this flag, `begin` has initialised the state.
-        self.has(flag::ASYNC).then(|| unsafe { self.progress.assume_init_ref() })
+        self.has(flag::ASYNC).then(|| unsafe { &*self.extra.state })
+    }
+
+    /// Whether an entry of a queue owns the operation, if it can be claimed by a waiter.
+    pub(super) fn queued(&self) -> Option<&Queued> {
+        let has_it = self.has(flag::CLAIMS) && !self.has(flag::ASYNC);
+        // SAFETY: with these flags, `fill` has initialised it.
+        has_it.then(|| unsafe { &*self.extra.queued })
     }
 
     /// Returns the error of an operation that failed by `cause`.
@@ -202,19 +220,19 @@ impl Drop for Task {
             }
             if self.has(flag::ASYNC) {
                 // SAFETY: with this flag, `begin` has initialised the state, and this is its only drop.
-                unsafe { self.progress.assume_init_drop() };
+                unsafe { ManuallyDrop::drop(&mut self.extra.state) };
             }
         }
     }
 }
 
-/// The engine's view of an operation. The engine has an `Op` only by a right to it, by a hold of its record, or by an
-/// access of such an operation. All of them keep the task.
+/// The engine's view of an operation. The engine reaches an `Op` only through a right to it, a hold of its record, or
+/// an access of such an operation. All of these keep the task alive.
 impl Op<Task> {
     /// Returns the task.
     #[inline]
     pub(crate) fn task(&self) -> &Task {
-        // SAFETY: the engine has an `Op` only with its task, and the fields that change are in cells.
+        // SAFETY: every `Op` that the engine can reach holds its task, and the fields that change are in cells.
         unsafe { &*self.shared_task_ptr() }
     }
 
@@ -226,6 +244,15 @@ impl Op<Task> {
     pub(crate) unsafe fn claim(&self) -> Claimed {
         // SAFETY: (1) makes this thread the only user of the body.
         unsafe { self.with_body(|body| body.claim(self.task())) }
+    }
+
+    /// Lets a waiter take the operation from the queue that it is about to enter. Returns whether a waiter can.
+    ///
+    /// # Safety
+    /// 1. The operation is ready, and this thread owns it.
+    pub(super) unsafe fn publish(&self) -> bool {
+        // SAFETY: (1) makes this thread the only user of the body.
+        unsafe { self.with_body(|body| body.publish(self)) }
     }
 
     /// Calls the function.
@@ -333,7 +360,7 @@ impl Cleanup {
     }
 }
 
-// SAFETY: the body is used by one thread at a time, which owns the ready operation or ends it.
+// SAFETY: only one thread at a time uses the body: the one that owns the ready operation, or the one that ends it.
 unsafe impl Sync for Task {}
 
 /// What a claim of an operation has found.
@@ -356,6 +383,11 @@ pub(crate) trait Job: Send + 'static {
     fn claim(&mut self, _task: &Task) -> Claimed {
         Claimed::Run
     }
+    /// Lets a waiter take `op`, this job's ready operation, from the queue that it is about to enter. Returns whether a
+    /// waiter can.
+    fn publish(&mut self, _op: &Op<Task>) -> bool {
+        false
+    }
     /// Calls the function. Called once at most.
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause>;
     /// Returns the program code that the start of an asynchronous operation has left to run. Called if the job reports
@@ -363,10 +395,10 @@ pub(crate) trait Job: Send + 'static {
     fn started(&mut self) -> Cleanup {
         Cleanup::default()
     }
-    /// Drops the function if it was not called. Called after the variables were released.
+    /// Drops the function if it was not called. This runs after the variables were released.
     fn discard(&mut self);
-    /// Sets the result. Called after the variables were released. Must not run program code: that is returned to the
-    /// caller.
+    /// Sets the result. This runs after the variables were released. It must not run program code, but returns it to
+    /// the caller.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         Cleanup::default()
     }
@@ -389,6 +421,7 @@ pub(crate) struct InlineJob {
 
 struct VTable {
     claim: unsafe fn(*mut (), &Task) -> Claimed,
+    publish: unsafe fn(*mut (), &Op<Task>) -> bool,
     start: unsafe fn(*mut (), &Call<'_>) -> Result<(), Cause>,
     started: unsafe fn(*mut ()) -> Cleanup,
     discard: unsafe fn(*mut ()),
@@ -439,16 +472,18 @@ impl VTable {
                 // SAFETY: the pointer is to the `W` that was stored with this table.
                 claim: |work, task| unsafe { &mut *work.cast::<W>() }.claim(task),
                 // SAFETY: the pointer is to the `W` that was stored with this table.
+                publish: |work, op| unsafe { &mut *work.cast::<W>() }.publish(op),
+                // SAFETY: the pointer is to the `W` that was stored with this table.
                 start: |work, cx| unsafe { &mut *work.cast::<W>() }.start(cx),
-                // SAFETY: the pointer is to the `W` that was stored with this table.
+                // SAFETY: `work` points to the `W` that was stored with this table.
                 started: |work| unsafe { &mut *work.cast::<W>() }.started(),
-                // SAFETY: the pointer is to the `W` that was stored with this table.
+                // SAFETY: `work` points to the `W` that was stored with this table.
                 discard: |work| unsafe { &mut *work.cast::<W>() }.discard(),
-                // SAFETY: the pointer is to the `W` that was stored with this table.
+                // SAFETY: `work` points to the `W` that was stored with this table.
                 report: |work, result| unsafe { &mut *work.cast::<W>() }.report(result),
-                // SAFETY: the pointer is to the `W` that was stored with this table.
+                // SAFETY: `work` points to the `W` that was stored with this table.
                 drop: if needs_drop::<W>() {
-                    // SAFETY: the pointer is to the `W` that was stored with this table.
+                    // SAFETY: `work` points to the `W` that was stored with this table.
                     Some(|work| unsafe { work.cast::<W>().drop_in_place() })
                 } else {
                     None
@@ -462,6 +497,11 @@ impl InlineJob {
     fn claim(&mut self, task: &Task) -> Claimed {
         // SAFETY: the storage holds the type that `vtable` was made for.
         unsafe { (self.vtable.claim)(self.storage.as_mut_ptr().cast(), task) }
+    }
+
+    fn publish(&mut self, op: &Op<Task>) -> bool {
+        // SAFETY: the storage holds the type that `vtable` was made for.
+        unsafe { (self.vtable.publish)(self.storage.as_mut_ptr().cast(), op) }
     }
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
@@ -501,6 +541,9 @@ impl<W: Job> Job for Box<W> {
     fn claim(&mut self, task: &Task) -> Claimed {
         W::claim(self, task)
     }
+    fn publish(&mut self, op: &Op<Task>) -> bool {
+        W::publish(self, op)
+    }
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         W::start(self, cx)
     }
@@ -515,7 +558,7 @@ impl<W: Job> Job for Box<W> {
     }
 }
 
-/// A function without a handle for its result.
+/// The job of an operation whose result has no handle.
 pub(crate) struct FnJob<F>(Option<F>);
 
 impl<F> FnJob<F> {

@@ -22,7 +22,7 @@
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `version` | store in [`VarCell::mutated`], `fetch_add` in [`VarCell::mutated_on_device`] | load in [`VarCell::version`] | what the counted mutations did |
+//! | `version` | store in [`VarCell::mutated`], `fetch_add` in [`VarCell::mutated_on_device`] | load in [`VarCell::version`] | the effects of the counted mutations |
 //! | `handles` | `fetch_sub` in [`VarCell::remove_handle`] | [`acquire`] of the thread that removes the last handle | the uses of the variable by all handles |
 
 use std::{
@@ -62,7 +62,7 @@ pub(crate) struct VarCell {
     state: State,
 }
 
-// Three cache lines: with a fourth, programs with many variables have more cache misses.
+// The cell takes three cache lines: a fourth would cost programs with many variables more cache misses.
 #[cfg(all(target_os = "linux", target_pointer_width = "64", not(any(raddle_loom, raddle_shuttle))))]
 const _: () = assert!(size_of::<VarCell>() == 192);
 
@@ -71,7 +71,7 @@ const _: () = assert!(size_of::<VarCell>() == 192);
 struct State {
     /// The number of successful mutations.
     version: AtomicU64,
-    /// What an operation must check before it runs.
+    /// The state that an operation must check before it runs.
     fault: Fault<OpError>,
     /// The value was dropped.
     emptied: AtomicBool,
@@ -84,16 +84,16 @@ struct TypedCell<T> {
     value: UnsafeCell<ManuallyDrop<T>>,
 }
 
-/// Where the value of a variable is.
+/// The place of a variable's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValueMemory {
     /// In the host's memory. Operations of the host may use the value only after those of devices are complete.
     Host,
-    /// Elsewhere, or nowhere: the variable has a handle of it, or no value.
+    /// Elsewhere, or nowhere: the cell contains only a handle to the value, or there is none.
     Elsewhere,
 }
 
-/// What untyped code must know about the value.
+/// The facts about the value that untyped code needs.
 struct ValueInfo {
     layout: Layout,
     needs_drop: bool,
@@ -128,7 +128,7 @@ impl ValueInfo {
     }
 }
 
-/// A variable with a handle for `'h`.
+/// A reference to a variable that a handle keeps alive for `'h`.
 #[derive(Clone, Copy)]
 pub(crate) struct VarRef<'h> {
     cell: NonNull<VarCell>,
@@ -147,7 +147,7 @@ impl<'h> VarRef<'h> {
     }
 
     pub(crate) fn cell(self) -> &'h VarCell {
-        // SAFETY: (1) of `new`: the handle keeps the variable.
+        // SAFETY: (1) of `new`: the handle keeps the variable alive.
         unsafe { self.cell.as_ref() }
     }
 }
@@ -188,7 +188,7 @@ impl VarCell {
         self.name.get()
     }
 
-    /// Returns what an error says about the access of an operation to this variable.
+    /// Describes an operation's access to this variable, for an error.
     #[cold]
     pub(crate) fn refused_access(&self, operation: &Name, location: &'static Location<'static>) -> RefusedAccess {
         let name = self.name().cloned().unwrap_or_default();
@@ -217,7 +217,7 @@ impl VarCell {
     #[inline]
     pub(crate) fn of(access: &Access<Task>) -> &Self {
         // SAFETY: the pointer of the access comes from `queue_ptr`, which casts a pointer to a whole cell. The cell
-        // outlives the access.
+        // outlives its accesses.
         unsafe { access.queue_ptr().cast::<Self>().as_ref() }
     }
 
@@ -237,7 +237,7 @@ impl VarCell {
 
     /// Returns the number of successful mutations.
     pub(crate) fn version(&self) -> u64 {
-        // Acquire (edge `version`): what the counted mutations did.
+        // Acquire (edge `version`): the effects of the counted mutations.
         self.state.version.load(Acquire)
     }
 
@@ -247,7 +247,8 @@ impl VarCell {
     /// 1. The caller holds the variable for writing.
     #[inline]
     pub(crate) unsafe fn mutated(&self) {
-        // Relaxed: (1), the queue has handed over the last store. Release (edge `version`): what this mutation did.
+        // Relaxed: (1), the queue has handed over the last store. Release (edge `version`): the effects of this
+        // mutation.
         self.state.version.store(self.state.version.load(Relaxed) + 1, Release);
     }
 
@@ -275,7 +276,7 @@ impl VarCell {
 
     /// Counts a mutation by an operation of a GPU. Several lanes may do so at the same time.
     pub(crate) fn mutated_on_device(&self) {
-        // Release (edge `version`): what this mutation did.
+        // Release (edge `version`): the effects of this mutation.
         self.state.version.fetch_add(1, Release);
     }
 
@@ -311,14 +312,14 @@ impl VarCell {
     /// 1. The caller is the last operation that was ever pushed on the variable, and its accesses are done.
     /// 2. The variable is not used any more, except that threads that are pinned may read its queue.
     pub(super) unsafe fn free(cell: NonNull<Self>) {
-        // By pointers to the fields, since a thread that is pinned may still read the queue.
+        // The fields are reached through pointers, since a pinned thread may still read the queue.
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let value = unsafe { &raw const (*cell.as_ptr()).value };
         // SAFETY: the cell lives until then, and the field is constant.
         let layout = unsafe { value.read() }.layout;
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let name = unsafe { &raw const (*cell.as_ptr()).name };
-        // SAFETY: (2).
+        // SAFETY: (2): no other thread uses the field, and it is read only once.
         drop(unsafe { name.read() });
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let core = unsafe { &raw const (*cell.as_ptr()).core };

@@ -44,7 +44,7 @@ impl Core {
         if self.is_forked() {
             return Err(PushError::Forked);
         }
-        // At the highest priority, since it frees memory.
+        // A deletion has the highest priority, since it frees memory.
         let flags = flag::EAGER | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
         let spec = Spec::internal("delete_variable", i32::MAX, flags);
         let entry = Entry { cell: var.ptr(), mode: Mode::Overwrite, refs: Refs::None };
@@ -53,7 +53,7 @@ impl Core {
             var.cell().queue().close().then_some(()).ok_or_else(deleted)
         });
         if let Err(error) = closed {
-            // Here, for the same reason as in `push`.
+            // Dropped here and not by `?`, for the reason given in `push`.
             drop(f);
             return Err(error);
         }
@@ -94,7 +94,8 @@ impl Core {
             return;
         }
         queue.close();
-        // The drop of the value is program code, which runs on a worker. Without it, no program code runs.
+        // The drop of the value is program code, so it runs on a worker. If the value needs no drop, no program code
+        // runs.
         let inline = if needs_drop { 0 } else { flag::INLINE };
         let flags = inline | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
         let spec = Spec::internal("drop", i32::MAX, flags);
@@ -122,7 +123,7 @@ impl Job for ClearJob {
 
     fn discard(&mut self) {}
 
-    /// Drops the failure here, since its drop may run program code.
+    /// Hands the failure to the clean-up, since its drop may run program code.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         Cleanup::of_failure(self.0.take())
     }

@@ -63,7 +63,7 @@ impl Core {
         kind: WaitFor,
         location: &'static Location<'static>,
     ) -> Result<Option<Arc<Oneshot<()>>>, WaitError> {
-        // Before the variable is examined: a forbidden wait is an error even if nothing is pending.
+        // Checked before the variable is examined, because a forbidden wait is an error even if nothing is pending.
         self.check_wait()?;
         let cell = var.cell();
         if cell.queue().owner() != self.tag() {
@@ -86,7 +86,8 @@ impl Core {
         let entry = Entry { cell: var.ptr(), mode: kind.mode(), refs: Refs::None };
         let entries = [entry];
         let op = self.create(&spec, 0, location, &entries, WaitJob::new(Arc::clone(&oneshot)))?;
-        // Before the push: by the time that returns, the wait may already have started and asked to be forgotten.
+        // Remembered before the push: when the push returns, the wait may already have started and asked to be
+        // forgotten.
         cell.waits().remember(kind, op.hold(), Arc::clone(&oneshot));
         self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, &entries))?;
         Ok(Some(oneshot))
@@ -129,6 +130,9 @@ impl Core {
         if !handled.is_done() && frame::runs(handled.beside().claim()) {
             return Err(WaitError::WouldDeadlock);
         }
+        if deadline.is_none() && !handled.is_done() {
+            self.run_in_place(handled);
+        }
         self.wait_for_result(handled, deadline)
     }
 
@@ -142,7 +146,7 @@ impl Core {
         if !oneshot.is_done() {
             self.make_way()?;
             if self.is_forked() {
-                // Work that was deferred on this thread has forked, and this is the child.
+                // A deferred operation that ran on this thread has forked the process, and this is the child.
                 return Err(PushError::Forked.into());
             }
         }
@@ -316,7 +320,8 @@ pub(super) fn check_wait() -> Result<(), WaitError> {
 /// A wait for a variable: reports the failure that the variable has at this place in the order.
 struct WaitJob {
     failure: Option<OpError>,
-    /// `report` takes it: it may be the last owner of the program's error, which is dropped there.
+    /// `report` takes it, because the oneshot may be the last owner of the program's error, which is then dropped
+    /// there.
     oneshot: Option<Arc<Oneshot<()>>>,
 }
 
@@ -343,7 +348,7 @@ impl Job for WaitJob {
     /// Never called: a wait is neither rejected, skipped nor cancelled.
     fn discard(&mut self) {}
 
-    /// Sets the result here and not in `start`: a thread that has waited may ask immediately whether the variable is
+    /// Sets the result here and not in `start`, because the waiting thread may ask at once whether the variable is
     /// idle.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         let Some(oneshot) = self.oneshot.take() else { return Cleanup::default() };

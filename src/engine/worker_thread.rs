@@ -1,8 +1,9 @@
 //! The state of an engine's thread: its engine, its duty, and the worker that it runs.
 //!
 //! A thread finds its own state through a thread-local. Code of other crates may run inside the deque of the worker,
-//! since crossbeam-deque pins crossbeam's default collector, which runs what other crates have deferred there. So the
-//! worker is marked as busy while its deque is in use, and what that code makes ready goes to the injector instead.
+//! since crossbeam-deque pins crossbeam's default collector, which runs closures that other crates have deferred there.
+//! So the thread marks the deque while it is in use, and operations that such code makes ready go to the injector
+//! instead.
 
 use std::{cell::Cell, ptr, sync::Arc};
 
@@ -16,10 +17,11 @@ use crate::{
     tracker::OpRef,
 };
 
-/// The main function of a thread that runs workers: the engine, the number of the thread, and its first worker.
+/// The main function of a thread that runs workers. Its arguments are the engine, the number of the thread, and its
+/// first worker.
 pub(super) type Main = fn(Arc<Core>, usize, BoxedWorker<Task>) -> Ended;
 
-/// What a thread does.
+/// The duty of an engine's thread.
 #[derive(Clone, Copy)]
 pub(super) enum Duty {
     /// It runs workers. A thread that takes over its worker has the same main function.
@@ -56,7 +58,7 @@ pub(super) struct Entered<'c>(&'c WorkerThread);
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         CURRENT.with(|cell| cell.set(ptr::null()));
-        // For the destructors of the thread-locals.
+        // Unpins the thread for the destructors of its thread-locals.
         let _ = topology::keep_to(self.0.core.threads().mask());
     }
 }
@@ -65,8 +67,8 @@ impl Drop for Entered<'_> {
 #[inline]
 fn with_current<R>(f: impl FnOnce(&WorkerThread) -> R) -> Option<R> {
     let current = CURRENT.with(Cell::get);
-    // SAFETY: the `WorkerThread` lives on the stack of the thread's main function; `Entered` clears the pointer before
-    // it goes, on every way out.
+    // SAFETY: the `WorkerThread` lives on the stack of the thread's main function. `Entered` clears the pointer before
+    // the `WorkerThread` is dropped, even if the main function unwinds.
     unsafe { current.as_ref() }.map(f)
 }
 
@@ -111,7 +113,7 @@ impl WorkerThread {
         }
     }
 
-    /// [`schedule`] for this thread between two operations.
+    /// Runs [`schedule`] for this thread, between two operations.
     #[inline]
     pub(super) fn schedule(&self, op: OpRef<Task>) {
         match self.free_worker() {
@@ -161,7 +163,7 @@ fn serves(lane: &Arc<Lane<Task>>) -> bool {
 /// Removes the calling thread, the only one of a forked child, from the engine of the parent process.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(super) fn leave_engine() {
-    // Threads that the child starts must not stay on a worker's core.
+    // Otherwise every thread that the child starts would inherit the core of the worker.
     with_current(|thread| _ = topology::keep_to(thread.core.threads().mask()));
     CURRENT.with(|cell| cell.set(ptr::null()));
     disown_thread();
@@ -170,6 +172,12 @@ pub(super) fn leave_engine() {
 /// The number, in its lane, of the worker that this thread runs.
 pub(crate) fn worker_index() -> Option<usize> {
     with_current(|thread| thread.worker().map(Worker::index)).flatten()
+}
+
+/// The lane of this thread's worker, if that is one of `core` and its deque is not in use.
+pub(super) fn lane_of(core: &Core) -> Option<u8> {
+    let is_own = |thread: &WorkerThread| ptr::eq(Arc::as_ptr(&thread.core), core) && thread.free_worker().is_some();
+    with_current(|thread| is_own(thread).then(|| thread.lane.get())).flatten()
 }
 
 /// Makes the operation in the slot of this thread's worker stealable, because other code is about to run here.
@@ -246,7 +254,7 @@ pub(super) fn yield_worker() -> Result<(), WaitError> {
         let core = Arc::clone(&thread.core);
         let given = thread.core.threads().give_away(worker, move |number, worker| main(core, number, worker));
         given.map_err(|(worker, error)| {
-            // Before the logger is called, which may wait as well.
+            // Set before the logger is called, since the logger may wait as well.
             thread.worker.set(Some(worker));
             if let Some(error) = error {
                 panics::log!(

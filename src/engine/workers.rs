@@ -70,7 +70,7 @@ fn run_thread(
         let core = if let Placement::Pinned(core) = placement { Some(core) } else { None };
         worker.lane().sleep().set_core(index, core);
         if let Some(started) = started.take() {
-            // The receiver is gone if the build of the engine has failed.
+            // The receiver is gone if building the engine has failed.
             let _ = started.send((lane, index, placement));
         }
         let lane_name = worker.lane().name();
@@ -87,7 +87,7 @@ fn run_thread(
         run(&thread, number);
         let worker = thread.worker.take();
         if thread.core.is_forked() {
-            // This is a forked child: the worker is the parent's.
+            // This is a forked child, and the worker belongs to the parent process.
             std::mem::forget(worker);
             return Ended::Over;
         }
@@ -110,9 +110,9 @@ fn run_thread(
 fn run(thread: &WorkerThread, number: usize) {
     let mut ready = ReadyList::default();
     loop {
-        // The program's functions have barriers of their own. This one keeps a defect of the engine, and code that
-        // other crates have deferred in crossbeam's default collector, from losing the worker and the operations queued
-        // here.
+        // Panics of the program's functions are caught elsewhere. This barrier is for defects of the engine, and for
+        // code that other crates have deferred in crossbeam's default collector: their panics must not lose the worker
+        // and the operations queued here.
         let result = panics::catch(|| {
             thread.core.dispatch_ready(&mut ready, Epilogues::new());
             run_operations(thread, &mut ready);
@@ -136,7 +136,7 @@ fn run(thread: &WorkerThread, number: usize) {
 /// Runs operations while the thread has a worker and its lane has not ended. `ready` holds operations that became ready
 /// until they are dispatched.
 ///
-/// A function of its own, so that this loop shares its registers with no code that runs once.
+/// This is a function of its own, so that the loop does not share registers with code that runs only once.
 #[inline(never)]
 fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
     while let Some(op) = thread.next() {
@@ -158,6 +158,10 @@ fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
 /// Runs, or completes, an operation that is not plain.
 #[inline(never)]
 fn execute_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut ReadyList<Task>) {
+    let Unfinished { op, called } = unfinished;
+    let op = if called.is_none() { Core::pop_entry(op) } else { Some(op) };
+    let Some(op) = op else { return };
+    let unfinished = Unfinished { op, called };
     let epilogue = thread.core.execute_otherwise(unfinished, ready);
     let epilogue = thread.core.defer_epilogue(epilogue);
     thread.core.dispatch_ready(ready, Epilogues::from_iter([epilogue]));
@@ -169,7 +173,7 @@ mod tests {
 
     use crate::{Engine, EngineKind, threads::pool::MANY_ENDED};
 
-    /// Waits inside each other, each in an operation that hands its worker over to another thread.
+    /// Nests `depth` waits, each in an operation that hands its worker over to another thread.
     fn nest(engine: &Engine, depth: usize) -> usize {
         let inner = engine.clone();
         let next = engine.op("nest").submit((), move |()| if depth == 0 { 0 } else { nest(&inner, depth - 1) });
@@ -179,7 +183,7 @@ mod tests {
     /// In these tests a thread without a worker ends after a millisecond.
     #[test]
     #[cfg_attr(miri, ignore = "starts a thousand threads")]
-    fn threads_that_come_and_go_leave_nothing() {
+    fn threads_that_come_and_go_leave_nothing_behind() {
         const DEPTH: usize = 40;
         let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).build().expect("it is built");
         let threads = engine.core().threads();
@@ -188,7 +192,7 @@ mod tests {
         while lives() < 10_000 {
             assert_eq!(nest(&engine, DEPTH), DEPTH + 1);
             let start = Instant::now();
-            // All but some, which are joined when there are more.
+            // A few ended threads may stay unjoined: they are joined when there are more of them.
             while known() > before + MANY_ENDED {
                 assert!(start.elapsed() < Duration::from_secs(20), "{} threads, {before} before", known());
                 std::thread::yield_now();
@@ -198,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_engines_have_a_number() {
+    fn no_two_engines_have_the_same_number() {
         let numbers = [(); 2].map(|()| {
             let engine = Engine::builder().kind(EngineKind::Naive).build().expect("it is built");
             engine.core().threads().engine()

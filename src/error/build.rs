@@ -39,7 +39,7 @@ impl fmt::Display for BuildError {
             Self::UnknownEngine(value) => {
                 write!(f, "RADDLE_ENGINE is `{value}`; set it to `Naive`, `Pooled` or `PerDevice`, or unset it")
             }
-            Self::TooManyGpus(max) => write!(f, "an engine has at most {max} GPUs; give it fewer"),
+            Self::TooManyGpus(max) => write!(f, "an engine has at most {max} GPUs; add fewer"),
             Self::Thread(error) => write!(f, "a worker thread could not be started: {error}"),
         }
     }
@@ -48,7 +48,7 @@ impl fmt::Display for BuildError {
 impl Error for BuildError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            // The message has the error.
+            // The message includes this error, so the chain continues with its source.
             Self::Thread(error) => error.source(),
             _ => None,
         }
@@ -96,10 +96,10 @@ pub enum ShutdownError {
     InsideOperation,
     /// No operation was pending, but threads of the engine with these names had not ended at the deadline. They run
     /// program code, such as the function of an asynchronous operation that continues after its completion, a
-    /// destructor of a thread-local, or a logger; or the time was too short for them to end. They end when that code
-    /// returns. A further call waits again; dropping the engine does not wait for them.
+    /// destructor of a thread-local, or a logger; or the time was too short. They end when that code returns. A further
+    /// call waits again; dropping the engine does not wait for them.
     ThreadsLeft(Vec<String>),
-    /// The engine was built by the parent of this forked process, which has its threads. Nothing is shut down.
+    /// The engine was built by the parent of this forked process, where its threads are. Nothing is shut down.
     Forked,
 }
 

@@ -4,7 +4,7 @@ use std::{error::Error, fmt, sync::Arc};
 
 use super::BoxError;
 
-/// CUDA's number for calls that are refused while their stream is captured into a graph.
+/// CUDA's error number of a call that is refused because its stream is being captured into a graph.
 pub(crate) const CAPTURING: i32 = 900;
 
 #[derive(Debug)]
@@ -14,7 +14,7 @@ struct Details {
     lost: bool,
 }
 
-/// Why a device refused or failed a command. Cheap to clone.
+/// Why a device refused or failed a command. Clones are cheap.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -41,18 +41,19 @@ impl DeviceError {
         Self(Arc::new(Details { code, message: message.into(), lost: true }))
     }
 
-    /// Returns whether there is no room: on the device, or for the operating system to pin memory (304). The simulated
+    /// Returns whether memory has run out: on the device, or for the operating system to pin (304). The simulated
     /// device uses CUDA's number.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         !self.is_lost() && matches!(self.code(), 2 | 304)
     }
 
-    /// Returns the same error, as that of a device which is given up because of it.
+    /// Converts the error into the loss of its device, for an engine that gives the device up because of it.
     pub(crate) fn into_loss(self) -> Self {
         if self.is_lost() { self } else { Self::lost(self.code(), self.message()) }
     }
 
-    /// Converts a device's error, or a driver's that stands for one. Returns any other error unchanged.
+    /// Returns the error of a device that is in `error`: a [`DeviceError`], or an error of the driver, which is
+    /// converted. Returns any other error unchanged.
     pub(crate) fn found_in(error: BoxError) -> Result<Self, BoxError> {
         #[cfg(feature = "cuda")]
         let error = match error.downcast::<cudarc::driver::DriverError>() {
@@ -69,7 +70,7 @@ impl DeviceError {
         self.0.code
     }
 
-    /// Returns what went wrong, in words.
+    /// Returns the description of the error.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.0.message

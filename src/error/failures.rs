@@ -18,9 +18,9 @@ struct State {
     unknown: BTreeMap<u64, OpError>,
     /// The number of further failures, which are only counted.
     more: u64,
-    /// How often `more` was taken and reset.
+    /// The number of times that `more` was taken and reset.
     round: u64,
-    /// A warning was logged for one of them.
+    /// Whether a warning was logged for one of the failures.
     warned: bool,
 }
 
@@ -36,9 +36,9 @@ impl State {
 /// Where a failure was recorded when it was [added](Failures::add).
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
-    /// It is kept until it is known.
+    /// The failure is kept until it is known.
     Kept,
-    /// It is counted until it is known, in this round.
+    /// The failure is counted until it is known, in this round.
     Counted(u64),
 }
 
@@ -73,7 +73,7 @@ impl Failures {
                 // The caller has another clone, so this does not run a drop of the program's under the lock.
                 Place::Kept => drop(state.unknown.remove(&failure.sequence())),
                 Place::Counted(round) if round == state.round => state.more -= 1,
-                // It was reported in a summary of several.
+                // The failure was reported in a summary of several.
                 Place::Counted(_) => {}
             }
         }
@@ -92,7 +92,7 @@ impl Failures {
         summary(more)
     }
 
-    /// Returns, once, the earliest kept failure that the program has not caused itself by a shutdown that cancels.
+    /// Returns the earliest kept failure that is not a cancellation by the program's own shutdown. Does so only once.
     pub(crate) fn to_warn_of(&self) -> Option<OpError> {
         let mut state = lock(&self.0);
         let warned = std::mem::replace(&mut state.warned, true);
@@ -107,7 +107,7 @@ impl Failures {
             failure.note_known();
         }
         let more = state.take_more();
-        // Before the others are dropped, which runs the program's code.
+        // The lock is released before the others are dropped, since their drops are the program's code.
         drop(state);
         let count = unknown.len() as u64 + more;
         let first = unknown.into_values().next().or_else(|| summary(more))?;

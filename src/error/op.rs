@@ -38,7 +38,7 @@ use crate::{
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Cause {
-    /// Its function panicked; the message, where the payload was a string.
+    /// Its function panicked. This is the message, if the payload was a string.
     Panic(Option<String>),
     /// Its function, or its [`Completion`](crate::Completion), reported an error.
     Error(BoxError),
@@ -56,7 +56,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Converts the cause of a device operation: its function may have returned an error of the device.
+    /// Converts the cause of a device operation, whose function may have returned an error of the device.
     pub(crate) fn of_device(self) -> Self {
         match self {
             Self::Error(error) => DeviceError::found_in(error).map_or_else(Self::Error, Self::Device),
@@ -69,7 +69,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Panic(Some(message)) => write!(f, "it panicked: {message}"),
-            Self::Panic(None) => f.write_str("it panicked with a payload that is no string"),
+            Self::Panic(None) => f.write_str("it panicked with a payload that is not a string"),
             Self::Error(error) => write!(f, "{error}"),
             Self::LostCompletion => f.write_str("its completion was dropped unused"),
             Self::LostFuture => f.write_str("nothing can wake its future any more: the last waker was dropped"),
@@ -86,27 +86,27 @@ struct Failure {
     location: &'static Location<'static>,
     /// Dropped by `drop` below.
     cause: ManuallyDrop<Cause>,
-    /// The payload of a panic, if it is not a string: the program's value, dropped with its error. In a mutex, since
-    /// it need not be `Sync`.
+    /// The payload of a panic, if it is not a string: the program's value, dropped with its error. It is in a mutex,
+    /// since it need not be `Sync`.
     payload: ManuallyDrop<Mutex<Option<Payload>>>,
     sequence: u64,
-    /// The failure was returned to the program, or the program has cleared it on a variable. Set under the lock of the
-    /// `Failures` that it was added to.
+    /// Whether the failure was returned to the program, or cleared by the program on a variable. Set under the lock of
+    /// the `Failures` that it was added to.
     known: AtomicBool,
-    /// Where it is kept or counted until it is known.
+    /// The place where the failure is kept or counted until it is known.
     added: OnceLock<(Weak<Failures>, Place)>,
 }
 
 impl Drop for Failure {
     fn drop(&mut self) {
-        // The cause and the payload are the program's, and so are their drops; the last clone may be dropped anywhere
-        // in the engine. SAFETY: the field is dropped once, here.
+        // The drops of the cause and of the payload are the program's code, and the last clone may be dropped anywhere
+        // in the engine. SAFETY: only this drop touches the field, once.
         let drop_cause = || unsafe { ManuallyDrop::drop(&mut self.cause) };
         if let Err(payload) = panics::catch(drop_cause) {
             panics::log!(Error, "raddle: the drop of an operation's error panicked");
             panics::discard(payload);
         }
-        // SAFETY: the field is taken once, here.
+        // SAFETY: only this drop touches the field, once.
         let payload = unsafe { ManuallyDrop::take(&mut self.payload) };
         let payload = payload.into_inner().unwrap_or_else(PoisonError::into_inner);
         payload.into_iter().for_each(panics::discard);
@@ -204,8 +204,9 @@ impl OpError {
         &self.0.cause
     }
 
-    /// Returns the failure that this one comes from: if the function of the operation returned the failure of another
-    /// operation, as by `?` after a wait, that failure; and so on. Otherwise returns this one.
+    /// Returns the failure with which this one began. If the function of the operation returned the failure of another
+    /// operation, for instance through `?` after a wait, this is the root of that failure. Otherwise it is this failure
+    /// itself.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -230,7 +231,7 @@ impl OpError {
         root
     }
 
-    /// The failure of another operation that the function of this one returned.
+    /// Returns the failure of another operation, if the function of this operation returned one.
     fn failure_of_another(&self) -> Option<&Self> {
         let Cause::Error(error) = self.cause() else { return None };
         match error.downcast_ref::<WaitError>() {
@@ -272,8 +273,8 @@ impl OpError {
 
     /// Adds the failure to `failures` until it is known. Must be called before it can reach the program.
     pub(crate) fn record(&self, failures: &Arc<Failures>) {
-        // Once: operations that are skipped because of it share the failure. They find it on a variable, where it is
-        // stored only after this; so no thread waits here for another.
+        // A failure is added once, although operations that are skipped because of it share it. They find it on a
+        // variable, where it is stored only after this, so no thread waits here for another.
         self.0.added.get_or_init(|| (Arc::downgrade(failures), failures.add(self)));
     }
 
@@ -284,7 +285,7 @@ impl OpError {
         !self.0.known.swap(true, Relaxed)
     }
 
-    /// Notes that the failure was returned to the program, or cleared by it: it need not be reported again.
+    /// Notes that the failure was returned to the program, or cleared by the program, and need not be reported again.
     pub(crate) fn mark_reported(&self) {
         // Relaxed: a thread that reads the `true` of `note_known` here, and takes the lock of `Failures` later, takes
         // it after the thread that wrote it under the lock; otherwise the write would come after this read. So it
@@ -340,7 +341,7 @@ impl Error for OpError {
 }
 
 impl OpError {
-    /// The error that the operation failed with, if it failed with one.
+    /// Returns the error behind the failure, if there is one.
     fn error(&self) -> Option<&(dyn Error + 'static)> {
         match self.cause() {
             Cause::Error(error) => Some(&**error),
@@ -350,7 +351,7 @@ impl OpError {
     }
 
     /// Returns the error that the operation's function or [`Completion`](crate::Completion) reported, or its device's
-    /// [`DeviceError`], if it is an `E`. If that error is the failure of another operation, looks at the
+    /// [`DeviceError`], if it is an `E`. If that error is the failure of another operation, searches the
     /// [root](Self::root) as well.
     ///
     /// ```
@@ -372,7 +373,7 @@ impl OpError {
     }
 
     /// Whether the operation's function or [`Completion`](crate::Completion) reported an `E`, or its device a
-    /// [`DeviceError`] that is asked for.
+    /// [`DeviceError`] and `E` is that type.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -8,7 +8,7 @@ pub(crate) const FORKED: &str = "the engine belongs to the parent of this forked
 
 /// Why a push was refused. The operation never runs, and changes nothing.
 ///
-/// A push that races with a deletion may find out late, when the operation already stands in the queues of other
+/// A push that races with a deletion may be refused late, when the operation is already in the queues of other
 /// variables. It stays there, as an operation that does nothing, until the operations before it are complete. Then its
 /// function is dropped.
 ///
@@ -43,8 +43,8 @@ pub enum PushError {
     /// The thread that serves the device could not be started.
     DeviceUnavailable(Device),
     /// The function of a device operation pushes on a naive engine other than its own. That engine would run the
-    /// operation inside the push, and no operation may run inside such a function. Push elsewhere, or on an engine of
-    /// another kind.
+    /// operation inside the push, but no operation may run inside the function of a device operation. Push elsewhere,
+    /// or on an engine of another kind.
     InDeviceFunction,
     /// The property selects a lane of the CPU, and the operation is for a device.
     NotOfDevice(Property),
@@ -56,7 +56,7 @@ pub enum PushError {
     FutureOnDevice,
     /// The call is for operations of a device, but no device was given to [`OpBuilder::on`](crate::OpBuilder::on).
     NotOnDevice,
-    /// The engine was built by the parent of this forked process, which has its threads. Build another engine here.
+    /// The engine was built by the parent of this forked process, where its threads are. Build another engine here.
     Forked,
 }
 
@@ -64,7 +64,7 @@ impl fmt::Display for PushError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ForeignVariable(access) => {
-                write!(f, "{access}, which belongs to another engine; push on the engine that made it")
+                write!(f, "{access}, which belongs to another engine; push on the engine that created it")
             }
             Self::DeletedVariable(access) => {
                 write!(f, "{access}, which was deleted before; push before deleting it")
@@ -74,10 +74,10 @@ impl fmt::Display for PushError {
             }
             Self::ShutDown => f.write_str("the engine is shut down or shutting down; push before the shutdown"),
             Self::NoSuchDevice(device) => {
-                write!(f, "this engine has no device {device}; give it one with `EngineBuilder::gpu`")
+                write!(f, "this engine has no device {device}; add one with `EngineBuilder::gpu`")
             }
             Self::DeviceUnavailable(device) => {
-                write!(f, "the thread for {device} could not be started; the log has the cause")
+                write!(f, "the thread for {device} could not be started; see the log for the cause")
             }
             Self::InDeviceFunction => {
                 f.write_str("the function of a device operation cannot push on another engine that is naive; push from an operation of the CPU")
@@ -143,7 +143,7 @@ impl RefusedAccess {
         self.0.operation.as_str()
     }
 
-    /// Returns where the operation was pushed, or where the other call was made that the variable was refused for.
+    /// Returns the place of the push, or of the other call that was refused because of the variable.
     #[must_use]
     pub fn location(&self) -> &'static Location<'static> {
         self.0.location
@@ -156,7 +156,8 @@ impl RefusedAccess {
     }
 }
 
-/// Names both, an unnamed variable by the number that its `Debug` shows and by its type.
+/// Names the operation and the variable. An unnamed variable appears with its type and the number that its `Debug`
+/// shows.
 impl fmt::Display for RefusedAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let location = self.location();

@@ -20,8 +20,8 @@ pub(crate) use model::Atomic;
 /// Returns a guard for operations on atomics that dereference nothing.
 #[inline(always)]
 pub(crate) fn unprotected() -> &'static crossbeam_epoch::Guard {
-    // SAFETY: the callers only exchange words through this guard; what they dereference is kept alive by the tracker's
-    // rules, never by this guard.
+    // SAFETY: the callers only exchange words through this guard. Everything that they dereference is kept alive by the
+    // rules of the tracker, and nothing by this guard.
     unsafe { crossbeam_epoch::unprotected() }
 }
 
@@ -72,7 +72,7 @@ mod real {
     /// Enters the current epoch.
     #[inline]
     pub(crate) fn pin() -> Guard {
-        // The closure returns the place and not a guard, to be small enough for inlining.
+        // The closure returns the place and not a guard, so that it is small enough for inlining.
         let place = PLACE.with(|place| place.0.get());
         // SAFETY: only this thread uses the cell, which lives as long as the thread, and nothing that
         // `LocalHandle::pin` calls changes it.
@@ -86,7 +86,7 @@ mod real {
     #[cold]
     fn pin_first() -> Guard {
         let handle = COLLECTOR.get(Collector::new).register();
-        // While the thread ends, its `OWNER` is gone, and the handle is for this guard only.
+        // The thread is ending and its `OWNER` is gone, so the handle is for this guard only.
         if OWNER.try_with(|_| ()).is_err() {
             return Guard(handle.pin());
         }
@@ -218,7 +218,7 @@ mod model {
 
     /// The registry, and the atomics by which loom sees it.
     struct Epoch {
-        /// In a mutex of `std`: it must add no happens-before that the crate does not have.
+        /// The mutex is that of `std`, since it must add no happens-before that the crate does not have.
         registry: Mutex<Registry>,
         /// Released by threads that retire, acquired by threads that pin or reclaim.
         retired: AtomicUsize,
@@ -226,8 +226,8 @@ mod model {
         unpinned: AtomicUsize,
     }
 
-    /// Returns the last value of `word`, by an exchange that fails: a load may return an older value, and nothing may
-    /// be written.
+    /// Returns the last value of `word`. It uses an exchange that fails, because a load may return an older value, and
+    /// nothing may be written.
     fn last(word: &AtomicUsize, order: crate::sync::Ordering) -> usize {
         word.compare_exchange(usize::MAX, usize::MAX, order, order).unwrap_or_else(|value| value)
     }
@@ -289,7 +289,7 @@ mod model {
                 Guard::Contract(_) => {
                     let job = SendBox(reclaim);
                     let job: Box<dyn FnOnce() + Send + '_> = Box::new(move || job.call());
-                    // SAFETY: by (2), what `reclaim` refers to outlives it.
+                    // SAFETY: by (2), everything that `reclaim` refers to lives until it has run.
                     let job = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Job>(job) };
                     // Release: pairs with `pin` and with the drop of a guard that reclaims. A read-modify-write, so
                     // each continues the release sequences of the others.
@@ -361,7 +361,8 @@ mod model {
         }
 
         pub(crate) fn check(&self) {
-            // Relaxed: it must order nothing. The last value, since a load could return the one before the reclamation.
+            // Relaxed: the check must order nothing. It reads the last value, since a load could return the one before
+            // the reclamation.
             assert_eq!(last(&self.0, Relaxed), 0, "use after reclamation");
         }
 
@@ -374,7 +375,7 @@ mod model {
 
         /// Marks the record reclaimed and keeps `free` for the end of the interleaving.
         pub(crate) fn kill(&self, free: Box<dyn FnOnce()>) {
-            // Relaxed: it must order nothing.
+            // Relaxed: the mark must order nothing.
             assert_eq!(self.0.fetch_add(1, Relaxed), 0, "double reclamation");
             GRAVEYARD.with_borrow_mut(|graves| graves.push(free));
         }

@@ -57,7 +57,8 @@ impl<N: Node> Stack<N> {
     /// 2. If the node was popped before, the epoch has passed since.
     /// 3. It is not freed while it is in the stack.
     pub unsafe fn push(&self, node: NonNull<N>) {
-        // SAFETY: by (1) the node is the caller's, and it is in the stack only after this function's last use of it.
+        // SAFETY: by (1) only the caller uses the node, and it enters the stack only after the last use of the
+        // reference.
         let next = unsafe { N::next(node) };
         // Relaxed: only the expected value of the CAS.
         let mut head = self.head.load(Relaxed);
@@ -76,13 +77,14 @@ impl<N: Node> Stack<N> {
     /// Pops a node, which only the caller then uses. It may be freed, or pushed again, once it has been retired and
     /// the epoch has passed.
     pub fn pop(&self) -> Option<NonNull<N>> {
-        // Pinned against the ABA problem; see the module's head.
+        // The pin prevents the ABA problem; see the head of this module.
         let _guard = epoch::pin();
         // Acquire (edge `batch`): the node and its contents.
         let mut head = self.head.load(Acquire);
         loop {
             let node = NonNull::new(head)?;
-            // SAFETY: a node that was in the stack while this thread is pinned is not freed.
+            // SAFETY: this thread is pinned, and a node that has been in the stack since then is not freed before the
+            // guard is dropped.
             let next = unsafe { N::next(node) };
             // Relaxed: acquired with the head. If the node has been popped, the CAS fails.
             let next = next.load(Relaxed);
@@ -106,7 +108,8 @@ impl<N: Node> Stack<N> {
         N: 'static,
     {
         let stack = std::sync::Arc::clone(self);
-        // SAFETY: (1) is the same there, (2) this runs after the epoch, and (3) follows from (2) here.
+        // SAFETY: (1) is guaranteed by this function's (1), (2) by the epoch, which has passed when the closure runs,
+        // and (3) by this function's (2).
         let push = move || unsafe { stack.push(node) };
         // SAFETY: all threads of a model run on one OS thread, and the closure owns what it uses.
         unsafe { epoch::pin().retire(push) };

@@ -12,9 +12,8 @@
 //! in the caches of threads that do not exist in the child, a few hundred each, are lost, and so are those that were
 //! retired and not yet free.
 //!
-//! The stack of batches, which is the only shared part, is in `free_list.rs`, and in the models. The first record of
-//! a batch is its node. It is pushed again only after the epoch, because its records have been used and retired in
-//! between.
+//! The stack of batches, the only shared part, is in `free_list.rs`, and models check it. The first record of a batch
+//! is its node. It is pushed again only after the epoch, because its records have been used and retired in between.
 //!
 //! Under loom and shuttle every record is allocated anew and marked when it is reclaimed, so that models find each
 //! later use. Under the cfg `raddle_unpooled` every record is allocated from and freed to the heap, so that tools
@@ -37,7 +36,7 @@ pub(crate) unsafe trait Record: Sized {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     const PRIVATE_FROM: usize;
 
-    /// Returns whether it owns a further allocation. May be called on a retired record until the epoch has passed.
+    /// Returns whether it owns a further allocation. It may be called on a retired record until the epoch has passed.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn owns_memory(&self) -> bool;
 
@@ -99,7 +98,7 @@ fn retire_to_heap<R: Record>(record: NonNull<R>) {
             unsafe { std::alloc::dealloc(record.as_ptr().cast(), std::alloc::Layout::new::<R>()) };
         }
     };
-    // SAFETY: the closure owns the record from now on, which is plain memory.
+    // SAFETY: from now on the closure owns the record, which is plain memory.
     unsafe { guard.retire(reclaim) };
 }
 
@@ -118,14 +117,14 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     /// # Safety
     /// 1. `record` points to an `R` that is not used any more.
     unsafe fn free<R: Record>(record: NonNull<u8>) {
-        // SAFETY: (1) is the same there.
+        // SAFETY: by (1) the record is not used any more, and this function is called once for it.
         unsafe { R::free_owned(record.cast()) };
         // SAFETY: `allocate` took it from the heap with this layout.
         unsafe { std::alloc::dealloc(record.as_ptr(), std::alloc::Layout::new::<R>()) };
     }
     let reclaim = move || {
         let (free, memory) = (free::<R> as unsafe fn(_), record.cast());
-        // SAFETY: it runs when the interleaving is over.
+        // SAFETY: the closure runs when the interleaving is over, and no thread uses the record then.
         let free = Box::new(move || unsafe { free(memory) });
         // SAFETY: the record's memory is kept until the interleaving ends.
         unsafe { record.as_ref() }.stamp().kill(free);
@@ -133,7 +132,7 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     if removed(Step::ReclaimAfterEpoch) {
         reclaim();
     } else {
-        // SAFETY: the closure owns the record from now on, which is plain memory.
+        // SAFETY: from now on the closure owns the record, which is plain memory.
         unsafe { epoch::pin().retire(reclaim) };
     }
 }
@@ -143,7 +142,7 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
 /// # Safety
 /// 1. The size of `layout` is above zero.
 unsafe fn raw(layout: std::alloc::Layout) -> NonNull<u8> {
-    // SAFETY: (1) is the same there.
+    // SAFETY: (1): `alloc` demands a size above zero.
     let memory = unsafe { std::alloc::alloc(layout) };
     NonNull::new(memory).unwrap_or_else(|| std::alloc::handle_alloc_error(layout))
 }
@@ -187,14 +186,14 @@ mod records {
     /// Records per batch. Picked.
     const BATCH: usize = 8 * GROUP;
 
-    /// Batches that a thread retires before it flushes its bag to where crossbeam-epoch lets it age: one allocation
-    /// in 1,280 operations. The bag could hold three times as many, but then records that wait in it would be out of
-    /// the cache when they are used again. Measured: 8 gains as much as 16, and 32 two thirds of it.
+    /// Batches that a thread retires before it flushes its bag to crossbeam-epoch's queue, where the bag ages: one
+    /// allocation in 1,280 operations. The bag could hold three times as many, but then records that wait in it would
+    /// be out of the cache when they are used again. Measured: 8 gains as much as 16, and 32 two thirds of it.
     const BATCHES_PER_BAG: usize = 20;
     const _: () =
         assert!(BATCHES_PER_BAG * BATCH > 1000, "there must be at most one allocation in a thousand operations");
 
-    /// Batches kept for reuse; further ones are freed. Picked: 64 Ki records, 20 MiB.
+    /// Batches kept for reuse; further ones are freed. Picked: these are 64 Ki records, or 20 MiB.
     const KEEP: usize = 1024;
 
     /// Offsets of the cache lines of a record that a push with a small function may write.
@@ -250,7 +249,7 @@ mod records {
     unsafe impl Send for Batch {}
 
     impl Batch {
-        /// Makes a batch of `records`, by writing references to them into some of them.
+        /// Makes a batch of `records` by writing references to the others into the first one of each group.
         fn of(records: &[Record; BATCH]) -> Self {
             let mut next = None;
             for group in records.chunks_exact(GROUP).rev() {
@@ -258,9 +257,9 @@ mod records {
                 let mut references = [leader.cast(); GROUP - 1];
                 references.copy_from_slice(&group[1..]);
                 let fields = Leader::fields(leader);
-                // SAFETY: only holders used this part of the record, by `fits`, and there are none any more.
+                // SAFETY: by `fits` only holders of the record used this part of it, and no holder is left.
                 unsafe { fields.0.write(references) };
-                // SAFETY: only holders used this part of the record, by `fits`, and there are none any more.
+                // SAFETY: by `fits` only holders of the record used this part of it, and no holder is left.
                 unsafe { fields.1.write(next) };
                 next = Some(leader);
             }
@@ -326,7 +325,7 @@ mod records {
         }
     }
 
-    /// The records that a thread keeps.
+    /// A thread's cache of records: free ones, and retired ones that it has not yet handed to the epoch.
     struct Cache {
         free: Group,
         more: Batch,
@@ -357,7 +356,7 @@ mod records {
         fn drop(&mut self) {
             free_later(std::mem::replace(&mut self.free, Group::EMPTY), std::mem::take(&mut self.more));
             for &record in &self.retired[..self.retired_len] {
-                // SAFETY: the closure owns the record.
+                // SAFETY: the closure owns the record, which is plain memory.
                 unsafe { epoch::pin().retire(move || free(record)) };
             }
         }
@@ -388,7 +387,7 @@ mod records {
     fn new() -> Record {
         // SAFETY: the size is above zero.
         let record = unsafe { super::raw(LAYOUT) };
-        // SAFETY: the record is large enough, and no other thread knows it.
+        // SAFETY: the record is large and aligned enough for the word, and no other thread knows it.
         unsafe { record.cast::<AtomicPtr<Leader>>().write(AtomicPtr::new(std::ptr::null_mut())) };
         record
     }
@@ -411,7 +410,7 @@ mod records {
 
     #[cold]
     fn refill() -> Record {
-        // Not while the cache is borrowed: pinning may run retired closures.
+        // The cache must not be borrowed here, since pinning may run retired closures.
         let mut more = pop_batch();
         let Some(mut group) = more.pop() else {
             return new();
@@ -419,7 +418,7 @@ mod records {
         let record = group.pop().unwrap_or_else(new);
         let kept = CACHE.try_with(|cache| {
             let mut cache = cache.borrow_mut();
-            // Closures that ran in `pop_batch` may have filled it.
+            // Closures that ran in `pop_batch` may have filled the cache.
             if cache.free.len == 0 && cache.more.0.is_none() {
                 cache.free = std::mem::replace(&mut group, Group::EMPTY);
                 cache.more = std::mem::take(&mut more);
@@ -438,7 +437,7 @@ mod records {
                 group.free_all();
                 more.free_all();
             };
-            // SAFETY: the closure owns the records.
+            // SAFETY: the closure owns the records, which are plain memory.
             unsafe { epoch::pin().retire(free) };
         }
     }
@@ -463,7 +462,7 @@ mod records {
     /// [Puts back](put_back) a record on a thread that is ending.
     #[cold]
     fn retire_late(record: Record) {
-        // SAFETY: the closure owns the record.
+        // SAFETY: the closure owns the record, which is plain memory.
         unsafe { epoch::pin().retire(move || free(record)) };
     }
 
@@ -476,7 +475,7 @@ mod records {
             (Batch::of(&cache.retired), cache.bag_len)
         });
         let guard = epoch::pin();
-        // SAFETY: the closure owns the batch.
+        // SAFETY: the closure owns the batch, whose records are plain memory.
         unsafe { guard.retire(move || push_batch(batch)) };
         if bag_len == 0 {
             guard.flush();

@@ -1,4 +1,4 @@
-//! The state in which the function of an asynchronous operation and its completion agree on the result.
+//! The state through which the function of an asynchronous operation and its completion agree on the result.
 //!
 //! # States
 //!
@@ -47,35 +47,36 @@ impl<E> Default for AsyncState<E> {
 impl<E> AsyncState<E> {
     /// Whether the completion has completed the operation.
     pub fn is_resolved(&self) -> bool {
-        // Acquire: makes visible what the completion did before; nothing else depends on it.
+        // Acquire: makes visible the writes before the completion was used. Nothing else depends on it.
         self.state.load(Acquire) == RESOLVED
     }
 
-    /// Resolves the operation, by its completion. Returns the function's error if the function has failed.
+    /// Resolves the operation when its completion is used. Returns the function's error if the function has failed.
     pub fn resolve(&self) -> Option<E> {
         // Acquire (edge `early`); Release for `is_resolved`.
         if self.state.swap(RESOLVED, AcqRel) == FAILED {
-            // SAFETY: `FAILED` was set after the write, and only one thread sees it here.
+            // SAFETY: `FAILED` was set after the write of the function's thread, and the swap returns `FAILED` to only
+            // one thread.
             self.early.with_mut(|early| unsafe { &mut *early }.take())
         } else {
             None
         }
     }
 
-    /// Leaves the error of the function for the completion.
+    /// Stores the error of the function for the completion.
     ///
     /// # Errors
-    /// Returns the error if the completion was first.
+    /// Returns the error if the completion was used first.
     ///
     /// # Safety
     /// 1. Called at most once, by the thread that ran the function.
     pub unsafe fn fail(&self, error: E) -> Result<(), E> {
-        // SAFETY: (1), and no thread reads before `FAILED` is set.
+        // SAFETY: (1), and no other thread reads the field before `FAILED` is set.
         self.early.with_mut(|early| unsafe { &mut *early }.replace(error));
         // Release (edge `early`). Acquire on failure: the completion's thread does not use the field any more.
         match self.state.compare_exchange(OPEN, FAILED, Release, Acquire) {
             Ok(_) => Ok(()),
-            // SAFETY: `RESOLVED` came without `FAILED`, so no other thread reads the field any more.
+            // SAFETY: `RESOLVED` was set when `FAILED` was not, so no other thread reads the field.
             Err(_) => match self.early.with_mut(|early| unsafe { &mut *early }.take()) {
                 Some(error) => Err(error),
                 None => Ok(()),

@@ -64,6 +64,12 @@ impl Claim {
         }
     }
 
+    /// Claims the operation if it has neither started nor been cancelled. Returns whether it had not.
+    pub fn start_first(&self) -> bool {
+        // Relaxed: only the choice of the winner matters.
+        self.0.compare_exchange(PENDING, STARTED, Relaxed, Relaxed).is_ok()
+    }
+
     /// Cancels the operation if it has not started. Returns whether it did. Otherwise asks a started operation to stop.
     pub fn cancel(&self, how: Cancel) -> bool {
         let cancelled = if how == Cancel::Loudly { CANCELLED } else { PASSED_OVER };

@@ -49,7 +49,7 @@ impl State<()> {
     }
 }
 
-/// How a result that was set is read.
+/// Reads a result that was set.
 type Get<R> = fn(&mut State<R>) -> Result<R, NoValue>;
 
 /// Why there is no value. It becomes a `WaitError` only after the lock is released: reading a failure marks it as
@@ -107,7 +107,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         &self.beside
     }
 
-    /// Sets the result and wakes the waiting threads. Returns the wakers of the waiting futures. Later calls change
+    /// Sets the result, wakes the waiting threads, and returns the wakers of the waiting futures. Later calls change
     /// nothing.
     #[must_use = "futures wait to be woken"]
     pub fn set(&self, result: Result<R, OpError>) -> Option<Wakers> {
@@ -119,7 +119,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
                 if let Err(failure) = &result {
                     failure.mark_reported();
                 }
-                // The owner of the last reference drops the result.
+                // The result stays here, so the owner of the last reference drops it.
                 *lock(&self.state) = State::Done(result);
                 return None;
             }
@@ -137,7 +137,8 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         let mut state = lock(&self.state);
         let is_set = matches!(*state, State::Done(_) | State::Taken);
         let before = std::mem::replace(&mut *state, if is_set { State::Taken } else { State::Ignored });
-        // Before the wakers in the old state are dropped, which is the program's code.
+        // The lock is released before the wakers in the old state are dropped, since their drops are the program's
+        // code.
         drop(state);
         match before {
             State::Done(result) => Some(result),
@@ -155,7 +156,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         }
     }
 
-    /// Whether the result was set, even if it was taken since.
+    /// Whether the result was set, even if it has been taken since.
     pub fn is_done(&self) -> bool {
         !matches!(*lock(&self.state), State::Pending(_))
     }
@@ -186,7 +187,7 @@ impl<T: ?Sized> Oneshot<(), T> {
     }
 }
 
-/// A future's wait for a oneshot. Dropping it removes the waker that it has left.
+/// A future's wait for a oneshot. Its drop removes the waker that it has registered.
 #[derive(Debug)]
 pub struct Waiter<R, T: ?Sized = ()> {
     oneshot: Arc<Oneshot<R, T>>,

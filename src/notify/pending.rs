@@ -25,8 +25,8 @@
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `leave` | `fetch_add` of `left`, `fetch_sub` of `rest` | arming `fetch_or`, the `rest` operation that reaches zero | what the operations did |
-//! | `open` | stores of `entered` and of `current` | CAS and loads in `enter` | the words of the new generation, and its chunk; what was done before it was opened |
+//! | `leave` | `fetch_add` of `left`, `fetch_sub` of `rest` | arming `fetch_or`, the `rest` operation that reaches zero | the effects of the operations |
+//! | `open` | stores of `entered` and of `current` | CAS and loads in `enter` | the words of the new generation, and its chunk; everything that happened before it was opened |
 //! | `close` | closing `fetch_or` of `entered` | load of `entered` that finds it closed | the generation that took its place |
 //!
 //! The closing thread holds the lock, which the last operation to leave takes afterwards. So what was acquired by
@@ -64,10 +64,10 @@ use crate::{
     },
 };
 
-/// Generations that are part of the count. Few in models, so that they need chunks.
+/// The number of generations that are part of the count. It is small in models, so that they need chunks.
 const INLINE: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 64 };
 
-/// Chunks of further generations: enough for every value of a ticket. Models need two.
+/// The number of chunks for further generations: enough for every value of a ticket. Models need two.
 const CHUNKS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 26 };
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () = assert!((INLINE as u64) << CHUNKS == 1 << u32::BITS, "each generation must have a ticket");
@@ -103,15 +103,15 @@ impl Chunk {
     }
 }
 
-/// The state that is changed under the lock.
+/// The state that the lock protects.
 #[derive(Debug)]
 struct State {
     /// Generations that may be opened. The lowest is taken, so that generations in chunks are used only while they are
     /// needed.
     free: BTreeSet<usize>,
-    /// For each generation, the number that it was closed with last.
+    /// For each generation, the number of its last closing.
     numbers: Vec<u64>,
-    /// The numbers of closed generations that have not drained.
+    /// The numbers of the closings whose generations have not drained.
     draining: BTreeSet<u64>,
     /// The last number used.
     last: u64,
@@ -133,7 +133,7 @@ pub struct PendingWait(WakerKey);
 
 /// The result of closing a generation.
 struct Closed {
-    /// The number that it was closed with.
+    /// The number of this closing.
     number: u64,
     /// Whether operations had entered the next generation when the closing was over.
     entered_since: bool,
@@ -142,7 +142,7 @@ struct Closed {
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// The operations that entered before it have left, and at some moment of the call nothing at all was pending.
+    /// The operations that entered before it have left, and at some moment of the call no operation at all was pending.
     Idle,
     /// The operations that entered before it have left.
     Over,
@@ -159,7 +159,7 @@ pub struct PendingOps {
     chunks: [OnceLock<Box<Chunk>>; CHUNKS],
     state: Mutex<State>,
     drained: Condvar,
-    /// The process that made the count. In a forked child the lock may be held for ever.
+    /// The process that created the count. In a forked child the lock may be held for ever.
     process: ProcessMark,
 }
 
@@ -209,7 +209,7 @@ impl PendingOps {
         thread::number() & (self.shards.len() - 1)
     }
 
-    /// Returns `entered` of a generation, in a shard.
+    /// Returns the word `entered` of a generation in a shard.
     fn entered(&self, shard: usize, generation: usize) -> &AtomicU64 {
         self.shards[shard].entered.get(generation).unwrap_or_else(|| {
             let (chunk, index) = self.chunk(generation);
@@ -217,7 +217,7 @@ impl PendingOps {
         })
     }
 
-    /// Returns `left` of a generation, in a shard.
+    /// Returns the word `left` of a generation in a shard.
     fn left(&self, shard: usize, generation: usize) -> &AtomicU64 {
         self.shards[shard].left.get(generation).unwrap_or_else(|| {
             let (chunk, index) = self.chunk(generation);
@@ -225,7 +225,7 @@ impl PendingOps {
         })
     }
 
-    /// Returns `rest` of a generation.
+    /// Returns the word `rest` of a generation.
     #[inline]
     fn rest(&self, generation: usize) -> &AtomicU64 {
         match self.rest.get(generation) {
@@ -243,13 +243,13 @@ impl PendingOps {
     /// Returns the chunk of a generation, and its index there.
     fn chunk(&self, generation: usize) -> (&Chunk, usize) {
         let (chunk, index) = chunk_index(generation);
-        // It was made before the generation was opened for the first time (edge `open`).
+        // The chunk was created before the generation was opened for the first time (edge `open`).
         let Some(chunk) = self.chunks[chunk].get() else { unreachable!("the generation was never opened") };
         (chunk, index)
     }
 
-    /// Counts an operation in and returns its ticket. What was done before the current generation was opened is
-    /// visible after it.
+    /// Counts an operation in and returns its ticket. Everything that happened before the current generation was opened
+    /// is visible afterwards.
     #[inline]
     pub fn enter(&self) -> Ticket {
         let shard = &self.shards[self.shard()];
@@ -277,18 +277,18 @@ impl PendingOps {
         }
     }
 
-    /// Counts an operation in by a generation's `word`. Returns `false` if that is closed or another thread was
-    /// faster.
+    /// Counts an operation in through the `word` of a generation. Returns `false` if the word is closed or another
+    /// thread was faster.
     #[inline(always)]
     fn enter_by(word: &AtomicU64) -> bool {
         // Acquire (edge `close`): if the flag is set, the next load of `current` sees the generation that took this
         // one's place.
         let count = word.load(Acquire);
         pause::at(Point::PendingBeforeEnter);
-        // A CAS and not an addition, so that a refused entry leaves no trace: the generation could be opened and
-        // closed again before the addition is taken back. Acquire (edge `open`): since the load, the word may have
-        // been closed, opened, and counted up to the same value. It releases nothing: `leave` hands over what was done
-        // before.
+        // A CAS and not an addition, so that a refused entry leaves no trace: the generation could be opened and closed
+        // again before the addition is taken back. Acquire (edge `open`): since the load, the word may have been
+        // closed, opened, and counted up to the same value. The CAS releases nothing: `leave` hands over everything
+        // that came before.
         if count & FLAG == 0 && word.compare_exchange(count, count + ONE, Acquire, Relaxed).is_ok() {
             pause::at(Point::PendingEntered);
             return true;
@@ -304,14 +304,14 @@ impl PendingOps {
         let pending = |generation: usize| {
             // Acquire (edge `leave`): the entries of the operations that have left, which are loaded after this.
             let left = shards.clone().map(|shard| self.left(shard, generation).load(Acquire) / ONE).sum::<u64>();
-            // Relaxed: see above. Later entries may count.
+            // Relaxed: the loads above have acquired the entries that must count. Later ones may count too.
             let entered = shards.clone().map(|shard| self.entered(shard, generation).load(Relaxed) / ONE).sum::<u64>();
             entered.saturating_sub(left)
         };
         (0..state.numbers.len()).filter(|generation| !state.free.contains(generation)).map(pending).sum()
     }
 
-    /// Counts an operation out. What it did is visible to every thread that sees the count without it. Returns the
+    /// Counts an operation out. Its effects are visible to every thread that sees the count without it. Returns the
     /// wakers of the futures whose waits are over.
     #[inline]
     #[must_use = "futures wait to be woken"]
@@ -332,11 +332,12 @@ impl PendingOps {
         if Self::leave_by(left, rest) { self.finish(generation) } else { None }
     }
 
-    /// Counts an operation out by a generation's words. Returns whether it was the last one of a closed generation.
+    /// Counts an operation out through the words of a generation. Returns whether it was the last one of a closed
+    /// generation.
     #[inline(always)]
     fn leave_by(left: &AtomicU64, rest: &AtomicU64) -> bool {
         pause::at(Point::PendingBeforeLeave);
-        // Release (edge `leave`). It acquires nothing from the thread that armed the word.
+        // Release (edge `leave`). Nothing is acquired from the thread that armed the word.
         let before = left.fetch_add(ONE, Release);
         pause::at(Point::PendingLeft);
         // AcqRel (edge `leave`).
@@ -404,8 +405,8 @@ impl PendingOps {
         wakers::leave(&self.state, &mut wait.0, |state| Some(&mut state.waiting));
     }
 
-    /// Polls whether nothing at all was pending at some moment of the call. If not, `waker` will be woken when it is
-    /// worth polling again.
+    /// Polls whether no operation at all was pending at some moment of the call. If not, `waker` will be woken when it
+    /// is worth polling again.
     pub fn poll_idle(&self, waker: &Waker) -> Poll<()> {
         loop {
             let mut state = lock(&self.state);
@@ -449,13 +450,14 @@ impl PendingOps {
         let shards = 0..self.shards.len();
         // Relaxed: only changed under the lock.
         let old = self.current.load(Relaxed);
-        // Relaxed: no operation leaves a free generation; published by the stores below.
+        // Relaxed: no operation leaves a free generation, and the stores below publish the word.
         self.rest(next).store(ZERO, Relaxed);
         for shard in shards.clone() {
-            // Relaxed: no operation leaves a free generation; published by the stores below.
+            // Relaxed: no operation leaves a free generation, and the stores below publish the word.
             self.left(shard, next).store(0, Relaxed);
         }
-        // After all of `left`: from here on a thread that has read an old `current` may enter, and leave by any shard.
+        // This comes after all stores of `left`: from here on, a thread that has read an old `current` may enter, and
+        // leave through any shard.
         for shard in shards.clone() {
             // Release (edge `open`): the words of the generation.
             self.entered(shard, next).store(0, Release);
@@ -463,9 +465,9 @@ impl PendingOps {
         // Release (edge `open`).
         self.current.store(next, Release);
 
-        // `left` first: every operation that leaves after its shard was armed subtracts one from `rest`, so it does
-        // not matter how many more enter or leave meanwhile. Acquire (edge `leave`): what the operations that left
-        // did, their entries included, so that the sum below counts them.
+        // `left` is armed first: every operation that leaves after that through the same shard subtracts one from
+        // `rest`, so it does not matter how many more enter or leave meanwhile. Acquire (edge `leave`): what the
+        // operations that left did, their entries included, so that the sum below counts them.
         let arm = |shard: usize| self.left(shard, old).fetch_or(FLAG, Acquire) / ONE;
         let left: u64 = shards.clone().map(arm).sum();
         // Release (edge `close`). An entry that comes before this in the word's modification order is counted; the CAS
@@ -481,9 +483,9 @@ impl PendingOps {
             state.numbers[old] = state.last;
             state.draining.insert(state.last);
         }
-        // Relaxed: if an operation entered `next` before another left `old`, and the other one was not counted any
-        // more, the entry is seen here, since the read-modify-writes above have acquired that the other one left (edge
-        // `leave`).
+        // Relaxed: assume that an operation entered `next` before another one left `old`, and that the latter was no
+        // longer counted above. Then the read-modify-writes above have acquired that it left (edge `leave`), so the
+        // entry is visible here.
         shards.map(|shard| self.entered(shard, next)).any(|word| word.load(Relaxed) != 0)
     }
 }

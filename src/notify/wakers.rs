@@ -20,7 +20,8 @@ use crate::{
 pub struct WakerKey {
     /// The number that the future waits for; waits end in the order of these numbers.
     target: u64,
-    /// Tells the future from others with this target, once it has registered a waker, and in which process that was.
+    /// Distinguishes the future from others with the same target, once it has registered a waker, and notes the process
+    /// in which it did so.
     number: Option<(u64, ProcessMark)>,
 }
 
@@ -43,14 +44,14 @@ impl WakerKey {
 /// The registered wakers, protected by the caller's lock.
 #[derive(Debug, Default)]
 pub struct Waiting {
-    /// By target and number.
+    /// The keys are target and number.
     wakers: BTreeMap<(u64, u64), Waker>,
     /// The last number used.
     last: u64,
 }
 
 impl Waiting {
-    /// Whether the future with `key` has registered this very waker.
+    /// Whether the future with `key` has registered a waker that wakes the same task as `waker`.
     fn has(&self, key: &WakerKey, waker: &Waker) -> bool {
         key.map_key().and_then(|key| self.wakers.get(&key)).is_some_and(|known| known.will_wake(waker))
     }
@@ -65,7 +66,7 @@ impl Waiting {
         self.wakers.insert((key.target, number), waker)
     }
 
-    /// Takes the wakers of the futures that wait for `target` or for less.
+    /// Takes the wakers of the futures that wait for `target` or a lower number.
     pub fn take_up_to(&mut self, target: u64) -> Option<Wakers> {
         let mut wakers = Vec::new();
         while let Some(first) = self.wakers.first_entry().filter(|first| first.key().0 <= target) {
@@ -75,7 +76,8 @@ impl Waiting {
     }
 }
 
-/// Returns what `check` finds. If it finds nothing, registers the future's waker with the [`Waiting`] that it returns.
+/// Returns the result of `check`. If there is none, registers the future's waker with the [`Waiting`] that `check`
+/// returns.
 pub fn poll<S, R>(
     state: &Mutex<S>,
     key: &mut WakerKey,
@@ -98,7 +100,7 @@ pub fn poll<S, R>(
     polled
 }
 
-/// Removes the waker that a future, which is dropped, has registered under `key`.
+/// Removes the waker that a future has registered under `key`. Called when the future is dropped.
 pub fn leave<S>(state: &Mutex<S>, key: &mut WakerKey, waiting: impl FnOnce(&mut S) -> Option<&mut Waiting>) {
     let Some(map_key) = key.map_key() else { return };
     if key.number.take().is_some_and(|(_, process)| process.is_foreign()) {

@@ -430,7 +430,8 @@ impl<T> Worker<T> {
                 if state == SearchState::Searching {
                     let _ = sleep.stop_search();
                 }
-                return None;
+                // No operation is left, but perhaps entries whose operations waiters have taken.
+                return self.find();
             }
             let park = if contended && self.is_lane_busy() { ParkKind::Timed } else { ParkKind::Untimed };
             sleep.announce(self.index, state, park);

@@ -68,6 +68,8 @@ pub enum Step {
     OnePollAtATime,
     /// `Claim::cancel` leaves an operation alone that has started.
     ClaimOnce,
+    /// A waiter takes an operation only from an entry that no worker has popped (`Queued::take`).
+    TakeQueued,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]

@@ -1,4 +1,4 @@
-//! The threads of an engine.
+//! The threads of an engine, and the lists that manage them.
 
 pub(crate) mod pool;
 mod spares;

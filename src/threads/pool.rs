@@ -20,12 +20,12 @@ use crate::{
     values::kind::Placement,
 };
 
-/// Threads beyond the workers, each for an operation that waits inside its function. Picked; it bounds how many
-/// threads a program that waits in thousands of operations simultaneously takes from the machine.
+/// The most threads beyond the workers, one for each operation that waits inside its function. Picked; it bounds the
+/// number of threads of a program in which thousands of operations wait at the same time.
 const MAX_SPARES: usize = 1024;
 
-/// A spare thread ends after this time. Picked: long against the waits of a program that keeps waiting. Short in this
-/// crate's own tests, so that they see many threads end.
+/// A spare thread ends after this time. Picked: long compared with the pauses between the waits of a program that waits
+/// often. It is short in this crate's own tests, so that they see many threads end.
 const IDLE_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(10) };
 
 /// A worker, which moves between threads.
@@ -34,7 +34,7 @@ pub(crate) type BoxedWorker<T> = Box<Worker<T>>;
 /// Why a thread ended.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// It was spare for too long.
+    /// It was a spare for too long.
     Idle,
     /// Its engine has ended.
     Over,
@@ -46,14 +46,14 @@ pub(crate) struct LaneSpec {
     pub(crate) name: &'static str,
     pub(crate) workers: usize,
     pub(crate) idle: IdlePolicy,
-    /// Whether each worker has a core of its own, as long as there are enough cores.
+    /// Whether each worker is pinned to a core of its own, as long as there are enough cores.
     pub(crate) pinned: bool,
 }
 
-/// Numbers of threads.
+/// The numbers of the pool's threads.
 #[derive(Default)]
 struct Numbers {
-    /// How many numbers were used so far.
+    /// How many numbers have been used.
     given: usize,
     /// Numbers of threads that have ended, or could not be started.
     unused: Vec<usize>,
@@ -61,7 +61,7 @@ struct Numbers {
 
 /// The lanes of an engine and its threads.
 pub(crate) struct ThreadPool<T> {
-    /// Unique among the engines of the process, for ever.
+    /// The number of the engine. No other engine of the process ever has the same.
     engine: u64,
     lanes: Box<[Arc<Lane<T>>]>,
     /// The cores that the engine's threads may use.
@@ -81,8 +81,8 @@ fn next_engine() -> u64 {
     NEXT.fetch_add(1, Relaxed)
 }
 
-// The number of the engine that the thread was started for, from 1. It stays set while the thread ends, for the
-// destructors of its thread-locals. An address would not do: another engine may have it by then.
+// The number of the engine that the thread was started for, from 1. It stays set for the destructors of thread-locals
+// that run when the thread ends. The address of the engine would not do, because another engine may have it by then.
 thread_static!(static STARTED_FOR: Cell<u64> = Cell::new(0));
 
 impl<T: Send + 'static> ThreadPool<T> {
@@ -153,7 +153,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         worker: BoxedWorker<T>,
         main: impl FnOnce(BoxedWorker<T>, u64) + Send + 'static,
     ) -> Result<(), (io::Error, Option<BoxedWorker<T>>)> {
-        // Through a slot, because a thread that cannot be started drops its closure.
+        // The worker is passed through a slot, because a thread that cannot be started drops its closure.
         let slot = Arc::new(Mutex::new(Some(worker)));
         let for_thread = Arc::clone(&slot);
         let spawned = self.list.spawn(name, move |in_list| {
@@ -180,9 +180,9 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.spares.have_ended()
     }
 
-    /// Finds a thread for `worker`, whose own thread is about to sleep: a spare one, or a new one that runs `main`
-    /// with its number and the worker. Returns the worker if there is none, with the error if the operating system
-    /// refused a thread.
+    /// Finds a thread for `worker`, whose own thread is about to sleep: a spare one, or a new one that runs `main` with
+    /// its number and the worker. If there is no such thread, returns the worker, with the error if the operating
+    /// system refused to start a thread.
     pub(crate) fn give_away(
         &self,
         worker: BoxedWorker<T>,
@@ -207,7 +207,7 @@ impl<T: Send + 'static> ThreadPool<T> {
 
     /// Waits, as a spare, for a worker to run. Returns `None` if the engine has ended, or the time limit has passed.
     pub(crate) fn await_offer(&self) -> Option<BoxedWorker<T>> {
-        // Models have no clock: there the time limit would pass immediately.
+        // Models have no clock, so the time limit would pass immediately.
         let until = if cfg!(any(raddle_loom, raddle_shuttle)) { None } else { Some(Instant::now() + IDLE_TIMEOUT) };
         self.spares.wait(until)
     }
@@ -217,7 +217,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.lanes.iter().for_each(|lane| lane.wake_yielded());
     }
 
-    /// Ends all threads. Must be called only when nothing is pending.
+    /// Ends all threads. Must be called only when no operation is pending.
     pub(crate) fn end(&self) {
         for lane in &self.lanes {
             lane.end();
@@ -225,8 +225,8 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.spares.end();
     }
 
-    /// Waits until all threads have ended, which [`end`](Self::end) must have asked of them. Must not be called by one
-    /// of them. Returns the names of those that have not been joined by the deadline.
+    /// Waits until all threads have ended. [`end`](Self::end) must have been called before, and the caller must not be
+    /// one of them. Returns the names of those that have not been joined by the deadline.
     pub(crate) fn join(&self, deadline: Option<Instant>) -> Result<(), Vec<String>> {
         match deadline {
             Some(deadline) => self.list.join_until(deadline),
@@ -237,7 +237,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         }
     }
 
-    /// Whether a deadline has passed with threads that have not ended yet.
+    /// Whether a deadline has passed, and threads that were left then have still not ended.
     pub(crate) fn has_left_behind(&self) -> bool {
         self.list.has_left_behind()
     }

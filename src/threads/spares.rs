@@ -5,17 +5,17 @@
 //! | state | changed by | effect on its thread |
 //! |---|---|---|
 //! | in the list | its thread, which put it in | it waits |
-//! | taken by `offer` | the thread that has a worker to give away | it gets that worker, even if its time limit passes meanwhile |
+//! | taken by `offer` | the thread that has a worker to give away | it runs that worker, even if its time limit passes meanwhile |
 //! | taken by `end` | the thread that ends the engine | it ends |
 //! | taken by its own thread | its thread, whose time limit has passed | it ends |
 //!
-//! A slot is removed from the list under the lock, by exactly one of these three. So a worker is offered to a thread
-//! that will take it or to none, and a thread that gives up was offered none. The slot that was put in last is taken
-//! first: if few threads are enough, the others reach their time limits.
+//! Exactly one of these three removes a slot from the list, under the lock. So a worker is offered only to a thread
+//! that will take it, and a thread that gives up was offered none. The slot that was put in last is taken first: if few
+//! threads are enough, the others reach their time limits.
 //!
 //! # Edges
 //!
-//! The lock of the slot hands over the worker, and all that its thread did with it.
+//! The lock of the slot hands over the worker, and everything that its previous thread did with it.
 //!
 //! # Progress
 //!
@@ -28,7 +28,7 @@ use crate::{
     testing::weaken::{Step, removed},
 };
 
-/// What a waiting thread was offered.
+/// The offer to a waiting thread.
 enum Offer<W> {
     None,
     Worker(W),
@@ -62,7 +62,7 @@ impl<W> Default for SpareThreads<W> {
 }
 
 impl<W> SpareThreads<W> {
-    /// Gives `worker` to a waiting thread.
+    /// Hands `worker` to a waiting thread.
     ///
     /// # Errors
     /// Returns the worker if no thread waits.
@@ -103,7 +103,7 @@ impl<W> SpareThreads<W> {
         }
     }
 
-    /// Removes `slot`, of the calling thread, from the list. Returns `false` if another thread has taken it.
+    /// Removes the calling thread's `slot` from the list. Returns `false` if another thread has taken it.
     fn leave(&self, slot: &Arc<Slot<W>>) -> bool {
         let mut state = lock(&self.0);
         let index = state.slots.iter().position(|other| Arc::ptr_eq(other, slot));
@@ -137,7 +137,7 @@ impl<W> Slot<W> {
         self.changed.notify_one();
     }
 
-    /// Takes the offer; `None` only if the deadline has passed.
+    /// Waits for the offer and takes it. Returns `None` only if the deadline has passed.
     fn wait(&self, until: Option<Instant>) -> Offer<W> {
         let mut offer = lock(&self.offer);
         loop {
@@ -205,7 +205,7 @@ mod tests {
         println!("{taken} of 2000 were taken");
     }
 
-    /// So that threads that are not needed reach their time limits.
+    /// This lets threads that are not needed reach their time limits.
     #[test]
     fn the_last_waiter_is_offered_a_worker_first() {
         let spares = SpareThreads::default();

@@ -1,7 +1,7 @@
 //! The threads of an engine that have not been joined.
 //!
 //! A thread is added to the list before it is started, and removed when it has been joined. So when the list is empty,
-//! no thread that was added before runs any more, nor a destructor of its thread-locals.
+//! no thread that was added before still runs, nor does a destructor of its thread-locals.
 //!
 //! A thread marks its own entry when its main function has returned, and can be joined from then on. The join takes as
 //! long as the program's destructors take: so no thread joins with a lock held, and a caller with a deadline has
@@ -10,7 +10,7 @@
 //! helpers join those as well.
 //!
 //! If no helper can be started, a caller with a deadline joins the threads that have certainly ended. Only Linux tells
-//! which have; elsewhere a thread whose main function has returned is detached.
+//! which threads these are. Elsewhere a thread whose main function has returned is detached.
 
 use std::{
     io,
@@ -29,10 +29,11 @@ use crate::{
     system::panics,
 };
 
-/// How long joinable threads wait to be joined, if there is a deadline, before another helper is started. Picked.
+/// How long a joinable thread waits for a helper to join it before another helper is started, if there is a deadline.
+/// Picked.
 const HELPER_DELAY: Duration = Duration::from_millis(1);
 
-/// Threads that have ended on their own and wait to be joined, about at most. Picked.
+/// About the most threads that have ended on their own and wait to be joined. Picked.
 pub(crate) const MANY: usize = 16;
 
 struct Entry {
@@ -40,9 +41,9 @@ struct Entry {
     name: String,
     /// Set when the thread was started, until a thread joins it.
     handle: Option<JoinHandle<()>>,
-    /// It ends on its own.
+    /// The thread ends on its own.
     leaves: bool,
-    /// Its main function has returned.
+    /// The thread's main function has returned.
     returned: bool,
 }
 
@@ -52,7 +53,7 @@ struct List {
     next: u64,
     /// The number of helpers.
     helpers: usize,
-    /// A deadline has passed with threads that had not ended.
+    /// A deadline has passed, and some threads had not ended.
     left_behind: bool,
     /// How many helpers were ever requested.
     #[cfg(test)]
@@ -67,7 +68,7 @@ pub(crate) struct ThreadList {
 }
 
 impl Entry {
-    /// Whether the thread can be joined, which takes no longer than destructors.
+    /// Returns whether the thread can be joined. Such a join waits for nothing but destructors of thread-locals.
     fn is_joinable(&self) -> bool {
         self.returned && self.handle.is_some()
     }
@@ -122,18 +123,19 @@ impl List {
     }
 }
 
-/// Joins a thread whose main function has returned, if that takes no time. Detaches it where the operating system does
-/// not tell.
+/// Joins a thread whose main function has returned, if the thread has ended. Where the operating system does not tell,
+/// detaches it.
 fn try_join(handle: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
     #[cfg(all(target_os = "linux", any(target_env = "gnu", target_env = "musl"), not(raddle_shuttle)))]
     {
         use std::os::unix::thread::JoinHandleExt;
 
-        // SAFETY: the thread was neither joined nor detached, since only its handle allows that. Nothing is written.
+        // SAFETY: the thread was neither joined nor detached, since only its handle allows that. The null pointer means
+        // that no return value is written.
         if unsafe { libc::pthread_tryjoin_np(handle.as_pthread_t(), std::ptr::null_mut()) } != 0 {
             return Err(handle);
         }
-        // Not dropped, since that would detach the thread.
+        // The handle is not dropped, since that would detach the thread.
         let _ = handle.into_pthread_t();
     }
     #[cfg(not(all(target_os = "linux", any(target_env = "gnu", target_env = "musl"), not(raddle_shuttle))))]
@@ -194,9 +196,9 @@ impl ThreadList {
         result
     }
 
-    /// Marks that the calling thread, `number`, ends on its own, so that no thread may come to join it for long.
+    /// Marks that the calling thread, `number`, ends on its own, so it may be long before another thread joins it.
     ///
-    /// It does not join others itself, since their destructors may wait for its own.
+    /// The calling thread joins no others itself, since their destructors may wait for its own.
     pub(crate) fn leave(&self, number: u64) {
         let mut list = lock(&self.list);
         if let Some(index) = list.position(number) {
@@ -238,7 +240,7 @@ impl ThreadList {
             return Ok(());
         }
         let mut list = lock(&self.list);
-        // Whether no thread seems to join the joinable ones. Each join notifies.
+        // Whether the joinable threads seem not to be joined. Each join notifies this thread.
         let mut stalled = true;
         while !list.entries.is_empty() {
             if stalled && list.wants_help() {
@@ -250,7 +252,7 @@ impl ThreadList {
                     self.changed.notify_all();
                 }
                 if list.entries.is_empty() {
-                    // The lock was released meanwhile.
+                    // The list became empty while the lock was released.
                     break;
                 }
             }
@@ -277,7 +279,7 @@ impl ThreadList {
             }
         }
         let threads = Arc::clone(self);
-        // Finding nothing to join and ceasing to be a helper are one step under the lock.
+        // Under the lock, a helper finds nothing to join and ceases to be a helper in one step.
         let help = move || threads.join_some(lock(&threads.list)).helpers -= 1;
         let started = thread::Builder::new().name("raddle-join".to_owned()).spawn(help).is_ok();
         if !started {

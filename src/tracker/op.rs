@@ -352,6 +352,16 @@ unsafe impl<T: Send> Send for Hold<T> {}
 // SAFETY: a shared `Hold` only provides access to a shared record, whose task only unsafe code can reach.
 unsafe impl<T: Send> Sync for Hold<T> {}
 
+impl<T> Hold<T> {
+    /// Takes over one share of the record at `op`.
+    ///
+    /// # Safety
+    /// 1. The share was counted by [`OpRef::hold`], whose result was forgotten, and no other thread takes it over.
+    pub(crate) unsafe fn from_ptr(op: NonNull<Op<T>>) -> Self {
+        Self { op, shares: 1 }
+    }
+}
+
 impl<T> Drop for Hold<T> {
     /// Ends the shares. The last share of a record drops the task and retires the record.
     #[inline]

@@ -85,7 +85,7 @@ impl Kernel {
             let text = payload.downcast_ref::<&'static str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
             as_kernel(|| panics::discard(payload));
-            let text = text.unwrap_or_else(|| "with a payload that is no string".to_owned());
+            let text = text.unwrap_or_else(|| "with a payload that is not a string".to_owned());
             DeviceError::lost(719, format!("a kernel panicked: {text}"))
         })
     }

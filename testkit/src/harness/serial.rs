@@ -374,7 +374,7 @@ impl Operation {
             Ends::Error | Ends::Fail => format!("{PLANNED}{id}"),
             Ends::PanicStr => "it panicked: as planned: a literal".to_owned(),
             Ends::PanicString => format!("it panicked: {PLANNED}{id}"),
-            Ends::PanicAny | Ends::PanicPanics => "it panicked with a payload that is no string".to_owned(),
+            Ends::PanicAny | Ends::PanicPanics => "it panicked with a payload that is not a string".to_owned(),
             Ends::Lost => "its completion was dropped unused".to_owned(),
         };
         format!("#{id}: {cause}")

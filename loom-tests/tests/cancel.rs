@@ -1,0 +1,169 @@
+//! Operations that are cancelled by their handles and by groups, while they start and while others wait.
+#![cfg(raddle_loom)]
+
+use std::sync::{
+    Arc,
+    // From `std`, so that it adds no interleavings; it is read after the threads were joined.
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use loom::{cell::UnsafeCell, thread};
+use raddle::{
+    Cause, WaitError,
+    internals::{Cancel, Claim, Flavour, Step},
+};
+use raddle_loom_tests::{COMPLETE, model, must_fail, pending, without};
+
+/// A value whose cell reports concurrent accesses.
+struct Data(UnsafeCell<usize>);
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+unsafe impl Sync for Data {}
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+unsafe impl Send for Data {}
+
+impl Data {
+    fn get(&self) -> usize {
+        // SAFETY: the engine orders the accesses, which is what the models check.
+        self.0.with(|data| unsafe { *data })
+    }
+
+    fn add(&self) {
+        // SAFETY: the engine orders the accesses, which is what the models check.
+        self.0.with_mut(|data| unsafe { *data += 1 });
+    }
+}
+
+/// What a function captures. It counts its drops.
+struct Captured(Arc<AtomicUsize>);
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+/// One thread starts the operation while two others try to cancel it.
+fn one_claim_is_won() {
+    model(COMPLETE, Flavour::Contract, || {
+        let claim = Arc::new(Claim::default());
+        let data = Arc::new(Data(UnsafeCell::new(0)));
+        let cancels = [Cancel::Loudly, Cancel::Quietly].map(|how| {
+            let (claim, data) = (Arc::clone(&claim), Arc::clone(&data));
+            thread::spawn(move || {
+                let won = claim.cancel(how);
+                if won {
+                    data.add();
+                }
+                won.then_some(how)
+            })
+        });
+        let started = claim.start();
+        if started.is_ok() {
+            data.add();
+        }
+        let cancels = cancels.map(|cancel| cancel.join().unwrap());
+        let winners = cancels.iter().flatten().collect::<Vec<_>>();
+        match started {
+            Ok(()) => assert!(winners.is_empty() && claim.is_stopping()),
+            Err(how) => assert_eq!(winners, [&how]),
+        }
+        assert_eq!(claim.start(), started, "a repeated call has the same result");
+        assert_eq!(data.get(), 1);
+    });
+}
+
+#[test]
+fn an_operation_is_claimed_once() {
+    one_claim_is_won();
+    must_fail("an_operation_is_claimed_again_without_the_check", "Causality violation");
+}
+
+#[test]
+#[ignore = "the twin of the model above, which must fail"]
+fn an_operation_is_claimed_again_without_the_check() {
+    without(Step::ClaimOnce, one_claim_is_won);
+}
+
+fn a_function_is_called_or_dropped() {
+    model(2, Flavour::Contract, || {
+        let (engine, token, done) = pending();
+        let value = engine.var(Arc::new(Data(UnsafeCell::new(0))));
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let captured = Captured(Arc::clone(&dropped));
+        let handle = engine.op("").reads([&token]).submit(value.write(), move |data| {
+            let _captured = &captured;
+            data.add();
+        });
+        let handle = handle.unwrap();
+        let thread = thread::spawn(move || done.complete());
+        let won = handle.cancel();
+        thread.join().unwrap();
+        assert_eq!(dropped.load(Relaxed), 1);
+        let failure = |result| match result {
+            Ok(()) => None,
+            Err(WaitError::Failed(failure)) => Some(failure),
+            Err(other) => panic!("{other}"),
+        };
+        let (of_handle, of_value) = (failure(handle.wait()), failure(engine.wait_for_var(&value)));
+        match (of_handle, of_value) {
+            (None, None) => assert!(!won && engine.with(&value, |data| data.get()).unwrap() == 1),
+            (Some(one), Some(other)) => {
+                assert!(won && one.ptr_eq(&other), "the variable fails with the failure of the handle");
+                assert!(matches!(one.cause(), Cause::Cancelled));
+                engine.clear_error(&value).unwrap();
+                assert_eq!(engine.with(&value, |data| data.get()).unwrap(), 0);
+            }
+            other => panic!("the handle and the variable disagree: {other:?}"),
+        }
+        engine.wait_for_all().expect("the failure was reported");
+    });
+}
+
+#[test]
+fn a_function_is_called_or_dropped_by_its_canceller() {
+    a_function_is_called_or_dropped();
+    must_fail("a_function_is_used_by_two_without_the_check", "assertion failed");
+}
+
+#[test]
+#[ignore = "the twin of the model above, which must fail"]
+fn a_function_is_used_by_two_without_the_check() {
+    without(Step::ClaimOnce, a_function_is_called_or_dropped);
+}
+
+#[test]
+fn a_wait_for_a_group_sees_what_its_operations_did() {
+    model(2, Flavour::Contract, || {
+        let (engine, token, done) = pending();
+        let data = Arc::new(Data(UnsafeCell::new(0)));
+        let (group, written) = (engine.group(), Arc::clone(&data));
+        let inner = group.group();
+        inner.op("").reads([&token]).push((), move |()| written.add()).unwrap();
+        let thread = thread::spawn(move || done.complete());
+        group.wait().unwrap();
+        assert_eq!(data.get(), 1);
+        thread.join().unwrap();
+        assert_eq!(inner.pending(), 0);
+    });
+}
+
+#[test]
+fn a_group_that_is_cancelled_beside_a_start_has_one_result() {
+    model(2, Flavour::Contract, || {
+        let (engine, token, done) = pending();
+        let value = engine.var(0);
+        let group = engine.group();
+        let inner = group.group();
+        let handle = inner.op("").reads([&token]).submit(value.write(), |value| *value = 1).unwrap();
+        let thread = thread::spawn(move || done.complete());
+        group.cancel_quietly();
+        let won = handle.cancel();
+        thread.join().unwrap();
+        let ran = handle.wait().is_ok();
+        assert!(!(won && ran));
+        group.wait().ok();
+        let seen = if won { engine.wait_for_var(&value).map(|()| 0) } else { engine.get(&value) };
+        assert_eq!(seen.is_err(), won, "only the loud cancellation fails the variable");
+        assert_eq!(seen.unwrap_or(0), i32::from(ran));
+    });
+}
