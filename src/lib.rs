@@ -127,6 +127,8 @@ pub mod guide {
     pub mod pushing_from_operations {}
     #[doc = include_str!("guide/tokio_service.md")]
     pub mod tokio_service {}
+    #[doc = include_str!("guide/asynchronous.md")]
+    pub mod asynchronous {}
     #[doc = include_str!("guide/bounding_work.md")]
     pub mod bounding_work {}
     #[doc = include_str!("guide/failures.md")]

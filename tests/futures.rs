@@ -860,3 +860,54 @@ fn timeouts_of_a_runtime_drop_what_waits() {
         assert_eq!(value.version(), 2);
     });
 }
+
+// --------------------------------------------------------------------------------------------- other asynchronous calls ----
+
+#[test]
+fn get_async_takes_its_place_when_it_is_called() {
+    on_kinds(&THREADED, 2, |engine| {
+        let value = engine.var(1);
+        let gate = hold(&engine, value.token());
+        let gets = engine.get_async(&value);
+        engine.op("").push(value.write(), |value| *value = 2).unwrap();
+        let (ready, later) = (value.ready(), value.token().ready());
+        gate.open();
+        assert_eq!(smol::block_on(gets).unwrap(), 1);
+        pollster::block_on(async {
+            ready.await.unwrap();
+            later.await.unwrap();
+        });
+        assert_eq!((engine.get(&value).unwrap(), value.version()), (2, 2));
+    });
+}
+
+#[test]
+fn an_asynchronous_shutdown_drains_and_resolves() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (value, signal) = (engine.var(0), Signal::default());
+        let awaited = signal.clone();
+        engine
+            .op("")
+            .push_future(value.write(), |mut value| async move {
+                awaited.await;
+                *value += 1;
+            })
+            .unwrap();
+        eventually("it waits", || signal.is_awaited());
+        let mut ends = pin!(engine.shutdown_async(Shutdown::Drain));
+        assert!(block_on_within(ends.as_mut(), MOMENT).is_err());
+        assert_eq!(engine.op("").push((), |()| {}), Err(PushError::ShutDown));
+        signal.set();
+        block_on(ends).unwrap();
+        block_on(engine.shutdown_async(Shutdown::Cancel)).unwrap();
+        engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
+        assert_eq!(engine.get(&value).unwrap(), 1);
+    });
+    on_kinds(&KINDS, 1, |engine| {
+        let inside = engine.downgrade();
+        let ended = engine.op("").submit_future((), move |()| inside.shutdown_async(Shutdown::Drain));
+        assert!(matches!(block_on(ended.unwrap()).unwrap(), Err(raddle::ShutdownError::InsideOperation)));
+        drop(engine.shutdown_async(Shutdown::Drain)); // it goes on
+        engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
+    });
+}

@@ -13,6 +13,7 @@ use super::{
     accesses::{Accesses, sealed::List},
     engine::Engine,
     handle::is_done,
+    var::Var,
 };
 use crate::{
     engine::{
@@ -78,6 +79,35 @@ impl Engine {
         let keeps_open = KeepsOpen::new(self.core());
         let acquiring = self.core().begin_acquire(Location::caller(), &mut entries, make);
         Acquire { acquiring: acquiring.map(Waiter::new), keeps_open: Some(keeps_open), engine: self.downgrade() }
+    }
+}
+
+/// Values in asynchronous code.
+impl Engine {
+    /// Returns a future that waits for every mutation of the variable that was pushed before this call, and resolves to a
+    /// clone of its value. The clone is made where the future is polled; mutations wait for it, and other readers do not.
+    /// In all else this is [`acquire`](Self::acquire) of the variable for reading.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let words = engine.var(vec!["warp"]);
+    /// engine.op("add").push(words.write(), |words| words.push("weft"))?;
+    /// let seen = async { engine.get_async(&words).await };
+    /// assert_eq!(pollster::block_on(seen)?, ["warp", "weft"]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`acquire`](Self::acquire).
+    #[track_caller]
+    pub fn get_async<T: Clone + Send + Sync + 'static>(
+        &self,
+        var: &Var<T>,
+    ) -> impl Future<Output = Result<T, WaitError>> + Send + use<T> {
+        let acquire = self.acquire(var.read());
+        async move { Ok(T::clone(&*acquire.await?)) }
     }
 }
 

@@ -787,6 +787,8 @@ impl<'e> OpBuilder<'e> {
     /// [`Cause::LostFuture`](crate::Cause::LostFuture), if the future can never be woken any more, since all of its wakers
     /// were dropped. A future that has started is not cancelled.
     ///
+    /// The [`Naive`](crate::EngineKind::Naive) engine polls inside the push, and then inside the wake.
+    ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
