@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    marker::PhantomData,
     ops::{Deref, DerefMut},
     ptr::NonNull,
 };
@@ -13,7 +14,7 @@ use crate::engine::held::Share;
 ///
 /// The guards of one operation belong together. When the last of them is dropped, on any thread, the operation is
 /// complete. A guard that is leaked, as by [`std::mem::forget`], holds all variables of its operation for good: the
-/// operations behind them wait forever.
+/// operations behind them wait forever. A guard can be sent to other threads and shared between them.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,18 +24,6 @@ use crate::engine::held::Share;
 /// let words = engine.var(vec!["warp", "weft"]);
 /// let guard: ReadGuard<Vec<&str>> = pollster::block_on(engine.acquire(words.read()))?;
 /// assert_eq!(guard.len(), 2);
-/// # Ok(())
-/// # }
-/// ```
-///
-/// It can be sent to another thread if the value is [`Sync`]. A [`Write`](crate::Write) needs less of its value:
-///
-/// ```compile_fail,E0277
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let engine = raddle::Engine::builder().workers(1).build()?;
-/// let cell = engine.var(std::cell::Cell::new(0u32));
-/// let guard = pollster::block_on(engine.acquire(cell.write()))?;
-/// std::thread::scope(|scope| _ = scope.spawn(|| guard.set(1))); // `Cell` is not `Sync`
 /// # Ok(())
 /// # }
 /// ```
@@ -93,11 +82,41 @@ impl<T: fmt::Debug> fmt::Debug for ReadGuard<T> {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// It can be sent to another thread, and shared between threads if the value is [`Sync`]:
+///
+/// ```compile_fail,E0277
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// let cell = engine.var(std::cell::Cell::new(0u32));
+/// let guard = pollster::block_on(engine.acquire(cell.write()))?;
+/// std::thread::scope(|scope| _ = scope.spawn(|| guard.set(1))); // `Cell` is not `Sync`
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The value may only get what lives as long as its type says:
+///
+/// ```compile_fail,E0597
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// use raddle::WriteGuard;
+///
+/// let word = engine.var("warp");
+/// let text = String::from("weft");
+/// let mut guard: WriteGuard<&str> = pollster::block_on(engine.acquire(word.write()))?;
+/// *guard = &text; // it would outlive the text
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "the variable is released when the guard is dropped"]
 pub struct WriteGuard<T> {
     value: NonNull<T>,
     /// Keeps the operation, and with it the value.
     _share: Share,
+    /// Invariant: a guard of `&'static U` must not become one of `&'short U`, through which a short reference could be
+    /// stored.
+    _invariant: PhantomData<fn(T) -> T>,
 }
 
 // SAFETY: the guard is a `&mut T`, which the operation keeps, and a share, which is `Send`.
@@ -109,7 +128,7 @@ impl<T> WriteGuard<T> {
     /// # Safety
     /// 1. Only this guard uses `value` while the operation of `share` holds its variables.
     pub(super) unsafe fn new(value: NonNull<T>, share: Share) -> Self {
-        Self { value, _share: share }
+        Self { value, _share: share, _invariant: PhantomData }
     }
 }
 

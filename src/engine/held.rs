@@ -100,8 +100,10 @@ impl Held {
     /// 1. There are no shares any more, this thread has acquired what their owners did, and this is called once.
     #[cold]
     unsafe fn end(&self) {
-        // SAFETY: (1) makes this thread the only user of the field, which is taken once.
-        let mut right = self.right.with_mut(|right| unsafe { ManuallyDrop::take(&mut *right) });
+        // SAFETY: (1) makes this thread the only user of the field.
+        let right = self.right.with_mut(|right| unsafe { &mut *right });
+        // SAFETY: the field is taken once (1).
+        let mut right = unsafe { ManuallyDrop::take(right) };
         let ending = std::mem::replace(&mut *lock(&self.ending), Ending::Unused);
         let panicked = |right: &Right<Task>| {
             // Relaxed: (1).
