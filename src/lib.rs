@@ -133,6 +133,8 @@ pub mod guide {
     pub mod bounding_work {}
     #[doc = include_str!("guide/failures.md")]
     pub mod failures {}
+    #[doc = include_str!("guide/cancellation.md")]
+    pub mod cancellation {}
     #[doc = include_str!("guide/latency.md")]
     pub mod latency {}
     #[doc = include_str!("guide/gpus.md")]
@@ -168,7 +170,7 @@ pub mod internals {
     };
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
-        engine::fork::Slots,
+        engine::{cancellable::Cancellable, fork::Slots},
         memory::{
             epoch::Flavour,
             free_list::{Node, Stack},

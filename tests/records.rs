@@ -150,6 +150,19 @@ fn records_are_reused_and_freed() {
     }
     assert_comes_down_to(before + IN_TRANSIT / 2, &RECORDS, &engine, "records of threads that have ended");
 
+    // Waiters leave stale entries in the queues, which the workers pop before they end.
+    let before = RECORDS.alive();
+    for _ in 0..100 {
+        let threaded = Engine::builder().kind(EngineKind::PerDevice).workers(1).build().expect("the engine is built");
+        let inside = threaded.downgrade();
+        let outer = threaded.op("").submit((), move |()| {
+            let submit = |_| inside.op("").submit((), |()| ()).expect("operations may push");
+            (0..200).map(submit).collect::<Vec<_>>().into_iter().rev().for_each(|inner| inner.wait().expect("it runs"));
+        });
+        outer.expect("the engine is open").wait().expect("it runs");
+    }
+    assert_comes_down_to(before + IN_TRANSIT, &RECORDS, &engine, "operations that were taken by waiters");
+
     // The number of records kept for reuse is bounded.
     const KEPT: usize = 1024 * BATCH;
     let (sender, receiver) = mpsc::channel();

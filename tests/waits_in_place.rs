@@ -16,7 +16,7 @@ use std::{
 use common::{
     Drops, KINDS, PATIENCE, THREADED, child_succeeds, engine, failure, hold, lock, on_kinds, thread_count, watched_for,
 };
-use raddle::{BoxError, Cause, Engine, EngineKind, OpHandle, PushError, Shutdown, WaitError};
+use raddle::{BoxError, Cause, Engine, EngineKind, OpHandle, Property, PushError, Shutdown, WaitError};
 
 fn fib(engine: &Engine, n: u64) -> Result<OpHandle<u64>, PushError> {
     let inside = engine.downgrade();
@@ -82,6 +82,20 @@ fn a_ready_operation_runs_on_the_thread_of_its_waiter() {
             Ok(inner.wait()? == thread::current().id())
         });
         assert!(same.unwrap().wait().unwrap());
+    });
+}
+
+/// A lane has its own workers, which may be pinned, and a waiter of another lane takes nothing from it.
+#[test]
+fn an_operation_of_another_lane_runs_on_that_lane() {
+    on_kinds(&THREADED, 1, |engine| {
+        let inside = engine.downgrade();
+        let same = engine.op("outer").try_submit((), move |()| {
+            let here = thread::current().id();
+            let inner = inside.op("copy").property(Property::CopyToGpu).submit((), |()| thread::current().id())?;
+            Ok(inner.wait()? == here)
+        });
+        assert!(!same.unwrap().wait().unwrap());
     });
 }
 

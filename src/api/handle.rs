@@ -72,7 +72,10 @@ impl<R> OpHandle<R> {
         self.core.is_forked() || is_done(&self.waiter)
     }
 
-    /// Waits for the operation and takes its result. Inside an operation, another thread runs the worker meanwhile.
+    /// Waits for the operation and takes its result.
+    ///
+    /// Inside an operation, a worker that waits for a ready operation of its lane runs that operation on its own stack.
+    /// Otherwise another thread runs the worker meanwhile.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

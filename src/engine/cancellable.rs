@@ -42,7 +42,7 @@ use crate::{
 
 /// The function of an operation that can be cancelled. It is called once, dropped once, and only by the thread that
 /// wins the claim.
-pub(crate) struct Cancellable<F: ?Sized> {
+pub struct Cancellable<F: ?Sized> {
     claim: Claim,
     /// With which the operation fails if it is cancelled.
     failure: Mutex<Option<OpError>>,
@@ -59,7 +59,7 @@ pub(crate) struct Cancellable<F: ?Sized> {
 unsafe impl<F: Send + ?Sized> Sync for Cancellable<F> {}
 
 impl<F> Cancellable<Option<F>> {
-    pub(crate) fn new(claim: Claim, name: Name, location: &'static Location<'static>, f: F) -> Self {
+    pub fn new(claim: Claim, name: Name, location: &'static Location<'static>, f: F) -> Self {
         Self {
             claim,
             failure: Mutex::new(None),
@@ -97,7 +97,7 @@ impl<F: Send> Function for Option<F> {
 pub(crate) type Handled<R> = Oneshot<R, Cancellable<dyn Function>>;
 
 impl<F: ?Sized> Cancellable<F> {
-    pub(crate) fn claim(&self) -> &Claim {
+    pub fn claim(&self) -> &Claim {
         &self.claim
     }
 
@@ -110,7 +110,7 @@ impl<F: ?Sized> Cancellable<F> {
 
 impl<F: ?Sized> Cancellable<F> {
     /// Notes that the operation at `op` enters a queue of `lane`.
-    pub(super) fn publish(&self, op: NonNull<()>, lane: u8) {
+    pub fn publish(&self, op: NonNull<()>, lane: u8) {
         // Relaxed: published with the pointer.
         self.lane.store(lane, Relaxed);
         // Release (edge `publish`).
@@ -119,11 +119,12 @@ impl<F: ?Sized> Cancellable<F> {
 
     /// Claims the operation if it has entered a queue of `lane`. Returns its record, which may be used only if the caller
     /// has been pinned since before the call.
-    pub(super) fn claim_ready(&self, lane: u8) -> Option<NonNull<()>> {
+    pub fn claim_ready(&self, lane: u8) -> Option<NonNull<()>> {
         // Acquire (edge `publish`).
         let op = NonNull::new(self.queued.load(Acquire))?;
         // Relaxed: published with the pointer.
-        (self.lane.load(Relaxed) == lane && self.claim.start_first()).then_some(op)
+        let serves_it = self.lane.load(Relaxed) == lane;
+        (serves_it && self.claim.start_first()).then_some(op)
     }
 }
 

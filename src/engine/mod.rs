@@ -17,7 +17,6 @@ pub(crate) mod held;
 pub(crate) mod in_place;
 pub(crate) mod limited_job;
 pub(crate) mod push;
-mod queued;
 pub(crate) mod ready_loop;
 pub(crate) mod result_job;
 pub(crate) mod right;

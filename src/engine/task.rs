@@ -14,7 +14,7 @@
 //! * `body`: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation
 //!   may end on another thread while its function runs; its end does not touch the body.
 //! * `waited`: the owner of the ready operation.
-//! * `extra`: see [`AsyncState`] and [`Queued`].
+//! * `progress`: see [`AsyncState`].
 //! * The other fields are constant once the task is filled.
 //!
 //! This module has no edges of its own: the queues of the tracker and of the scheduler hand over the task with the
@@ -22,14 +22,14 @@
 
 use std::{
     any::Any,
-    mem::{ManuallyDrop, MaybeUninit, needs_drop},
+    mem::{MaybeUninit, needs_drop},
     panic::Location,
     sync::Arc,
 };
 
 use crate::{
     device::{gpus::MAX_GPUS, timeline::LANES_PER_GPU},
-    engine::{frame::Call, group::Membership, queued::Queued},
+    engine::{frame::Call, group::Membership},
     error::op::{Cause, OpError},
     notify::{async_state::AsyncState, oneshot::Oneshot, pending::Ticket, wakers::Wakers},
     sync::{Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell},
@@ -89,15 +89,8 @@ pub(crate) struct Task {
     /// Initialised with [`flag::NAMED`].
     name: MaybeUninit<Name>,
     body: UnsafeCell<MaybeUninit<InlineJob>>,
-    extra: Extra,
-}
-
-/// What only some operations need.
-union Extra {
-    /// With [`flag::ASYNC`].
-    state: ManuallyDrop<AsyncState<OpError>>,
-    /// With [`flag::CLAIMS`], but without [`flag::ASYNC`].
-    queued: ManuallyDrop<Queued>,
+    /// Initialised with [`flag::ASYNC`].
+    progress: MaybeUninit<AsyncState<OpError>>,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -129,7 +122,7 @@ impl Task {
             waited: AtomicU8::new(0),
         }
         if flags & flag::ASYNC != 0 {
-            set! { task, extra: Extra { state: ManuallyDrop::new(AsyncState::default()) } }
+            set! { task, progress: MaybeUninit::new(AsyncState::default()) }
         }
     }
 
@@ -156,10 +149,6 @@ impl Task {
         if flags != 0 {
             // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
             unsafe { (*task).flags |= flags };
-            // SAFETY: (1): as above.
-            if W::CLAIMS && unsafe { (*task).flags } & flag::ASYNC == 0 {
-                set! { task, extra: Extra { queued: ManuallyDrop::default() } }
-            }
         }
     }
 
@@ -185,14 +174,7 @@ impl Task {
     /// Returns the state of an asynchronous operation.
     pub(crate) fn async_state(&self) -> Option<&AsyncState<OpError>> {
         // SAFETY: with this flag, `begin` has initialised the state.
-        self.has(flag::ASYNC).then(|| unsafe { &*self.extra.state })
-    }
-
-    /// Whether an entry of a queue owns the operation, if it can be claimed by a waiter.
-    pub(super) fn queued(&self) -> Option<&Queued> {
-        let has_it = self.has(flag::CLAIMS) && !self.has(flag::ASYNC);
-        // SAFETY: with these flags, `fill` has initialised it.
-        has_it.then(|| unsafe { &*self.extra.queued })
+        self.has(flag::ASYNC).then(|| unsafe { self.progress.assume_init_ref() })
     }
 
     /// Returns the error of an operation that failed by `cause`.
@@ -220,7 +202,7 @@ impl Drop for Task {
             }
             if self.has(flag::ASYNC) {
                 // SAFETY: with this flag, `begin` has initialised the state, and this is its only drop.
-                unsafe { ManuallyDrop::drop(&mut self.extra.state) };
+                unsafe { self.progress.assume_init_drop() };
             }
         }
     }
@@ -250,7 +232,7 @@ impl Op<Task> {
     ///
     /// # Safety
     /// 1. The operation is ready, and this thread owns it.
-    pub(super) unsafe fn publish(&self) -> bool {
+    pub(super) unsafe fn publish_by_job(&self) -> bool {
         // SAFETY: (1) makes this thread the only user of the body.
         unsafe { self.with_body(|body| body.publish(self)) }
     }

@@ -1,6 +1,7 @@
 //! The main function of the threads that run workers.
 //!
-//! An operation that waits inside its function hands its worker over to a spare thread and sleeps. When it wakes it
+//! An operation that waits inside its function for the handle of a ready one runs that one
+//! ([`in_place`](super::in_place)). In all other waits it hands its worker over to a spare thread and sleeps. When it wakes it
 //! finishes without a worker, and its thread becomes a spare one. So a wait never occupies a worker. Nor can one wait
 //! bury another one beneath it on a stack, which happens where waiting threads run further operations.
 
@@ -11,7 +12,7 @@ use crate::{
         core::Core,
         ending::{Epilogues, Unfinished},
         frame,
-        task::Task,
+        task::{Task, flag},
         worker_thread::{Duty, WorkerThread, share_slot},
     },
     error::build::BuildError,
@@ -159,7 +160,7 @@ fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
 #[inline(never)]
 fn execute_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut ReadyList<Task>) {
     let Unfinished { op, called } = unfinished;
-    let op = if called.is_none() { Core::pop_entry(op) } else { Some(op) };
+    let op = if called.is_none() && op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
     let Some(op) = op else { return };
     let unfinished = Unfinished { op, called };
     let epilogue = thread.core.execute_otherwise(unfinished, ready);

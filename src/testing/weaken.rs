@@ -68,8 +68,10 @@ pub enum Step {
     OnePollAtATime,
     /// `Claim::cancel` leaves an operation alone that has started.
     ClaimOnce,
-    /// A waiter takes an operation only from an entry that no worker has popped (`Queued::take`).
+    /// A waiter takes an operation only from an entry that no worker has popped (`OpRef::take`).
     TakeQueued,
+    /// A waiter is pinned from before it claims an operation until it has taken it (`OpRef::take`).
+    PinBeforeTake,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]

@@ -163,6 +163,8 @@ mod followers;
 mod op;
 mod push;
 mod queue;
+mod queued;
+mod take;
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
 mod tests;
 

@@ -9,6 +9,7 @@ use std::{
 use super::{
     access::{Access, Arity, Mode},
     queue::VarQueue,
+    queued::Queued,
 };
 use crate::{
     memory::{
@@ -50,8 +51,7 @@ pub struct Op<T> {
     task_at: u8,
     /// The operation's priority band. Used by the scheduler only.
     pub band: u8,
-    /// Closed variables accept the operation: it is a deletion, or the engine's wait for one.
-    pub(super) passes_closed: bool,
+    pub(super) queued: Queued,
     /// The next operation in the list that contains this one: a [`ReadyList`], or a queue of the scheduler.
     pub link: AtomicPtr<Op<T>>,
     pub(super) stamp: Stamp,
@@ -156,8 +156,7 @@ impl<T> Op<T> {
         self.place().with_mut(|task| task.cast())
     }
 
-    /// Returns a pointer to the task for its parts that several threads may use. In models, asserts that no thread has
-    /// it to itself meanwhile.
+    /// Returns a pointer to the task, for shared use only.
     #[inline]
     pub fn shared_task_ptr(&self) -> *const T {
         self.place().with(|task| task.cast())
@@ -377,7 +376,7 @@ impl<T> Drop for Hold<T> {
 /// 1. The record is not reclaimed while the result is used: the caller owns the operation or has a share of its
 ///    record, or has been pinned since the record could be found.
 #[inline(always)]
-unsafe fn alive<'a, T>(op: NonNull<Op<T>>) -> &'a Op<T> {
+pub(super) unsafe fn alive<'a, T>(op: NonNull<Op<T>>) -> &'a Op<T> {
     // SAFETY: by (1) it is not reclaimed.
     let op = unsafe { op.as_ref() };
     op.stamp.check();
@@ -506,7 +505,7 @@ impl<T> OpRef<T> {
         set! {
             link: AtomicPtr::new(std::ptr::null_mut()),
             band: band,
-            passes_closed: passes_closed,
+            queued: Queued::new(passes_closed),
             stamp: Stamp::new(),
         }
         #[cfg(any(raddle_loom, raddle_shuttle))]

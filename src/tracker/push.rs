@@ -250,7 +250,7 @@ pub(super) fn insert<'g, T>(
         }
         // Relaxed: a thread that inserts behind the deletion has acquired the tail, which was moved after this store.
         if queue.closed.load(Relaxed)
-            && !target.passes_closed
+            && !target.queued.passes_closed()
             && target.reject(access.index) == Rejection::AlreadyLinked
         {
             continue;

@@ -1,0 +1,57 @@
+//! Requests that are given up: groups, deadlines, and functions that ask whether they should stop.
+//!
+//! ```text
+//! cargo run --release --example requests
+//! ```
+//!
+//! Each request is a group of operations. A client waits for 20 ms, and then cancels its request: what has not started
+//! does not start any more, and the search that runs stops early. Others are not affected.
+
+use std::{
+    error::Error,
+    time::{Duration, Instant},
+};
+
+use raddle::{Engine, EngineKind, Var, WaitError, cx};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let engine = Engine::builder().build()?;
+    let mut answered = 0;
+    for (client, effort) in [("quick", Duration::from_millis(1)), ("slow", Duration::from_millis(500))] {
+        let answer = engine.var(0u64);
+        match request(&engine, &answer, effort) {
+            Ok(()) => {
+                answered += 1;
+                println!("{client}: {} steps", engine.get(&answer)?);
+            }
+            Err(error) => println!("{client}: {error}"),
+        }
+    }
+    // The naive engine searches inside the push, so its clients wait as long as it takes.
+    assert_eq!(answered, if engine.kind() == EngineKind::Naive { 2 } else { 1 });
+    engine.wait_for_all()?; // the failures of the request were returned to its client
+    Ok(())
+}
+
+/// Searches for as long as `effort` says, and reports.
+fn request(engine: &Engine, answer: &Var<u64>, effort: Duration) -> Result<(), WaitError> {
+    let request = engine.group();
+    request.op("search").try_push((cx(), answer.write()), move |(cx, steps)| {
+        let start = Instant::now();
+        while start.elapsed() < effort {
+            if cx.is_cancelled() {
+                return Err("the client has gone".into());
+            }
+            *steps += 1;
+        }
+        Ok(())
+    })?;
+    request.op("report").push(answer.read(), |steps| println!("found after {steps} steps"))?;
+    match request.wait_timeout(Duration::from_millis(20)) {
+        Err(WaitError::TimedOut) => {
+            request.cancel();
+            request.wait() // returns soon, with the failure of the search
+        }
+        result => result,
+    }
+}

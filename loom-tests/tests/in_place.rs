@@ -1,0 +1,112 @@
+//! Waits in place: a waiter takes a ready operation from its queue while a worker pops it, or another thread cancels it.
+#![cfg(raddle_loom)]
+
+use std::{panic::Location, ptr::NonNull, sync::Arc};
+
+use loom::{cell::UnsafeCell, sync::Mutex, thread};
+use raddle::{
+    Name,
+    internals::{Cancel, Cancellable, DEFAULT_BAND, Flavour, OpRef, Step},
+};
+use raddle_loom_tests::{end_alone, model, must_fail, without};
+
+#[derive(Default)]
+struct Runs(UnsafeCell<usize>);
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+unsafe impl Sync for Runs {}
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+unsafe impl Send for Runs {}
+
+impl Runs {
+    fn add(&self) {
+        // SAFETY: the operation has one owner at a time, which is what the models check.
+        self.0.with_mut(|runs| unsafe { *runs += 1 });
+    }
+
+    fn get(&self) -> usize {
+        // SAFETY: called when all threads have ended.
+        self.0.with(|runs| unsafe { *runs })
+    }
+}
+
+/// What an operation does: it counts its runs, under no lock.
+type Task = Arc<Runs>;
+type Shared = Arc<Cancellable<Option<()>>>;
+
+/// Runs an operation, and ends it.
+fn run(op: OpRef<Task>) {
+    // SAFETY: this thread owns the operation.
+    unsafe { &*op.task_ptr() }.add();
+    end_alone(op);
+}
+
+/// Pops the entry, and runs its operation unless that was taken or cancelled.
+fn work(queue: &Mutex<Option<OpRef<Task>>>, shared: &Shared) {
+    let Some(entry) = queue.lock().unwrap().take() else { return };
+    let Some(op) = entry.pop_entry() else { return };
+    match shared.claim().start() {
+        Ok(()) => run(op),
+        Err(_) => end_alone(op),
+    }
+}
+
+fn wait_in_place(shared: &Shared) {
+    // SAFETY: `claim_ready` claims the operation.
+    if let Some(op) = unsafe { OpRef::take(|| shared.claim_ready(0).map(NonNull::cast)) } {
+        run(op);
+    }
+}
+
+fn one_thread_runs_it(cancels: bool) {
+    model(2, Flavour::Contract, move || {
+        let runs = Arc::<Runs>::default();
+        let shared = Arc::new(Cancellable::new(Default::default(), Name::from("op"), Location::caller(), ()));
+        let queue = Arc::new(Mutex::new(None));
+        let waiter = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || wait_in_place(&shared))
+        };
+        let canceller = cancels.then(|| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || shared.claim().cancel(Cancel::Loudly))
+        });
+        // SAFETY: there are no variables.
+        let op = unsafe { OpRef::new(Arc::clone(&runs), DEFAULT_BAND, false, std::iter::empty()) };
+        // A write before the operation is ready, which its run must see.
+        runs.add();
+        let place = NonNull::new(op.as_ptr()).unwrap().cast();
+        op.publish(|| {
+            shared.publish(place, 0);
+            true
+        });
+        *queue.lock().unwrap() = Some(op);
+        work(&queue, &shared);
+        waiter.join().unwrap();
+        let cancelled = canceller.is_some_and(|canceller| canceller.join().unwrap());
+        assert_eq!(runs.get(), 1 + usize::from(!cancelled));
+    });
+}
+
+#[test]
+fn an_operation_in_a_queue_is_run_by_its_waiter_or_by_a_worker() {
+    one_thread_runs_it(false);
+    must_fail("an_operation_is_run_by_both", "use after reclamation");
+    must_fail("a_record_is_used_by_a_waiter_that_is_not_pinned", "use after reclamation");
+}
+
+#[test]
+#[ignore = "a twin of the model above, which must fail"]
+fn an_operation_is_run_by_both() {
+    without(Step::TakeQueued, || one_thread_runs_it(false));
+}
+
+#[test]
+#[ignore = "a twin of the model above, which must fail"]
+fn a_record_is_used_by_a_waiter_that_is_not_pinned() {
+    without(Step::PinBeforeTake, || one_thread_runs_it(false));
+}
+
+#[test]
+fn a_cancelled_operation_in_a_queue_is_run_by_nobody() {
+    one_thread_runs_it(true);
+}

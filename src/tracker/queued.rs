@@ -1,0 +1,107 @@
+//! Whether an entry of a queue of the scheduler owns a ready operation, which a waiter may take from it.
+//!
+//! # States
+//!
+//! The state is a byte in the record of the operation.
+//!
+//! | state | meaning | next |
+//! |---|---|---|
+//! | `OUTSIDE` | no entry of a queue owns the operation | `QUEUED` by the owner of the ready operation |
+//! | `QUEUED` | an entry of a queue owns it, and has a share of the record | `POPPED` by the worker that pops the entry, `TAKEN` by a waiter |
+//! | `POPPED` | the worker that popped the entry owns it | – |
+//! | `TAKEN` | a waiter owns it, and the entry is stale | – |
+//!
+//! A waiter claims the operation before it takes it. If a worker has popped the entry meanwhile, that worker runs the
+//! operation as one that it has claimed itself, and the waiter waits.
+//!
+//! # Who may touch what
+//!
+//! * The state: the owner of the ready operation until it has published the pointer to its record, then the worker that
+//!   pops the entry, and a waiter that has won the [claim](crate::notify::claim).
+//! * The pointer to the record: a waiter uses it only while it is pinned, and only if it has won the claim since: then
+//!   the operation had not started, so its record is not reclaimed before the waiter is unpinned.
+//! * The share of the entry: ended by the worker that pops the entry.
+//!
+//! # Edges
+//!
+//! | edge | release side | acquire side | hands over |
+//! |---|---|---|---|
+//! | `publish` | store of the pointer by the closure of [`OpRef::publish`](super::OpRef::publish) | load by that of [`OpRef::take`](super::OpRef::take) | the ready operation, and the writes before it |
+//!
+//! The queue hands over the operation to the worker that pops it.
+//!
+//!
+
+use crate::{
+    sync::{Ordering::Relaxed, atomic::AtomicU8},
+    testing::weaken::{Step, removed},
+};
+
+const OUTSIDE: u8 = 0;
+const QUEUED: u8 = 1;
+const POPPED: u8 = 2;
+const TAKEN: u8 = 3;
+/// Waiters do not take the operation, but closed variables accept it: it is a deletion, or the engine's wait for one.
+const PASSES_CLOSED: u8 = 4;
+
+/// Whether an entry of a queue owns an operation.
+#[derive(Debug)]
+pub(super) struct Queued(AtomicU8);
+
+/// What the worker has that pops an entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Popped {
+    /// The operation. The entry has no share of its record.
+    Op,
+    /// The operation, and the share of the entry.
+    OpAndShare,
+    /// Only the share of the entry.
+    Share,
+}
+
+impl Queued {
+    pub(super) fn new(passes_closed: bool) -> Self {
+        Self(AtomicU8::new(if passes_closed { PASSES_CLOSED } else { OUTSIDE }))
+    }
+
+    /// Whether closed variables accept the operation.
+    pub(super) fn passes_closed(&self) -> bool {
+        // Relaxed: such an operation never changes its state.
+        self.0.load(Relaxed) == PASSES_CLOSED
+    }
+
+    /// Notes that an entry is about to own the operation, if it is the first one. Called by the owner. Returns whether
+    /// it is.
+    pub(super) fn enter(&self) -> bool {
+        // Relaxed: no other thread changes the state before the pointer is published.
+        let is_first = self.0.load(Relaxed) == OUTSIDE;
+        if is_first {
+            // Relaxed: the pointer or the queue hands over the operation.
+            self.0.store(QUEUED, Relaxed);
+        }
+        is_first
+    }
+
+    /// Takes back [`enter`](Self::enter), before the operation has entered the queue. Called by the owner.
+    pub(super) fn leave(&self) {
+        // Relaxed: no other thread knows the operation.
+        self.0.store(OUTSIDE, Relaxed);
+    }
+
+    /// Ends an entry. Called by the worker that has popped it.
+    pub(super) fn pop(&self) -> Popped {
+        // Relaxed: the queue has handed over the operation, and a waiter that was faster needs nothing of this thread.
+        match self.0.compare_exchange(QUEUED, POPPED, Relaxed, Relaxed) {
+            Ok(_) => Popped::OpAndShare,
+            Err(TAKEN) => Popped::Share,
+            Err(_) => Popped::Op,
+        }
+    }
+
+    /// Takes the operation from its entry. Called by a waiter that has won the claim. Returns whether no worker has
+    /// popped the entry.
+    pub(super) fn take(&self) -> bool {
+        // Relaxed: the pointer has handed over the operation.
+        self.0.compare_exchange(QUEUED, TAKEN, Relaxed, Relaxed).is_ok() || removed(Step::TakeQueued)
+    }
+}

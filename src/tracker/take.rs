@@ -1,0 +1,56 @@
+//! Waiters take ready operations from the queues of the scheduler. [`Queued`] describes the protocol.
+
+use std::ptr::NonNull;
+
+use super::{
+    op::{Hold, Op, OpRef, alive},
+    queued::{Popped, Queued},
+};
+use crate::{
+    memory::epoch,
+    testing::weaken::{Step, removed},
+};
+
+impl<T> OpRef<T> {
+    /// Lets waiters take this ready operation from the queue that it is about to enter. `publish` stores the pointer to
+    /// its record, and returns whether there is a place for that. Has no effect if the operation was in a queue before.
+    ///
+    /// Whoever removes it from the queue must call [`pop_entry`](Self::pop_entry).
+    pub fn publish(&self, publish: impl FnOnce() -> bool) {
+        if !self.queued.enter() {
+            return;
+        }
+        let share = self.hold();
+        if publish() {
+            // The entry has it from now on.
+            std::mem::forget(share);
+        } else {
+            self.queued.leave();
+        }
+    }
+
+    /// Returns the operation of an entry that was removed from its queue, unless a waiter has taken it.
+    pub fn pop_entry(self) -> Option<Self> {
+        let popped = self.queued.pop();
+        if popped == Popped::Op {
+            return Some(self);
+        }
+        // SAFETY: the share was counted for the entry, which ends here.
+        drop(unsafe { Hold::from_ptr(NonNull::from(&*self)) });
+        (popped == Popped::OpAndShare).then_some(self)
+    }
+
+    /// Takes an operation from its entry, unless that was popped. `claim` claims the operation.
+    ///
+    /// # Safety
+    /// 1. `claim` returns the pointer that [`publish`](Self::publish) has stored, and only if the operation had not
+    ///    started.
+    pub unsafe fn take(claim: impl FnOnce() -> Option<NonNull<Op<T>>>) -> Option<Self> {
+        let _pinned = (!removed(Step::PinBeforeTake)).then(epoch::pin);
+        let op = claim()?;
+        // SAFETY: (1): this thread has been pinned since before the operation started, so its record is not reclaimed.
+        let queued: &Queued = unsafe { &alive(op).queued };
+        // SAFETY: the entry has lost the ownership to this thread.
+        queued.take().then(|| unsafe { Self::from_ptr(op) })
+    }
+}
