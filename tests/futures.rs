@@ -570,7 +570,8 @@ fn a_waker_that_outlives_its_operation_does_nothing() {
         let keeps = Arc::clone(&kept);
         let future = engine.op("").submit_future((), move |()| async move {
             captured.touch();
-            poll_fn(|cx| Poll::Ready(*lock(&keeps) = Some(cx.waker().clone()))).await;
+            let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+            *lock(&keeps) = Some(waker);
         });
         future.unwrap().wait().unwrap();
         eventually("the future is dropped", || drops.dropped() == 1);
@@ -675,7 +676,7 @@ fn a_future_that_nothing_can_wake_fails() {
             .op("")
             .push_future(value.write(), |guard| async move {
                 let _held = (guard, captured);
-                pending().await
+                pending::<()>().await;
             })
             .unwrap();
         assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::LostFuture));
@@ -737,7 +738,10 @@ fn a_cancelling_shutdown_cancels_futures_that_have_not_started() {
     on_kinds(&THREADED, 1, |engine| {
         let (value, signal, drops) = (engine.var(0), Signal::default(), Drops::new());
         let (its_signal, captured) = (signal.clone(), drops.make());
-        let started = engine.op("").submit_future(value.write(), |_guard| async move { its_signal.await });
+        let started = engine.op("").submit_future(value.write(), |guard| async move {
+            its_signal.await;
+            drop(guard);
+        });
         let waits = engine.op("").submit_future(value.write(), |_guard| async move { captured.touch() });
         eventually("the first one waits", || signal.is_awaited());
         engine.notify_shutdown();

@@ -11,6 +11,8 @@
 //! Each value here belongs to one thread at a time: to the thread that ends the operation, or to the ready loop or the
 //! internal operation that the epilogue was handed to.
 
+use std::sync::PoisonError;
+
 use smallvec::SmallVec;
 
 use crate::{
@@ -97,6 +99,7 @@ impl Completed {
             self.cleanup = Cleanup::waking(handle.set(result.map_err(Clone::clone)));
         }
         if let Some(deliver) = observers.deliver {
+            let deliver = deliver.into_inner().unwrap_or_else(PoisonError::into_inner);
             let delivered = deliver.deliver(result.map_err(Clone::clone));
             self.cleanup = Cleanup::waking(delivered.wakers);
             self.cleanup.and_drop(delivered.unwanted);

@@ -121,7 +121,7 @@ impl Held {
             Ending::Future(result, deliver) => {
                 let result = result.and_then(|()| panicked(&right));
                 if let Some(deliver) = deliver {
-                    right.observers().deliver = Some(deliver);
+                    right.observers().deliver = Some(deliver.into());
                 }
                 self.core.resolve_with(right, result);
             }

@@ -6,7 +6,10 @@
 //! One thread at a time has a right: the one that starts the operation, then the owner of the completion or of the
 //! guards.
 
-use std::{any::Any, sync::Arc};
+use std::{
+    any::Any,
+    sync::{Arc, Mutex},
+};
 
 use crate::{
     engine::{
@@ -29,8 +32,8 @@ pub(crate) struct Right<T> {
 pub(super) struct Observers {
     pub(super) handle: Option<Arc<Handled<()>>>,
     pub(super) membership: Option<Membership>,
-    /// Delivers the value of a future to the handle of its operation.
-    pub(super) deliver: Option<Box<dyn Deliver>>,
+    /// Delivers the value of a future to the handle of its operation. In a mutex, since the value need not be `Sync`.
+    pub(super) deliver: Option<Mutex<Box<dyn Deliver>>>,
 }
 
 /// The value of a future, and where it goes.
