@@ -62,6 +62,12 @@ impl<T: fmt::Debug> fmt::Debug for ReadGuard<T> {
     }
 }
 
+impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
 /// A variable that an operation mutates, from [`Engine::acquire`](crate::Engine::acquire) and
 /// [`OpBuilder::push_future`](crate::OpBuilder::push_future). No other operation uses it meanwhile.
 ///
@@ -149,6 +155,12 @@ impl<T> DerefMut for WriteGuard<T> {
 }
 
 impl<T: fmt::Debug> fmt::Debug for WriteGuard<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T: fmt::Display> fmt::Display for WriteGuard<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
