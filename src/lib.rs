@@ -62,10 +62,12 @@ mod values;
 
 pub use api::{
     accesses::{Accesses, Cx, cx, each},
+    acquire::Acquire,
     builder::EngineBuilder,
     completion::Completion,
     engine::{Engine, Shutdown},
     group::Group,
+    guards::{ReadGuard, WriteGuard},
     handle::{OpHandle, VarWait},
     op_builder::OpBuilder,
     op_context::OpContext,
@@ -111,7 +113,7 @@ pub use raddle_derive::Accesses;
 #[cfg(feature = "derive")]
 #[doc(hidden)]
 pub mod __derive {
-    pub use crate::api::accesses::sealed::{Derived, List};
+    pub use crate::api::accesses::sealed::{Derived, List, Share};
 }
 
 /// The guide: one page for each topic that is too long for the documentation of one item.
@@ -125,6 +127,8 @@ pub mod guide {
     pub mod pushing_from_operations {}
     #[doc = include_str!("guide/tokio_service.md")]
     pub mod tokio_service {}
+    #[doc = include_str!("guide/asynchronous.md")]
+    pub mod asynchronous {}
     #[doc = include_str!("guide/bounding_work.md")]
     pub mod bounding_work {}
     #[doc = include_str!("guide/failures.md")]
@@ -176,6 +180,7 @@ pub mod internals {
             claim::{Cancel, Claim},
             oneshot::{Oneshot, Waiter},
             pending::{PendingOps, Ticket, Waited},
+            poll_state::PollState,
         },
         scheduler::{DEFAULT_BAND, Injector, Lane, LaneOptions, ParkKind, SearchState, Sleep, Worker, band_of},
         testing::weaken::{Step, remove},

@@ -122,3 +122,14 @@ fn bounds_and_types_may_name_lifetimes() {
     let length = engine.op("call").submit(calls, |calls| (calls.function)("text")).unwrap();
     assert_eq!(length.wait().unwrap(), 4);
 }
+
+#[test]
+fn acquiring_a_struct_gives_a_struct_of_guards() {
+    let engine = engine();
+    let (weights, gradient) = (engine.var(vec![1.0, 2.0]), engine.var(vec![0.5, 0.25]));
+    let step = Step { weights: weights.write(), gradient: gradient.read() };
+    let mut guards: StepGuards = pollster::block_on(engine.acquire(step)).unwrap();
+    guards.weights[0] -= guards.gradient[0];
+    drop(guards);
+    assert_eq!(engine.get(&weights).unwrap(), [0.5, 2.0]);
+}

@@ -50,7 +50,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
         ty
     });
     let lasting: Vec<Type> = lasting.collect();
-    let places = (0..names.len()).map(syn::Index::from);
+    let places: Vec<_> = (0..names.len()).map(syn::Index::from).collect();
 
     let (impl_generics, ty_generics, where_clause) = input.generics.split_for_impl();
     let call = Lifetime::new("'__call", Span::mixed_site());
@@ -73,14 +73,25 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
     });
     let args: Vec<_> = args.collect();
     let refs = format_ident!("{name}Refs");
+    let guards = format_ident!("{name}Guards");
     let visibility = &input.vis;
     let documentation = format!("The references that the function of an operation receives for [`{name}`].");
+    let documentation_of_guards = format!("The guards that acquiring [`{name}`] returns.");
     Ok(quote! {
         #[doc = #documentation]
         #visibility struct #refs<#call, #(#params),*> #lasting_where {
             #(
                 #[allow(missing_docs)]
                 #visibilities #names: <#lasting as ::raddle::Accesses>::Refs<#call>,
+            )*
+        }
+
+        #[doc = #documentation_of_guards]
+        #[allow(dead_code)]
+        #visibility struct #guards<#(#params),*> #lasting_where {
+            #(
+                #[allow(missing_docs)]
+                #visibilities #names: <#lasting as ::raddle::Accesses>::Guards,
             )*
         }
 
@@ -91,6 +102,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
         #[automatically_derived]
         impl #impl_generics ::raddle::Accesses for #name #ty_generics #where_clause {
             type Refs<#call> = #refs<#call, #(#args),*>;
+            type Guards = #guards<#(#args),*>;
             type Captured = (#(<#types as ::raddle::Accesses>::Captured,)*);
             const REFERS: bool = false #(|| <#types as ::raddle::Accesses>::REFERS)*;
 
@@ -112,6 +124,14 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
                     // SAFETY: the caller's obligations hold for each field, whose accesses were declared and captured
                     // with this struct's.
                     #(#names: unsafe { <#types as ::raddle::Accesses>::refs(&captured.#places, cx) },)*
+                }
+            }
+
+            unsafe fn guards(captured: &Self::Captured, share: &::raddle::__derive::Share) -> Self::Guards {
+                #guards {
+                    // SAFETY: the caller's obligations hold for each field, whose accesses were declared and captured
+                    // with this struct's.
+                    #(#names: unsafe { <#types as ::raddle::Accesses>::guards(&captured.#places, share) },)*
                 }
             }
         }

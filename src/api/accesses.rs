@@ -1,8 +1,10 @@
 //! Turns the declarations of an operation into the references that its function receives.
 
-use std::{marker::PhantomData, ptr::NonNull};
+use std::{marker::PhantomData, ptr::NonNull, sync::Arc};
 
 use super::{
+    engine::Engine,
+    guards::{ReadGuard, WriteGuard},
     op_context::OpContext,
     var::{Read, Write},
 };
@@ -70,6 +72,10 @@ use crate::{
 pub trait Accesses: sealed::Sealed {
     /// The references that the function receives.
     type Refs<'a>;
+    /// The guards that [`Engine::acquire`] returns, and that the functions of
+    /// [`OpBuilder::push_future`](crate::OpBuilder::push_future) receive: a [`ReadGuard`] for a [`Read`], a
+    /// [`WriteGuard`] for a [`Write`], an engine handle for a [`Cx`].
+    type Guards: Send + 'static;
     /// The pointers that the operation keeps until it runs.
     #[doc(hidden)]
     type Captured: Send + Sync + 'static;
@@ -89,10 +95,19 @@ pub trait Accesses: sealed::Sealed {
     /// 2. No variable is named twice where one of the references is exclusive, and this is called once per run.
     #[doc(hidden)]
     unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a>;
+
+    /// # Safety
+    /// 1. `captured` came from [`capture`](Self::capture), and the operation of `share` declares the same and holds its
+    ///    variables while it has shares.
+    /// 2. No variable is named twice where one of the guards is exclusive, and this is called once per run, instead of
+    ///    `refs`.
+    #[doc(hidden)]
+    unsafe fn guards(captured: &Self::Captured, share: &sealed::Share) -> Self::Guards;
 }
 
 pub(crate) mod sealed {
     use super::Entries;
+    pub use crate::engine::held::Share;
 
     #[diagnostic::on_unimplemented(
         message = "`{Self}` does not declare what an operation reads and mutates",
@@ -104,7 +119,7 @@ pub(crate) mod sealed {
     ///
     /// # Safety
     /// 1. `declare` and `capture` call those of each field, in the same order, and do nothing else.
-    /// 2. `refs` calls that of each field once, with the pointers that the field has captured.
+    /// 2. `refs` and `guards` call those of each field once, with the pointers that the field has captured.
     pub unsafe trait Derived {}
 
     #[diagnostic::do_not_recommend]
@@ -129,6 +144,7 @@ unsafe impl<T> Sync for Captured<T> {}
 impl<T> sealed::Sealed for Read<'_, T> {}
 impl<T: Send + Sync + 'static> Accesses for Read<'_, T> {
     type Refs<'a> = &'a T;
+    type Guards = ReadGuard<T>;
     type Captured = Captured<T>;
     const REFERS: bool = true;
 
@@ -148,11 +164,21 @@ impl<T: Send + Sync + 'static> Accesses for Read<'_, T> {
         // SAFETY: (1), as in the line before.
         unsafe { &*value }
     }
+
+    unsafe fn guards(captured: &Captured<T>, share: &sealed::Share) -> ReadGuard<T> {
+        // SAFETY: (1): the operation declares the variable, whose value has this type.
+        let value = unsafe { variable::value_ptr::<T>(captured.0) };
+        // SAFETY: it points into a cell.
+        let value = unsafe { NonNull::new_unchecked(value) };
+        // SAFETY: (1): the operation holds the variable for reading, so nothing mutates the value meanwhile.
+        unsafe { ReadGuard::new(value, share.another()) }
+    }
 }
 
 impl<T> sealed::Sealed for Write<'_, T> {}
 impl<T: Send + 'static> Accesses for Write<'_, T> {
     type Refs<'a> = &'a mut T;
+    type Guards = WriteGuard<T>;
     type Captured = Captured<T>;
     const REFERS: bool = true;
 
@@ -172,11 +198,22 @@ impl<T: Send + 'static> Accesses for Write<'_, T> {
         // SAFETY: (1) and (2), as in the line before.
         unsafe { &mut *value }
     }
+
+    unsafe fn guards(captured: &Captured<T>, share: &sealed::Share) -> WriteGuard<T> {
+        // SAFETY: (1): the operation declares the variable, whose value has this type.
+        let value = unsafe { variable::value_ptr::<T>(captured.0) };
+        // SAFETY: it points into a cell.
+        let value = unsafe { NonNull::new_unchecked(value) };
+        // SAFETY: (1): the operation holds the variable for writing, so no other operation uses the value; (2): it has
+        // no other guard of it.
+        unsafe { WriteGuard::new(value, share.another()) }
+    }
 }
 
 impl<A: Accesses> sealed::Sealed for Vec<A> {}
 impl<A: Accesses> Accesses for Vec<A> {
     type Refs<'a> = Vec<A::Refs<'a>>;
+    type Guards = Vec<A::Guards>;
     type Captured = Box<[A::Captured]>;
     const REFERS: bool = A::REFERS;
 
@@ -192,6 +229,11 @@ impl<A: Accesses> Accesses for Vec<A> {
     unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
         // SAFETY: the caller's contract: a slice captures the same pointers, and its `refs` has the same contract.
         unsafe { <&[A]>::refs(captured, cx) }
+    }
+
+    unsafe fn guards(captured: &Self::Captured, share: &sealed::Share) -> Self::Guards {
+        // SAFETY: the caller's contract: a slice captures the same pointers, and its `guards` has the same contract.
+        unsafe { <&[A]>::guards(captured, share) }
     }
 }
 
@@ -218,6 +260,7 @@ pub fn each<I: IntoIterator<Item: Accesses>>(declarations: I) -> Vec<I::Item> {
 impl<A: Accesses> sealed::Sealed for &[A] {}
 impl<A: Accesses> Accesses for &[A] {
     type Refs<'a> = Vec<A::Refs<'a>>;
+    type Guards = Vec<A::Guards>;
     type Captured = Box<[A::Captured]>;
     const REFERS: bool = A::REFERS;
 
@@ -234,11 +277,17 @@ impl<A: Accesses> Accesses for &[A] {
         // SAFETY: the caller's contract holds for each part.
         captured.iter().map(|captured| unsafe { A::refs(captured, cx) }).collect()
     }
+
+    unsafe fn guards(captured: &Self::Captured, share: &sealed::Share) -> Self::Guards {
+        // SAFETY: the caller's contract holds for each part.
+        captured.iter().map(|captured| unsafe { A::guards(captured, share) }).collect()
+    }
 }
 
 impl<A: Accesses, const N: usize> sealed::Sealed for [A; N] {}
 impl<A: Accesses, const N: usize> Accesses for [A; N] {
     type Refs<'a> = [A::Refs<'a>; N];
+    type Guards = [A::Guards; N];
     type Captured = [A::Captured; N];
     const REFERS: bool = A::REFERS;
 
@@ -255,11 +304,17 @@ impl<A: Accesses, const N: usize> Accesses for [A; N] {
         // SAFETY: the caller's contract holds for each part.
         captured.each_ref().map(|captured| unsafe { A::refs(captured, cx) })
     }
+
+    unsafe fn guards(captured: &Self::Captured, share: &sealed::Share) -> Self::Guards {
+        // SAFETY: the caller's contract holds for each part.
+        captured.each_ref().map(|captured| unsafe { A::guards(captured, share) })
+    }
 }
 
 impl sealed::Sealed for () {}
 impl Accesses for () {
     type Refs<'a> = ();
+    type Guards = ();
     type Captured = ();
     const REFERS: bool = false;
 
@@ -268,6 +323,8 @@ impl Accesses for () {
     fn capture(&self) {}
 
     unsafe fn refs<'a>((): &(), _: &'a OpContext<'a>) -> Self::Refs<'a> {}
+
+    unsafe fn guards((): &(), _: &sealed::Share) {}
 }
 
 /// Declares that an operation's function receives its [`OpContext`], from [`cx`].
@@ -312,6 +369,7 @@ pub fn cx() -> Cx {
 impl sealed::Sealed for Cx {}
 impl Accesses for Cx {
     type Refs<'a> = &'a OpContext<'a>;
+    type Guards = Engine;
     type Captured = ();
     const REFERS: bool = false;
 
@@ -323,6 +381,11 @@ impl Accesses for Cx {
     unsafe fn refs<'a>((): &(), cx: &'a OpContext<'a>) -> Self::Refs<'a> {
         cx
     }
+
+    /// The context ends with the call. Its engine is what guards and futures can use.
+    unsafe fn guards((): &(), share: &sealed::Share) -> Engine {
+        Engine::uncounted(Arc::clone(share.core()))
+    }
 }
 
 macro_rules! tuples {
@@ -330,6 +393,7 @@ macro_rules! tuples {
         impl<$($name: Accesses),*> sealed::Sealed for ($($name,)*) {}
         impl<$($name: Accesses),*> Accesses for ($($name,)*) {
             type Refs<'a> = ($($name::Refs<'a>,)*);
+            type Guards = ($($name::Guards,)*);
             type Captured = ($($name::Captured,)*);
             const REFERS: bool = $($name::REFERS)||*;
 
@@ -345,6 +409,11 @@ macro_rules! tuples {
             unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
                 // SAFETY: the caller's contract holds for each part.
                 ($(unsafe { $name::refs(&captured.$index, cx) },)*)
+            }
+
+            unsafe fn guards(captured: &Self::Captured, share: &sealed::Share) -> Self::Guards {
+                // SAFETY: the caller's contract holds for each part.
+                ($(unsafe { $name::guards(&captured.$index, share) },)*)
             }
         }
     };

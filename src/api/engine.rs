@@ -686,6 +686,33 @@ impl Engine {
         self.core.finish_shutdown(deadline(timeout))
     }
 
+    /// Begins a shutdown, and returns a future that resolves when no operation is pending and the threads were told to
+    /// end. It never blocks, so it suits a task of an asynchronous runtime. The threads end soon after; dropping the last
+    /// handle of the engine waits for them.
+    ///
+    /// The shutdown goes on when the future is dropped. A time limit is the runtime's: after it, a second call with
+    /// [`Cancel`](Shutdown::Cancel) cancels what has not started.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, Shutdown};
+    ///
+    /// let engine = Engine::builder().workers(1).build()?;
+    /// let total = engine.var(0);
+    /// engine.op("last").push(total.write(), |total| *total += 1)?;
+    /// pollster::block_on(engine.shutdown_async(Shutdown::Drain))?;
+    /// assert_eq!(engine.get(&total)?, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ShutdownError::InsideOperation`] if an operation makes the call, and [`ShutdownError::Forked`].
+    pub fn shutdown_async(&self, how: Shutdown) -> impl Future<Output = Result<(), ShutdownError>> + Send + use<> {
+        self.core.begin_shutdown(how == Shutdown::Cancel);
+        self.core.finish_shutdown_async()
+    }
+
     /// Begins a shutdown with [`Shutdown::Cancel`] and returns immediately: from now on operations that have not
     /// started fail with [`Cause::Cancelled`](crate::Cause::Cancelled), and pushes are refused.
     ///

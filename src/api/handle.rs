@@ -217,7 +217,7 @@ impl<R> OpHandle<R> {
 }
 
 /// Whether the result is set. If it is not, runs the work that the calling thread has deferred, which may set it.
-fn is_done<R, T: ?Sized>(waiter: &Waiter<R, T>) -> bool {
+pub(super) fn is_done<R, T: ?Sized>(waiter: &Waiter<R, T>) -> bool {
     let is_done = || waiter.oneshot().is_done();
     is_done() || {
         Core::catch_up();

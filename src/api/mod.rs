@@ -1,10 +1,12 @@
 //! The public interface: engines, builders, handles and variables.
 
 pub(crate) mod accesses;
+pub(crate) mod acquire;
 pub(crate) mod builder;
 pub(crate) mod completion;
 pub(crate) mod engine;
 pub(crate) mod group;
+pub(crate) mod guards;
 pub(crate) mod handle;
 pub(crate) mod op_builder;
 pub(crate) mod op_context;

@@ -1,6 +1,6 @@
 //! Describes an operation and pushes it.
 
-use std::{panic::Location, sync::Arc, time::Instant};
+use std::{future::Future, panic::Location, sync::Arc, time::Instant};
 
 use bytemuck::Pod;
 
@@ -20,9 +20,12 @@ use crate::{
         stream::GpuStream,
     },
     engine::{
+        cancellable::Handled,
         core::Core,
         frame::Call,
+        future_task::{self, FutureJob},
         group::Group,
+        held::Share,
         limited_job::LimitedJob,
         result_job::{self, ResultJob},
         spec::{Entries, Entry, Refs, Route, Spec},
@@ -76,6 +79,7 @@ impl Engine {
 /// |---|---|---|---|---|
 /// | runs on a worker | [`push`](Self::push) | [`try_push`](Self::try_push) | [`submit`](Self::submit) | [`try_submit`](Self::try_submit) |
 /// | issues work on a device | [`launch`](Self::launch) | [`try_launch`](Self::try_launch) | [`submit_launch`](Self::submit_launch) | [`try_submit_launch`](Self::try_submit_launch) |
+/// | is a future | [`push_future`](Self::push_future) | [`try_push_future`](Self::try_push_future) | [`submit_future`](Self::submit_future) | [`try_submit_future`](Self::try_submit_future) |
 /// | ends by a [`Completion`] | [`push_async`](Self::push_async) | [`try_push_async`](Self::try_push_async) | | |
 /// | runs once per push of an [`Operator`] | [`operator`](Self::operator) | [`try_operator`](Self::try_operator) | | |
 /// | the same, on a device | [`launch_operator`](Self::launch_operator) | [`try_launch_operator`](Self::try_launch_operator) | | |
@@ -768,6 +772,142 @@ impl<'e> OpBuilder<'e> {
         self.enqueue(location, &accesses, flag::ASYNC, work)
     }
 
+    // ---------------------------------------------------------------------------------------------------- futures ----
+
+    /// Pushes an operation that is a future. When its turn has come, the function is called on a worker and gets a guard
+    /// for each access, as [`Engine::acquire`] says. The workers poll the future that it returns, at once and whenever it
+    /// is woken. Between two polls it occupies no worker.
+    ///
+    /// The operation is complete when the future has ended and all guards are gone: the function may give guards away,
+    /// to a thread for instance. One thread at a time polls. Each poll is a part of the operation: it may push even
+    /// while the engine drains, and it must not wait for a variable of the operation. A future that waits by blocking
+    /// hands its worker over like other functions; one that awaits does not need to.
+    ///
+    /// If the future panics, each variable that the operation mutates fails. So it does, with
+    /// [`Cause::LostFuture`](crate::Cause::LostFuture), if the future can never be woken any more, since all of its wakers
+    /// were dropped. A future that has started is not cancelled.
+    ///
+    /// The [`Naive`](crate::EngineKind::Naive) engine polls inside the push, and then inside the wake.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (orders, total) = (engine.var(vec![3, 4]), engine.var(0));
+    /// let prices = engine.var(vec![10, 20]);
+    /// let inner = prices.clone();
+    /// engine.op("sum").push_future((raddle::cx(), orders.read(), total.write()), |(engine, orders, mut total)| async move {
+    ///     let prices = engine.acquire(inner.read()).await.expect("the prices are known");
+    ///     *total = orders.iter().zip(prices.iter()).map(|(count, price)| count * price).sum();
+    /// })?;
+    /// assert_eq!(engine.get(&total)?, 110);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`]. Nothing is enqueued then. A device is refused with [`PushError::FutureOnDevice`].
+    #[track_caller]
+    pub fn push_future<A, F, Fut>(mut self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: FnOnce(A::Guards) -> Fut + Send + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        self.enqueue_future(Location::caller(), &accesses, |guards| async move {
+            f(guards).await;
+            Ok(())
+        })
+    }
+
+    /// Pushes an operation that is a future and may fail. An `Err` fails every variable that the operation mutates, and
+    /// later operations that name one of these are skipped with the same error. In all else this is
+    /// [`push_future`](Self::push_future).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (text, number) = (engine.var("12x"), engine.var(0));
+    /// engine.op("parse").try_push_future((text.read(), number.write()), |(text, mut number)| async move {
+    ///     *number = text.parse()?;
+    ///     Ok(())
+    /// })?;
+    /// assert!(engine.wait_for_var(&number).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`push_future`](Self::push_future).
+    #[track_caller]
+    pub fn try_push_future<A, F, Fut>(mut self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: FnOnce(A::Guards) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<(), BoxError>> + Send + 'static,
+    {
+        self.enqueue_future(
+            Location::caller(),
+            &accesses,
+            |guards| async move { f(guards).await.map_err(Cause::Error) },
+        )
+    }
+
+    /// Pushes an operation that is a future and returns a value, and returns a handle to the result. The handle gets the
+    /// value when the operation is complete: when the future has ended and its guards are gone. In all else this is
+    /// [`push_future`](Self::push_future).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let words = engine.var(vec!["warp", "weft"]);
+    /// let count = engine.op("count").submit_future(words.read(), |words| async move { words.len() })?;
+    /// assert_eq!(pollster::block_on(count)?, 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`push_future`](Self::push_future).
+    #[track_caller]
+    pub fn submit_future<A, F, Fut, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    where
+        A: Accesses,
+        F: FnOnce(A::Guards) -> Fut + Send + 'static,
+        Fut: Future<Output = R> + Send + 'static,
+        R: Send + 'static,
+    {
+        self.enqueue_returning_future(Location::caller(), &accesses, |guards| async move { Ok(f(guards).await) })
+    }
+
+    /// Pushes an operation that is a future and returns a value or fails, and returns a handle to the result. An `Err`
+    /// fails every variable that the operation mutates, and later operations that name one of these are skipped with the
+    /// same error. In all else this is [`submit_future`](Self::submit_future).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let text = engine.var("12x");
+    /// let number = engine.op("parse").try_submit_future(text.read(), |text| async move { Ok(text.parse::<i32>()?) })?;
+    /// assert!(number.wait().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`push_future`](Self::push_future).
+    #[track_caller]
+    pub fn try_submit_future<A, F, Fut, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    where
+        A: Accesses,
+        F: FnOnce(A::Guards) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<R, BoxError>> + Send + 'static,
+        R: Send + 'static,
+    {
+        self.enqueue_returning_future(Location::caller(), &accesses, |guards| async move {
+            f(guards).await.map_err(Cause::Error)
+        })
+    }
+
     // -------------------------------------------------------------------------------------------------- operators ----
 
     /// Creates an operator whose function returns nothing. An operator is an operation that can be pushed often.
@@ -1035,6 +1175,62 @@ impl<'e> OpBuilder<'e> {
         Ok(OpHandle::new(oneshot, core))
     }
 
+    fn enqueue_future<A, F, Fut>(
+        &mut self,
+        location: &'static Location<'static>,
+        accesses: &A,
+        f: F,
+    ) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: FnOnce(A::Guards) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<(), Cause>> + Send + 'static,
+    {
+        self.finish_future(accesses)?;
+        let (captured, priority) = (accesses.capture(), self.spec.priority);
+        let start = move |call: &Call<'_>| {
+            // SAFETY: the operation declares `accesses`, holds its variables while it has shares, and runs once;
+            // normalising refuses aliases.
+            let guards = |share: &Share| unsafe { A::guards(&captured, share) };
+            future_task::start(call, priority, None, |share| f(guards(share)))
+        };
+        self.enqueue_finished(location, FnJob::new(start))
+    }
+
+    fn enqueue_returning_future<A, F, Fut, R>(
+        &mut self,
+        location: &'static Location<'static>,
+        accesses: &A,
+        f: F,
+    ) -> Result<OpHandle<R>, PushError>
+    where
+        A: Accesses,
+        F: FnOnce(A::Guards) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<R, Cause>> + Send + 'static,
+        R: Send + 'static,
+    {
+        self.finish_future(accesses)?;
+        let (captured, priority) = (accesses.capture(), self.spec.priority);
+        let start = move |call: &Call<'_>, handle: Arc<Handled<R>>| {
+            // SAFETY: the operation declares `accesses`, holds its variables while it has shares, and runs once;
+            // normalising refuses aliases.
+            let guards = |share: &Share| unsafe { A::guards(&captured, share) };
+            future_task::start(call, priority, Some(handle), |share| f(guards(share)))
+        };
+        let oneshot = result_job::shared(&self.spec, location, start);
+        let core = Arc::clone(self.core);
+        self.enqueue_finished(location, FutureJob::new(Arc::clone(&oneshot)))?;
+        Ok(OpHandle::new(oneshot, core))
+    }
+
+    /// [`finish`](Self::finish) for an operation that is a future.
+    fn finish_future(&mut self, accesses: &impl Accesses) -> Result<(), PushError> {
+        if self.device != Device::Cpu {
+            return Err(PushError::FutureOnDevice);
+        }
+        self.finish(accesses, flag::ASYNC)
+    }
+
     #[inline]
     fn enqueue(
         &mut self,
@@ -1044,6 +1240,11 @@ impl<'e> OpBuilder<'e> {
         work: impl Job,
     ) -> Result<(), PushError> {
         self.finish(accesses, flags)?;
+        self.enqueue_finished(location, work)
+    }
+
+    #[inline]
+    fn enqueue_finished(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
         if self.spec.flags & flag::CLAIMS == 0 {
             self.core.push(&self.spec, location, &mut self.entries, work)
         } else {

@@ -9,12 +9,16 @@ use std::{
     sync::Arc,
 };
 
-use crate::engine::{
-    core::Core,
-    spec::Entry,
-    variable::{ValueMemory, VarCell, VarRef},
+use super::handle::VarWait;
+use crate::{
+    engine::{
+        core::Core,
+        spec::Entry,
+        variable::{ValueMemory, VarCell, VarRef},
+        waits::WaitFor,
+    },
+    values::name::Name,
 };
-use crate::values::name::Name;
 
 /// An untyped handle to a variable. The variable stands for something outside the engine, or has a value and a typed
 /// handle, [`Var`](crate::Var).
@@ -141,6 +145,24 @@ impl Token {
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.cell().name().map(Name::as_str)
+    }
+
+    /// Returns a future that waits for every mutation of the variable that was pushed before this call. It does the same
+    /// as [`Engine::wait_to_read_async`](crate::Engine::wait_to_read_async), and needs no engine.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let disk = engine.token();
+    /// engine.op("flush").writes([&disk]).push((), |()| {})?;
+    /// pollster::block_on(disk.ready())?;
+    /// assert_eq!(disk.version(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn ready(&self) -> VarWait {
+        VarWait::new(self.cell().core().begin_wait(self.var(), WaitFor::Writers, Location::caller()))
     }
 
     /// Returns how many mutations of the variable have run to completion. Skipped, failed and cancelled ones do not

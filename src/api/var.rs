@@ -7,7 +7,7 @@ use std::{
     ptr::NonNull,
 };
 
-use super::token::Token;
+use super::{handle::VarWait, token::Token};
 use crate::{engine::variable::VarCell, tracker::Mode, values::name::Name};
 
 /// A handle to a variable with a value.
@@ -164,6 +164,24 @@ impl<T> Var<T> {
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.token.name()
+    }
+
+    /// Returns a future that waits for every mutation of the variable that was pushed before this call; see
+    /// [`Token::ready`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let frame = engine.var(vec![0u8; 1024]);
+    /// engine.op("draw").push(frame.write(), |frame| frame.fill(255))?;
+    /// pollster::block_on(frame.ready())?;
+    /// assert_eq!(frame.version(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn ready(&self) -> VarWait {
+        self.token.ready()
     }
 
     /// Returns how many mutations of the variable have run to completion; see [`Token::version`].

@@ -1,4 +1,5 @@
-//! Acquired variables: an operation that holds its variables while the thread that has acquired them uses them.
+//! Acquired variables: an operation that holds its variables while the thread that has acquired them uses them, or while
+//! guards of them exist.
 //!
 //! # States
 //!
@@ -13,6 +14,9 @@
 //!
 //! The operation is silent: only [`Acquired::mutated`] counts mutations, so an [`Acquired`] that was not used counts
 //! none.
+//!
+//! For a future, a [`GuardsJob`] puts guards into the oneshot instead, which hold [shares](super::held) of the right to
+//! end the operation. A future that is dropped before [cancels](Claim) the operation: in its turn it changes nothing.
 //!
 //! # Who may touch what
 //!
@@ -29,16 +33,19 @@ use crate::{
     engine::{
         core::Core,
         frame::{self, Call, Holds},
+        held::{KeepsOpen, Share},
         right::Right,
         spec::{Entry, Spec},
-        task::{Cleanup, Job, Task, flag},
+        task::{Claimed, Cleanup, Job, Task, flag},
         variable::VarCell,
     },
     error::{
         op::{Cause, OpError},
+        push::PushError,
         wait::WaitError,
     },
-    notify::oneshot::Oneshot,
+    notify::{claim::Claim, oneshot::Oneshot},
+    values::name::Name,
 };
 
 /// The right to variables whose turn has come. Its drop releases them.
@@ -122,5 +129,99 @@ impl Core {
         let spec = Spec::internal(name, 0, flag::INLINE | flag::ASYNC | flag::SILENT);
         self.push(&spec, location, std::slice::from_mut(&mut entry), AcquireJob(Some(Arc::clone(&oneshot))))?;
         self.wait_for_result(&oneshot, deadline)
+    }
+}
+
+/// Guards of variables whose turn has come. If they are dropped before they are [taken](Self::take), the variables stay
+/// as they are.
+pub(crate) struct Granted<G> {
+    guards: G,
+    share: Share,
+}
+
+impl<G> Granted<G> {
+    /// Takes the guards, which keep the engine open from now on.
+    pub(crate) fn take(self, keeps_open: KeepsOpen) -> G {
+        self.share.take(keeps_open);
+        self.guards
+    }
+}
+
+/// Where a future finds the guards of the variables that it acquires, and how it cancels their acquisition.
+pub(crate) type Acquiring<G> = Oneshot<Granted<G>, Claim>;
+
+/// The job of an operation that acquires its variables for a future.
+struct GuardsJob<F, G> {
+    make: Option<F>,
+    granted: Option<Granted<G>>,
+    acquiring: Option<Arc<Acquiring<G>>>,
+}
+
+impl<F, G> Job for GuardsJob<F, G>
+where
+    F: FnOnce(&Share) -> G + Send + 'static,
+    G: Send + 'static,
+{
+    const REPORTS: bool = true;
+    const CLAIMS: bool = true;
+
+    fn claim(&mut self, _: &Task) -> Claimed {
+        match self.acquiring.as_ref().map(|acquiring| acquiring.beside().start()) {
+            Some(Err(_)) => Claimed::PassedOver,
+            _ => Claimed::Run,
+        }
+    }
+
+    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
+        if let (Some(make), Some(right)) = (self.make.take(), cx.take_right()) {
+            let share = Share::new(right, cx.core());
+            self.granted = Some(Granted { guards: make(&share), share });
+        }
+        Ok(())
+    }
+
+    /// Hands the guards over here and not in `start`: the wakers run after the operations that became ready have been
+    /// dispatched.
+    fn started(&mut self) -> Cleanup {
+        match (self.acquiring.take(), self.granted.take()) {
+            (Some(acquiring), Some(granted)) => Cleanup::new(acquiring.set(Ok(granted)), acquiring),
+            _ => Cleanup::default(),
+        }
+    }
+
+    fn discard(&mut self) {
+        self.make = None;
+    }
+
+    /// Reports why the operation was skipped.
+    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
+        match (self.acquiring.take(), result) {
+            (Some(acquiring), Err(error)) => Cleanup::new(acquiring.set(Err(error.clone())), acquiring),
+            _ => Cleanup::default(),
+        }
+    }
+}
+
+impl Core {
+    /// Pushes an operation with these entries that will hold its variables for the guards that `make` returns.
+    pub(crate) fn begin_acquire<G: Send + 'static>(
+        self: &Arc<Self>,
+        location: &'static Location<'static>,
+        entries: &mut [Entry],
+        make: impl FnOnce(&Share) -> G + Send + 'static,
+    ) -> Result<Arc<Acquiring<G>>, WaitError> {
+        if self.is_forked() {
+            return Err(PushError::Forked.into());
+        }
+        if entries.iter().any(|entry| frame::holds(VarCell::queue_ptr(entry.cell))) {
+            return Err(WaitError::WouldDeadlock);
+        }
+        let acquiring = Oneshot::with(Claim::default());
+        let mut spec = Spec::new(Name::from("acquire"));
+        // It takes no time where it becomes ready, and needs no worker.
+        spec.flags |= flag::INLINE | flag::ASYNC;
+        let job = GuardsJob { make: Some(make), granted: None, acquiring: Some(Arc::clone(&acquiring)) };
+        self.push(&spec, location, entries, job)?;
+        Ok(acquiring)
     }
 }

@@ -11,6 +11,8 @@
 //! Each value here belongs to one thread at a time: to the thread that ends the operation, or to the ready loop or the
 //! internal operation that the epilogue was handed to.
 
+use std::sync::PoisonError;
+
 use smallvec::SmallVec;
 
 use crate::{
@@ -43,6 +45,9 @@ pub(crate) enum Epilogue {
     CountOut(Ticket),
     /// A result must be reported or program code run before the operation is counted out.
     CleanUp(Completed),
+    /// The operation is asynchronous and has started. Program code runs; the operation ends, and is counted out,
+    /// elsewhere.
+    Started(Hold<Task>, Cleanup),
 }
 
 /// The epilogues of several operations, in the order in which the operations completed.
@@ -92,6 +97,12 @@ impl Completed {
         let result = self.result.as_ref().map(|&()| ());
         if let Some(handle) = observers.handle {
             self.cleanup = Cleanup::waking(handle.set(result.map_err(Clone::clone)));
+        }
+        if let Some(deliver) = observers.deliver {
+            let deliver = deliver.into_inner().unwrap_or_else(PoisonError::into_inner);
+            let delivered = deliver.deliver(result.map_err(Clone::clone));
+            self.cleanup = Cleanup::waking(delivered.wakers);
+            self.cleanup.and_drop(delivered.unwanted);
         }
         if let Some(membership) = observers.membership {
             self.cleanup.set_membership(membership, result);

@@ -42,6 +42,10 @@ impl Core {
                 self.hand_over(move |core| core.finish_completed(completed));
             }
             Epilogue::CleanUp(completed) => self.finish_completed(completed),
+            Epilogue::Started(op, cleanup) if self.leaves_to_workers() => {
+                self.hand_over(move |core| core.run_program_code(&op, None, || cleanup.run()));
+            }
+            Epilogue::Started(op, cleanup) => self.run_program_code(&op, None, || cleanup.run()),
         }
     }
 

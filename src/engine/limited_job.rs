@@ -81,6 +81,10 @@ impl<W: Job> Job for LimitedJob<W> {
         cx.frame().in_group(self.group.as_ref(), || self.job.start(cx))
     }
 
+    fn started(&mut self) -> Cleanup {
+        self.job.started()
+    }
+
     fn discard(&mut self) {
         self.job.discard();
         self.membership = None;

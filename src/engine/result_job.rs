@@ -32,10 +32,10 @@ pub(crate) fn shared<F, R>(
 }
 
 /// The part of an operation in what it shares with its handle.
-struct Shared<F, R>(Option<Arc<Oneshot<R, Cancellable<Option<F>>>>>);
+pub(super) struct Shared<F, R>(pub(super) Option<Arc<Oneshot<R, Cancellable<Option<F>>>>>);
 
 impl<F, R> Shared<F, R> {
-    fn claim(&self) -> Claimed {
+    pub(super) fn claim(&self) -> Claimed {
         let Some(oneshot) = &self.0 else { return Claimed::Run };
         match oneshot.beside().claim().start() {
             Ok(()) => Claimed::Run,
@@ -45,7 +45,7 @@ impl<F, R> Shared<F, R> {
     }
 
     /// Takes the function, if this thread has won the claim or wins it now.
-    fn take_function(&self) -> Option<F> {
+    pub(super) fn take_function(&self) -> Option<F> {
         let beside = self.0.as_ref()?.beside();
         beside.claim().start().ok()?;
         // SAFETY: the claim is this operation's, since only its owner calls `start`.
@@ -59,7 +59,7 @@ impl<F, R> Shared<F, R> {
     }
 
     /// The failure of the operation if it is cancelled.
-    fn failure(&self) -> OpError {
+    pub(super) fn failure(&self) -> OpError {
         match &self.0 {
             Some(oneshot) => oneshot.beside().failure(),
             None => unreachable!("the result is set once"),
@@ -67,7 +67,7 @@ impl<F, R> Shared<F, R> {
     }
 
     /// Sets the result, and returns the clean-up.
-    fn set(&mut self, result: Result<R, OpError>) -> Cleanup
+    pub(super) fn set(&mut self, result: Result<R, OpError>) -> Cleanup
     where
         F: Send + 'static,
         R: Send + 'static,

@@ -6,10 +6,18 @@
 //! One thread at a time has a right: the one that starts the operation, then the owner of the completion or of the
 //! guards.
 
-use std::sync::Arc;
+use std::{
+    any::Any,
+    sync::{Arc, Mutex},
+};
 
 use crate::{
-    engine::{cancellable::Handled, group::Membership},
+    engine::{
+        cancellable::Handled,
+        group::{Group, Membership},
+    },
+    error::op::OpError,
+    notify::wakers::Wakers,
     tracker::OpRef,
 };
 
@@ -24,6 +32,20 @@ pub(crate) struct Right<T> {
 pub(super) struct Observers {
     pub(super) handle: Option<Arc<Handled<()>>>,
     pub(super) membership: Option<Membership>,
+    /// Delivers the value of a future to the handle of its operation. In a mutex, since the value need not be `Sync`.
+    pub(super) deliver: Option<Mutex<Box<dyn Deliver>>>,
+}
+
+/// The value of a future, and where it goes.
+pub(super) trait Deliver: Send {
+    /// Sets the result of the operation. Must not run program code: that is returned.
+    fn deliver(self: Box<Self>, result: Result<(), OpError>) -> Delivered;
+}
+
+/// The program code that a delivery leaves to run.
+pub(super) struct Delivered {
+    pub(super) wakers: Option<Wakers>,
+    pub(super) unwanted: Box<dyn Any + Send>,
 }
 
 impl<T> Right<T> {
@@ -39,6 +61,11 @@ impl<T> Right<T> {
     /// Those who are told how the operation has ended.
     pub(super) fn observers(&mut self) -> &mut Observers {
         self.observers.get_or_insert_default()
+    }
+
+    /// The group that the operation belongs to.
+    pub(super) fn group(&self) -> Option<&Arc<Group>> {
+        self.observers.as_ref()?.membership.as_ref().map(Membership::group)
     }
 
     pub(super) fn into_parts(self) -> (OpRef<T>, Option<Box<Observers>>) {

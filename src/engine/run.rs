@@ -19,7 +19,7 @@ use crate::{
     notify::{async_state::AsyncState, pending::Ticket},
     system::panics,
     testing::weaken::{Step, removed},
-    tracker::{Op, OpRef, ReadyList},
+    tracker::{self, Op, OpRef, ReadyList},
     values::device::Device,
 };
 
@@ -161,6 +161,11 @@ impl Core {
             return Epilogue::Nothing;
         }
         match (lost, failure) {
+            (None, None) if hold.task().has(flag::REPORTS) => {
+                // SAFETY: this thread has started the operation, and its end does not touch the body.
+                let cleanup = unsafe { hold.started() };
+                if cleanup.is_none() { Epilogue::Nothing } else { Epilogue::Started(hold, cleanup) }
+            }
             (None, None) => Epilogue::Nothing,
             (None, Some(failure)) => {
                 self.fail_late(&hold, failure);
@@ -210,9 +215,13 @@ impl Core {
         if self.is_forked() {
             return std::mem::forget((right, result));
         }
-        let op = right.op();
-        let early = op.task().async_state().and_then(AsyncState::resolve);
-        let own = result.map_err(|cause| op.task().failed_by(cause));
+        let result = result.map_err(|cause| right.op().task().failed_by(cause));
+        self.resolve_with(right, result);
+    }
+
+    /// [`resolve`](Self::resolve), with the failure of the operation.
+    pub(super) fn resolve_with(self: &Arc<Self>, right: Right<Task>, own: Result<(), OpError>) {
+        let early = right.op().task().async_state().and_then(AsyncState::resolve);
         let (result, second) = match early {
             Some(failure) => (Err(failure), own.err()),
             None => (own, None),
@@ -226,6 +235,16 @@ impl Core {
         }
         let epilogue = self.defer_epilogue(epilogue);
         self.dispatch_ready(&mut ready, Epilogues::from_iter([epilogue]));
+    }
+
+    /// Completes an asynchronous operation whose guards nobody has taken. Its variables stay as they are.
+    pub(super) fn release(self: &Arc<Self>, right: Right<Task>) {
+        let (op, _) = right.into_parts();
+        let _ = op.task().async_state().map(AsyncState::resolve);
+        let ticket = op.task().ticket;
+        let mut ready = ReadyList::default();
+        tracker::end(op, &mut ready);
+        self.dispatch_ready(&mut ready, Epilogues::from_iter([Epilogue::CountOut(ticket)]));
     }
 
     // ----------------------------------------------------------------------------- GPUs of the naive engine ----

@@ -11,8 +11,10 @@
 //! counted before the engine closed still finds its workers. Only then do the threads end.
 
 use std::{
+    future::Future,
+    pin::Pin,
     sync::{Arc, Weak},
-    task::{Wake, Waker},
+    task::{Context, Poll, Wake, Waker},
     time::Instant,
 };
 
@@ -22,7 +24,11 @@ use crate::{
         frame, ready_loop, wait,
     },
     error::{build::ShutdownError, op::OpError},
-    notify::pending::Waited,
+    notify::{
+        oneshot::{Oneshot, Waiter},
+        pending::Waited,
+        wakers::Wakers,
+    },
     sync::Ordering::Relaxed,
     system::panics,
     testing::weaken::{Step, removed},
@@ -112,10 +118,28 @@ impl Core {
     }
 
     /// Lets the engine end once no operation is pending.
-    fn end_in_background(self: &Arc<Self>) {
+    pub(super) fn end_in_background(self: &Arc<Self>) {
         if !self.is_forked() {
-            Arc::new(End(Arc::downgrade(self))).wake();
+            Arc::new(End { core: Arc::downgrade(self), told: None }).wake();
         }
+    }
+
+    /// Lets the engine end once no operation is pending, and returns a future that resolves when its threads were told to
+    /// end. The shutdown must have begun.
+    pub(crate) fn finish_shutdown_async(
+        self: &Arc<Self>,
+    ) -> impl Future<Output = Result<(), ShutdownError>> + Send + use<> {
+        let told = if self.is_forked() {
+            Err(ShutdownError::Forked)
+        } else if ready_loop::works_for(self) {
+            self.end_in_background();
+            Err(ShutdownError::InsideOperation)
+        } else {
+            let told = Oneshot::new();
+            Arc::new(End { core: Arc::downgrade(self), told: Some(Arc::clone(&told)) }).wake();
+            Ok(Waiter::new(told))
+        };
+        AsyncShutdown { core: Arc::clone(self), told }
     }
 
     /// Lets the threads end, and warns of a failure that was never reported.
@@ -150,11 +174,16 @@ impl Core {
 /// Ends an engine without a waiting thread: the thread that counts out the last operation wakes it.
 ///
 /// A weak reference is enough, since the engine's threads keep the engine alive.
-struct End(Weak<Core>);
+struct End {
+    core: Weak<Core>,
+    /// Set when the threads were told to end.
+    told: Option<Arc<Oneshot<()>>>,
+}
 
 impl Wake for End {
     fn wake(self: Arc<Self>) {
-        let Some(core) = self.0.upgrade() else { return };
+        let Some(core) = self.core.upgrade() else { return };
+        let told = self.told.clone();
         let waker = Waker::from(self);
         loop {
             let closed = core.is_closed();
@@ -162,9 +191,35 @@ impl Wake for End {
                 return;
             }
             if closed {
-                return core.end(None);
+                core.end(None);
+                return told.and_then(|told| told.set(Ok(()))).into_iter().for_each(Wakers::wake);
             }
             core.close();
+        }
+    }
+}
+
+/// A shutdown that goes on in the background, whether it is awaited or not.
+struct AsyncShutdown {
+    core: Arc<Core>,
+    /// What is set when the threads were told to end, or why the caller must not wait for that.
+    told: Result<Waiter<()>, ShutdownError>,
+}
+
+impl Future for AsyncShutdown {
+    type Output = Result<(), ShutdownError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.core.is_forked() {
+            return Poll::Ready(Err(ShutdownError::Forked));
+        }
+        match &mut self.told {
+            Ok(waiter) => {
+                Core::catch_up();
+                // The shutdown has no failure of its own.
+                waiter.poll_shared(cx.waker()).map(|_| Ok(()))
+            }
+            Err(error) => Poll::Ready(Err(error.clone())),
         }
     }
 }

@@ -247,6 +247,15 @@ impl Op<Task> {
         unsafe { self.with_body(|body| body.start(cx)) }
     }
 
+    /// Takes what the start of an asynchronous operation has left to run.
+    ///
+    /// # Safety
+    /// 1. This thread has started the operation, which is asynchronous.
+    pub(crate) unsafe fn started(&self) -> Cleanup {
+        // SAFETY: (1): the end of an asynchronous operation that was started does not touch the body.
+        unsafe { self.with_body(InlineJob::started) }
+    }
+
     /// Drops the function if it was not called.
     ///
     /// # Safety
@@ -363,6 +372,11 @@ pub(crate) trait Job: Send + 'static {
     }
     /// Calls the function. Called once at most.
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause>;
+    /// Returns the program code that the start of an asynchronous operation has left to run. Called if the job reports
+    /// and its start has succeeded, by the thread that has started it; the operation may have ended meanwhile.
+    fn started(&mut self) -> Cleanup {
+        Cleanup::default()
+    }
     /// Drops the function if it was not called. This runs after the variables were released.
     fn discard(&mut self);
     /// Sets the result. This runs after the variables were released. It must not run program code, but returns it to
@@ -391,6 +405,7 @@ struct VTable {
     claim: unsafe fn(*mut (), &Task) -> Claimed,
     publish: unsafe fn(*mut (), &Op<Task>) -> bool,
     start: unsafe fn(*mut (), &Call<'_>) -> Result<(), Cause>,
+    started: unsafe fn(*mut ()) -> Cleanup,
     discard: unsafe fn(*mut ()),
     report: unsafe fn(*mut (), Result<(), &OpError>) -> Cleanup,
     /// `None` if the job needs no drop.
@@ -443,6 +458,8 @@ impl VTable {
                 // SAFETY: the pointer is to the `W` that was stored with this table.
                 start: |work, cx| unsafe { &mut *work.cast::<W>() }.start(cx),
                 // SAFETY: `work` points to the `W` that was stored with this table.
+                started: |work| unsafe { &mut *work.cast::<W>() }.started(),
+                // SAFETY: `work` points to the `W` that was stored with this table.
                 discard: |work| unsafe { &mut *work.cast::<W>() }.discard(),
                 // SAFETY: `work` points to the `W` that was stored with this table.
                 report: |work, result| unsafe { &mut *work.cast::<W>() }.report(result),
@@ -472,6 +489,11 @@ impl InlineJob {
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: the storage holds the type that `vtable` was made for.
         unsafe { (self.vtable.start)(self.storage.as_mut_ptr().cast(), cx) }
+    }
+
+    fn started(&mut self) -> Cleanup {
+        // SAFETY: the storage holds the type that `vtable` was made for.
+        unsafe { (self.vtable.started)(self.storage.as_mut_ptr().cast()) }
     }
 
     fn discard(&mut self) {
@@ -506,6 +528,9 @@ impl<W: Job> Job for Box<W> {
     }
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         W::start(self, cx)
+    }
+    fn started(&mut self) -> Cleanup {
+        W::started(self)
     }
     fn discard(&mut self) {
         W::discard(self);

@@ -44,6 +44,8 @@ pub enum Cause {
     Error(BoxError),
     /// Its [`Completion`](crate::Completion) was dropped unused.
     LostCompletion,
+    /// It is a future, and the last waker of it was dropped, so that nothing could wake it any more.
+    LostFuture,
     /// It was cancelled before it started: by its [handle](crate::OpHandle::cancel) or its
     /// [group](crate::Group::cancel), or by a shutdown with [`Shutdown::Cancel`](crate::Shutdown::Cancel).
     Cancelled,
@@ -70,6 +72,7 @@ impl fmt::Display for Cause {
             Self::Panic(None) => f.write_str("it panicked with a payload that is not a string"),
             Self::Error(error) => write!(f, "{error}"),
             Self::LostCompletion => f.write_str("its completion was dropped unused"),
+            Self::LostFuture => f.write_str("nothing can wake its future any more: the last waker was dropped"),
             Self::Cancelled => f.write_str("it was cancelled before it started"),
             Self::DeadlinePassed => f.write_str("its deadline passed before it started"),
             Self::Device(error) => write!(f, "{error}"),

@@ -51,6 +51,9 @@ pub enum PushError {
     /// [`OpBuilder::eager`](crate::OpBuilder::eager) starts an operation on the pushing thread, but operations of a
     /// device start on the thread of its lane.
     EagerOnDevice,
+    /// The call is for operations of the CPU: the workers poll the future of the operation. A device was given to
+    /// [`OpBuilder::on`](crate::OpBuilder::on).
+    FutureOnDevice,
     /// The call is for operations of a device, but no device was given to [`OpBuilder::on`](crate::OpBuilder::on).
     NotOnDevice,
     /// The engine was built by the parent of this forked process, where its threads are. Build another engine here.
@@ -84,6 +87,9 @@ impl fmt::Display for PushError {
             }
             Self::EagerOnDevice => f.write_str(
                 "an operation of a device starts on the thread of its lane and not inside the push; leave out `eager`",
+            ),
+            Self::FutureOnDevice => f.write_str(
+                "an operation that is a future runs on the CPU; leave out `on`, and await what it launches on the device",
             ),
             Self::NotOnDevice => f.write_str("the call is for operations of a device; choose one with `on`"),
             Self::Forked => f.write_str(FORKED),

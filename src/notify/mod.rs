@@ -4,4 +4,5 @@ pub(crate) mod async_state;
 pub(crate) mod claim;
 pub(crate) mod oneshot;
 pub(crate) mod pending;
+pub(crate) mod poll_state;
 pub(crate) mod wakers;

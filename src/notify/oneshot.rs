@@ -160,6 +160,16 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         }
     }
 
+    /// Notes that nobody waits any more: a result that is set later is dropped there. Returns the result, if it was set
+    /// before and not taken.
+    pub fn abandon(&self) -> Option<Result<R, OpError>> {
+        let before = std::mem::replace(&mut *lock(&self.state), State::Taken);
+        match before {
+            State::Done(result) => Some(result),
+            State::Pending(..) | State::Taken | State::Ignored => None,
+        }
+    }
+
     /// Whether the result was set, even if it has been taken since.
     pub fn is_done(&self) -> bool {
         !matches!(*lock(&self.state), State::Pending(..))

@@ -62,6 +62,10 @@ pub enum Step {
     JoinOnlyTheLast,
     /// `Access::stands_for_the_next` checks whether that wait is in its queue.
     JoinWhatIsIn,
+    /// `PollState::pause` sees the wakes of a future that was polled meanwhile.
+    PauseSeesWakes,
+    /// `PollState::wake` queues no poll while one is under way.
+    OnePollAtATime,
     /// `Claim::cancel` leaves an operation alone that has started.
     ClaimOnce,
     /// A waiter takes an operation only from an entry that no worker has popped (`OpRef::take`).

@@ -1,0 +1,72 @@
+//! Tasks of tokio that share values with operations: accounts in variables, transfers in tasks, reports by the engine.
+//!
+//! ```text
+//! cargo run --release --example async_tasks
+//! ```
+//!
+//! Look at `transfer`: it acquires both accounts in one call, and keeps the guards across an await. Tasks on one thread
+//! and operations on the workers use the same variables, in one order, without a lock. Look at `audit`: an operation that
+//! is a future. It holds all accounts while it waits for an auditor, and occupies no worker.
+
+use raddle::{BoxError, Engine, Var, WaitError, cx};
+use tokio::{runtime, sync::oneshot, task::yield_now};
+
+const ACCOUNTS: usize = 4;
+const TRANSFERS: usize = 200;
+const START: i64 = 100;
+
+/// Moves as much of `amount` as there is.
+async fn transfer(engine: Engine, from: Var<i64>, to: Var<i64>, amount: i64) -> Result<i64, WaitError> {
+    let (mut from, mut to) = engine.acquire((from.write(), to.write())).await?;
+    let moved = amount.min(*from);
+    *from -= moved;
+    yield_now().await; // other tasks run here, but none sees the amount missing
+    *to += moved;
+    Ok(moved)
+}
+
+async fn serve(engine: &Engine, accounts: &[Var<i64>]) -> Result<(), BoxError> {
+    // An operation that waits for somebody outside the engine.
+    let (asks, question) = oneshot::channel();
+    let (answers, answer) = oneshot::channel();
+    let reads: Vec<_> = accounts.iter().map(|account| account.read()).collect();
+    let audit = engine.op("audit").try_submit_future((cx(), reads), move |(engine, accounts)| async move {
+        let sum: i64 = accounts.iter().map(|account| **account).sum();
+        asks.send(sum).map_err(|_| "nobody asks")?;
+        let is_right: bool = answer.await?;
+        let report = engine.op("report").submit((), move |()| format!("{sum} is right: {is_right}"))?;
+        Ok(report.await?)
+    })?;
+
+    let tasks = (0..TRANSFERS).map(|n| {
+        let (from, to) = (&accounts[n % ACCOUNTS], &accounts[(n * n + n + 1) % ACCOUNTS]);
+        let (from, to) = if from == to { (from, &accounts[(n + 1) % ACCOUNTS]) } else { (from, to) };
+        tokio::spawn(transfer(engine.clone(), from.clone(), to.clone(), (n % 50) as i64))
+    });
+    let tasks: Vec<_> = tasks.collect();
+
+    // The transfers wait for the audit, which was pushed before.
+    answers.send(question.await? == START * ACCOUNTS as i64).map_err(|_| "the audit is gone")?;
+    println!("the audit: {}", audit.await?);
+    let mut moved = 0;
+    for task in tasks {
+        moved += task.await??;
+    }
+    println!("{TRANSFERS} transfers have moved {moved}");
+    Ok(())
+}
+
+fn main() -> Result<(), BoxError> {
+    let engine = Engine::builder().build()?;
+    let accounts: Vec<_> = (0..ACCOUNTS).map(|_| engine.var(START)).collect();
+    runtime::Builder::new_current_thread().build()?.block_on(async {
+        serve(&engine, &accounts).await?;
+        let mut sum = 0;
+        for account in &accounts {
+            sum += engine.get_async(account).await?;
+        }
+        assert_eq!(sum, START * ACCOUNTS as i64);
+        engine.shutdown_async(raddle::Shutdown::Drain).await?;
+        Ok::<_, BoxError>(())
+    })
+}

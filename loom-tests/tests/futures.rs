@@ -1,0 +1,360 @@
+//! Operations that are futures, and guards: who polls, who ends the operation, and what they hand over.
+#![cfg(raddle_loom)]
+
+use std::{
+    // From `std`, so that they add no interleavings.
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize as Counter, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use loom::{
+    cell::UnsafeCell,
+    sync::{Mutex, atomic::AtomicUsize},
+    thread,
+};
+use raddle::{
+    Cause, Engine, EngineKind, WaitError,
+    internals::{Flavour, PollState, Step},
+};
+use raddle_loom_tests::{COMPLETE, Count, model, must_fail, pending, without};
+
+/// A value whose cell reports concurrent accesses.
+struct Data(UnsafeCell<usize>);
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+unsafe impl Sync for Data {}
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+unsafe impl Send for Data {}
+
+impl Data {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(UnsafeCell::new(0)))
+    }
+
+    fn get(&self) -> usize {
+        // SAFETY: the guards and the states order the accesses, which is what the models check.
+        self.0.with(|data| unsafe { *data })
+    }
+
+    fn add(&self) {
+        // SAFETY: the guards and the states order the accesses, which is what the models check.
+        self.0.with_mut(|data| unsafe { *data += 1 });
+    }
+}
+
+// --------------------------------------------------------------------------------------------- the state of polls ----
+
+/// A future that is ready when it sees `wanted` signals. The thread that is to queue a poll polls.
+struct Model {
+    state: PollState,
+    /// The future.
+    polls: Arc<Data>,
+    signals: AtomicUsize,
+    wanted: usize,
+    is_done: Arc<AtomicBool>,
+}
+
+impl Model {
+    fn new(wanted: usize) -> (Arc<Self>, Arc<AtomicBool>) {
+        let is_done = Arc::<AtomicBool>::default();
+        let (polls, signals, done) = (Data::new(), AtomicUsize::new(0), Arc::clone(&is_done));
+        (Arc::new(Self { state: PollState::running(), polls, signals, wanted, is_done: done }), is_done)
+    }
+
+    fn run(&self) {
+        loop {
+            self.polls.add();
+            if self.signals.load(Relaxed) == self.wanted {
+                self.is_done.store(true, Relaxed);
+                return self.state.finish();
+            }
+            if !self.state.pause() {
+                return;
+            }
+            self.state.begin();
+        }
+    }
+
+    fn signal(&self) {
+        self.signals.fetch_add(1, Relaxed);
+        if self.state.wake() {
+            self.state.begin();
+            self.run();
+        }
+    }
+}
+
+/// The owner of the last waker has the future to itself.
+impl Drop for Model {
+    fn drop(&mut self) {
+        self.state.look();
+        self.polls.add();
+    }
+}
+
+fn a_future_is_woken_while_it_is_polled() {
+    let (future, is_done) = Model::new(1);
+    let other = Arc::clone(&future);
+    let thread = thread::spawn(move || other.signal());
+    future.run();
+    drop(future);
+    thread.join().unwrap();
+    assert!(is_done.load(Relaxed), "a wake-up was lost");
+}
+
+#[test]
+fn a_wake_up_during_a_poll_is_not_lost() {
+    model(COMPLETE, Flavour::Contract, a_future_is_woken_while_it_is_polled);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn pausing_without_a_look_at_wakes() {
+    without(Step::PauseSeesWakes, || {
+        model(COMPLETE, Flavour::Contract, a_future_is_woken_while_it_is_polled);
+    });
+}
+
+#[test]
+fn a_pause_that_does_not_see_wakes_loses_one() {
+    must_fail("pausing_without_a_look_at_wakes", "a wake-up was lost");
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn queueing_a_poll_during_a_poll() {
+    without(Step::OnePollAtATime, || {
+        model(COMPLETE, Flavour::Contract, a_future_is_woken_while_it_is_polled);
+    });
+}
+
+#[test]
+fn a_wake_that_queues_a_poll_during_a_poll_makes_two_at_once() {
+    must_fail("queueing_a_poll_during_a_poll", "Causality violation");
+}
+
+/// The second wake finds the poll of the first one queued or under way, or has come before it.
+#[test]
+fn of_two_wakes_each_is_seen_by_a_poll() {
+    model(3, Flavour::Contract, || {
+        let (future, is_done) = Model::new(2);
+        let threads = [(); 2].map(|()| {
+            let other = Arc::clone(&future);
+            thread::spawn(move || other.signal())
+        });
+        future.run();
+        drop(future);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(is_done.load(Relaxed), "a wake-up was lost");
+    });
+}
+
+/// The last waker is dropped between two polls.
+#[test]
+fn the_owner_of_the_last_waker_has_the_future_to_itself() {
+    model(COMPLETE, Flavour::Contract, || {
+        let (future, is_done) = Model::new(1);
+        let other = Arc::clone(&future);
+        let thread = thread::spawn(move || drop(other));
+        future.run();
+        drop(future);
+        thread.join().unwrap();
+        assert!(!is_done.load(Relaxed));
+    });
+}
+
+// -------------------------------------------------------------------------------------------------------- guards ----
+
+fn engine() -> Engine {
+    Engine::builder().kind(EngineKind::Naive).build().unwrap()
+}
+
+/// Polls a future that must be ready.
+fn ready<F: Future + Unpin>(mut future: F) -> F::Output {
+    match std::pin::pin!(&mut future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("the future is pending"),
+    }
+}
+
+/// The operation ends on the thread that drops the last guard, with what was done through the other one.
+#[test]
+fn the_last_guard_hands_over_what_all_guards_have_done() {
+    model(2, Flavour::Contract, || {
+        let engine = engine();
+        let (one, other) = (engine.var(Data::new()), engine.var(Data::new()));
+        let (first, second) = ready(engine.acquire((one.write(), other.write()))).unwrap();
+        let thread = thread::spawn(move || {
+            second.add();
+            drop(second);
+        });
+        first.add();
+        drop(first);
+        let seen = engine.op("").submit((one.read(), other.write()), |(one, other)| {
+            other.add();
+            (one.get(), other.get())
+        });
+        assert_eq!(seen.unwrap().wait().unwrap(), (1, 2));
+        assert_eq!((one.version(), other.version()), (1, 2));
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn an_acquisition_sees_what_came_before_and_wakes_its_task() {
+    model(2, Flavour::Contract, || {
+        let (engine, token, done) = pending();
+        let data = Data::new();
+        let value = engine.var(Arc::clone(&data));
+        engine.op("").reads([&token]).push(value.overwrite(), |_| {}).unwrap();
+        let mut acquire = engine.acquire(value.write());
+        let thread = thread::spawn(move || {
+            data.add();
+            done.complete();
+        });
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
+        let first = std::pin::pin!(&mut acquire).poll(&mut Context::from_waker(&waker));
+        let guard = match first {
+            Poll::Ready(guard) => guard.unwrap(),
+            Poll::Pending => {
+                thread.join().unwrap();
+                assert_eq!(count.get(), 1, "the task was not woken");
+                let guard = ready(acquire).unwrap();
+                assert_eq!(guard.get(), 1);
+                return;
+            }
+        };
+        assert_eq!(guard.get(), 1);
+        drop(guard);
+        thread.join().unwrap();
+        assert_eq!(value.version(), 2);
+    });
+}
+
+/// The future is dropped before its turn, or with guards that it has not taken.
+#[test]
+fn a_dropped_acquisition_releases_the_variable_and_counts_nothing() {
+    model(2, Flavour::Contract, || {
+        let (engine, token, done) = pending();
+        let value = engine.var(Data::new());
+        engine.op("").reads([&token]).push(value.write(), |data| data.add()).unwrap();
+        let acquire = engine.acquire(value.write());
+        let thread = thread::spawn(move || done.complete());
+        drop(acquire);
+        engine.wait_for_var(&value).unwrap();
+        assert_eq!((engine.with(&value, |data| data.get()).unwrap(), value.version()), (1, 1));
+        thread.join().unwrap();
+    });
+}
+
+// -------------------------------------------------------------------------------------- operations that are futures ----
+
+/// A future that another thread wakes.
+#[derive(Clone, Default)]
+struct Signal(Arc<Mutex<(bool, Option<Waker>)>>);
+
+impl Signal {
+    fn set(&self) {
+        let waker = {
+            let mut state = self.0.lock().unwrap();
+            state.0 = true;
+            state.1.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Drops the waker, if there is one.
+    fn forget(&self) {
+        let waker = self.0.lock().unwrap().1.take();
+        drop(waker);
+    }
+}
+
+impl Future for Signal {
+    type Output = ();
+
+    fn poll(self: std::pin::Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let waker = cx.waker().clone();
+        let mut state = self.0.lock().unwrap();
+        if state.0 {
+            return Poll::Ready(());
+        }
+        state.1 = Some(waker);
+        Poll::Pending
+    }
+}
+
+fn a_future_waits_for_a_signal() {
+    let (engine, signal) = (engine(), Signal::default());
+    let value = engine.var(Data::new());
+    let awaited = signal.clone();
+    let thread = thread::spawn(move || signal.set());
+    engine
+        .op("")
+        .push_future(value.write(), |guard| async move {
+            guard.add();
+            awaited.await;
+            guard.add();
+        })
+        .unwrap();
+    engine.wait_for_var(&value).expect("the future was lost");
+    assert_eq!((engine.with(&value, |data| data.get()).unwrap(), value.version()), (2, 1));
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_future_that_another_thread_wakes_ends() {
+    model(2, Flavour::Contract, a_future_waits_for_a_signal);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn a_future_on_an_engine_that_loses_wakes() {
+    without(Step::PauseSeesWakes, || {
+        model(2, Flavour::Contract, a_future_waits_for_a_signal);
+    });
+}
+
+#[test]
+fn a_future_whose_wake_is_lost_is_lost() {
+    must_fail("a_future_on_an_engine_that_loses_wakes", "the future was lost");
+}
+
+/// The other thread drops the waker: before the future has registered it, while it is polled, or when it waits.
+#[test]
+fn a_future_whose_last_waker_is_dropped_fails_once() {
+    model(2, Flavour::Contract, || {
+        let (engine, signal) = (engine(), Signal::default());
+        let value = engine.var(Data::new());
+        let dropped = Arc::new(Counter::new(0));
+        struct Dropped(Arc<Counter>);
+        impl Drop for Dropped {
+            fn drop(&mut self) {
+                self.0.fetch_add(1, Relaxed);
+            }
+        }
+        let (awaited, captured) = (signal.clone(), Dropped(Arc::clone(&dropped)));
+        let (polled, mut result) = (signal.clone(), None);
+        let thread = thread::spawn(move || signal.forget());
+        engine
+            .op("")
+            .push_future(value.write(), |guard| async move {
+                let _captured = captured;
+                guard.add();
+                awaited.await;
+            })
+            .unwrap();
+        thread.join().unwrap();
+        // Otherwise the thread came first, and the future still waits.
+        if dropped.load(Relaxed) == 0 {
+            polled.forget();
+        }
+        if let Err(WaitError::Failed(error)) = engine.wait_for_var(&value) {
+            result = Some(matches!(error.cause(), Cause::LostFuture));
+        }
+        assert_eq!((result, dropped.load(Relaxed), value.version()), (Some(true), 1, 0));
+    });
+}

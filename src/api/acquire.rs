@@ -1,0 +1,181 @@
+//! Acquiring variables from asynchronous code.
+
+use std::{
+    fmt,
+    future::Future,
+    panic::Location,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use super::{
+    accesses::{Accesses, sealed::List},
+    engine::Engine,
+    handle::is_done,
+    var::Var,
+};
+use crate::{
+    engine::{
+        acquire::{Acquiring, Granted},
+        held::{KeepsOpen, Share},
+        spec::Entries,
+    },
+    error::{push::PushError, wait::WaitError},
+    notify::{
+        claim::{Cancel, Claim},
+        oneshot::Waiter,
+    },
+};
+
+impl Engine {
+    /// Acquires variables for code outside operations, such as a task of an asynchronous runtime: returns a future that
+    /// resolves to guards when the turn of the call has come. Values are used through the guards, while the operations
+    /// behind wait.
+    ///
+    /// The call takes its place in the order at once, before the future is polled, like the push of an operation with
+    /// these accesses. The future runs on any executor and needs no worker. If it is dropped before it resolves,
+    /// nothing happens in its turn: no variable fails, and no mutation is counted.
+    ///
+    /// For each access there is a guard: a [`ReadGuard`](crate::ReadGuard) for [`Var::read`](crate::Var::read), and a
+    /// [`WriteGuard`](crate::WriteGuard) for [`Var::write`](crate::Var::write) and
+    /// [`Var::overwrite`](crate::Var::overwrite); tuples and arrays of guards for tuples and arrays, and a `Vec` for
+    /// `Vec`s and slices. [`cx()`](crate::cx) gives an engine handle as [`downgrade`](Self::downgrade) does.
+    ///
+    /// The future and the guards keep the engine open, as its handles do. If one of them is the last to do so, the drop
+    /// returns immediately, and the engine ends in the background.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (rate, balance) = (engine.var(2), engine.var(100));
+    /// let task = async {
+    ///     let (rate, mut balance) = engine.acquire((rate.read(), balance.write())).await?;
+    ///     *balance += *balance * *rate / 100; // other tasks may run between two lines that await
+    ///     Ok::<_, raddle::WaitError>(())
+    /// };
+    /// tokio::runtime::Builder::new_current_thread().build()?.block_on(task)?;
+    /// assert_eq!(engine.get(&balance)?, 102);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The future resolves to [`WaitError::Failed`] if one of the variables has failed, or the engine was shut down with
+    /// [`Shutdown::Cancel`](crate::Shutdown::Cancel) before; then the variables that would be mutated have failed as
+    /// well. It resolves to [`WaitError::WouldDeadlock`] if the operation that makes the call holds one of the
+    /// variables, and to [`WaitError::Refused`] if the push was refused.
+    ///
+    /// A task that holds guards and awaits another acquisition of the same variables waits forever. Acquire what belongs
+    /// together in one call.
+    #[track_caller]
+    pub fn acquire<A: Accesses>(&self, accesses: A) -> Acquire<A::Guards> {
+        let mut entries = Entries::new();
+        accesses.declare(&mut List(&mut entries));
+        let captured = accesses.capture();
+        // SAFETY: the operation declares `accesses`, holds its variables while it has shares, and calls this once;
+        // normalising refuses aliases.
+        let make = move |share: &Share| unsafe { A::guards(&captured, share) };
+        let keeps_open = KeepsOpen::new(self.core());
+        let acquiring = self.core().begin_acquire(Location::caller(), &mut entries, make);
+        Acquire { acquiring: acquiring.map(Waiter::new), keeps_open: Some(keeps_open), engine: self.downgrade() }
+    }
+}
+
+/// Values in asynchronous code.
+impl Engine {
+    /// Returns a future that waits for every mutation of the variable that was pushed before this call, and resolves to a
+    /// clone of its value. The clone is made where the future is polled; mutations wait for it, and other readers do not.
+    /// In all else this is [`acquire`](Self::acquire) of the variable for reading.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let words = engine.var(vec!["warp"]);
+    /// engine.op("add").push(words.write(), |words| words.push("weft"))?;
+    /// let seen = async { engine.get_async(&words).await };
+    /// assert_eq!(pollster::block_on(seen)?, ["warp", "weft"]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`acquire`](Self::acquire).
+    #[track_caller]
+    pub fn get_async<T: Clone + Send + Sync + 'static>(
+        &self,
+        var: &Var<T>,
+    ) -> impl Future<Output = Result<T, WaitError>> + Send + use<T> {
+        let acquire = self.acquire(var.read());
+        async move { Ok(T::clone(&*acquire.await?)) }
+    }
+}
+
+/// The future of acquired variables, from [`Engine::acquire`]. It resolves to their guards `G`.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// use raddle::{Acquire, WriteGuard};
+///
+/// let total = engine.var(1);
+/// engine.op("double").push(total.write(), |total| *total *= 2)?;
+/// let acquire: Acquire<WriteGuard<i32>> = engine.acquire(total.write()); // takes its place here
+/// engine.op("double").push(total.write(), |total| *total *= 2)?;
+/// let mut guard = pollster::block_on(acquire)?;
+/// *guard += 1;
+/// drop(guard);
+/// assert_eq!(engine.get(&total)?, 6);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "the variables are acquired only when the future is awaited"]
+pub struct Acquire<G> {
+    acquiring: Result<Waiter<Granted<G>, Claim>, WaitError>,
+    /// Taken with the guards. Dropped after the waiter.
+    keeps_open: Option<KeepsOpen>,
+    engine: Engine,
+}
+
+// The guards are never pinned.
+impl<G> Unpin for Acquire<G> {}
+
+impl<G> fmt::Debug for Acquire<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Acquire").finish_non_exhaustive()
+    }
+}
+
+impl<G> Future for Acquire<G> {
+    type Output = Result<G, WaitError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { acquiring, keeps_open, engine } = &mut *self;
+        if engine.core().is_forked() {
+            return Poll::Ready(Err(PushError::Forked.into()));
+        }
+        let waiter = match acquiring {
+            Ok(waiter) => waiter,
+            Err(error) => return Poll::Ready(Err(error.clone())),
+        };
+        is_done(waiter);
+        waiter.poll(cx.waker()).map_ok(|granted| {
+            let keeps_open = keeps_open.take().unwrap_or_else(|| KeepsOpen::new(engine.core()));
+            granted.take(keeps_open)
+        })
+    }
+}
+
+impl<G> Drop for Acquire<G> {
+    fn drop(&mut self) {
+        let Ok(waiter) = &self.acquiring else { return };
+        if self.engine.core().is_forked() {
+            // Another thread of the parent process may have held the lock.
+            return;
+        }
+        let acquiring: &Arc<Acquiring<G>> = waiter.oneshot();
+        acquiring.beside().cancel(Cancel::Quietly);
+        // If the operation has started, its guards are dropped untaken, here or where they would be set.
+        drop(acquiring.abandon());
+    }
+}

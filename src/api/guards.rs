@@ -1,0 +1,167 @@
+//! Guards of acquired variables.
+
+use std::{
+    fmt,
+    marker::PhantomData,
+    ops::{Deref, DerefMut},
+    ptr::NonNull,
+};
+
+use crate::engine::held::Share;
+
+/// A variable that an operation reads, from [`Engine::acquire`](crate::Engine::acquire) and
+/// [`OpBuilder::push_future`](crate::OpBuilder::push_future). Other readers run meanwhile, and mutations wait.
+///
+/// The guards of one operation belong together. When the last of them is dropped, on any thread, the operation is
+/// complete. A guard that is leaked, as by [`std::mem::forget`], holds all variables of its operation for good: the
+/// operations behind them wait forever. A guard can be sent to other threads and shared between them.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// use raddle::ReadGuard;
+///
+/// let words = engine.var(vec!["warp", "weft"]);
+/// let guard: ReadGuard<Vec<&str>> = pollster::block_on(engine.acquire(words.read()))?;
+/// assert_eq!(guard.len(), 2);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "the variable is released when the guard is dropped"]
+pub struct ReadGuard<T> {
+    value: NonNull<T>,
+    /// Keeps the operation, and with it the value.
+    _share: Share,
+}
+
+// SAFETY: the guard is a `&T`, which the operation keeps, and a share, which is `Send`.
+unsafe impl<T: Sync> Send for ReadGuard<T> {}
+// SAFETY: as for `Send`.
+unsafe impl<T: Sync> Sync for ReadGuard<T> {}
+
+impl<T> ReadGuard<T> {
+    /// # Safety
+    /// 1. `value` may be read while the operation of `share` holds its variables.
+    pub(super) unsafe fn new(value: NonNull<T>, share: Share) -> Self {
+        Self { value, _share: share }
+    }
+}
+
+impl<T> Deref for ReadGuard<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: (1) of `new`: the share keeps the operation.
+        unsafe { self.value.as_ref() }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for ReadGuard<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// A variable that an operation mutates, from [`Engine::acquire`](crate::Engine::acquire) and
+/// [`OpBuilder::push_future`](crate::OpBuilder::push_future). No other operation uses it meanwhile.
+///
+/// The guards of one operation belong together, as [`ReadGuard`] says. When the last of them is dropped, the mutation of
+/// each variable that the operation mutates is counted, whether or not its value was changed. If a panic drops one of
+/// the guards, these variables fail with [`Cause::Panic`](crate::Cause::Panic) instead.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// use raddle::WriteGuard;
+///
+/// let words = engine.var(vec!["warp"]);
+/// let mut guard: WriteGuard<Vec<&str>> = pollster::block_on(engine.acquire(words.write()))?;
+/// guard.push("weft");
+/// drop(guard);
+/// assert_eq!(engine.get(&words)?, ["warp", "weft"]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// It can be sent to another thread, and shared between threads if the value is [`Sync`]:
+///
+/// ```compile_fail,E0277
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// let cell = engine.var(std::cell::Cell::new(0u32));
+/// let guard = pollster::block_on(engine.acquire(cell.write()))?;
+/// std::thread::scope(|scope| _ = scope.spawn(|| guard.set(1))); // `Cell` is not `Sync`
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The value may only get what lives as long as its type says:
+///
+/// ```compile_fail,E0597
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// use raddle::WriteGuard;
+///
+/// let word = engine.var("warp");
+/// let text = String::from("weft");
+/// let mut guard: WriteGuard<&str> = pollster::block_on(engine.acquire(word.write()))?;
+/// *guard = &text; // it would outlive the text
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "the variable is released when the guard is dropped"]
+pub struct WriteGuard<T> {
+    value: NonNull<T>,
+    /// Keeps the operation, and with it the value.
+    _share: Share,
+    /// Invariant: a guard of `&'static U` must not become one of `&'short U`, through which a short reference could be
+    /// stored.
+    _invariant: PhantomData<fn(T) -> T>,
+}
+
+// SAFETY: the guard is a `&mut T`, which the operation keeps, and a share, which is `Send`.
+unsafe impl<T: Send> Send for WriteGuard<T> {}
+// SAFETY: as for `Send`; a shared guard is a `&T`.
+unsafe impl<T: Sync> Sync for WriteGuard<T> {}
+
+impl<T> WriteGuard<T> {
+    /// # Safety
+    /// 1. Only this guard uses `value` while the operation of `share` holds its variables.
+    pub(super) unsafe fn new(value: NonNull<T>, share: Share) -> Self {
+        Self { value, _share: share, _invariant: PhantomData }
+    }
+}
+
+impl<T> Deref for WriteGuard<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: (1) of `new`: the share keeps the operation.
+        unsafe { self.value.as_ref() }
+    }
+}
+
+impl<T> DerefMut for WriteGuard<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: (1) of `new`: the share keeps the operation.
+        unsafe { self.value.as_mut() }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for WriteGuard<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T: fmt::Display> fmt::Display for WriteGuard<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}

@@ -1,0 +1,342 @@
+//! Operations that are futures: who polls them, and how they end.
+//!
+//! # States
+//!
+//! 1. *Started*: the job of the operation has created a [`FutureTask`], and polls it where it runs.
+//! 2. *Between two polls*: only wakers know the task. The first wake pushes an operation of the engine's own, without
+//!    variables, that polls. So the record of the operation itself enters its lane once, and a wake needs no turn.
+//! 3. *Ended*: a poll was the last one, and the future was dropped. The operation ends when its guards are gone as well.
+//! 4. *Lost*, instead: the last waker was dropped between two polls, so nobody can wake the future any more. It is
+//!    dropped on a worker, and the operation fails.
+//!
+//! [`PollState`] says which thread polls. The naive engine polls where the future is woken.
+//!
+//! Each poll, and the drop of the future, is a call of program code in a frame of the operation.
+//!
+//! # Who may touch what
+//!
+//! * `started`: the thread that polls ([`PollState`]), or the owner of the last waker.
+//! * The other fields are constant.
+//! * In a forked child: nothing. The operation belongs to the parent process.
+//!
+//! The edges are those of [`PollState`].
+
+use std::{
+    future::Future,
+    panic::Location,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+};
+
+use crate::{
+    engine::{
+        cancellable::{Cancellable, Handled},
+        core::Core,
+        frame::{self, Call, Frame, Holds},
+        held::Share,
+        result_job::Shared,
+        right::{Deliver, Delivered},
+        spec::Spec,
+        task::{Claimed, Cleanup, FnJob, Job, Task, flag},
+    },
+    error::op::{Cause, OpError},
+    notify::{oneshot::Oneshot, poll_state::PollState},
+    sync::cell::UnsafeCell,
+    system::panics,
+    values::kind::EngineKind,
+};
+
+/// The future of an operation, and where its value goes.
+trait Polled: Send {
+    /// Polls the future, in a frame of the operation.
+    fn poll(self: Pin<&mut Self>, frame: &Frame, cx: &mut Context<'_>) -> Poll<Result<(), Cause>>;
+    /// Drops the future, in a frame of the operation.
+    fn clear(self: Pin<&mut Self>, frame: &Frame);
+    /// Takes what delivers the value, if the operation has a handle.
+    fn deliver(self: Pin<&mut Self>) -> Option<Box<dyn Deliver>>;
+}
+
+struct Running<F, R> {
+    /// Pinned.
+    future: Option<F>,
+    delivery: Option<Delivery<R>>,
+}
+
+impl<F, R> Running<F, R> {
+    fn fields(self: Pin<&mut Self>) -> (Pin<&mut Option<F>>, &mut Option<Delivery<R>>) {
+        // SAFETY: nothing is moved out of the future, which is returned pinned, and `Running` has no `Drop`.
+        let this = unsafe { self.get_unchecked_mut() };
+        // SAFETY: the field is used only here, and `self` was pinned.
+        (unsafe { Pin::new_unchecked(&mut this.future) }, &mut this.delivery)
+    }
+}
+
+/// Calls `f`, program code of an operation that has a handle if it has a `delivery`.
+fn claimed<R, T>(delivery: Option<&Delivery<R>>, frame: &Frame, f: impl FnOnce() -> T) -> T {
+    match delivery {
+        Some(delivery) => frame.claimed_by(delivery.handle.beside().claim(), f),
+        None => f(),
+    }
+}
+
+impl<F, R> Polled for Running<F, R>
+where
+    F: Future<Output = Result<R, Cause>> + Send,
+    R: Send + 'static,
+{
+    fn poll(self: Pin<&mut Self>, frame: &Frame, cx: &mut Context<'_>) -> Poll<Result<(), Cause>> {
+        let (future, delivery) = self.fields();
+        let Some(future) = future.as_pin_mut() else { unreachable!("a future is not polled again") };
+        claimed(delivery.as_ref(), frame, || future.poll(cx)).map_ok(|value| {
+            if let Some(delivery) = delivery {
+                delivery.value = Some(value);
+            }
+        })
+    }
+
+    fn clear(self: Pin<&mut Self>, frame: &Frame) {
+        let (mut future, delivery) = self.fields();
+        claimed(delivery.as_ref(), frame, || future.set(None));
+    }
+
+    fn deliver(self: Pin<&mut Self>) -> Option<Box<dyn Deliver>> {
+        self.fields().1.take().map(|delivery| Box::new(delivery) as _)
+    }
+}
+
+/// The value of a future, and the handle of its operation.
+struct Delivery<R> {
+    handle: Arc<Handled<R>>,
+    value: Option<R>,
+}
+
+impl<R: Send + 'static> Deliver for Delivery<R> {
+    fn deliver(self: Box<Self>, result: Result<(), OpError>) -> Delivered {
+        let Self { handle, value } = *self;
+        let (result, unwanted) = match (result, value) {
+            (Ok(()), Some(value)) => (Ok(value), None),
+            (Ok(()), None) => (Err(handle.beside().failure()), None),
+            // A panic has dropped a guard that the future gave away.
+            (Err(failure), value) => (Err(failure), value),
+        };
+        let wakers = handle.set(result);
+        // The handle too: if its owner has dropped it, it drops the result.
+        Delivered { wakers, unwanted: Box::new((unwanted, handle)) }
+    }
+}
+
+/// A future that has not ended, and its share of the operation.
+struct Started {
+    future: Pin<Box<dyn Polled>>,
+    share: Share,
+}
+
+impl Started {
+    /// Calls `f`, program code, as a part of the operation.
+    fn enter<R>(
+        &mut self,
+        core: &Arc<Core>,
+        f: impl FnOnce(Pin<&mut dyn Polled>, &Frame) -> R,
+    ) -> Result<R, panics::Payload> {
+        let Self { future, share } = self;
+        let run = |frame: &Frame| frame.in_group(share.group(), || f(future.as_mut(), frame));
+        panics::catch(|| frame::enter(core, share.op(), Holds::Variables, run))
+    }
+
+    /// Drops the future, and its share of the operation with it.
+    fn end(mut self, core: &Arc<Core>, result: Result<(), OpError>) {
+        let cleared = self.enter(core, |future, frame| future.clear(frame));
+        if core.is_forked() {
+            return std::mem::forget((self, result));
+        }
+        let panicked = cleared.err().map(|payload| self.share.op().task().failed_by_panic(payload));
+        let (result, second) = match (result, panicked) {
+            (Ok(()), Some(failure)) => (Err(failure), None),
+            (result, second) => (result, second),
+        };
+        if let Some(second) = second {
+            // The second failure of the operation must not hide either.
+            second.record(core.failures());
+            core.run_program_code(self.share.op(), None, || drop(second));
+        }
+        let Self { mut future, share } = self;
+        share.end(result, future.as_mut().deliver());
+    }
+}
+
+/// The future of an operation, which wakers share.
+struct FutureTask {
+    state: PollState,
+    core: Arc<Core>,
+    priority: i32,
+    lane: u8,
+    /// `None` when the future has ended.
+    started: UnsafeCell<Option<Started>>,
+}
+
+// SAFETY: `started` is `Send`, and used by one thread at a time: the one that polls, or the owner of the last waker.
+unsafe impl Sync for FutureTask {}
+// SAFETY: as for `Sync`.
+unsafe impl Send for FutureTask {}
+
+impl FutureTask {
+    /// Polls the future, until it ends or must be woken. The calling thread is the one that polls.
+    fn run(self: &Arc<Self>) {
+        // SAFETY: this thread polls, so it is the only user of the field.
+        while self.started.with_mut(|started| unsafe { &mut *started }.is_some()) {
+            if !self.poll_once() {
+                return;
+            }
+        }
+    }
+
+    /// Polls the future once. Returns whether this thread must poll again.
+    fn poll_once(self: &Arc<Self>) -> bool {
+        let waker = Waker::from(Arc::clone(self));
+        let polled = self.started.with_mut(|started| {
+            // SAFETY: the caller polls, so it is the only user of the field.
+            let Some(started) = (unsafe { &mut *started }) else { return None };
+            let polled =
+                started.enter(&self.core, |future, frame| future.poll(frame, &mut Context::from_waker(&waker)));
+            Some(match polled {
+                Ok(polled) => polled.map_err(|cause| started.share.op().task().failed_by(cause)),
+                Err(payload) => Poll::Ready(Err(started.share.op().task().failed_by_panic(payload))),
+            })
+        });
+        if self.core.is_forked() {
+            std::mem::forget((waker, polled));
+            return false;
+        }
+        match polled {
+            Some(Poll::Ready(result)) => {
+                // SAFETY: this thread polls, so it is the only user of the field.
+                let started = self.started.with_mut(|started| unsafe { &mut *started }.take());
+                self.state.finish();
+                started.into_iter().for_each(|started| started.end(&self.core, result.clone()));
+                false
+            }
+            Some(Poll::Pending) if self.state.pause() => {
+                if self.core.kind() == EngineKind::Naive {
+                    // Not inside each other: a future may wake itself often.
+                    self.state.begin();
+                    return true;
+                }
+                self.queue();
+                false
+            }
+            Some(Poll::Pending) | None => false,
+        }
+    }
+
+    /// Pushes an operation that polls the future.
+    fn queue(self: &Arc<Self>) {
+        let task = Arc::clone(self);
+        let poll = move |_: &Call<'_>| {
+            task.state.begin();
+            task.run();
+            Ok(())
+        };
+        let spec = Spec { lane: self.lane, ..Spec::internal("poll", self.priority, flag::NO_SKIP | flag::SILENT) };
+        let pushed = self.core.push(&spec, Location::caller(), &mut [], FnJob::new(poll));
+        debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    }
+}
+
+impl Wake for FutureTask {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.core.is_forked() && self.state.wake() {
+            self.queue();
+        }
+    }
+}
+
+impl Drop for FutureTask {
+    fn drop(&mut self) {
+        if self.core.is_forked() {
+            // SAFETY: nobody else has a reference.
+            std::mem::forget(self.started.with_mut(|started| unsafe { &mut *started }.take()));
+            return;
+        }
+        self.state.look();
+        // SAFETY: nobody else has a reference.
+        let Some(started) = self.started.with_mut(|started| unsafe { &mut *started }.take()) else { return };
+        // The waker may be dropped under a lock that the drop of the future takes as well.
+        self.core.hand_over(move |core| {
+            let lost = started.share.op().task().failed_by(Cause::LostFuture);
+            started.end(core, Err(lost));
+        });
+    }
+}
+
+/// Starts the operation of `call`, which is asynchronous: `make` returns its future, which gets guards that have shares
+/// of the operation, and is polled here. The later polls have `priority`. The value goes to `handle`.
+pub(crate) fn start<F, R>(
+    call: &Call<'_>,
+    priority: i32,
+    handle: Option<Arc<Handled<R>>>,
+    make: impl FnOnce(&Share) -> F,
+) -> Result<(), Cause>
+where
+    F: Future<Output = Result<R, Cause>> + Send + 'static,
+    R: Send + 'static,
+{
+    let Some(right) = call.take_right() else { return Ok(()) };
+    let core = call.core();
+    let share = Share::new(right, core);
+    let delivery = handle.map(|handle| Delivery { handle, value: None });
+    let future = Box::pin(Running { future: Some(make(&share)), delivery });
+    let task = FutureTask {
+        state: PollState::running(),
+        core: Arc::clone(core),
+        priority,
+        lane: call.op().task().lane,
+        started: UnsafeCell::new(Some(Started { future, share })),
+    };
+    Arc::new(task).run();
+    Ok(())
+}
+
+/// The job of an operation that is a future and has a handle. What delivers the value of the future tells the handle how
+/// the operation has ended; this job does if it is not started.
+pub(crate) struct FutureJob<F, R>(Shared<F, R>);
+
+impl<F, R> FutureJob<F, R> {
+    pub(crate) fn new(oneshot: Arc<Oneshot<R, Cancellable<Option<F>>>>) -> Self {
+        Self(Shared(Some(oneshot)))
+    }
+}
+
+impl<F, R> Job for FutureJob<F, R>
+where
+    F: FnOnce(&Call<'_>, Arc<Handled<R>>) -> Result<(), Cause> + Send + 'static,
+    R: Send + 'static,
+{
+    const REPORTS: bool = true;
+    const CLAIMS: bool = true;
+
+    fn claim(&mut self, _: &Task) -> Claimed {
+        self.0.claim()
+    }
+
+    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
+        let Some(f) = self.0.take_function() else { return Ok(()) };
+        match self.0.0.take() {
+            Some(oneshot) => f(cx, oneshot),
+            None => Ok(()),
+        }
+    }
+
+    fn discard(&mut self) {
+        drop(self.0.take_function());
+    }
+
+    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
+        let failure = result.map_or_else(Clone::clone, |()| self.0.failure());
+        self.0.set(Err(failure))
+    }
+}

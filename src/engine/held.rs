@@ -1,0 +1,212 @@
+//! What holds the variables of an operation for guards, or for a future: shares of the right to end it.
+//!
+//! # States
+//!
+//! 1. *Held*: there are shares, each in a guard or with the future of the operation.
+//! 2. *Ended*: the last share was dropped, and the operation is complete. A share that is forgotten keeps the operation
+//!    from ending: its variables stay held for good.
+//!
+//! How the operation ends is decided by what was noted before the last share was dropped ([`Ending`]):
+//!
+//! | noted | the end |
+//! |---|---|
+//! | nothing: nobody has taken the guards | the variables stay as they are |
+//! | the guards were taken | the mutations are counted; or, if a panic has dropped a guard, the variables fail |
+//! | the future has ended | as the future says, unless a panic has dropped a guard elsewhere |
+//!
+//! # Who may touch what
+//!
+//! * `right`: read by the owners of shares; taken by the thread that drops the last one.
+//! * `ending`: under its lock.
+//! * In a forked child: nothing. The operation belongs to the parent process.
+//!
+//! # Edges
+//!
+//! | edge | release side | acquire side | hands over |
+//! |---|---|---|---|
+//! | `share` | `fetch_sub` in the drop of a [`Share`] | [`acquire`] of the thread that drops the last share | the uses of the variables by all guards |
+
+use std::{fmt, mem::ManuallyDrop, sync::Arc, thread};
+
+use crate::{
+    engine::{
+        core::Core,
+        group::Group,
+        right::{Deliver, Right},
+        task::Task,
+    },
+    error::op::{Cause, OpError},
+    sync::{
+        Mutex,
+        Ordering::{AcqRel, Relaxed, Release},
+        acquire,
+        atomic::{AtomicBool, AtomicU64},
+        cell::UnsafeCell,
+        lock,
+    },
+    tracker::Op,
+};
+
+/// Keeps an engine open, as its handles do. When the last of them is dropped here, the engine ends in the background.
+pub(crate) struct KeepsOpen(Arc<Core>);
+
+impl KeepsOpen {
+    pub(crate) fn new(core: &Arc<Core>) -> Self {
+        // Relaxed: the caller's handle keeps the count above zero, or the engine is already draining.
+        core.handles.fetch_add(1, Relaxed);
+        Self(Arc::clone(core))
+    }
+}
+
+impl Drop for KeepsOpen {
+    fn drop(&mut self) {
+        // AcqRel: the uses of all other handles come before the shutdown.
+        if !self.0.is_forked() && self.0.handles.fetch_sub(1, AcqRel) == 1 {
+            self.0.begin_shutdown(false);
+            self.0.end_in_background();
+        }
+    }
+}
+
+/// How an operation that is held ends.
+enum Ending {
+    /// Nobody has taken the guards.
+    Unused,
+    /// The guards were taken. The engine stays open until the operation has ended.
+    Taken(KeepsOpen),
+    /// The future has ended.
+    Future(Result<(), OpError>, Option<Box<dyn Deliver>>),
+}
+
+/// An operation that holds its variables.
+struct Held {
+    right: UnsafeCell<ManuallyDrop<Right<Task>>>,
+    core: Arc<Core>,
+    /// The number of shares. It has 64 bits on every machine, so that even leaked guards cannot make it wrap.
+    shares: AtomicU64,
+    /// A panic has dropped a guard.
+    panicked: AtomicBool,
+    ending: Mutex<Ending>,
+}
+
+// SAFETY: the right is read by the owners of shares, and taken by the thread that drops the last one. The other fields
+// are `Sync`.
+unsafe impl Sync for Held {}
+
+impl Held {
+    /// Ends the operation.
+    ///
+    /// # Safety
+    /// 1. There are no shares any more, this thread has acquired what their owners did, and this is called once.
+    #[cold]
+    unsafe fn end(&self) {
+        // SAFETY: (1) makes this thread the only user of the field.
+        let right = self.right.with_mut(|right| unsafe { &mut *right });
+        // SAFETY: the field is taken once (1).
+        let mut right = unsafe { ManuallyDrop::take(right) };
+        let ending = std::mem::replace(&mut *lock(&self.ending), Ending::Unused);
+        let panicked = |right: &Right<Task>| {
+            // Relaxed: (1).
+            let panicked = self.panicked.load(Relaxed) && right.op().accesses().iter().any(|a| a.mode().is_write());
+            let cause = || Cause::Panic(Some("a guard was dropped by a panic".to_owned()));
+            if panicked { Err(right.op().task().failed_by(cause())) } else { Ok(()) }
+        };
+        match ending {
+            Ending::Unused => self.core.release(right),
+            Ending::Taken(keeps_open) => {
+                let result = panicked(&right);
+                self.core.resolve_with(right, result);
+                drop(keeps_open);
+            }
+            Ending::Future(result, deliver) => {
+                let result = result.and_then(|()| panicked(&right));
+                if let Some(deliver) = deliver {
+                    right.observers().deliver = Some(deliver.into());
+                }
+                self.core.resolve_with(right, result);
+            }
+        }
+    }
+}
+
+/// A share of the right to end an operation. The operation ends when its last share is dropped.
+pub struct Share {
+    held: Arc<Held>,
+    /// The thread was panicking when this share was made, so that its panic says nothing about the operation.
+    panicking: bool,
+}
+
+impl fmt::Debug for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Share").field("operation", self.op().task().name()).finish_non_exhaustive()
+    }
+}
+
+impl Share {
+    /// Creates the first share.
+    pub(super) fn new(right: Right<Task>, core: &Arc<Core>) -> Self {
+        let held = Held {
+            right: UnsafeCell::new(ManuallyDrop::new(right)),
+            core: Arc::clone(core),
+            shares: AtomicU64::new(1),
+            panicked: AtomicBool::new(false),
+            ending: Mutex::new(Ending::Unused),
+        };
+        Self { held: Arc::new(held), panicking: thread::panicking() }
+    }
+
+    /// Creates another share.
+    pub(crate) fn another(&self) -> Self {
+        // Relaxed: this share keeps the count above zero.
+        self.held.shares.fetch_add(1, Relaxed);
+        Self { held: Arc::clone(&self.held), panicking: thread::panicking() }
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.held.core
+    }
+
+    fn right(&self) -> &Right<Task> {
+        // SAFETY: the right is taken when there are no shares any more.
+        self.held.right.with(|right| unsafe { &*right })
+    }
+
+    /// The operation.
+    pub(crate) fn op(&self) -> &Op<Task> {
+        self.right().op()
+    }
+
+    /// The group that the operation belongs to.
+    pub(super) fn group(&self) -> Option<&Arc<Group>> {
+        self.right().group()
+    }
+
+    /// Notes that the guards were taken. They keep the engine open.
+    pub(super) fn take(&self, keeps_open: KeepsOpen) {
+        *lock(&self.held.ending) = Ending::Taken(keeps_open);
+    }
+
+    /// Notes how the future of the operation has ended, and drops its share.
+    pub(super) fn end(self, result: Result<(), OpError>, deliver: Option<Box<dyn Deliver>>) {
+        *lock(&self.held.ending) = Ending::Future(result, deliver);
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if self.held.core.is_forked() {
+            return;
+        }
+        if !self.panicking && thread::panicking() {
+            // Relaxed: the count hands it over (edge `share`).
+            self.held.panicked.store(true, Relaxed);
+        }
+        // Release (edge `share`): the uses of the variables by this guard.
+        if self.held.shares.fetch_sub(1, Release) == 1 {
+            // Acquire (edge `share`): the uses of the variables by the other guards.
+            acquire(&self.held.shares);
+            // SAFETY: (1): this was the last share.
+            unsafe { self.held.end() };
+        }
+    }
+}

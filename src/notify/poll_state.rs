@@ -1,0 +1,96 @@
+//! Which thread polls the future of an operation, and whether it must be polled again.
+//!
+//! # States
+//!
+//! | state | bits | meaning | next |
+//! |---|---|---|---|
+//! | idle | – | nobody polls, and nobody has woken the future since the last poll | queued, by [`wake`](PollState::wake) |
+//! | queued | `WOKEN` | a poll is on its way to a worker | running, by [`begin`](PollState::begin) |
+//! | running | `RUNNING` | one thread polls | idle, by [`pause`](PollState::pause); notified; done, by [`finish`](PollState::finish) |
+//! | notified | `RUNNING`, `WOKEN` | the future was woken while it was polled | queued, by `pause`; done |
+//! | done | `DONE` | the future has ended | – |
+//!
+//! The thread that leaves the idle state, or that leaves the notified state by `pause`, queues the poll. So there is one
+//! poll at a time on its way or under way.
+//!
+//! # Who may touch what
+//!
+//! * The state: `wake` by any thread; the other calls by the thread that polls.
+//! * The future: the thread that polls, and the owner of the last waker when nobody polls any more.
+//!
+//! # Edges
+//!
+//! | edge | release side | acquire side | hands over |
+//! |---|---|---|---|
+//! | `wake` | `fetch_or` in [`wake`](PollState::wake) | swap in [`begin`](PollState::begin) | what the waking thread did before |
+//! | `pause` | `fetch_and` in [`pause`](PollState::pause) | swap in [`begin`](PollState::begin) or in [`look`](PollState::look) | the future |
+//! | `end` | swap in [`finish`](PollState::finish) | swap in [`look`](PollState::look) | the place that the future has left |
+//!
+//! A wake of a queued or notified future changes nothing, but it must still hand over. So it is a read-modify-write in
+//! every state: the swap that follows reads it, or a later one that continues its release sequence. In the same way a
+//! wake continues the release sequence of the `pause` before it.
+
+use crate::{
+    sync::{
+        Ordering::{Acquire, Release},
+        atomic::AtomicU8,
+    },
+    testing::weaken::{Step, removed},
+};
+
+const RUNNING: u8 = 1;
+const WOKEN: u8 = 2;
+const DONE: u8 = 4;
+
+/// Which thread polls a future, and whether it must be polled again.
+#[derive(Debug)]
+pub struct PollState(AtomicU8);
+
+impl PollState {
+    /// Creates the state of a future that the calling thread polls.
+    #[must_use]
+    pub fn running() -> Self {
+        Self(AtomicU8::new(RUNNING))
+    }
+
+    /// Notes that the future was woken. Returns whether the caller must queue a poll.
+    #[must_use = "the future must be polled"]
+    pub fn wake(&self) -> bool {
+        // Release (edge `wake`): what this thread did before.
+        let before = self.0.fetch_or(WOKEN, Release);
+        before == 0 || removed(Step::OnePollAtATime) && before == RUNNING
+    }
+
+    /// Begins a poll that was queued.
+    pub fn begin(&self) {
+        // Acquire (edge `wake`): what the waking threads did before. Acquire (edge `pause`): the future.
+        let before = self.0.swap(RUNNING, Acquire);
+        debug_assert!(before == WOKEN || removed(Step::OnePollAtATime), "a poll was not queued: {before}");
+    }
+
+    /// Ends a poll that has not ended the future. Returns whether the future was woken meanwhile, so that the caller
+    /// must queue the next poll.
+    #[must_use = "the future may have to be polled"]
+    pub fn pause(&self) -> bool {
+        if removed(Step::PauseSeesWakes) {
+            // Release: this twin is to fail by its lost wake-up alone.
+            self.0.swap(0, Release);
+            return false;
+        }
+        // Release (edge `pause`): the future.
+        self.0.fetch_and(!RUNNING, Release) & WOKEN != 0
+    }
+
+    /// Ends the last poll.
+    pub fn finish(&self) {
+        // Release (edge `end`): the place that the future has left. A wake meanwhile is of no use any more.
+        self.0.swap(DONE, Release);
+    }
+
+    /// Acquires the future for the owner of the last waker. Nobody polls or wakes the future any more.
+    pub fn look(&self) {
+        // Acquire (edges `pause`, `end`): the future, or the place that it has left.
+        let state = self.0.swap(DONE, Acquire);
+        debug_assert!(state & RUNNING == 0, "nobody polls without a waker");
+    }
+}

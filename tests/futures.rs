@@ -1,0 +1,917 @@
+//! Variables in asynchronous code: `Engine::acquire` and its guards, and operations that are futures.
+
+#![cfg(not(any(raddle_loom, raddle_shuttle)))]
+
+use raddle_testkit as common;
+
+use std::{
+    future::{Future, pending, poll_fn},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    pin::{Pin, pin},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    task::{Context, Poll, Waker},
+    thread,
+    time::Duration,
+};
+
+use common::{
+    Drops, Gate, Journal, KINDS, MOMENT, Meeting, PATIENCE, PanicsOnDrop, THREADED, block_on, block_on_within,
+    eventually, failure, hold, lock, occupy, on_kinds, poll_once,
+};
+use raddle::{
+    Acquire, Cause, Device, Engine, EngineKind, PushError, ReadGuard, Shutdown, SimulatedGpu, Var, WaitError,
+    WriteGuard, cx,
+};
+
+fn panics() -> ! {
+    resume_unwind(Box::new("on purpose"))
+}
+
+fn assert_panicked(error: &raddle::OpError, message: &str) {
+    assert!(matches!(error.cause(), Cause::Panic(Some(found)) if found == message), "{error}");
+}
+
+/// A future that is woken by hand.
+#[derive(Clone, Default)]
+struct Signal(Arc<Mutex<(bool, Option<Waker>)>>);
+
+impl Signal {
+    fn set(&self) {
+        let waker = {
+            let mut state = lock(&self.0);
+            state.0 = true;
+            state.1.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    fn is_awaited(&self) -> bool {
+        lock(&self.0).1.is_some()
+    }
+}
+
+impl Future for Signal {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = lock(&self.0);
+        if state.0 {
+            return Poll::Ready(());
+        }
+        let before = state.1.replace(cx.waker().clone());
+        drop(state);
+        drop(before);
+        Poll::Pending
+    }
+}
+
+/// A future that wakes itself and is ready at its next poll.
+fn yield_now() -> impl Future<Output = ()> + Send {
+    let mut yielded = false;
+    poll_fn(move |cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+}
+
+// -------------------------------------------------------------------------------------------------------- guards ----
+
+#[test]
+fn guards_have_the_shape_of_their_accesses() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (a, b) = (engine.var(1), engine.var(String::from("b")));
+        let many: Vec<_> = (0..3).map(|n| engine.var(n)).collect();
+        let array = [engine.var(7u8), engine.var(8)];
+        let reads: Vec<_> = many.iter().map(|var| var.read()).collect();
+        let accesses = (a.read(), (b.write(), cx()), reads, array.each_ref().map(|var| var.write()), ());
+        let guards = block_on(engine.acquire(accesses)).unwrap();
+        let (a_guard, (mut b_guard, inner), reads, mut array_guards, ()) = guards;
+        assert_eq!((*a_guard, reads.iter().map(|n| **n).sum::<i32>()), (1, 3));
+        b_guard.push('!');
+        *array_guards[1] += 1;
+        inner.op("").push(a.read(), |_| {}).unwrap();
+        let slice: &[_] = &[a.read()];
+        assert_eq!(*block_on(engine.acquire(slice)).unwrap()[0], 1, "readers do not wait for each other");
+        assert_eq!((format!("{a_guard:?}"), format!("{b_guard:?}")), ("1".to_owned(), "\"b!\"".to_owned()));
+        drop((a_guard, b_guard, reads, array_guards));
+        assert_eq!((engine.get(&b).unwrap(), engine.get(&array[1]).unwrap()), ("b!".to_owned(), 9));
+        assert_eq!((a.version(), b.version(), array[0].version(), array[1].version()), (0, 1, 1, 1));
+        block_on(engine.acquire(())).unwrap();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// Guards are `Send` and `Sync` as references are.
+#[test]
+fn guards_move_to_threads_as_their_values_do() {
+    fn send<T: Send>() {}
+    fn sync<T: Sync>() {}
+    send::<ReadGuard<u8>>();
+    sync::<ReadGuard<u8>>();
+    sync::<WriteGuard<u8>>();
+    send::<WriteGuard<std::cell::Cell<u8>>>();
+    send::<Acquire<WriteGuard<std::cell::Cell<u8>>>>();
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(vec![1]);
+        let mut guard = block_on(engine.acquire(value.write())).unwrap();
+        thread::spawn(move || guard.push(2)).join().unwrap();
+        assert_eq!(engine.get(&value).unwrap(), [1, 2]);
+        assert_eq!(value.version(), 1);
+    });
+}
+
+#[test]
+fn an_acquisition_takes_its_place_when_it_is_called() {
+    on_kinds(&THREADED, 2, |engine| {
+        let value = engine.var(0);
+        let gate = hold(&engine, value.token());
+        let mut acquire = engine.acquire(value.write());
+        engine.op("").push(value.write(), |value| *value *= 10).unwrap();
+        assert!(poll_once(&mut acquire).is_pending());
+        gate.open();
+        let mut guard = block_on(acquire).unwrap();
+        *guard += 1;
+        thread::sleep(MOMENT);
+        assert_eq!(*guard, 1, "a later operation ran beside the guard");
+        drop(guard);
+        assert_eq!(engine.get(&value).unwrap(), 10);
+    });
+}
+
+/// The guards are there at the first poll if nothing is before them.
+#[test]
+fn variables_that_are_free_are_acquired_at_once() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(5);
+        let Poll::Ready(guard) = poll_once(&mut engine.acquire(value.read())) else { panic!("it is pending") };
+        assert_eq!(*guard.unwrap(), 5);
+    });
+}
+
+#[test]
+fn an_acquisition_needs_no_worker() {
+    on_kinds(&THREADED, 1, |engine| {
+        let value = engine.var(1);
+        let gate = occupy(&engine, 1);
+        assert_eq!(*block_on(engine.acquire(value.write())).unwrap(), 1);
+        gate.open();
+    });
+}
+
+#[test]
+fn readers_hold_a_variable_together_and_a_writer_waits_for_all_of_them() {
+    on_kinds(&KINDS, 2, |engine| {
+        let value = engine.var(1);
+        let readers: Vec<_> = (0..4).map(|_| block_on(engine.acquire(value.read())).unwrap()).collect();
+        let mut write = engine.acquire(value.write());
+        for reader in readers {
+            assert!(poll_once(&mut write).is_pending());
+            assert_eq!(*reader, 1);
+            drop(reader);
+        }
+        *block_on(write).unwrap() += 1;
+        assert_eq!(engine.get(&value).unwrap(), 2);
+    });
+}
+
+#[test]
+fn an_operation_ends_with_its_last_guard() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (a, b) = (engine.var(1), engine.var(2));
+        let (first, second) = block_on(engine.acquire((a.write(), b.write()))).unwrap();
+        let mut next = engine.acquire(a.read());
+        drop(first);
+        assert!(poll_once(&mut next).is_pending());
+        assert_eq!(a.version(), 0);
+        drop(second);
+        drop(block_on(next).unwrap());
+        assert_eq!((a.version(), b.version()), (1, 1));
+    });
+}
+
+/// Dropped before its turn, while it waits with a waker, and when the guards are there but were not taken.
+#[test]
+fn a_dropped_acquisition_changes_nothing() {
+    on_kinds(&KINDS, 1, |engine| {
+        let drops = Drops::new();
+        let (value, failed) = (engine.var(drops.make()), engine.var(0));
+        engine.op("").try_push(failed.write(), |_| Err("no".into())).unwrap();
+        let guard = block_on(engine.acquire(value.read())).unwrap();
+        drop(engine.acquire(value.write()));
+        let mut polled = engine.acquire((value.overwrite(), failed.read()));
+        assert!(poll_once(&mut polled).is_pending());
+        assert!(block_on_within(&mut polled, MOMENT).is_err());
+        drop(polled);
+        let granted = engine.acquire(value.write());
+        drop(guard);
+        drop(granted);
+        engine.wait_for_var(&value).unwrap();
+        assert_eq!(value.version(), 0);
+        assert!(engine.wait_for_var(&failed).is_err());
+        engine.wait_for_all().unwrap();
+        drop(value);
+        engine.wait_for_all().unwrap();
+        drops.assert_all_gone();
+    });
+}
+
+#[test]
+fn a_panic_that_drops_a_guard_fails_what_its_operation_mutates() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (read, written) = (engine.var(1), engine.var(2));
+        let (read_guard, write_guard) = block_on(engine.acquire((read.read(), written.write()))).unwrap();
+        _ = catch_unwind(AssertUnwindSafe(move || {
+            let _guard = read_guard;
+            panics()
+        }));
+        drop(write_guard);
+        assert_panicked(&failure(engine.wait_for_var(&written)), "a guard was dropped by a panic");
+        engine.wait_for_var(&read).unwrap();
+        assert_eq!(written.version(), 0);
+        // Readers change nothing that could be left half done.
+        let guard = block_on(engine.acquire(read.read())).unwrap();
+        _ = catch_unwind(AssertUnwindSafe(move || {
+            let _guard = guard;
+            panics()
+        }));
+        engine.wait_for_all().unwrap();
+        // The guards of a destructor that runs during a panic.
+        struct Acquires(Engine, Var<i32>);
+        impl Drop for Acquires {
+            fn drop(&mut self) {
+                *block_on(self.0.acquire(self.1.write())).unwrap() += 1;
+            }
+        }
+        let acquires = Acquires(engine.downgrade(), read.clone());
+        _ = catch_unwind(AssertUnwindSafe(move || {
+            let _acquires = acquires;
+            panics()
+        }));
+        assert_eq!(engine.get(&read).unwrap(), 2);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn acquisitions_of_failed_variables_fail_unless_they_overwrite() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (failed, other) = (engine.var(1), engine.var(2));
+        engine.op("fails").try_push(failed.write(), |_| Err("no".into())).unwrap();
+        assert_eq!(failure(block_on(engine.acquire((failed.read(), other.write())))).name(), "fails");
+        assert_eq!(failure(engine.wait_for_var(&other)).name(), "fails");
+        *block_on(engine.acquire(failed.overwrite())).unwrap() = 3;
+        assert_eq!(engine.get(&failed).unwrap(), 3);
+        engine.clear_error(&other).unwrap();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn acquisitions_that_cannot_come_are_refused() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(1);
+        let other = common::engine(EngineKind::Naive, 1);
+        let foreign = block_on(other.acquire(value.read()));
+        assert!(matches!(foreign, Err(WaitError::Refused(PushError::ForeignVariable(_)))), "{foreign:?}");
+        let aliased = block_on(engine.acquire((value.read(), value.write())));
+        assert!(matches!(aliased, Err(WaitError::Refused(PushError::AliasedVariable(_)))), "{aliased:?}");
+        let (inside, same) = (engine.downgrade(), value.clone());
+        let held = engine.op("").submit(value.read(), move |_| block_on(inside.acquire(same.read())).map(drop));
+        assert!(matches!(held.unwrap().wait().unwrap(), Err(WaitError::WouldDeadlock)));
+        let (inside, same) = (engine.downgrade(), value.clone());
+        let held = engine.op("").submit_future(value.write(), move |_guard| async move {
+            yield_now().await;
+            inside.acquire(same.read()).await.map(drop)
+        });
+        assert!(matches!(block_on(held.unwrap()).unwrap(), Err(WaitError::WouldDeadlock)));
+        let mut twice = engine.acquire(value.read());
+        drop(block_on(&mut twice).unwrap());
+        assert!(matches!(block_on(&mut twice), Err(WaitError::ValueTaken)));
+        engine.delete_variable(&value, |_| {}).unwrap();
+        let deleted = block_on(engine.acquire(value.read()));
+        assert!(matches!(deleted, Err(WaitError::Refused(PushError::DeletedVariable(_)))), "{deleted:?}");
+        engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
+        let value = engine.var(1);
+        assert!(matches!(block_on(engine.acquire(value.read())), Err(WaitError::Refused(PushError::ShutDown))));
+    });
+}
+
+#[test]
+fn guards_may_outlive_all_handles_of_the_engine_and_of_the_variable() {
+    on_kinds(&KINDS, 1, |engine| {
+        let drops = Drops::new();
+        let value = engine.var(drops.make());
+        let observer = engine.downgrade();
+        let guard = block_on(engine.acquire(value.read())).unwrap();
+        let pending = engine.acquire(value.write());
+        drop((engine, value));
+        guard.touch();
+        drop(guard);
+        let guard = block_on(pending).unwrap();
+        guard.touch();
+        assert_eq!(drops.dropped(), 0);
+        drop(guard); // the engine ends in the background
+        observer.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
+        drops.assert_all_gone();
+    });
+}
+
+#[test]
+fn a_pending_acquisition_keeps_the_engine_open_until_it_is_dropped() {
+    on_kinds(&THREADED, 1, |engine| {
+        let value = engine.var(1);
+        let gate = hold(&engine, value.token());
+        let observer = engine.downgrade();
+        let acquire = engine.acquire(value.write());
+        drop(engine);
+        observer.op("").push((), |()| {}).unwrap();
+        drop(acquire);
+        eventually("the engine refuses pushes", || observer.op("").push((), |()| {}) == Err(PushError::ShutDown));
+        gate.open();
+        observer.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
+        assert_eq!(value.version(), 1, "that of the operation before");
+    });
+}
+
+#[test]
+fn a_forgotten_guard_holds_its_variable_and_a_shutdown_times_out() {
+    for kind in KINDS {
+        common::watched(move || {
+            let engine = common::engine(kind, 1);
+            let value = engine.var(vec![1]);
+            std::mem::forget(block_on(engine.acquire(value.read())).unwrap());
+            assert_eq!(engine.get(&value).unwrap(), [1]);
+            let mut write = engine.acquire(value.write());
+            assert!(poll_once(&mut write).is_pending());
+            let ended = engine.shutdown(Shutdown::Drain, Some(MOMENT));
+            assert!(matches!(ended, Err(raddle::ShutdownError::TimedOut)), "{ended:?}");
+            let ended = engine.shutdown(Shutdown::Cancel, Some(MOMENT));
+            assert!(matches!(ended, Err(raddle::ShutdownError::TimedOut)), "{ended:?}");
+            // The drop of the last handle would wait for ever.
+            std::mem::forget((engine, write));
+        });
+    }
+}
+
+#[test]
+fn a_cancelling_shutdown_fails_acquisitions_that_wait() {
+    on_kinds(&THREADED, 1, |engine| {
+        let value = engine.var(1);
+        let gate = hold(&engine, value.token());
+        let acquire = engine.acquire(value.write());
+        engine.notify_shutdown();
+        gate.open();
+        assert!(matches!(failure(block_on(acquire)).cause(), Cause::Cancelled));
+        engine.shutdown(Shutdown::Cancel, Some(PATIENCE)).unwrap();
+    });
+}
+
+#[test]
+fn tasks_of_several_runtimes_share_variables() {
+    on_kinds(&KINDS, 2, |engine| {
+        const TASKS: usize = 8;
+        const ROUNDS: usize = if cfg!(miri) { 2 } else { 50 };
+        let (total, log) = (engine.var(0usize), engine.var(Vec::new()));
+        let task = |name: &'static str| {
+            let (engine, total, log) = (engine.clone(), total.clone(), log.clone());
+            async move {
+                for _ in 0..ROUNDS {
+                    let (mut total, mut log) = engine.acquire((total.write(), log.write())).await.unwrap();
+                    let before = *total;
+                    yield_now().await;
+                    *total = before + 1;
+                    log.push(name);
+                }
+            }
+        };
+        let tokio: Vec<_> = (0..TASKS).map(|_| task("tokio")).collect();
+        let smol: Vec<_> = (0..TASKS).map(|_| task("smol")).collect();
+        let pollster = task("pollster");
+        let threads = [
+            thread::spawn(move || {
+                tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async move {
+                    let tasks: Vec<_> = tokio.into_iter().map(tokio::spawn).collect();
+                    for task in tasks {
+                        task.await.unwrap();
+                    }
+                });
+            }),
+            thread::spawn(move || {
+                let executor = smol::Executor::new();
+                let tasks: Vec<_> = smol.into_iter().map(|task| executor.spawn(task)).collect();
+                smol::block_on(executor.run(async {
+                    for task in tasks {
+                        task.await;
+                    }
+                }));
+            }),
+            thread::spawn(move || pollster::block_on(pollster)),
+        ];
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let expected = (2 * TASKS + 1) * ROUNDS;
+        assert_eq!(engine.get(&total).unwrap(), expected);
+        assert_eq!(engine.with(&log, Vec::len).unwrap(), expected);
+        assert_eq!(total.version(), expected as u64);
+    });
+}
+
+/// The program code of a waker that runs when its turn has come may wait for what is behind, on the same thread.
+#[test]
+fn a_waker_may_use_and_release_the_guards() {
+    struct TakesGuard(Mutex<Option<Acquire<WriteGuard<i32>>>>, Gate);
+    impl std::task::Wake for TakesGuard {
+        fn wake(self: Arc<Self>) {
+            let mut acquire = lock(&self.0).take().unwrap();
+            let Poll::Ready(guard) = poll_once(&mut acquire) else { panic!("it was woken") };
+            *guard.unwrap() += 1;
+            self.1.open();
+        }
+    }
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(1);
+        let first = block_on(engine.acquire(value.write())).unwrap();
+        let (takes, done) = (Arc::new(TakesGuard(Mutex::default(), Gate::new())), Gate::new());
+        *lock(&takes.0) = Some(engine.acquire(value.write()));
+        let waker = Waker::from(Arc::clone(&takes));
+        let mut acquire = lock(&takes.0).take().unwrap();
+        assert!(pin!(&mut acquire).poll(&mut Context::from_waker(&waker)).is_pending());
+        *lock(&takes.0) = Some(acquire);
+        drop(first);
+        takes.1.pass();
+        assert_eq!(engine.get(&value).unwrap(), 2);
+        done.open();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+// ------------------------------------------------------------------------------------------------------- futures ----
+
+#[test]
+fn futures_run_in_push_order_with_other_operations() {
+    on_kinds(&KINDS, 2, |engine| {
+        let value = engine.var(0);
+        for n in 0..50 {
+            engine
+                .op("")
+                .push_future(value.write(), move |mut value| async move {
+                    assert_eq!(*value, 2 * n);
+                    yield_now().await;
+                    *value += 1;
+                })
+                .unwrap();
+            engine.op("").push(value.write(), |value| *value += 1).unwrap();
+        }
+        assert_eq!(engine.get(&value).unwrap(), 100);
+        assert_eq!(value.version(), 100);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_future_is_polled_when_it_is_woken_and_occupies_no_worker() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (value, signals) = (engine.var(0), [(); 10].map(|()| Signal::default()));
+        let futures: Vec<_> = signals
+            .iter()
+            .map(|signal| {
+                let signal = signal.clone();
+                engine.op("").submit_future(value.read(), |value| async move {
+                    signal.await;
+                    *value
+                })
+            })
+            .collect();
+        eventually("all of them wait", || signals.iter().all(Signal::is_awaited));
+        engine.op("").submit((), |()| ()).unwrap().wait().unwrap();
+        assert!(futures.iter().all(|future| !future.as_ref().unwrap().is_done()));
+        thread::scope(|scope| {
+            for signal in &signals {
+                scope.spawn(|| signal.set());
+            }
+        });
+        for future in futures {
+            assert_eq!(future.unwrap().wait().unwrap(), 0);
+        }
+    });
+}
+
+/// Every wake is followed by a poll that sees what was done before it, and polls never overlap.
+#[test]
+fn a_storm_of_wakes_loses_none_and_polls_one_at_a_time() {
+    on_kinds(&KINDS, 2, |engine| {
+        const WAKES: usize = if cfg!(miri) { 50 } else { 5_000 };
+        let (count, polling, polls) = (Arc::new(AtomicUsize::new(0)), AtomicBool::new(false), Journal::new());
+        let waker = Arc::new(Mutex::new(None::<Waker>));
+        let (its_count, its_waker, its_polls) = (Arc::clone(&count), Arc::clone(&waker), polls.clone());
+        let future = poll_fn(move |cx| {
+            assert!(!polling.swap(true, SeqCst), "two threads poll");
+            *lock(&its_waker) = Some(cx.waker().clone());
+            let seen = its_count.load(SeqCst);
+            its_polls.add(seen);
+            polling.store(false, SeqCst);
+            if seen == 4 * WAKES { Poll::Ready(()) } else { Poll::Pending }
+        });
+        let done = engine.op("").submit_future((), |()| future).unwrap();
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..WAKES {
+                        count.fetch_add(1, SeqCst);
+                        let waker = lock(&waker).clone();
+                        waker.into_iter().for_each(Waker::wake);
+                    }
+                });
+            }
+        });
+        // The last wake may have come before the first poll, which then has seen it.
+        block_on(done).unwrap();
+        assert!(polls.take().is_sorted());
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_future_that_wakes_itself_lets_others_run() {
+    on_kinds(&THREADED, 1, |engine| {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let spins = engine.op("").submit_future((), |()| async move {
+            while !stopped.load(SeqCst) {
+                yield_now().await;
+            }
+        });
+        engine.op("").submit((), |()| ()).unwrap().wait().unwrap();
+        stop.store(true, SeqCst);
+        spins.unwrap().wait().unwrap();
+    });
+    on_kinds(&[EngineKind::Naive], 1, |engine| {
+        let yields = engine.op("").submit_future((), |()| async {
+            for _ in 0..100_000 {
+                yield_now().await;
+            }
+        });
+        yields.unwrap().wait().unwrap();
+    });
+}
+
+#[test]
+fn a_waker_that_outlives_its_operation_does_nothing() {
+    on_kinds(&KINDS, 1, |engine| {
+        let drops = Drops::new();
+        let (kept, captured) = (Arc::new(Mutex::new(None)), drops.make());
+        let keeps = Arc::clone(&kept);
+        let future = engine.op("").submit_future((), move |()| async move {
+            captured.touch();
+            let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+            *lock(&keeps) = Some(waker);
+        });
+        future.unwrap().wait().unwrap();
+        eventually("the future is dropped", || drops.dropped() == 1);
+        let waker = lock(&kept).take().unwrap();
+        waker.wake_by_ref();
+        engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
+        waker.wake_by_ref();
+        drop(engine);
+        waker.wake();
+    });
+}
+
+#[test]
+fn panics_and_errors_of_a_future_fail_what_it_mutates() {
+    on_kinds(&KINDS, 1, |engine| {
+        let values = [(); 5].map(|()| engine.var(0));
+        let first = |n: usize| values[n].write();
+        engine.op("").push_future(first(0), |_guard| -> std::future::Ready<()> { panics() }).unwrap();
+        engine
+            .op("")
+            .push_future(first(1), |_guard| async {
+                yield_now().await;
+                panics()
+            })
+            .unwrap();
+        engine
+            .op("")
+            .try_push_future(first(2), |_guard| async {
+                yield_now().await;
+                Err("no".into())
+            })
+            .unwrap();
+        // A drop that panics when the future has ended.
+        engine
+            .op("")
+            .push_future(first(3), |_guard| {
+                let dropped = PanicsOnDrop("the drop");
+                poll_fn(move |_| {
+                    let _ = &dropped;
+                    Poll::Ready(())
+                })
+            })
+            .unwrap();
+        let handle = engine.op("named").try_submit_future(first(4), |_guard| async { Err::<(), _>("no value".into()) });
+        assert_panicked(&failure(engine.wait_for_var(&values[0])), "on purpose");
+        assert_panicked(&failure(engine.wait_for_var(&values[1])), "on purpose");
+        assert_eq!(failure(engine.wait_for_var(&values[2])).to_string().split("failed: ").nth(1), Some("no"));
+        assert_panicked(&failure(engine.wait_for_var(&values[3])), "the drop");
+        let error = failure(block_on(handle.unwrap()));
+        assert!(error.name() == "named" && error.ptr_eq(&failure(engine.wait_for_var(&values[4]))));
+        assert!(values.iter().all(|value| value.version() == 0));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn an_operation_ends_when_its_future_and_all_its_guards_are_gone() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let given = Arc::new(Mutex::new(None));
+        let gives = Arc::clone(&given);
+        let mut handle = engine
+            .op("")
+            .submit_future(value.write(), |guard| async move {
+                *lock(&gives) = Some(guard);
+                7
+            })
+            .unwrap();
+        eventually("the guard is given away", || lock(&given).is_some());
+        assert!(matches!(handle.wait_timeout(MOMENT), Err(WaitError::TimedOut)));
+        let mut guard = lock(&given).take().unwrap();
+        *guard = 5;
+        assert_eq!(value.version(), 0);
+        thread::spawn(move || drop(guard)).join().unwrap();
+        assert_eq!(handle.wait().unwrap(), 7);
+        assert_eq!((engine.get(&value).unwrap(), value.version()), (5, 1));
+        // A panic elsewhere that drops the guard fails the operation, although the future has a value.
+        let (gives, drops) = (Arc::clone(&given), Drops::new());
+        let result = drops.make();
+        let handle = engine.op("").submit_future(value.write(), |guard| async move {
+            *lock(&gives) = Some(guard);
+            result
+        });
+        eventually("the guard is given away", || lock(&given).is_some());
+        let guard = lock(&given).take();
+        _ = catch_unwind(AssertUnwindSafe(move || {
+            let _guard = guard;
+            panics()
+        }));
+        assert_panicked(&failure(handle.unwrap().wait().map(drop)), "a guard was dropped by a panic");
+        eventually("the value is dropped", || drops.check().is_ok());
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_future_that_nothing_can_wake_fails() {
+    on_kinds(&KINDS, 1, |engine| {
+        let drops = Drops::new();
+        let (value, captured) = (engine.var(0), drops.make());
+        engine
+            .op("")
+            .push_future(value.write(), |guard| async move {
+                let _held = (guard, captured);
+                pending::<()>().await;
+            })
+            .unwrap();
+        assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::LostFuture));
+        drops.assert_all_gone();
+        // Its waker is dropped later, under a lock that the drop of the future takes.
+        struct Leaves(Signal);
+        impl Drop for Leaves {
+            fn drop(&mut self) {
+                lock(&self.0.0).0 = true;
+            }
+        }
+        let signal = Signal::default();
+        let leaves = Leaves(signal.clone());
+        let future = engine
+            .op("")
+            .submit_future((), |()| async move {
+                leaves.0.clone().await;
+            })
+            .unwrap();
+        eventually("it waits", || signal.is_awaited());
+        if engine.kind() == EngineKind::Naive {
+            let waker = lock(&signal.0).1.take();
+            drop(waker);
+        } else {
+            lock(&signal.0).1 = None;
+        }
+        assert!(matches!(failure(future.wait()).cause(), Cause::LostFuture));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn futures_push_also_while_the_engine_drains() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (value, signal) = (engine.var(0), Signal::default());
+        let (inner, its_signal) = (value.clone(), signal.clone());
+        engine
+            .op("")
+            .push_future(cx(), |engine| async move {
+                its_signal.await;
+                engine.op("").push(inner.write(), |value| *value += 1).unwrap();
+                *engine.acquire(inner.write()).await.unwrap() += 1;
+                yield_now().await;
+                engine.op("").push(inner.write(), |value| *value += 1).unwrap();
+            })
+            .unwrap();
+        eventually("it waits", || signal.is_awaited());
+        let observer = engine.downgrade();
+        let ends = thread::spawn(move || drop(engine));
+        eventually("the engine drains", || observer.op("").push((), |()| {}) == Err(PushError::ShutDown));
+        signal.set();
+        ends.join().unwrap();
+        assert_eq!(value.version(), 3);
+    });
+}
+
+#[test]
+fn a_cancelling_shutdown_cancels_futures_that_have_not_started() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (value, signal, drops) = (engine.var(0), Signal::default(), Drops::new());
+        let (its_signal, captured) = (signal.clone(), drops.make());
+        let started = engine.op("").submit_future(value.write(), |guard| async move {
+            its_signal.await;
+            drop(guard);
+        });
+        let waits = engine.op("").submit_future(value.write(), |_guard| async move { captured.touch() });
+        eventually("the first one waits", || signal.is_awaited());
+        engine.notify_shutdown();
+        signal.set();
+        started.unwrap().wait().unwrap();
+        assert!(matches!(failure(waits.unwrap().wait()).cause(), Cause::Cancelled));
+        engine.shutdown(Shutdown::Cancel, Some(PATIENCE)).unwrap();
+        drops.assert_all_gone();
+    });
+}
+
+#[test]
+fn the_handle_of_a_future_cancels_it_before_it_starts() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (value, drops) = (engine.var(0), Drops::new());
+        let guard = block_on(engine.acquire(value.write())).unwrap();
+        let captured = drops.make();
+        let quiet = engine.op("").submit_future(value.write(), |_guard| async move { captured.touch() }).unwrap();
+        let captured = drops.make();
+        let loud = engine.op("").submit_future(value.write(), |_guard| async move { captured.touch() }).unwrap();
+        assert!(quiet.cancel_quietly());
+        assert!(loud.cancel());
+        drops.assert_all_gone();
+        drop(guard);
+        assert!(matches!(failure(block_on(loud)).cause(), Cause::Cancelled));
+        assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::Cancelled));
+        engine.clear_error(&value).unwrap();
+        engine.wait_for_all().unwrap();
+        assert_eq!(value.version(), 1);
+    });
+}
+
+#[test]
+fn a_poll_cannot_wait_for_its_own_operation() {
+    on_kinds(&KINDS, 1, |engine| {
+        type Place = Arc<Mutex<Option<raddle::OpHandle<()>>>>;
+        let (place, signal) = (Place::default(), Signal::default());
+        let (its_place, its_signal) = (Arc::clone(&place), signal.clone());
+        let handle = engine.op("").submit_future((), |()| async move {
+            its_signal.await;
+            let own = lock(&its_place).take().unwrap();
+            assert!(matches!(own.wait(), Err(WaitError::WouldDeadlock)));
+        });
+        *lock(&place) = Some(handle.unwrap());
+        signal.set();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn futures_on_a_device_are_refused() {
+    let gpu = Device::Gpu(0);
+    let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build().unwrap();
+    let refused = engine.op("").on(gpu).push_future((), |()| async {});
+    assert_eq!(refused, Err(PushError::FutureOnDevice));
+    assert_eq!(engine.op("").on(gpu).submit_future((), |()| async {}).err(), Some(PushError::FutureOnDevice));
+    // A guard may depend on work of the device, and wakers run beside its thread.
+    let there = engine.device_var::<f32>(gpu, 16).unwrap();
+    let host = engine.pinned_var::<f32>(gpu, 16).unwrap();
+    engine.op("load").on(gpu).copy_to_device(&host, &there).unwrap();
+    let read = engine.op("").submit_future((host.read(), there.read()), |(host, there)| async move {
+        yield_now().await;
+        (host.len(), there.len())
+    });
+    assert_eq!(block_on(read.unwrap()).unwrap(), (16, 16));
+    assert_eq!(block_on(engine.acquire(there.write())).unwrap().len(), 16);
+}
+
+/// Many threads push futures that acquire, over few variables.
+#[test]
+fn many_futures_over_few_variables_lose_no_update() {
+    on_kinds(&KINDS, 3, |engine| {
+        const ROUNDS: usize = if cfg!(miri) { 3 } else { 150 };
+        let (values, meeting) = ([(); 3].map(|()| engine.var(0u64)), Meeting::new(4));
+        thread::scope(|scope| {
+            for thread in 0..4usize {
+                let (engine, values, meeting) = (&engine, &values, meeting.clone());
+                scope.spawn(move || {
+                    meeting.join();
+                    for round in 0..ROUNDS {
+                        let (one, other) = (&values[(thread + round) % 3], &values[(thread + round + 1) % 3]);
+                        let accesses = (one.write(), other.read(), cx());
+                        let extra = values[(thread + round + 2) % 3].clone();
+                        engine
+                            .op("")
+                            .push_future(accesses, move |(mut one, other, engine)| async move {
+                                let (before, seen) = (*one, *other);
+                                yield_now().await;
+                                assert_eq!((*one, *other), (before, seen));
+                                *one += 1;
+                                drop((one, other));
+                                engine.op("").push(extra.write(), |extra| *extra += 1).unwrap();
+                            })
+                            .unwrap();
+                        if round % 3 == 0 {
+                            *block_on(engine.acquire(other.write())).unwrap() += 1;
+                        }
+                    }
+                });
+            }
+        });
+        engine.wait_for_all().unwrap();
+        let total: u64 = values.iter().map(|value| engine.get(value).unwrap()).sum();
+        assert_eq!(total, (4 * (2 * ROUNDS + ROUNDS.div_ceil(3))) as u64);
+        assert_eq!(values.iter().map(Var::version).sum::<u64>(), total);
+    });
+}
+
+#[test]
+fn timeouts_of_a_runtime_drop_what_waits() {
+    on_kinds(&THREADED, 1, |engine| {
+        let value = engine.var(0);
+        let gate = hold(&engine, value.token());
+        for _ in 0..20 {
+            assert!(block_on_within(engine.acquire(value.write()), Duration::ZERO).is_err());
+        }
+        gate.open();
+        assert_eq!(*block_on(engine.acquire(value.write())).unwrap(), 0);
+        assert_eq!(engine.with(&value, |value| *value).unwrap(), 0);
+        assert_eq!(value.version(), 2);
+    });
+}
+
+// --------------------------------------------------------------------------------------------- other asynchronous calls ----
+
+#[test]
+fn get_async_takes_its_place_when_it_is_called() {
+    on_kinds(&THREADED, 2, |engine| {
+        let value = engine.var(1);
+        let gate = hold(&engine, value.token());
+        let gets = engine.get_async(&value);
+        engine.op("").push(value.write(), |value| *value = 2).unwrap();
+        let (ready, later) = (value.ready(), value.token().ready());
+        gate.open();
+        assert_eq!(smol::block_on(gets).unwrap(), 1);
+        pollster::block_on(async {
+            ready.await.unwrap();
+            later.await.unwrap();
+        });
+        assert_eq!((engine.get(&value).unwrap(), value.version()), (2, 2));
+    });
+}
+
+#[test]
+fn an_asynchronous_shutdown_drains_and_resolves() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (value, signal) = (engine.var(0), Signal::default());
+        let awaited = signal.clone();
+        engine
+            .op("")
+            .push_future(value.write(), |mut value| async move {
+                awaited.await;
+                *value += 1;
+            })
+            .unwrap();
+        eventually("it waits", || signal.is_awaited());
+        let mut ends = pin!(engine.shutdown_async(Shutdown::Drain));
+        assert!(block_on_within(ends.as_mut(), MOMENT).is_err());
+        assert_eq!(engine.op("").push((), |()| {}), Err(PushError::ShutDown));
+        signal.set();
+        block_on(ends).unwrap();
+        block_on(engine.shutdown_async(Shutdown::Cancel)).unwrap();
+        engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
+        assert_eq!(engine.get(&value).unwrap(), 1);
+    });
+    on_kinds(&KINDS, 1, |engine| {
+        let inside = engine.downgrade();
+        let ended = engine.op("").submit_future((), move |()| inside.shutdown_async(Shutdown::Drain));
+        assert!(matches!(block_on(ended.unwrap()).unwrap(), Err(raddle::ShutdownError::InsideOperation)));
+        drop(engine.shutdown_async(Shutdown::Drain)); // it goes on
+        engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
+    });
+}
