@@ -784,7 +784,7 @@ impl<'e> OpBuilder<'e> {
     /// hands its worker over like other functions; one that awaits does not need to.
     ///
     /// If the future panics, each variable that the operation mutates fails. So it does, with
-    /// [`Cause::LostFuture`](crate::Cause::LostFuture), if the future can never be woken any more, since all of its wakers
+    /// [`Cause::LostFuture`], if the future can never be woken any more, since all of its wakers
     /// were dropped. A future that has started is not cancelled.
     ///
     /// The [`Naive`](crate::EngineKind::Naive) engine polls inside the push, and then inside the wake.
