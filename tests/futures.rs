@@ -915,3 +915,56 @@ fn an_asynchronous_shutdown_drains_and_resolves() {
         engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
     });
 }
+
+// -------------------------------------------------------------------------------------------------- cancellation ----
+
+/// It stops at its next await, also if nothing else wakes it.
+#[test]
+fn a_started_future_that_is_cancelled_stops_and_fails_what_it_mutates() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (value, drops, signal) = (engine.var(0), Drops::new(), Signal::default());
+        let (item, awaited) = (drops.make(), signal.clone());
+        let handle = engine.op("endless").submit_future(value.write(), move |mut value| async move {
+            *value = 1;
+            item.touch();
+            awaited.await;
+            *value = 2;
+        });
+        let handle = handle.unwrap();
+        eventually("the future waits", || signal.is_awaited());
+        assert!(!handle.cancel() && !handle.cancel_quietly(), "it has started");
+        assert!(matches!(failure(handle.wait()).cause(), Cause::Cancelled));
+        assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::Cancelled));
+        drops.assert_all_gone();
+        signal.set();
+        engine.clear_error(&value).unwrap();
+        assert_eq!((engine.get(&value).unwrap(), value.version()), (1, 0));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// A group does not wake its futures.
+#[test]
+fn a_started_future_of_a_cancelled_group_stops_when_it_is_woken() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (value, signal, group) = (engine.var(0), Signal::default(), engine.group());
+        let awaited = signal.clone();
+        group
+            .op("endless")
+            .push_future(value.write(), move |mut value| async move {
+                awaited.await;
+                *value = 2;
+            })
+            .unwrap();
+        eventually("the future waits", || signal.is_awaited());
+        group.cancel();
+        assert_eq!(group.pending(), 1);
+        signal.set();
+        assert!(matches!(failure(group.wait()).cause(), Cause::Cancelled));
+        assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::Cancelled));
+        let late = group.op("").submit_future((), |()| async {}).unwrap();
+        assert!(matches!(failure(late.wait()).cause(), Cause::Cancelled));
+        group.wait().unwrap_err();
+        engine.wait_for_all().unwrap();
+    });
+}

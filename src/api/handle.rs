@@ -157,7 +157,8 @@ impl<R> OpHandle<R> {
     /// does.
     ///
     /// An operation that has started runs to its end, and learns by
-    /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled) that it should stop. A
+    /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled) that it should stop. But if it is a
+    /// [future](crate::OpBuilder::submit_future), it stops at its next `await`, and fails. A
     /// [clean-up](crate::OpBuilder::cleanup) cannot be cancelled.
     ///
     /// ```

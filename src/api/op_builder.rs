@@ -233,7 +233,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Cancels the operation if it has not started by then: in its turn it fails with
-    /// [`Cause::DeadlinePassed`](crate::Cause::DeadlinePassed) instead of running. A deadline does not order anything:
+    /// [`Cause::DeadlinePassed`] instead of running. A deadline does not order anything:
     /// operations with an earlier one do not run first. Each run of an operator has the same deadline. A
     /// [clean-up](Self::cleanup) runs in any case.
     ///

@@ -48,6 +48,8 @@ pub struct Cancellable<F: ?Sized> {
     failure: Mutex<Option<OpError>>,
     name: Name,
     location: &'static Location<'static>,
+    /// Called when somebody has asked the started operation to stop.
+    stop: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// The record of the operation, from when it enters a queue.
     queued: AtomicPtr<()>,
     /// The lane of that queue.
@@ -58,11 +60,19 @@ pub struct Cancellable<F: ?Sized> {
 // SAFETY: only the thread that has won the claim uses `f`, and the other fields are `Sync`.
 unsafe impl<F: Send + ?Sized> Sync for Cancellable<F> {}
 
+impl<F: ?Sized> std::fmt::Debug for Cancellable<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cancellable").field("name", &self.name).field("claim", &self.claim).finish_non_exhaustive()
+    }
+}
+
 impl<F> Cancellable<Option<F>> {
+    /// Creates the shared part of the operation `name`, pushed at `location`.
     pub fn new(claim: Claim, name: Name, location: &'static Location<'static>, f: F) -> Self {
         Self {
             claim,
             failure: Mutex::new(None),
+            stop: Mutex::new(None),
             name,
             location,
             queued: AtomicPtr::new(ptr::null_mut()),
@@ -97,6 +107,7 @@ impl<F: Send> Function for Option<F> {
 pub(crate) type Handled<R> = Oneshot<R, Cancellable<dyn Function>>;
 
 impl<F: ?Sized> Cancellable<F> {
+    /// The claim of the operation.
     pub fn claim(&self) -> &Claim {
         &self.claim
     }
@@ -129,11 +140,19 @@ impl<F: ?Sized> Cancellable<F> {
 }
 
 impl Cancellable<dyn Function> {
+    /// Lets `stop` be called when somebody asks the started operation to stop. A call before this one is seen by
+    /// [`Claim::is_stopping`].
+    pub(super) fn when_stopping(&self, stop: impl FnOnce() + Send + 'static) {
+        *lock(&self.stop) = Some(Box::new(stop));
+    }
+
     /// Cancels the operation if it has not started, and calls `tell` with its failure. Then drops the function. Returns
-    /// whether the operation is cancelled by this call.
+    /// whether the operation is cancelled by this call. Otherwise asks a started operation to stop.
     pub(crate) fn cancel(&self, how: Cancel, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
         if !self.claim.cancel(how) {
+            let stop = lock(&self.stop).take();
+            stop.into_iter().for_each(|stop| stop());
             return false;
         }
         if how == Cancel::Loudly {

@@ -6,7 +6,9 @@
 //! 2. *Between two polls*: only wakers know the task. The first wake pushes an operation of the engine's own, without
 //!    variables, that polls. So the record of the operation itself enters its lane once, and a wake needs no turn.
 //! 3. *Ended*: a poll was the last one, and the future was dropped. The operation ends when its guards are gone as well.
-//! 4. *Lost*, instead: the last waker was dropped between two polls, so nobody can wake the future any more. It is
+//! 4. *Stopped*, instead: its handle or its group was cancelled. The next poll drops the future, and the operation fails.
+//!    A handle wakes the future for that; a group does not.
+//! 5. *Lost*, instead: the last waker was dropped between two polls, so nobody can wake the future any more. It is
 //!    dropped on a worker, and the operation fails.
 //!
 //! [`PollState`] says which thread polls. The naive engine polls where the future is woken.
@@ -88,7 +90,8 @@ where
     fn poll(self: Pin<&mut Self>, frame: &Frame, cx: &mut Context<'_>) -> Poll<Result<(), Cause>> {
         let (future, delivery) = self.fields();
         let Some(future) = future.as_pin_mut() else { unreachable!("a future is not polled again") };
-        claimed(delivery.as_ref(), frame, || future.poll(cx)).map_ok(|value| {
+        let poll = || if frame.is_stopping() { Poll::Ready(Err(Cause::Cancelled)) } else { future.poll(cx) };
+        claimed(delivery.as_ref(), frame, poll).map_ok(|value| {
             if let Some(delivery) = delivery {
                 delivery.value = Some(value);
             }
@@ -288,7 +291,7 @@ where
     let Some(right) = call.take_right() else { return Ok(()) };
     let core = call.core();
     let share = Share::new(right, core);
-    let delivery = handle.map(|handle| Delivery { handle, value: None });
+    let delivery = handle.clone().map(|handle| Delivery { handle, value: None });
     let future = Box::pin(Running { future: Some(make(&share)), delivery });
     let task = FutureTask {
         state: PollState::running(),
@@ -297,7 +300,13 @@ where
         lane: call.op().task().lane,
         started: UnsafeCell::new(Some(Started { future, share })),
     };
-    Arc::new(task).run();
+    let task = Arc::new(task);
+    if let Some(handle) = handle {
+        // Not an owner: a future that only its handle knows is lost.
+        let to_stop = Arc::downgrade(&task);
+        handle.beside().when_stopping(move || to_stop.upgrade().iter().for_each(Wake::wake_by_ref));
+    }
+    task.run();
     Ok(())
 }
 
