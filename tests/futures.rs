@@ -964,6 +964,8 @@ fn a_started_future_of_a_cancelled_group_stops_when_it_is_woken() {
         assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::Cancelled));
         let late = group.op("").submit_future((), |()| async {}).unwrap();
         assert!(matches!(failure(late.wait()).cause(), Cause::Cancelled));
+        let clean_up = group.op("").cleanup().submit_future(cx(), |_| async { 7 }).unwrap();
+        assert_eq!(clean_up.wait().unwrap(), 7, "a clean-up runs to its end");
         group.wait().unwrap_err();
         engine.wait_for_all().unwrap();
     });

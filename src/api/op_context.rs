@@ -94,7 +94,7 @@ impl<'a> OpContext<'a> {
 
     /// Returns whether the operation should stop: somebody has tried to cancel it since it started, or has cancelled its
     /// group, or a shutdown cancels what has not started. A function that takes long may ask now and then, and return
-    /// early. It decides itself whether that is a failure.
+    /// early. It decides itself whether that is a failure. Always `false` in a [clean-up](crate::OpBuilder::cleanup). A [clean-up](crate::OpBuilder::cleanup) should not.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -117,7 +117,7 @@ impl<'a> OpContext<'a> {
     /// ```
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
-        self.frame.is_stopping() || self.frame.engine().is_cancelling()
+        self.frame.is_stopping() || !self.frame.is_kept() && self.frame.engine().is_cancelling()
     }
 
     /// Returns a handle of the engine that pushes and waits, but does not keep the engine open; see

@@ -35,7 +35,12 @@ use crate::{
         callback::{as_kernel, in_kernel},
         stream::GpuStream,
     },
-    engine::{core::Core, group::Group, right::Right, task::Task},
+    engine::{
+        core::Core,
+        group::Group,
+        right::Right,
+        task::{Task, flag},
+    },
     notify::{async_state::AsyncState, claim::Claim},
     sync::thread_static,
     testing::weaken::{Step, removed},
@@ -119,8 +124,16 @@ impl Frame {
         f()
     }
 
-    /// Whether the operation, which runs, was asked to stop.
+    /// Whether the operation is a clean-up, which cannot be cancelled.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.op().is_some_and(|op| op.task().has(flag::KEPT))
+    }
+
+    /// Whether the operation, which runs, was asked to stop. A clean-up cannot be.
     pub(crate) fn is_stopping(&self) -> bool {
+        if self.is_kept() {
+            return false;
+        }
         let limits = self.limits();
         limits.claim().is_some_and(Claim::is_stopping)
             || limits.group().is_some_and(|group| group.cancelled().is_some())

@@ -19,8 +19,8 @@ use std::{
 };
 
 use raddle::{
-    Completion, Device, DeviceVec, Engine, EngineBuilder, EngineKind, GpuStream, Group, OpBuilder, OpError, Operator,
-    PushError, Shutdown, SimulatedGpu, Token, Var, WaitError, simulated::Clock,
+    BoxError, Completion, Device, DeviceVec, Engine, EngineBuilder, EngineKind, GpuStream, Group, OpBuilder, OpError,
+    Operator, PushError, Shutdown, SimulatedGpu, Token, Var, WaitError, simulated::Clock,
 };
 
 use super::{
@@ -47,6 +47,8 @@ enum Class {
 enum Kind {
     Sync,
     Async(Finish),
+    /// A future that yields while it holds its variables.
+    Future,
     /// The following kinds are over typed variables.
     Push,
     Submit,
@@ -234,6 +236,9 @@ impl Program {
                     if matches!(operation.kind, Kind::Submit | Kind::TrySubmit) {
                         operation.kind = Kind::Push;
                     }
+                    if operation.kind == Kind::Future {
+                        operation.kind = Kind::Sync;
+                    }
                     operators.push(id);
                     Step::MakeOperator(id)
                 }
@@ -274,7 +279,8 @@ impl Program {
         let finish = if bytes.one_in(2) { Finish::Inside } else { Finish::Elsewhere };
         let kind = match (bytes.below(8), is_typed) {
             (0, _) | (1..=2, false) => Kind::Sync,
-            (1, _) | (3..=5, false) => Kind::Async(finish),
+            (1, _) | (3..=4, false) => Kind::Async(finish),
+            (5, false) => Kind::Future,
             (2..=3, true) => Kind::Push,
             (4..=5, true) | (6, false) => Kind::Submit,
             _ => Kind::TrySubmit,
@@ -331,6 +337,7 @@ impl Program {
             property: bytes.pick(&PROPERTIES),
             no_skip: bytes.one_in(12),
             gpu: match bytes.below(64) {
+                _ if kind == Kind::Future => None,
                 63 => Some(1),
                 32.. => Some(0),
                 _ => None,
@@ -385,7 +392,7 @@ impl Operation {
     fn is_for_device(&self) -> bool {
         match self.kind {
             Kind::Sync => true,
-            Kind::Async(_) => false,
+            Kind::Async(_) | Kind::Future => false,
             Kind::Push | Kind::Submit | Kind::TrySubmit => self.untyped.is_empty(),
         }
     }
@@ -907,6 +914,22 @@ impl Run {
         self.end()
     }
 
+    async fn future(self) -> Result<(), BoxError> {
+        let seen = self.enter();
+        let mut left = 1 + self.operation().yields;
+        std::future::poll_fn(|cx| {
+            left -= 1;
+            if left == 0 {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+        self.leave(seen);
+        Ok(self.end()?)
+    }
+
     fn asynchronous(self: Arc<Self>, done: Completion, finish: Finish) -> Result<(), String> {
         let seen = self.enter();
         let ends = self.operation().ends;
@@ -1011,7 +1034,8 @@ fn get<T: Content>(engine: &Engine, variable: &Var<T>, limit: Limit) -> Answer {
     match limit {
         Limit::None => answer(engine.get(variable), seen),
         Limit::Micros(limit) => answer(engine.get_timeout(variable, Duration::from_micros(limit)), seen),
-        Limit::Future | Limit::Poll => answer(engine.with(variable, T::clone), seen),
+        Limit::Future => answer(block_on(engine.get_async(variable)), seen),
+        Limit::Poll => answer(engine.with(variable, T::clone), seen),
     }
 }
 
@@ -1091,6 +1115,7 @@ impl Runner {
                     .launch_any(self.scratch.read(), move |stream, scratch| Arc::new(run).on_device(stream, scratch));
             }
             Kind::Sync => return builder.push_sync(move |_| run.untyped()),
+            Kind::Future => return builder.try_push_future((), move |()| run.future()),
             Kind::Async(finish) => {
                 return builder.push_async_any(raddle::cx(), move |_, done| Arc::new(run).asynchronous(done, finish));
             }
