@@ -94,7 +94,8 @@ impl<'a> OpContext<'a> {
 
     /// Returns whether the operation should stop: somebody has tried to cancel it since it started, or has cancelled its
     /// group, or a shutdown cancels what has not started. A function that takes long may ask now and then, and return
-    /// early. It decides itself whether that is a failure. Always `false` in a [clean-up](crate::OpBuilder::cleanup). A [clean-up](crate::OpBuilder::cleanup) should not.
+    /// early. It decides itself whether that is a failure.
+    /// Always `false` in a [clean-up](crate::OpBuilder::cleanup).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
