@@ -85,7 +85,7 @@ fn a_ready_operation_runs_on_the_thread_of_its_waiter() {
     });
 }
 
-/// A wait with a limit must return in time, whatever the operation does.
+/// A wait with a time limit must return in time, even if the operation blocks.
 #[test]
 fn a_wait_with_a_time_limit_hands_the_worker_over() {
     on_kinds(&THREADED, 1, |engine| {
