@@ -1,8 +1,8 @@
 //! A thread that is stopped at any step of a protocol delays only operations that depend on it.
 //!
-//! Each test stops one thread at one point after the other ([`Point`] lists them, [`Stop`] does it), lets other
-//! threads go on, and compares the operations that ran with those that may be delayed. After the release everything
-//! runs, in push order. The tests exist only under `--cfg raddle_pause`; `.ci/run faults` runs them.
+//! Each test stops a thread by a [`Stop`] at one [`Point`] after the other, lets other threads go on, and compares the
+//! operations that ran with those that may be delayed. After the release everything runs, in push order. The tests
+//! exist only under `--cfg raddle_pause`; `.ci/run faults` runs them.
 #![cfg(raddle_pause)]
 #![forbid(unsafe_code)]
 

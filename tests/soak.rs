@@ -470,8 +470,8 @@ impl Pusher<'_> {
     }
 }
 
-/// Builds an engine, pushes on it from several threads, and ends it in a random way, after which nothing of it is
-/// left.
+/// Builds an engine, pushes on it from several threads, and ends it in a random way. After that, nothing of the engine
+/// is left.
 fn round(ledger: &Arc<Ledger>, seed: u64) {
     let (mut random, start) = (Random(seed), Instant::now());
     let kind =

@@ -1,4 +1,4 @@
-//! Shared code of the models of `raddle`. It runs a model, checks that a twin fails, and has a world of variables and
+//! Shared code of the models of `raddle`: runs a model, checks that a twin fails, and has a world of variables and
 //! operations for the tracker's models, and pending operations for the models of waits.
 //!
 //! The models themselves are in `tests/`, one file for each protocol. They run the library's own types under loom,

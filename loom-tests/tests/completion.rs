@@ -74,7 +74,7 @@ fn a_wait_ends_after_the_completion_and_sees_the_writes_before_it() {
         let data = Arc::new(Data(UnsafeCell::new(0)));
         let other = Arc::clone(&data);
         let thread = thread::spawn(move || {
-            // SAFETY: the wait ends after this, which is what the model checks.
+            // SAFETY: the wait ends after this write, which is what the model checks.
             other.0.with_mut(|data| unsafe { *data = 1 });
             done.complete();
         });
@@ -95,7 +95,7 @@ fn an_operation_pushed_behind_runs_once_after_the_completion() {
         let data = Arc::new(Data(UnsafeCell::new(0)));
         let (first, second) = (Arc::clone(&data), Arc::clone(&data));
         let thread = thread::spawn(move || {
-            // SAFETY: the next operation runs after this, which is what the model checks.
+            // SAFETY: the next operation runs after this write, which is what the model checks.
             first.0.with_mut(|data| unsafe { *data += 1 });
             done.complete();
         });

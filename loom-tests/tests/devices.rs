@@ -1,6 +1,6 @@
-//! Lanes of devices: what a lane publishes about its stream and about a failed device, against operations that wait
-//! for the stream and lanes that need its events. Also the simulated device, which executes commands on any thread
-//! that polls it.
+//! Lanes of devices: a lane publishes the state of its stream and the failure of its device, while operations wait for
+//! the stream and other lanes need its events. Also the simulated device, which executes commands on any thread that
+//! polls it.
 //!
 //! Whole lanes, with a simulated device, are in `shuttle.rs`: they have too many threads for loom.
 #![cfg(raddle_loom)]

@@ -21,20 +21,20 @@ impl Name {
     /// Creates an engine, and writes to it.
     fn new(number: u32) -> Self {
         let engine = Box::new(Engine(UnsafeCell::new(0)));
-        // SAFETY: no other thread has access to it.
+        // SAFETY: no other thread has access to the engine yet.
         engine.0.with_mut(|value| unsafe { *value = number });
         Self(NonNull::from(Box::leak(engine)))
     }
 
     fn number(self) -> u32 {
-        // SAFETY: it is never freed before `end`.
+        // SAFETY: only `end` frees the engine.
         let engine = unsafe { self.0.as_ref() };
         // SAFETY: loom reports a concurrent write.
         engine.0.with(|value| unsafe { *value })
     }
 
     fn end(self) {
-        // SAFETY: it was leaked by `new`, and is ended once, by the last thread.
+        // SAFETY: `new` leaked the engine, and the last thread ends it, once.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }

@@ -73,7 +73,7 @@ fn end(pool: &Pool, kept: impl IntoIterator<Item = Taken>, count: usize) {
     numbers.sort_unstable();
     assert!(numbers.iter().copied().eq(0..count), "the batches must be 0..{count}, each once, but are {numbers:?}");
     for batch in all {
-        // SAFETY: it was leaked by `new`, and is in the list only once.
+        // SAFETY: `new` leaked the batch, which is in the list only once.
         drop(unsafe { Box::from_raw(batch.0.as_ptr()) });
     }
 }

@@ -1,10 +1,10 @@
 //! A push is atomic: operations that share variables are in the same order in every queue, however their pushers
 //! interleave, and a stalled pusher delays only the operations behind its own.
 //!
-//! An operation's accesses are sorted by variable, so no thread can insert them in another order. These models
-//! explore that every access may be inserted by its own pusher or by any thread that it is in the way of. Unless a
-//! model says otherwise, threads only push, and ready operations run after the threads are joined: then every
-//! interleaving is one of pushes, and a bound covers more of them.
+//! An operation's accesses are sorted by variable, so no thread can insert them in another order. In these models
+//! every access may be inserted by its own pusher, or by any thread that finds it in the way. Unless a model says
+//! otherwise, threads only push, and ready operations run after the threads are joined: then every interleaving is
+//! one of pushes, and a bound covers more of them.
 
 #![cfg(raddle_loom)]
 

@@ -163,7 +163,7 @@ fn the_last_share_retires_the_record_after_all_uses() {
     });
 }
 
-/// A slow helper may still use the queue of a variable whose last operation, the one that it helps, is done.
+/// A slow helper may still use the queue of a variable after the last operation there, which it helps, is complete.
 /// Meanwhile the variable is disposed of.
 #[test]
 fn a_variable_is_freed_only_after_the_helpers() {

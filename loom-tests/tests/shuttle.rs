@@ -1,4 +1,4 @@
-//! Models that are too large for loom: tens of operations on five or six threads, in hundreds to thousands of
+//! Models that are too large for loom: dozens of operations on five or six threads, in hundreds or thousands of
 //! schedules.
 //!
 //! Every access counts as `SeqCst` here, so these models say nothing about orderings. They check everything else: they
@@ -521,7 +521,7 @@ fn ready_operations_are_scheduled_before_the_program_is_notified() {
     }
 }
 
-/// A deletion, which the engine admits at any time, pushes while another thread shuts the engine down. An accepted
+/// A deletion, which the engine accepts at any time, pushes while another thread shuts the engine down. An accepted
 /// push runs.
 fn a_deletion_that_pushes_while_the_engine_ends() {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);

@@ -299,7 +299,7 @@ struct Shared {
     peers: Mutex<Vec<usize>>,
     /// The first loss.
     lost: OnceLock<DeviceError>,
-    /// Held by a thread that gives up the device, until the device has done all its work.
+    /// Held by a thread that gives up the device, until the device has completed all its work.
     giving_up: Mutex<()>,
     /// Recognises a forked child, in which the driver's state belongs to the parent.
     process: ProcessMark,

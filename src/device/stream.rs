@@ -42,9 +42,9 @@ pub(crate) enum FunctionEnd {
 /// The stream on which a device operation issues its work; from [`OpBuilder::launch`](crate::OpBuilder::launch) and
 /// its siblings.
 ///
-/// What the function issues on it runs on the device after all dependencies of the operation, and the operation is
-/// complete when the device has done it. Streams of the program's own are ordered with it by
-/// [`include`](Self::include).
+/// The work that the function issues on the stream runs on the device after all dependencies of the operation, and the
+/// operation is complete when the device has completed that work. [`include`](Self::include) orders streams of the
+/// program's own with it.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -178,7 +178,8 @@ mod tests {
     fn nest(engine: &Engine, depth: usize) -> usize {
         let inner = engine.clone();
         let next = engine.op("nest").submit((), move |()| if depth == 0 { 0 } else { nest(&inner, depth - 1) });
-        1 + next.expect("the engine is open").wait().expect("nothing fails")
+        // With a time limit, since the operation would run in place otherwise.
+        1 + next.expect("the engine is open").wait_timeout(Duration::from_secs(60)).expect("nothing fails")
     }
 
     /// In these tests a thread without a worker ends after a millisecond.

@@ -102,7 +102,7 @@ struct Issuer<'c> {
     marked: u64,
     passed: u64,
     mark_tries: u32,
-    /// How many operations are still to be followed by an event in any case.
+    /// How many more operations are followed by an event in any case.
     foresight: u32,
     /// The points of other streams that the stream has waited for.
     seen: Clock,
@@ -113,7 +113,7 @@ struct Issuer<'c> {
     backoff: Backoff,
 }
 
-/// The main function of a GPU lane's thread; the lane has the number `number`.
+/// The main function of the thread that serves GPU lane `number`.
 pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
     // All cores near the GPU, not a single one: each of them has a worker pinned to it.
     let near = |gpu: &Gpu| if core.gpus().pins { gpu.driver.cores_near() } else { Vec::new() };
@@ -185,7 +185,7 @@ impl Issuer<'_> {
     /// Serves the lane until it ends.
     fn run(&mut self) {
         self.place_ready(Epilogues::new());
-        // Operations that a panic has left unreported.
+        // Operations that a panic has left unreported are reported now.
         self.conclude();
         while !self.core.is_forked() {
             for _ in 0..BATCH {

@@ -1,9 +1,9 @@
 //! The lanes of GPUs, each with its own thread and stream, and how operations of the CPU and of devices follow each
 //! other.
 //!
-//! A ready device operation goes to its lane. The lane's thread calls its function with the stream, and releases its
-//! variables immediately ([`issuer`]). The commands in flight are noted on the variables
-//! ([`timeline`](crate::device::timeline)). An operation must wait until they are done if it is of the CPU or of
+//! A ready device operation is scheduled on its lane. The lane's thread calls its function with the stream, and
+//! releases its variables immediately ([`issuer`]). The commands in flight are noted on the variables
+//! ([`timeline`](crate::device::timeline)). An operation must wait until they are complete if it is of the CPU or of
 //! another device, or uses a value in host memory. It is then *sent* to the lane that it waits for, which watches its
 //! stream and sends the operation back.
 
@@ -24,8 +24,8 @@ use crate::{
 mod backoff;
 mod issuer;
 
-/// Returns the lane for operations with `property` on `device`, by its number among those of the engine, and starts
-/// its thread.
+/// Returns the lane for operations with `property` on `device`, by its number among those of the engine. Starts the
+/// lane's thread if necessary.
 pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Result<u8, PushError> {
     let gpus = core.gpus();
     let refused = || PushError::NoSuchDevice(device);
@@ -57,7 +57,7 @@ pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Res
 
 /// Starts the thread of a lane, unless it has started.
 fn start(lane: &GpuLane<Task>, core: &Arc<Core>, number: usize) -> std::io::Result<()> {
-    // Relaxed: the lane also takes operations that are sent before its thread runs.
+    // Relaxed: a lane takes operations before its thread runs.
     if lane.started.load(Relaxed) || core.threads().has_ended() {
         return Ok(());
     }

@@ -87,7 +87,8 @@ impl<T> Band<T> {
     /// Pushes an operation into the inbox.
     fn push(&self, op: OpRef<T>) {
         let op = op.into_ptr();
-        // SAFETY: the caller has given up the right to it, and no other thread gets that before the CAS.
+        // SAFETY: the caller has given up the right to the operation, and no other thread gets that right before the
+        // CAS.
         let link = unsafe { Op::link_of(op) };
         // Relaxed: a guess for the CAS.
         let mut head = self.inbox.load(Relaxed);
@@ -162,7 +163,7 @@ impl<T> Band<T> {
 pub enum Rest {
     /// The pop made none visible.
     Unchanged,
-    /// Operations that were hidden while the pop held them are visible again: another worker should be woken for them.
+    /// Operations that the pop had hidden are visible again: another worker should be woken for them.
     Published,
 }
 
@@ -187,7 +188,8 @@ impl<T> Iterator for Chain<T> {
 
     fn next(&mut self) -> Option<OpRef<T>> {
         self.len = self.len.checked_sub(1)?;
-        // SAFETY: the popper of the chain has the right to its operations, and this one is handed out only here.
+        // SAFETY: the popper passed the rights to its operations to the chain, which hands out each of them only once,
+        // here.
         let op = unsafe { OpRef::from_ptr(self.next) };
         if self.len > 0 {
             // Relaxed: the chain is this thread's.
@@ -287,8 +289,8 @@ impl<T> Injector<T> {
     fn mark(&self, band: u8) {
         if band != DEFAULT_BAND {
             // Release (edge `mask`): after the push. It must be a read-modify-write: a popper that clears the bit
-            // later reads the value that this one wrote and so sees the push; if a popper cleared the bit earlier,
-            // this sets it again.
+            // later reads the value written here and so sees the push; if a popper cleared the bit earlier, this sets
+            // it again.
             self.mask.fetch_or(1 << band, Release);
         }
     }
@@ -296,7 +298,7 @@ impl<T> Injector<T> {
     /// Returns the highest band other than the default that may hold operations.
     #[inline]
     pub fn highest(&self) -> Option<u8> {
-        // Relaxed: a hint; a concurrent push may be seen by the next call.
+        // Relaxed: a hint; the next call may be the first to see a concurrent push.
         self.mask.load(Relaxed).checked_ilog2().map(|band| band as u8)
     }
 
@@ -324,7 +326,7 @@ impl<T> Injector<T> {
         let queue = self.band(band);
         let popped = queue.pop(max);
         match popped {
-            // The rest was hidden, and another popper may have cleared the bit meanwhile.
+            // The pop had hidden the rest, and another popper may have cleared the bit meanwhile.
             Some((_, Rest::Published)) => self.mark(band),
             None if band != DEFAULT_BAND => {
                 // Acquire (edge `mask`): if this clears the bit of a push, the second check sees that push.
@@ -346,7 +348,7 @@ impl<T> Injector<T> {
 
 impl<T> Drop for Injector<T> {
     fn drop(&mut self) {
-        // The mask does not tell: a bit stays set if its operation was popped before the bit was set.
+        // The mask cannot tell: a bit stays set if its operation was popped before the bit was set.
         debug_assert!(self.bands.iter().all(Band::is_empty), "operations are left in an injector");
     }
 }

@@ -110,7 +110,7 @@ impl<T> Lane<T> {
     /// Injects a ready operation from a thread that runs none of the lane's workers.
     #[inline(never)]
     pub fn inject_from_outside(&self, op: OpRef<T>) {
-        // Seldom while operations queue up, and always if the workers keep up.
+        // Rare while operations queue up, but every time if the workers keep up.
         if self.injector.is_inbox_empty() {
             self.sleep.report_contention();
         }

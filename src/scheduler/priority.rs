@@ -6,9 +6,9 @@ pub const DEFAULT_BAND: u8 = 32;
 /// The number of bands; band 0 is not used.
 pub(super) const BANDS: usize = 64;
 
-/// The band of a priority: higher first.
+/// Returns the band of a priority: a higher priority never has a lower band.
 ///
-/// Priorities from -7 to 7 have a band each; beyond that each doubling shares one (8 to 15, 16 to 31, ...), and
+/// Priorities from -7 to 7 have a band each. Beyond that, each doubling shares one (8 to 15, 16 to 31, ...), and
 /// everything from 2²⁶ on shares the last, on both sides of zero.
 #[inline]
 pub fn band_of(priority: i32) -> u8 {

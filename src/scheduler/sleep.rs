@@ -43,7 +43,7 @@ use crate::{
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdlePolicy {
-    /// It keeps searching: lowest latency, and a whole core.
+    /// It keeps searching: lowest latency, but it occupies a whole core.
     Spin,
     /// It keeps searching for this long and then sleeps. An engine that has been idle for longer uses no CPU time.
     SpinThenPark(Duration),
@@ -74,8 +74,8 @@ const TIMED_PARK: [Duration; 2] = [Duration::from_micros(100), Duration::from_mi
 /// worker parks once more. Picked.
 const MIN_FINDS: usize = 32;
 
-/// Consecutive timed parks without a report of contention, at most. Picked: a thread whose operations are mostly not
-/// ready when it pushes them seldom injects, and so seldom reports.
+/// Consecutive timed parks without a report of contention, at most. Picked: a thread that pushes mostly operations
+/// that are not yet ready seldom injects, and so seldom reports.
 const MAX_UNREPORTED: u32 = 3;
 
 /// How notifiers see a worker that searches for work.
@@ -209,7 +209,7 @@ impl Sleep {
         (&self.words[worker / 64], 1 << (worker % 64))
     }
 
-    /// Notes that a thread that pushes work shares the core of `worker`, which should leave the core to it.
+    /// Notes that the core of `worker` is shared with a thread that pushes work, to which the worker should leave it.
     pub fn set_contended(&self, worker: usize) {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
@@ -218,7 +218,7 @@ impl Sleep {
         }
     }
 
-    /// Clears the note of contention before the worker sleeps: a thread that goes on pushing on its core reports
+    /// Clears the note of contention before the worker sleeps. A thread that goes on pushing on that core reports it
     /// again.
     fn clear_contended(&self, worker: usize) {
         let (word, bit) = self.bit(worker);
@@ -233,7 +233,7 @@ impl Sleep {
         word.contended.load(Relaxed) & bit != 0
     }
 
-    /// Makes the caller a searcher unless too many workers search.
+    /// Makes the caller a searcher unless too many workers already search.
     pub fn try_start_search(&self) -> bool {
         // Relaxed: a bound, not a handshake.
         let may = self.searchers.load(Relaxed) < self.max_searchers;
@@ -432,9 +432,9 @@ impl Sleep {
 /// Frees a handle that was replaced, after the epochs of the threads that may have loaded it.
 #[cold]
 fn retire(handle: NonNull<ThreadHandle>) {
-    // SAFETY: it is not reclaimed before the closure below runs.
+    // SAFETY: only the closure below frees the handle, and it has not been retired yet.
     let stamp = unsafe { &handle.as_ref().stamp };
-    // SAFETY: `set_thread` made it of a box, and only this closure frees it.
+    // SAFETY: `set_thread` allocated it as a box, and only this closure frees it.
     let free = stamp.killed_by(move || drop(unsafe { Box::from_raw(handle.as_ptr()) }));
     // SAFETY: a thread's handle may be dropped on any thread; the closure owns all that it refers to.
     unsafe { epoch::pin().retire(free) };
@@ -446,7 +446,7 @@ impl Drop for Sleep {
             // Relaxed: no other thread has access.
             let handle = handle.load(Relaxed);
             if !handle.is_null() {
-                // SAFETY: `set_thread` made it of a box, and no other thread has access.
+                // SAFETY: `set_thread` allocated it as a box, and no other thread has access.
                 drop(unsafe { Box::from_raw(handle) });
             }
         }

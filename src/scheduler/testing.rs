@@ -32,9 +32,9 @@ pub(super) struct Ready(Vec<Known>);
 impl Ready {
     pub(super) fn new(count: usize, band: u8) -> Self {
         let op = |number| {
-            // SAFETY: the pointer is to room for a task.
+            // SAFETY: `new_with` passes a pointer to room for a task.
             let init = move |place: *mut usize| unsafe { place.write(number) };
-            // SAFETY: the iterator yields no variables; `init` makes a task.
+            // SAFETY: the iterator yields no variables, and `init` initialises the task.
             Known(unsafe { OpRef::new_with(init, band, false, std::iter::empty()) }.into_ptr())
         };
         Self((0..count).map(op).collect())

@@ -31,7 +31,7 @@ const MAX_RUN: u32 = 32;
 /// and only operations in the deque of a worker that does not come back to it need one.
 const ROUNDS_PER_VISIT: u32 = 8;
 
-/// Operations that a worker takes from the injector in one pop. Picked: the cost of a pop is small against the cost of
+/// Operations that a worker takes from the injector in one pop. Picked: the cost of a pop is small compared to running
 /// so many operations, and others can still steal them.
 const MAX_BATCH: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 
@@ -44,13 +44,14 @@ const DEQUE_CAPACITY: usize = 64;
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const ROUNDS_PER_CLOCK: u32 = 8;
 
-/// A gap between two readings of the clock from which on a searching worker is taken to share its core with another
-/// thread. It stops searching: that thread may be the one that pushes work, and notifiers count on the worker.
+/// If this much time passes between two readings of the clock, a searching worker is taken to share its core with
+/// another thread. It then stops searching: that thread may be the one that pushes work, and notifiers count on the
+/// worker.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const CONTENDED: Duration = Duration::from_micros(20);
 
-/// Average time between two calls of `find`, over all workers of the lane, up to which a worker parks with a time
-/// limit. Picked.
+/// The longest average time between two calls of `find`, over all workers of the lane, at which a worker still parks
+/// with a time limit. Picked.
 const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
 
 /// Pauses between two search rounds, before the first reading of the clock and after it. Picked: some 100 ns at first,
@@ -76,7 +77,7 @@ pub struct Worker<T> {
     lane: Arc<Lane<T>>,
     index: usize,
     deque: deque::Worker<OpRef<T>>,
-    /// The first successor of the operation that ran last.
+    /// The first operation that became ready when the last one completed.
     slot: Cell<Option<OpRef<T>>>,
     /// Operations were pushed to the deque since the last notification.
     unnotified: Cell<bool>,
@@ -358,7 +359,7 @@ impl<T> Worker<T> {
     }
 
     /// Pops at most `max` operations from a band of the injector. All but the first go into the deque, which must have
-    /// room.
+    /// room for them.
     #[inline(never)]
     fn pop_injector(&self, band: u8, max: usize) -> Option<OpRef<T>> {
         let (mut chain, rest) = self.lane.injector().pop(band, max)?;
@@ -418,7 +419,7 @@ impl<T> Worker<T> {
         loop {
             guard.state.set(state);
             pause::at(Point::SleepSearching);
-            // On a contended core, searching would only keep the pushing thread from making work.
+            // On a contended core, a search would only keep the pushing thread from making work.
             let contended = self.lane.idle() != IdlePolicy::Spin && sleep.is_contended(self.index);
             if state == SearchState::Searching {
                 let found = if contended || was_timed { self.find() } else { self.spin() };
@@ -430,7 +431,7 @@ impl<T> Worker<T> {
                 if state == SearchState::Searching {
                     let _ = sleep.stop_search();
                 }
-                // No operation is left, but perhaps entries whose operations waiters have taken.
+                // No operation is left, but there may be entries whose operations waiters have taken.
                 return self.find();
             }
             let park = if contended && self.is_lane_busy() { ParkKind::Timed } else { ParkKind::Untimed };
@@ -438,8 +439,8 @@ impl<T> Worker<T> {
             guard.state.set(SearchState::Announced);
             pause::at(Point::SleepAnnounced);
             if !removed(Step::SearchAgainBeforePark) {
-                // After the announcement: a notifier that saw no sleeper made its work visible before, and this search
-                // sees it.
+                // After the announcement: a notifier that saw no sleeper had made its work visible before, so this
+                // search sees it.
                 if let Some(op) = self.find() {
                     // A notifier may have counted on this worker while it was announced.
                     sleep.retract(self.index);

@@ -38,7 +38,7 @@ mod model {
             self.len.load(Acquire) == 0
         }
 
-        /// Takes one element, and as many of the elements behind it as `batch` returns for their number.
+        /// Takes one element, and `batch(n)` of the `n` elements behind it.
         fn take(&self, batch: impl Fn(usize) -> usize) -> Steal<(T, Vec<T>)> {
             // Acquire: pairs with `push`.
             let len = self.len.load(Acquire);
@@ -71,7 +71,7 @@ mod model {
         }
 
         pub(crate) fn push(&self, element: T) {
-            // Release: what was done before. A read-modify-write, since stealers change it too.
+            // Release: hands over what was done before. A read-modify-write, since stealers change the word too.
             self.0.len.fetch_add(1, Release);
             self.0.queue.lock().unwrap().push_back(element);
         }

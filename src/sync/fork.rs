@@ -35,7 +35,7 @@ impl ProcessMark {
         Self(FORKS.load(Relaxed))
     }
 
-    /// Whether the mark is of a process that has forked this one.
+    /// Whether the mark was made by a process that forked this one.
     #[inline]
     pub(crate) fn is_foreign(self) -> bool {
         // Relaxed: it changes only while there is no other thread.
@@ -63,7 +63,7 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
     pub(crate) fn get(&self, make: impl FnOnce() -> T) -> &'static T {
         // Acquire: pairs with the exchange in `make`.
         let made = self.0.load(Acquire);
-        // SAFETY: every value in there was leaked.
+        // SAFETY: every value that the pointer has ever referred to was leaked.
         match unsafe { made.as_ref() } {
             Some(made) if !made.process.is_foreign() => &made.value,
             _ => self.make(made, make()),
@@ -77,13 +77,13 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
         let now = match self.0.compare_exchange(before, new, AcqRel, Acquire) {
             Ok(_) => new,
             Err(now) => {
-                // SAFETY: it was boxed above, and no other thread has a pointer to it.
+                // SAFETY: `new` was boxed above, and no other thread has a pointer to it.
                 drop(unsafe { Box::from_raw(new) });
                 now
             }
         };
-        // SAFETY: every value in there was leaked. It is this process's: of another process's values, only `before` is
-        // left.
+        // SAFETY: every value that the pointer has ever referred to was leaked. This process made it: of other
+        // processes' values, only `before` is left.
         &unsafe { &*now }.value
     }
 }
@@ -92,7 +92,7 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
 mod tests {
     use super::*;
 
-    /// The test does not fork: `begin` would affect all tests that run beside it.
+    /// This test does not fork: `begin` would affect all tests that run beside it.
     #[test]
     fn a_value_is_made_once_and_again_after_a_fork() {
         static VALUE: PerProcess<usize> = PerProcess::new();
@@ -103,7 +103,7 @@ mod tests {
         // Relaxed: the test has one thread.
         let old = VALUE.0.swap(Box::leak(Box::new(foreign)), Relaxed);
         assert_eq!(*VALUE.get(|| 4), 4);
-        // SAFETY: it was leaked, and is never freed.
+        // SAFETY: the value was leaked, and is never freed.
         assert_eq!(unsafe { &*old }.value, 1, "the old one stays");
     }
 

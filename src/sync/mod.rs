@@ -163,7 +163,7 @@ mod imp {
         }
 
         pub(crate) fn get(&self) -> Option<&T> {
-            // SAFETY: a value that was set stays, and loom reports a `set` that is not ordered before.
+            // SAFETY: a value that was set is never replaced, and loom reports a `set` that is not ordered before.
             self.0.with(|value| unsafe { &*value }.as_ref())
         }
 
@@ -171,7 +171,7 @@ mod imp {
             if self.get().is_some() {
                 return Err(value);
             }
-            // SAFETY: loom reports every other use of the cell meanwhile.
+            // SAFETY: loom reports any other access to the cell during this one.
             self.0.with_mut(|slot| unsafe { *slot = Some(value) });
             Ok(())
         }
@@ -264,8 +264,8 @@ mod imp {
 pub(crate) use imp::{Condvar, Mutex, MutexGuard, OnceLock, atomic, cell, hint, mpsc, thread};
 pub(crate) use std::sync::atomic::Ordering;
 
-/// Makes visible what was done before each release in the last changes of `counter`, one of which the caller has just
-/// made or seen. A fence, so that only the caller that needs it pays for it.
+/// Acquires what happened before each release in the last changes of `counter`. The caller must have made or seen one
+/// of these changes. A fence, so that only the caller that needs it pays for it.
 #[inline(always)]
 pub(crate) fn acquire(counter: &atomic::AtomicU64) {
     #[cfg(not(raddle_tsan))]

@@ -1,11 +1,11 @@
-//! Panics of the program's code: its functions, drops, wakers, loggers and errors.
+//! Panics of program code: functions, drops, wakers, loggers and errors.
 
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-/// The payload of a panic. Its drop is the program's code as well, so it must go to [`discard`].
+/// The payload of a panic. Its drop is program code as well, so it must go to [`discard`].
 pub(crate) type Payload = Box<dyn Any + Send>;
 
 /// Runs `f` and catches a panic. The data that `f` uses must be valid at each point where it may panic.
@@ -31,7 +31,7 @@ pub(crate) fn message(payload: Payload) -> (Option<String>, Option<Payload>) {
     }
 }
 
-/// Logs at a level of [`log::Level`]. The logger is the program's code, which may panic, push and wait, and so are the
+/// Logs at a level of [`log::Level`]. The logger is program code, which may panic, push and wait, and so are the
 /// values that it prints: the caller must hold no lock, no worker and no operation.
 macro_rules! log {
     ($level:ident, $($what:tt)+) => {

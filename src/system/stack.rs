@@ -3,19 +3,19 @@
 
 use std::{io, panic::resume_unwind, thread};
 
-/// The stack that must be left for a function of the program's, in bytes, if the stack is large enough for that.
-/// Picked: more than is needed by functions that expect stacks of two mebibytes and keep their buffers elsewhere.
+/// The stack that must be left for a function of the program, in bytes, if the stack is large enough for that. Picked:
+/// more than functions need that expect stacks of two mebibytes and keep their buffers elsewhere.
 const RESERVE: usize = 256 << 10;
 
-/// The stack that must be left however small the stack is, in bytes. Measured: reclaiming what other operations have
-/// retired takes the engine itself 34 KiB.
+/// The stack that must be left however small the stack is, in bytes. Measured: the engine itself takes 34 KiB when it
+/// reclaims what other operations have retired.
 const LEAST: usize = 96 << 10;
 
-/// The size of another stack. It is only mapped; unused pages take no memory.
+/// The size of the other stack. It is only mapped; unused pages take no memory.
 const ANOTHER: usize = 64 << 20;
 
-/// Whether so little of the stack is left that the calling thread should not call a function of the program's on top
-/// of its current frames. `None` if that is unknown.
+/// Whether so little of the stack is left that the calling thread should not call a function of the program on top of
+/// its current frames. `None` if that is unknown.
 pub(crate) fn is_short() -> Option<bool> {
     let (lowest, size) = imp::bounds()?;
     let here = 0_u8;
@@ -24,16 +24,16 @@ pub(crate) fn is_short() -> Option<bool> {
     Some(left < (size / 4).clamp(LEAST, RESERVE))
 }
 
-/// Runs `f` on another stack, that of a new thread, and waits for its end.
+/// Runs `f` on another stack, that of a new thread, and waits until it returns.
 ///
 /// # Errors
 /// The operating system refused a thread; `f` has not run.
 ///
 /// # Safety
-/// 1. What `f` captures and calls may be used by another thread while the calling one is blocked.
+/// 1. Another thread may use what `f` captures and calls while the calling thread is blocked.
 pub(crate) unsafe fn on_another<R>(f: impl FnOnce() -> R) -> io::Result<R> {
     struct Lent<T>(T);
-    // SAFETY: (1): the thread that lends the value is blocked until it has it back.
+    // SAFETY: (1): the thread that lends the value is blocked until it has the value back.
     unsafe impl<T> Send for Lent<T> {}
     impl<T> Lent<T> {
         fn get(self) -> T {
@@ -78,7 +78,7 @@ mod imp {
         let (mut lowest, mut size) = (ptr::null_mut(), 0);
         // SAFETY: the call before has initialised the attributes, and both variables may be written.
         let found = unsafe { libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut lowest, &raw mut size) };
-        // SAFETY: the attributes are initialised, and not used after this.
+        // SAFETY: the attributes are initialised, and are not used after this call.
         unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
         (found == 0).then(|| (lowest.addr(), size))
     }

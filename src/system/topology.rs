@@ -1,6 +1,7 @@
 //! Cores: which ones a thread may use, which are near a device, which have pinned workers, and how a thread is pinned.
 //!
-//! The count of pinned workers is the process's, and no part of a protocol, so it uses `std` in the models as well.
+//! The pinned workers are counted per process. The count is no part of a protocol, so it uses `std` in the models as
+//! well.
 
 use std::{
     fs,
@@ -16,7 +17,7 @@ use core_affinity::CoreId;
 
 use crate::sync::fork::{PerProcess, ProcessMark};
 
-/// Returns the cores near the device with this address on the PCI bus, as Linux reports them; none on other systems.
+/// Returns the cores that Linux reports as near the device with this PCI address; none on other systems.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) fn cores_near(pci_address: &str) -> Vec<usize> {
     let list = fs::read_to_string(format!("/sys/bus/pci/devices/{pci_address}/local_cpulist"));
@@ -64,7 +65,7 @@ pub(crate) fn keep_to(cores: &[usize]) -> bool {
     // SAFETY: a mask is an array of bits, for which zero is valid.
     let mut mask: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     for &core in cores.iter().filter(|&&core| core < MAX_CORES) {
-        // SAFETY: the mask has a bit for it.
+        // SAFETY: the mask has a bit for the core.
         unsafe { libc::CPU_SET(core, &mut mask) };
     }
     // SAFETY: the mask is valid for its size, and 0 is the calling thread.

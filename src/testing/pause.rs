@@ -79,7 +79,7 @@ points! {
         /// `Core::complete`: all accesses are done; the operations that became ready are in this thread's list.
         Completed,
     }
-    /// On the way of a ready operation into an injector.
+    /// On the path of a ready operation into an injector.
     INJECT {
         /// `Injector::push`: the CAS on the inbox comes next.
         InjectBeforeLink,
@@ -230,7 +230,7 @@ mod stop {
 
     /// Stops the calling thread if it has armed a stop for this pass of `point`.
     pub(crate) fn at(point: Point) {
-        // An ending thread counts nothing.
+        // A thread that is ending counts nothing.
         let _ = PASSINGS.try_with(|passings| passings[point as usize].update(|count| count + 1));
         let stop = ARMED.try_with(|armed| {
             let mut armed = armed.borrow_mut();
@@ -244,7 +244,7 @@ mod stop {
             }
             armed.take().map(|(stop, _)| stop)
         });
-        // An ending thread has no stop.
+        // A thread that is ending has no stop.
         if let Ok(Some(stop)) = stop {
             stop.wait_for_release();
         }

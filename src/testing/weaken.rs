@@ -14,7 +14,7 @@ pub enum Step {
     RereadRegistered,
     /// A completion moves the tail past an access before it is retired.
     TailPastRetired,
-    /// A completion carries the operation's writes to its successors (release).
+    /// A completion releases the operation's writes to its successors.
     CompletionReleases,
     /// A completion passes a reader's own right to read on to the next reader.
     ReadersPassOn,
@@ -22,7 +22,7 @@ pub enum Step {
     ReclaimAfterEpoch,
     /// `Worker::search` searches once more after it has announced itself.
     SearchAgainBeforePark,
-    /// `Sleep::notify` orders the push before the loads of the words by a fence.
+    /// `Sleep::notify` passes a fence between the push and the loads of the words.
     NotifyFence,
     /// A lane of a device releases what it knows about its complete operations together with their number.
     CompletionOfMarks,
@@ -40,10 +40,10 @@ pub enum Step {
     RetractTimedPark,
     /// A dropped `Completion` completes its operation.
     DropCompletes,
-    /// It does so immediately, also inside the operation's own function (`frame::leave_lost`).
+    /// A dropped `Completion` completes its operation immediately, also inside the operation's own function
+    /// (`frame::leave_lost`).
     DropEndsAtOnce,
-    /// A CPU operation does not wait for devices any more once it has entered its lane
-    /// (`Core::schedule_beside_devices`).
+    /// A CPU operation waits for no device once it has entered its lane (`Core::schedule_beside_devices`).
     EndWaitingForDevices,
     /// Operations that became ready are scheduled before the program is notified (`Core::defer_epilogue`,
     /// `workers::execute_otherwise`).
@@ -60,13 +60,13 @@ pub enum Step {
     LeaveNotifies,
     /// `Access::stands_for_the_next` checks whether an access is behind the wait that is to be joined.
     JoinOnlyTheLast,
-    /// `Access::stands_for_the_next` checks whether that wait is in its queue.
+    /// `Access::stands_for_the_next` checks whether the wait that is to be joined is in its queue.
     JoinWhatIsIn,
     /// `PollState::pause` sees the wakes of a future that was polled meanwhile.
     PauseSeesWakes,
     /// `PollState::wake` queues no poll while one is under way.
     OnePollAtATime,
-    /// `Claim::cancel` leaves an operation alone that has started.
+    /// `Claim::cancel` does not touch an operation that has started.
     ClaimOnce,
     /// A waiter takes an operation only from an entry that no worker has popped (`OpRef::take`).
     TakeQueued,

@@ -1,6 +1,6 @@
 //! The kind of work that an operation is, which determines its lane.
 
-/// The kind of work that an operation is, which determines the lane that it runs in.
+/// The kind of work that an operation is, which determines its lane.
 ///
 /// Operations [on a GPU](crate::OpBuilder::on):
 ///

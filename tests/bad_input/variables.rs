@@ -120,7 +120,7 @@ fn a_typed_variable_may_be_read_twice() {
     });
 }
 
-/// Only typed accesses can alias: an untyped declaration gives no reference.
+/// Only typed accesses can alias: an untyped declaration yields no reference.
 #[test]
 fn a_variable_may_be_declared_untyped_and_typed() {
     on_kinds(&KINDS, 1, |engine| {

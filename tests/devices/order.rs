@@ -414,7 +414,7 @@ fn lanes_of_a_device_do_not_wait_for_each_other() {
     });
 }
 
-/// Values are correct whatever the device picks first, with events requested early and late.
+/// Values are correct in every order of the device, with events requested early and late.
 #[test]
 fn values_are_correct_in_any_order_that_the_device_picks() {
     for kind in THREADED {

@@ -335,7 +335,7 @@ fn a_full_device_refuses_a_variable_and_stays_sound() {
     engine.wait_for_all().unwrap();
 }
 
-/// Functions, captures of kernels, and results are dropped once, whatever becomes of them.
+/// Functions, captures of kernels, and results are dropped once, whether the operations run, fail or are skipped.
 #[test]
 fn everything_captured_by_device_operations_is_dropped_once() {
     for kind in KINDS {

@@ -894,7 +894,7 @@ impl Run {
         }
     }
 
-    /// Does in a kernel what [`untyped`](Self::untyped) does.
+    /// The counterpart of [`untyped`](Self::untyped) in a kernel.
     fn on_device(self: Arc<Self>, stream: &mut GpuStream, scratch: &DeviceVec<u64>) -> Result<(), String> {
         let in_kernel = Arc::clone(&self);
         let Some(mut stream) = stream.simulated() else {

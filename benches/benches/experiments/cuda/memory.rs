@@ -219,7 +219,7 @@ fn stalls() {
         let takes: f64 = spans.iter().map(|spans| ns(spans[act].1 - spans[act].0)).sum();
         figure(&format!("{key}.takes"), takes / spans.len() as f64);
         for (name, all) in [(key.to_string(), &launches), (format!("{key}.wait"), &waits)] {
-            // What was under way in one of the spans, and for how long in there.
+            // The calls under way during one of the spans, and for how long within it.
             let overlap = |other: &Span| {
                 let overlaps = spans.iter().map(|spans| {
                     let (start, end) = (other.0.max(spans[act].0), other.1.min(spans[act].1));
