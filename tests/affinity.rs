@@ -246,9 +246,10 @@ fn a_wait_inside_unpinned_leaves_every_thread_on_its_own_cores() {
             let open = gate.clone();
             let waits = engine.op("waits").submit((), move |()| {
                 unpinned(|| {
-                    let other = inside.op("other").submit((), |()| allowed_cores()).expect("the engine is open");
+                    let mut other = inside.op("other").submit((), |()| allowed_cores()).expect("the engine is open");
                     open.open();
-                    (other.wait().expect("no operation fails"), allowed_cores())
+                    // With a time limit, since the operation would run in place otherwise.
+                    (other.wait_timeout(PATIENCE).expect("no operation fails"), allowed_cores())
                 })
             });
             assert!(gate.pass_within(PATIENCE));

@@ -165,8 +165,9 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
         log_to(move |text| {
             assert!(text.contains("because no thread could be started"), "{text}");
             if !INSIDE.replace(true) {
-                let pushed = other.op("by the logger").submit((), |()| ()).expect("the engine is open");
-                journal.add(pushed.wait().map_err(|error| error.to_string()));
+                let mut pushed = other.op("by the logger").submit((), |()| ()).expect("the engine is open");
+                // With a time limit, since the operation would run in place otherwise.
+                journal.add(pushed.wait_timeout(PATIENCE).map_err(|error| error.to_string()));
                 INSIDE.set(false);
             }
         });
@@ -237,7 +238,8 @@ fn pending(engine: &Engine) -> Token {
 fn nest(engine: &Engine, depth: usize) -> Result<usize, WaitError> {
     let inner = engine.clone();
     let next = engine.op("nest").submit_any((), move |()| if depth == 0 { Ok(0) } else { nest(&inner, depth - 1) });
-    Ok(1 + next.expect("the engine is open").wait()?)
+    // With a time limit, since the operation would run in place otherwise.
+    Ok(1 + next.expect("the engine is open").wait_timeout(PATIENCE)?)
 }
 
 #[test]
