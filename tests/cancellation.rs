@@ -15,8 +15,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Drops, KINDS, MOMENT, PATIENCE, THREADED, eventually, failure, hold, occupy, on_kinds};
-use raddle::{Cause, Engine, OpError, Shutdown, WaitError, cx};
+use common::{
+    Drops, Gate, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, block_on_within, eventually, failure, hold, occupy,
+    on_kinds, poll_once, watched,
+};
+use raddle::{Cause, Device, Engine, OpError, Shutdown, SimulatedGpu, WaitError, cx};
 
 fn is_cancelled(error: &OpError) -> bool {
     matches!(error.cause(), Cause::Cancelled)
@@ -334,6 +337,39 @@ fn the_handle_of_an_asynchronous_run_gets_the_panic_of_its_function() {
     });
 }
 
+/// The handle is awaited while the function runs.
+#[test]
+fn the_handle_of_an_asynchronous_run_that_panics_wakes_its_task() {
+    on_kinds(&THREADED, 1, |engine| {
+        for refers in [false, true] {
+            let (gate, value) = (Gate::new(), engine.var(0));
+            let inside = gate.clone();
+            let run = if refers {
+                engine.op("").operator_async(value.overwrite(), move |_, done| {
+                    inside.pass();
+                    drop(done);
+                    panic!("as planned");
+                })
+            } else {
+                engine.op("").operator_async((), move |(), _done| {
+                    inside.pass();
+                    panic!("as planned");
+                })
+            };
+            let mut run = run.unwrap().submit().unwrap();
+            assert!(poll_once(&mut run).is_pending());
+            let opener = thread::spawn(move || {
+                thread::sleep(MOMENT);
+                gate.open();
+            });
+            let waited = block_on_within(run, PATIENCE).expect("the task is woken");
+            assert!(matches!(failure(waited).cause(), Cause::Panic(_)));
+            opener.join().unwrap();
+        }
+        engine.wait_for_all().unwrap();
+    });
+}
+
 // ---------------------------------------------------------------------------------------------------- deadlines ----
 
 #[test]
@@ -596,6 +632,52 @@ fn a_refused_push_leaves_the_group() {
         assert_eq!(group.pending(), 0);
         group.wait().unwrap();
     });
+}
+
+/// The push is refused late, when the operation stands in a queue already.
+#[test]
+fn a_member_that_is_refused_late_leaves_its_group_although_its_function_panics_in_its_drop() {
+    on_kinds(&THREADED, 2, |engine| {
+        for _ in 0..300 {
+            let (group, kept, deleted) = (engine.group(), engine.var(0), engine.var(0));
+            let (other, same) = (engine.downgrade(), deleted.clone());
+            let deleter = thread::spawn(move || other.delete_variable(&same, |_| ()).unwrap());
+            let bomb = PanicsOnDrop("as planned");
+            let pushed = catch_unwind(AssertUnwindSafe(|| {
+                group.op("").push((kept.write(), deleted.write()), move |_| std::mem::forget(bomb))
+            }));
+            deleter.join().unwrap();
+            let _: Result<_, _> = pushed;
+            group.wait_timeout(PATIENCE).map_or_else(|error| assert!(!matches!(error, WaitError::TimedOut)), |()| ());
+        }
+        while engine.wait_for_all().is_err() {}
+    });
+}
+
+/// The naive engine asks twice whether an operation of a device may run.
+#[test]
+fn a_device_operation_whose_group_is_cancelled_while_it_starts_has_one_result() {
+    for kind in KINDS {
+        watched(move || {
+            let engine = Engine::builder().kind(kind).workers(1).pin(false).gpu(SimulatedGpu::default());
+            let engine = engine.build().unwrap();
+            let memory = engine.device_var::<u32>(Device::Gpu(0), 1).unwrap();
+            for round in 0..500 {
+                let group = engine.group();
+                let other = group.clone();
+                let canceller = thread::spawn(move || {
+                    (0..round % 64).for_each(|_| std::hint::spin_loop());
+                    other.cancel_quietly();
+                });
+                for _ in 0..4 {
+                    group.op("").on(Device::Gpu(0)).launch(memory.write(), |_, _| ()).unwrap();
+                }
+                canceller.join().unwrap();
+                group.wait().unwrap();
+            }
+            engine.wait_for_all().unwrap();
+        });
+    }
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn one_thread_runs_it(cancels: bool) {
         runs.add();
         let place = NonNull::new(op.as_ptr()).unwrap().cast();
         op.publish(|| {
-            shared.publish(place, 0);
+            shared.place().publish(place, 0);
             true
         });
         *queue.lock().unwrap() = Some(op);

@@ -15,11 +15,7 @@
 //!
 //! There are no edges here: see the [claim](crate::notify::claim).
 
-use std::{
-    panic::Location,
-    ptr::{self, NonNull},
-    sync::Arc,
-};
+use std::{panic::Location, ptr::NonNull, sync::Arc};
 
 use crate::{
     error::{
@@ -50,11 +46,28 @@ pub struct Cancellable<F: ?Sized> {
     location: &'static Location<'static>,
     /// Called when somebody has asked the started operation to stop.
     stop: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    place: Place,
+    f: UnsafeCell<F>,
+}
+
+/// Where waiters find the operation when it is in a queue. It has only atomics, since a waiter may free it as soon as
+/// the pointer is stored.
+#[derive(Debug, Default)]
+pub struct Place {
     /// The record of the operation, from when it enters a queue.
-    queued: AtomicPtr<()>,
+    op: AtomicPtr<()>,
     /// The lane of that queue.
     lane: AtomicU8,
-    f: UnsafeCell<F>,
+}
+
+impl Place {
+    /// Notes that the operation at `op` enters a queue of `lane`.
+    pub fn publish(&self, op: NonNull<()>, lane: u8) {
+        // Relaxed: published with the pointer.
+        self.lane.store(lane, Relaxed);
+        // Release (edge `publish`).
+        self.op.store(op.as_ptr(), Release);
+    }
 }
 
 // SAFETY: only the thread that has won the claim uses `f`, and the other fields are `Sync`.
@@ -75,8 +88,7 @@ impl<F> Cancellable<Option<F>> {
             stop: Mutex::new(None),
             name,
             location,
-            queued: AtomicPtr::new(ptr::null_mut()),
-            lane: AtomicU8::new(0),
+            place: Place::default(),
             f: UnsafeCell::new(Some(f)),
         }
     }
@@ -120,21 +132,18 @@ impl<F: ?Sized> Cancellable<F> {
 }
 
 impl<F: ?Sized> Cancellable<F> {
-    /// Notes that the operation at `op` enters a queue of `lane`.
-    pub fn publish(&self, op: NonNull<()>, lane: u8) {
-        // Relaxed: published with the pointer.
-        self.lane.store(lane, Relaxed);
-        // Release (edge `publish`).
-        self.queued.store(op.as_ptr(), Release);
+    /// Where waiters find the operation.
+    pub fn place(&self) -> &Place {
+        &self.place
     }
 
     /// Claims the operation if it has entered a queue of `lane`. Returns its record, which may be used only if the caller
     /// has been pinned since before the call.
     pub fn claim_ready(&self, lane: u8) -> Option<NonNull<()>> {
         // Acquire (edge `publish`).
-        let op = NonNull::new(self.queued.load(Acquire))?;
+        let op = NonNull::new(self.place.op.load(Acquire))?;
         // Relaxed: published with the pointer.
-        let serves_it = self.lane.load(Relaxed) == lane;
+        let serves_it = self.place.lane.load(Relaxed) == lane;
         (serves_it && self.claim.start_first()).then_some(op)
     }
 }

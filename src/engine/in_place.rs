@@ -26,13 +26,22 @@ use crate::{
 impl Core {
     /// Lets a waiter take a ready operation from the queue that it is about to enter, if it has a handle.
     pub(super) fn publish(op: &OpRef<Task>) {
-        if op.task().has(flag::ASYNC | flag::ON_DEVICE) {
+        // A device's thread has no operation of its own that is counted as pending. If a waiter completed this one, the
+        // engine could end before the entry is in its queue.
+        if !op.task().has(flag::CLAIMS)
+            || op.task().has(flag::ASYNC | flag::ON_DEVICE)
+            || worker_thread::serves_device()
+        {
             return;
         }
-        if op.task().has(flag::CLAIMS) {
-            // SAFETY: (1): this thread owns the ready operation.
-            op.publish(|| unsafe { op.publish_by_job() });
-        }
+        // SAFETY: (1): this thread owns the ready operation.
+        let place = unsafe { op.waiters_place() };
+        op.publish(|| {
+            // SAFETY: the place stays until the operation has started, and nobody can start it before this call has
+            // stored the pointer.
+            let place = place.map(|place| unsafe { place.as_ref() });
+            place.map(|place| place.publish(NonNull::from(&**op).cast(), op.task().lane)).is_some()
+        });
     }
 
     /// Runs the operation of `handled` on the calling thread, if that has a worker of the operation's lane and the

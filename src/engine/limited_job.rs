@@ -7,17 +7,17 @@
 //!
 //! There are no edges here: the tracker's queues hand over the job with its operation.
 
-use std::{sync::Arc, time::Instant};
+use std::{ptr::NonNull, sync::Arc, time::Instant};
 
 use crate::{
     engine::{
+        cancellable::Place,
         frame::Call,
         group::{Group, Membership},
         task::{Claimed, Cleanup, Job, Task, flag},
     },
     error::op::{Cause, OpError},
     notify::claim::Cancel,
-    tracker::Op,
 };
 
 /// The job of an operation that belongs to a group or has a deadline.
@@ -25,13 +25,15 @@ pub(crate) struct LimitedJob<W> {
     job: W,
     deadline: Option<Instant>,
     group: Option<Arc<Group>>,
+    /// The operation was claimed, so that neither the group nor the deadline cancels it any more.
+    is_claimed: bool,
     /// Taken by what ends the operation.
     membership: Option<Membership>,
 }
 
 impl<W> LimitedJob<W> {
     pub(crate) fn new(job: W, group: Option<&Arc<Group>>, deadline: Option<Instant>) -> Self {
-        Self { job, deadline, group: group.cloned(), membership: group.map(Group::enter) }
+        Self { job, deadline, group: group.cloned(), is_claimed: false, membership: group.map(Group::enter) }
     }
 
     /// Cancels an operation that could start now, if its group was cancelled or its deadline has passed.
@@ -58,17 +60,18 @@ impl<W: Job> Job for LimitedJob<W> {
 
     fn claim(&mut self, task: &Task) -> Claimed {
         let claimed = match self.job.claim(task) {
-            Claimed::Run if !task.has(flag::KEPT) => self.limit(task),
+            Claimed::Run if !task.has(flag::KEPT) && !self.is_claimed => self.limit(task),
             claimed => claimed,
         };
+        self.is_claimed |= matches!(claimed, Claimed::Run);
         if matches!(claimed, Claimed::Cancelled(_)) {
             self.will_fail_itself();
         }
         claimed
     }
 
-    fn publish(&mut self, op: &Op<Task>) -> bool {
-        self.job.publish(op)
+    fn place(&mut self) -> Option<NonNull<Place>> {
+        self.job.place()
     }
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
@@ -86,8 +89,9 @@ impl<W: Job> Job for LimitedJob<W> {
     }
 
     fn discard(&mut self) {
+        // Dropped afterwards, also if the program's code panics.
+        let _membership = self.membership.take();
         self.job.discard();
-        self.membership = None;
     }
 
     fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {

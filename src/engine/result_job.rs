@@ -7,7 +7,7 @@ use std::{mem::needs_drop, panic::Location, ptr::NonNull, sync::Arc};
 
 use crate::{
     engine::{
-        cancellable::Cancellable,
+        cancellable::{Cancellable, Place},
         frame::Call,
         spec::Spec,
         task::{Claimed, Cleanup, Job, Task, flag},
@@ -17,7 +17,6 @@ use crate::{
         claim::{Cancel, Claim},
         oneshot::Oneshot,
     },
-    tracker::Op,
 };
 
 /// Creates what a run of an operation with these properties, pushed at `location`, shares with its handle. A clean-up
@@ -52,10 +51,9 @@ impl<F, R> Shared<F, R> {
         unsafe { beside.take() }
     }
 
-    /// Lets a waiter take the operation.
-    fn publish(&self, op: &Op<Task>) -> bool {
-        let publish = |shared: &Cancellable<_>| shared.publish(NonNull::from(op).cast(), op.task().lane);
-        self.0.as_ref().map(|oneshot| publish(oneshot.beside())).is_some()
+    /// Where waiters find the operation.
+    fn place(&self) -> Option<NonNull<Place>> {
+        self.0.as_ref().map(|oneshot| NonNull::from(oneshot.beside().place()))
     }
 
     /// The failure of the operation if it is cancelled.
@@ -108,8 +106,8 @@ where
         self.shared.claim()
     }
 
-    fn publish(&mut self, op: &Op<Task>) -> bool {
-        self.shared.publish(op)
+    fn place(&mut self) -> Option<NonNull<Place>> {
+        self.shared.place()
     }
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
@@ -160,8 +158,10 @@ where
     }
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        let (Some(f), Some(oneshot)) = (self.0.take_function(), &self.0.0) else { return Ok(()) };
-        let handle = Arc::<Oneshot<_, _>>::clone(oneshot);
+        let f = self.0.take_function();
+        // From now on only the right tells the handle.
+        let (Some(f), Some(oneshot)) = (f, self.0.0.take()) else { return Ok(()) };
+        let handle = Arc::<Oneshot<_, _>>::clone(&oneshot);
         cx.with_right(|right| right.observers().handle = Some(handle));
         cx.frame().claimed_by(oneshot.beside().claim(), || f(cx))
     }
@@ -171,6 +171,9 @@ where
     }
 
     fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
+        if self.0.0.is_none() {
+            return Cleanup::default();
+        }
         let failure = result.map_or_else(Clone::clone, |()| self.0.failure());
         self.0.set(Err(failure))
     }

@@ -24,12 +24,13 @@ use std::{
     any::Any,
     mem::{MaybeUninit, needs_drop},
     panic::Location,
+    ptr::NonNull,
     sync::Arc,
 };
 
 use crate::{
     device::{gpus::MAX_GPUS, timeline::LANES_PER_GPU},
-    engine::{frame::Call, group::Membership},
+    engine::{cancellable::Place, frame::Call, group::Membership},
     error::op::{Cause, OpError},
     notify::{async_state::AsyncState, oneshot::Oneshot, pending::Ticket, wakers::Wakers},
     sync::{Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell},
@@ -228,13 +229,14 @@ impl Op<Task> {
         unsafe { self.with_body(|body| body.claim(self.task())) }
     }
 
-    /// Lets a waiter take the operation from the queue that it is about to enter. Returns whether a waiter can.
+    /// Returns where waiters find the operation when it is in a queue, if they can take it. The place stays until the
+    /// operation has started.
     ///
     /// # Safety
     /// 1. The operation is ready, and this thread owns it.
-    pub(super) unsafe fn publish_by_job(&self) -> bool {
+    pub(super) unsafe fn waiters_place(&self) -> Option<NonNull<Place>> {
         // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(|body| body.publish(self)) }
+        unsafe { self.with_body(InlineJob::place) }
     }
 
     /// Calls the function.
@@ -365,10 +367,10 @@ pub(crate) trait Job: Send + 'static {
     fn claim(&mut self, _task: &Task) -> Claimed {
         Claimed::Run
     }
-    /// Lets a waiter take `op`, this job's ready operation, from the queue that it is about to enter. Returns whether a
-    /// waiter can.
-    fn publish(&mut self, _op: &Op<Task>) -> bool {
-        false
+    /// Returns where waiters find the operation when it is in a queue, if they can take it. The place stays until the
+    /// operation has started.
+    fn place(&mut self) -> Option<NonNull<Place>> {
+        None
     }
     /// Calls the function. Called once at most.
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause>;
@@ -403,7 +405,7 @@ pub(crate) struct InlineJob {
 
 struct VTable {
     claim: unsafe fn(*mut (), &Task) -> Claimed,
-    publish: unsafe fn(*mut (), &Op<Task>) -> bool,
+    place: unsafe fn(*mut ()) -> Option<NonNull<Place>>,
     start: unsafe fn(*mut (), &Call<'_>) -> Result<(), Cause>,
     started: unsafe fn(*mut ()) -> Cleanup,
     discard: unsafe fn(*mut ()),
@@ -454,7 +456,7 @@ impl VTable {
                 // SAFETY: the pointer is to the `W` that was stored with this table.
                 claim: |work, task| unsafe { &mut *work.cast::<W>() }.claim(task),
                 // SAFETY: the pointer is to the `W` that was stored with this table.
-                publish: |work, op| unsafe { &mut *work.cast::<W>() }.publish(op),
+                place: |work| unsafe { &mut *work.cast::<W>() }.place(),
                 // SAFETY: the pointer is to the `W` that was stored with this table.
                 start: |work, cx| unsafe { &mut *work.cast::<W>() }.start(cx),
                 // SAFETY: `work` points to the `W` that was stored with this table.
@@ -481,9 +483,9 @@ impl InlineJob {
         unsafe { (self.vtable.claim)(self.storage.as_mut_ptr().cast(), task) }
     }
 
-    fn publish(&mut self, op: &Op<Task>) -> bool {
+    fn place(&mut self) -> Option<NonNull<Place>> {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable.publish)(self.storage.as_mut_ptr().cast(), op) }
+        unsafe { (self.vtable.place)(self.storage.as_mut_ptr().cast()) }
     }
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
@@ -523,8 +525,8 @@ impl<W: Job> Job for Box<W> {
     fn claim(&mut self, task: &Task) -> Claimed {
         W::claim(self, task)
     }
-    fn publish(&mut self, op: &Op<Task>) -> bool {
-        W::publish(self, op)
+    fn place(&mut self) -> Option<NonNull<Place>> {
+        W::place(self)
     }
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         W::start(self, cx)
