@@ -16,8 +16,8 @@ use std::{
 };
 
 use common::{
-    Drops, Gate, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, block_on_within, eventually, failure, hold, occupy,
-    on_kinds, poll_once, watched,
+    Drops, Gate, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, block_on, block_on_within, eventually, failure, hold,
+    occupy, on_kinds, poll_once, watched,
 };
 use raddle::{Cause, Device, Engine, OpError, Shutdown, SimulatedGpu, WaitError, cx};
 
@@ -208,7 +208,6 @@ fn a_cancelled_handle_wakes_its_waiters() {
         let value = engine.var(0);
         let gate = hold(&engine, value.as_ref());
         let handle = engine.op("").submit(value.write(), |_| ()).unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         thread::scope(|scope| {
             let handle = &handle;
             scope.spawn(move || {
@@ -217,7 +216,7 @@ fn a_cancelled_handle_wakes_its_waiters() {
             });
             eventually("the handle is done", || handle.is_done());
         });
-        assert!(is_cancelled(&failure(runtime.block_on(handle))));
+        assert!(is_cancelled(&failure(block_on(handle))));
         gate.open();
         engine.wait_for_all().unwrap();
     });
@@ -414,10 +413,9 @@ fn a_wait_for_a_group_covers_its_operations_and_no_others() {
         assert_eq!((group.pending(), inner.pending()), (1, 1));
         group.op("").reads([&gate]).push((), |()| ()).unwrap();
         assert!(matches!(group.wait_timeout(MOMENT), Err(WaitError::TimedOut)));
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let waits = [group.wait_async(), inner.wait_async()];
         held.open();
-        runtime.block_on(async {
+        block_on(async {
             for wait in waits {
                 wait.await.unwrap();
             }
