@@ -61,7 +61,7 @@ mod tracker;
 mod values;
 
 pub use api::{
-    accesses::{Accesses, Cx, cx, each},
+    accesses::{AccessRefs, Accesses, Cx, Refs, ScopedAccesses, cx, each},
     acquire::Acquire,
     builder::EngineBuilder,
     completion::Completion,

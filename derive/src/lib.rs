@@ -3,7 +3,8 @@
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote};
 use syn::{
-    Data, DeriveInput, Error, Fields, GenericParam, Ident, Lifetime, Type, parse_macro_input, visit_mut::VisitMut,
+    Data, DeriveInput, Error, Fields, GenericParam, Ident, Lifetime, LifetimeParam, Type, parse_macro_input,
+    visit_mut::VisitMut,
 };
 
 /// Lets a struct declare the accesses of an operation, whose function then receives a struct of references.
@@ -54,6 +55,9 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
 
     let (impl_generics, ty_generics, where_clause) = input.generics.split_for_impl();
     let call = Lifetime::new("'__call", Span::mixed_site());
+    let mut with_call = input.generics.clone();
+    with_call.params.insert(0, GenericParam::Lifetime(LifetimeParam::new(call.clone())));
+    let (call_generics, ..) = with_call.split_for_impl();
     // The struct of references has the type parameters, and one lifetime for all references.
     let params = input.generics.params.iter().filter(|param| !matches!(param, GenericParam::Lifetime(_))).cloned();
     let params: Vec<GenericParam> = params
@@ -82,7 +86,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
         #visibility struct #refs<#call, #(#params),*> #lasting_where {
             #(
                 #[allow(missing_docs)]
-                #visibilities #names: <#lasting as ::raddle::Accesses>::Refs<#call>,
+                #visibilities #names: ::raddle::Refs<#call, #lasting>,
             )*
         }
 
@@ -91,7 +95,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
         #visibility struct #guards<#(#params),*> #lasting_where {
             #(
                 #[allow(missing_docs)]
-                #visibilities #names: <#lasting as ::raddle::Accesses>::Guards,
+                #visibilities #names: <#lasting as ::raddle::ScopedAccesses>::Guards,
             )*
         }
 
@@ -100,30 +104,37 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
         unsafe impl #impl_generics ::raddle::__derive::Derived for #name #ty_generics #where_clause {}
 
         #[automatically_derived]
-        impl #impl_generics ::raddle::Accesses for #name #ty_generics #where_clause {
-            type Refs<#call> = #refs<#call, #(#args),*>;
+        impl #call_generics ::raddle::AccessRefs<#call, &#call Self> for #name #ty_generics #where_clause {
+            type Refs = #refs<#call, #(#args),*>;
+        }
+
+        #[automatically_derived]
+        impl #impl_generics ::raddle::ScopedAccesses for #name #ty_generics #where_clause {
             type Guards = #guards<#(#args),*>;
-            type Captured = (#(<#types as ::raddle::Accesses>::Captured,)*);
-            const REFERS: bool = false #(|| <#types as ::raddle::Accesses>::REFERS)*;
+            type Captured = (#(<#types as ::raddle::ScopedAccesses>::Captured,)*);
+            const REFERS: bool = false #(|| <#types as ::raddle::ScopedAccesses>::REFERS)*;
 
             #[inline]
             fn declare(&self, list: &mut ::raddle::__derive::List<'_>) {
-                #(::raddle::Accesses::declare(&self.#names, list);)*
+                #(::raddle::ScopedAccesses::declare(&self.#names, list);)*
             }
 
             fn capture(&self) -> Self::Captured {
-                (#(::raddle::Accesses::capture(&self.#names),)*)
+                (#(::raddle::ScopedAccesses::capture(&self.#names),)*)
             }
 
             #[inline]
             unsafe fn refs<#call>(
                 captured: &Self::Captured,
                 cx: &#call ::raddle::OpContext<#call>,
-            ) -> Self::Refs<#call> {
+            ) -> ::raddle::Refs<#call, Self>
+            where
+                Self: #call,
+            {
                 #refs {
                     // SAFETY: the caller's obligations hold for each field, whose accesses were declared and captured
                     // with this struct's.
-                    #(#names: unsafe { <#types as ::raddle::Accesses>::refs(&captured.#places, cx) },)*
+                    #(#names: unsafe { <#types as ::raddle::ScopedAccesses>::refs(&captured.#places, cx) },)*
                 }
             }
 
@@ -131,7 +142,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
                 #guards {
                     // SAFETY: the caller's obligations hold for each field, whose accesses were declared and captured
                     // with this struct's.
-                    #(#names: unsafe { <#types as ::raddle::Accesses>::guards(&captured.#places, share) },)*
+                    #(#names: unsafe { <#types as ::raddle::ScopedAccesses>::guards(&captured.#places, share) },)*
                 }
             }
         }

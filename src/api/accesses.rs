@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     engine::{
-        spec::{Entries, Entry, Refs},
+        spec::{self, Entries, Entry},
         variable::{self, VarCell},
     },
     tracker::Mode,
@@ -60,7 +60,7 @@ use crate::{
 /// # fn main() {}
 /// ```
 ///
-/// The trait is sealed, and its methods are not for use outside this crate.
+/// The trait is sealed: what declares accesses are the types above.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not declare what an operation reads and mutates",
     label = "not a declaration of accesses",
@@ -69,16 +69,31 @@ use crate::{
     note = "pass an iterator of declarations through `raddle::each`",
     note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, or a tuple, an array or a struct of those"
 )]
-pub trait Accesses: sealed::Sealed {
-    /// The references that the function receives.
-    type Refs<'a>;
+pub trait Accesses: ScopedAccesses<Captured: 'static> {}
+
+#[diagnostic::do_not_recommend]
+impl<A: ScopedAccesses<Captured: 'static>> Accesses for A {}
+
+/// What an operation of a [scope](crate::Engine::scope) declares: all that [`Accesses`] lists, and also the declarations
+/// [`ScopedRead`](crate::ScopedRead) and [`ScopedWrite`](crate::ScopedWrite) of the scope's own variables.
+///
+/// The trait is sealed, and its items are not for use outside this crate.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not declare what an operation reads and mutates",
+    label = "not a declaration of accesses",
+    note = "declare a variable: `.read()`, `.write()` or `.overwrite()`; declare the operation's context: `raddle::cx()`",
+    note = "a tuple has at most twelve elements: nest tuples beyond twelve",
+    note = "pass an iterator of declarations through `raddle::each`",
+    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, or a tuple, an array or a struct of those"
+)]
+pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
     /// The guards that [`Engine::acquire`] returns, and that the functions of
     /// [`OpBuilder::push_future`](crate::OpBuilder::push_future) receive: a [`ReadGuard`] for a [`Read`], a
     /// [`WriteGuard`] for a [`Write`], an engine handle for a [`Cx`].
     type Guards: Send + 'static;
     /// The pointers that the operation keeps until it runs.
     #[doc(hidden)]
-    type Captured: Send + Sync + 'static;
+    type Captured: Send + Sync;
     /// Whether the function receives references to values. These must not outlive the operation.
     #[doc(hidden)]
     const REFERS: bool;
@@ -94,7 +109,9 @@ pub trait Accesses: sealed::Sealed {
     ///    for `'a`.
     /// 2. No variable is named twice where one of the references is exclusive, and this is called once per run.
     #[doc(hidden)]
-    unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a>;
+    unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Refs<'a, Self>
+    where
+        Self: 'a;
 
     /// # Safety
     /// 1. `captured` came from [`capture`](Self::capture), and the operation of `share` declares the same and holds its
@@ -103,6 +120,40 @@ pub trait Accesses: sealed::Sealed {
     ///    `refs`.
     #[doc(hidden)]
     unsafe fn guards(captured: &Self::Captured, share: &sealed::Share) -> Self::Guards;
+}
+
+/// The references that the function of an operation with the accesses `A` receives, for the time `'a` of the call.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Accesses, Engine, PushError, Refs};
+///
+/// /// Pushes an operation, and counts it.
+/// fn push_counted<A, F>(engine: &Engine, count: &mut usize, accesses: A, f: F) -> Result<(), PushError>
+/// where
+///     A: Accesses,
+///     F: for<'a> FnOnce(Refs<'a, A>) + Send + 'static,
+/// {
+///     *count += 1;
+///     engine.op("counted").push(accesses, f)
+/// }
+///
+/// let engine = Engine::builder().workers(1).build()?;
+/// let (total, mut count) = (engine.var(0), 0);
+/// push_counted(&engine, &mut count, total.write(), |total| *total += 2)?;
+/// assert_eq!((engine.get(&total)?, count), (2, 1));
+/// # Ok(())
+/// # }
+/// ```
+pub type Refs<'a, A> = <A as AccessRefs<'a>>::Refs;
+
+/// The references that accesses stand for while an operation runs, for the time `'a`. Programs name them by [`Refs`].
+///
+/// `Outlives` is always `&'a Self`. It tells the compiler that the values of the variables live for `'a`, so values may
+/// borrow from something that lives no longer than a [scope](crate::Engine::scope).
+pub trait AccessRefs<'a, Outlives = &'a Self> {
+    /// The references that the function receives.
+    type Refs;
 }
 
 pub(crate) mod sealed {
@@ -115,7 +166,7 @@ pub(crate) mod sealed {
     )]
     pub trait Sealed {}
 
-    /// A marker that `#[derive(Accesses)]` implements beside [`Accesses`](super::Accesses).
+    /// A marker that `#[derive(Accesses)]` implements beside [`ScopedAccesses`](super::ScopedAccesses).
     ///
     /// # Safety
     /// 1. `declare` and `capture` call those of each field, in the same order, and do nothing else.
@@ -142,22 +193,27 @@ unsafe impl<T> Send for Captured<T> {}
 unsafe impl<T> Sync for Captured<T> {}
 
 impl<T> sealed::Sealed for Read<'_, T> {}
-impl<T: Send + Sync + 'static> Accesses for Read<'_, T> {
-    type Refs<'a> = &'a T;
+impl<'a, T> AccessRefs<'a, &'a Self> for Read<'_, T> {
+    type Refs = &'a T;
+}
+impl<T: Send + Sync + 'static> ScopedAccesses for Read<'_, T> {
     type Guards = ReadGuard<T>;
     type Captured = Captured<T>;
     const REFERS: bool = true;
 
     #[inline]
     fn declare(&self, list: &mut sealed::List<'_>) {
-        list.0.push(Entry { cell: self.0.ptr(), mode: Mode::Read, refs: Refs::Shared });
+        list.0.push(Entry { cell: self.0.ptr(), mode: Mode::Read, refs: spec::Refs::Shared });
     }
 
     fn capture(&self) -> Captured<T> {
         Captured(self.0.ptr(), PhantomData)
     }
 
-    unsafe fn refs<'a>(captured: &Captured<T>, _: &'a OpContext<'a>) -> &'a T {
+    unsafe fn refs<'a>(captured: &Captured<T>, _: &'a OpContext<'a>) -> &'a T
+    where
+        Self: 'a,
+    {
         // SAFETY: (1): the operation holds the variable for reading, so nothing mutates the value meanwhile. The value
         // has the type `T`, and its drop follows this operation in the queue.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
@@ -176,22 +232,27 @@ impl<T: Send + Sync + 'static> Accesses for Read<'_, T> {
 }
 
 impl<T> sealed::Sealed for Write<'_, T> {}
-impl<T: Send + 'static> Accesses for Write<'_, T> {
-    type Refs<'a> = &'a mut T;
+impl<'a, T> AccessRefs<'a, &'a Self> for Write<'_, T> {
+    type Refs = &'a mut T;
+}
+impl<T: Send + 'static> ScopedAccesses for Write<'_, T> {
     type Guards = WriteGuard<T>;
     type Captured = Captured<T>;
     const REFERS: bool = true;
 
     #[inline]
     fn declare(&self, list: &mut sealed::List<'_>) {
-        list.0.push(Entry { cell: self.var.ptr(), mode: self.mode, refs: Refs::Exclusive });
+        list.0.push(Entry { cell: self.var.ptr(), mode: self.mode, refs: spec::Refs::Exclusive });
     }
 
     fn capture(&self) -> Captured<T> {
         Captured(self.var.ptr(), PhantomData)
     }
 
-    unsafe fn refs<'a>(captured: &Captured<T>, _: &'a OpContext<'a>) -> &'a mut T {
+    unsafe fn refs<'a>(captured: &Captured<T>, _: &'a OpContext<'a>) -> &'a mut T
+    where
+        Self: 'a,
+    {
         // SAFETY: (1): the operation holds the variable for writing, so no other operation uses the value; (2): this
         // operation uses it once.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
@@ -210,9 +271,11 @@ impl<T: Send + 'static> Accesses for Write<'_, T> {
     }
 }
 
-impl<A: Accesses> sealed::Sealed for Vec<A> {}
-impl<A: Accesses> Accesses for Vec<A> {
-    type Refs<'a> = Vec<A::Refs<'a>>;
+impl<A: ScopedAccesses> sealed::Sealed for Vec<A> {}
+impl<'a, A: AccessRefs<'a>> AccessRefs<'a, &'a Self> for Vec<A> {
+    type Refs = Vec<A::Refs>;
+}
+impl<A: ScopedAccesses> ScopedAccesses for Vec<A> {
     type Guards = Vec<A::Guards>;
     type Captured = Box<[A::Captured]>;
     const REFERS: bool = A::REFERS;
@@ -226,7 +289,10 @@ impl<A: Accesses> Accesses for Vec<A> {
         self.as_slice().capture()
     }
 
-    unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
+    unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Refs<'a, Self>
+    where
+        Self: 'a,
+    {
         // SAFETY: the caller's contract: a slice captures the same pointers, and its `refs` has the same contract.
         unsafe { <&[A]>::refs(captured, cx) }
     }
@@ -253,13 +319,15 @@ impl<A: Accesses> Accesses for Vec<A> {
 /// # }
 /// ```
 #[must_use = "a declaration does nothing until it is pushed"]
-pub fn each<I: IntoIterator<Item: Accesses>>(declarations: I) -> Vec<I::Item> {
+pub fn each<I: IntoIterator<Item: ScopedAccesses>>(declarations: I) -> Vec<I::Item> {
     declarations.into_iter().collect()
 }
 
-impl<A: Accesses> sealed::Sealed for &[A] {}
-impl<A: Accesses> Accesses for &[A] {
-    type Refs<'a> = Vec<A::Refs<'a>>;
+impl<A: ScopedAccesses> sealed::Sealed for &[A] {}
+impl<'a, A: AccessRefs<'a>> AccessRefs<'a, &'a Self> for &[A] {
+    type Refs = Vec<A::Refs>;
+}
+impl<A: ScopedAccesses> ScopedAccesses for &[A] {
     type Guards = Vec<A::Guards>;
     type Captured = Box<[A::Captured]>;
     const REFERS: bool = A::REFERS;
@@ -273,7 +341,10 @@ impl<A: Accesses> Accesses for &[A] {
         self.iter().map(A::capture).collect()
     }
 
-    unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
+    unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Refs<'a, Self>
+    where
+        Self: 'a,
+    {
         // SAFETY: the caller's contract holds for each part.
         captured.iter().map(|captured| unsafe { A::refs(captured, cx) }).collect()
     }
@@ -284,9 +355,11 @@ impl<A: Accesses> Accesses for &[A] {
     }
 }
 
-impl<A: Accesses, const N: usize> sealed::Sealed for [A; N] {}
-impl<A: Accesses, const N: usize> Accesses for [A; N] {
-    type Refs<'a> = [A::Refs<'a>; N];
+impl<A: ScopedAccesses, const N: usize> sealed::Sealed for [A; N] {}
+impl<'a, A: AccessRefs<'a>, const N: usize> AccessRefs<'a, &'a Self> for [A; N] {
+    type Refs = [A::Refs; N];
+}
+impl<A: ScopedAccesses, const N: usize> ScopedAccesses for [A; N] {
     type Guards = [A::Guards; N];
     type Captured = [A::Captured; N];
     const REFERS: bool = A::REFERS;
@@ -300,7 +373,10 @@ impl<A: Accesses, const N: usize> Accesses for [A; N] {
         self.each_ref().map(A::capture)
     }
 
-    unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
+    unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Refs<'a, Self>
+    where
+        Self: 'a,
+    {
         // SAFETY: the caller's contract holds for each part.
         captured.each_ref().map(|captured| unsafe { A::refs(captured, cx) })
     }
@@ -312,8 +388,10 @@ impl<A: Accesses, const N: usize> Accesses for [A; N] {
 }
 
 impl sealed::Sealed for () {}
-impl Accesses for () {
-    type Refs<'a> = ();
+impl<'a> AccessRefs<'a, &'a Self> for () {
+    type Refs = ();
+}
+impl ScopedAccesses for () {
     type Guards = ();
     type Captured = ();
     const REFERS: bool = false;
@@ -322,7 +400,11 @@ impl Accesses for () {
 
     fn capture(&self) {}
 
-    unsafe fn refs<'a>((): &(), _: &'a OpContext<'a>) -> Self::Refs<'a> {}
+    unsafe fn refs<'a>((): &(), _: &'a OpContext<'a>)
+    where
+        Self: 'a,
+    {
+    }
 
     unsafe fn guards((): &(), _: &sealed::Share) {}
 }
@@ -367,8 +449,10 @@ pub fn cx() -> Cx {
 }
 
 impl sealed::Sealed for Cx {}
-impl Accesses for Cx {
-    type Refs<'a> = &'a OpContext<'a>;
+impl<'a> AccessRefs<'a, &'a Self> for Cx {
+    type Refs = &'a OpContext<'a>;
+}
+impl ScopedAccesses for Cx {
     type Guards = Engine;
     type Captured = ();
     const REFERS: bool = false;
@@ -378,7 +462,10 @@ impl Accesses for Cx {
 
     fn capture(&self) {}
 
-    unsafe fn refs<'a>((): &(), cx: &'a OpContext<'a>) -> Self::Refs<'a> {
+    unsafe fn refs<'a>((): &(), cx: &'a OpContext<'a>) -> Refs<'a, Self>
+    where
+        Self: 'a,
+    {
         cx
     }
 
@@ -390,9 +477,11 @@ impl Accesses for Cx {
 
 macro_rules! tuples {
     ($($name:ident $index:tt),*) => {
-        impl<$($name: Accesses),*> sealed::Sealed for ($($name,)*) {}
-        impl<$($name: Accesses),*> Accesses for ($($name,)*) {
-            type Refs<'a> = ($($name::Refs<'a>,)*);
+        impl<$($name: ScopedAccesses),*> sealed::Sealed for ($($name,)*) {}
+        impl<'a, $($name: AccessRefs<'a>),*> AccessRefs<'a, &'a Self> for ($($name,)*) {
+            type Refs = ($($name::Refs,)*);
+        }
+        impl<$($name: ScopedAccesses),*> ScopedAccesses for ($($name,)*) {
             type Guards = ($($name::Guards,)*);
             type Captured = ($($name::Captured,)*);
             const REFERS: bool = $($name::REFERS)||*;
@@ -406,7 +495,10 @@ macro_rules! tuples {
                 ($(self.$index.capture(),)*)
             }
 
-            unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Self::Refs<'a> {
+            unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Refs<'a, Self>
+    where
+        Self: 'a,
+    {
                 // SAFETY: the caller's contract holds for each part.
                 ($(unsafe { $name::refs(&captured.$index, cx) },)*)
             }

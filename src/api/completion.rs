@@ -2,7 +2,10 @@
 
 use std::{fmt, panic::resume_unwind, sync::Arc};
 
-use super::{accesses::Accesses, op_context::OpContext};
+use super::{
+    accesses::{Accesses, Refs},
+    op_context::OpContext,
+};
 use crate::{
     engine::{
         core::Core,
@@ -189,7 +192,7 @@ impl Gate {
 pub(crate) unsafe fn call_async<A: Accesses>(
     call: &Call<'_>,
     captured: &A::Captured,
-    f: impl for<'a> FnOnce(A::Refs<'a>, Completion) -> Result<(), Cause>,
+    f: impl for<'a> FnOnce(Refs<'a, A>, Completion) -> Result<(), Cause>,
 ) -> Result<(), Cause> {
     let Some(right) = call.take_right() else { return Ok(()) };
     let cx = OpContext::new(call);
@@ -234,7 +237,7 @@ pub(crate) unsafe fn call_async<A: Accesses>(
 /// 2. No variable is named twice where one of the references is exclusive.
 pub(crate) unsafe fn async_body<A: Accesses>(
     captured: A::Captured,
-    f: impl for<'a> FnOnce(A::Refs<'a>, Completion) -> Result<(), Cause> + Send + 'static,
+    f: impl for<'a> FnOnce(Refs<'a, A>, Completion) -> Result<(), Cause> + Send + 'static,
 ) -> impl Job {
     // SAFETY: (1) and (2).
     FnJob::new(move |call: &Call<'_>| unsafe { call_async::<A>(call, &captured, f) })

@@ -6,7 +6,7 @@ use bytemuck::Pod;
 
 use crate::{
     api::{
-        accesses::{Accesses, sealed::List},
+        accesses::{Accesses, Refs, sealed::List},
         completion::{self, Completion},
         engine::Engine,
         handle::OpHandle,
@@ -28,7 +28,7 @@ use crate::{
         held::Share,
         limited_job::LimitedJob,
         result_job::{self, ResultJob},
-        spec::{Entries, Entry, Refs, Route, Spec},
+        spec::{self, Entries, Entry, Route, Spec},
         task::{FnJob, Job, flag},
     },
     error::{BoxError, device::DeviceError, op::Cause, push::PushError},
@@ -326,7 +326,7 @@ impl<'e> OpBuilder<'e> {
     fn declare<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>, mode: Mode) -> Self {
         // Not by `extend`: there are few variables, and it prepares for many at a higher cost.
         for variable in variables {
-            self.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: Refs::None });
+            self.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: spec::Refs::None });
         }
         self
     }
@@ -356,7 +356,7 @@ impl<'e> OpBuilder<'e> {
     pub fn push<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(A::Refs<'a>) + Send + 'static,
+        F: for<'a> FnOnce(Refs<'a, A>) + Send + 'static,
     {
         let location = Location::caller();
         let captured = accesses.capture();
@@ -391,7 +391,7 @@ impl<'e> OpBuilder<'e> {
     pub fn try_push<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(A::Refs<'a>) -> Result<(), BoxError> + Send + 'static,
+        F: for<'a> FnOnce(Refs<'a, A>) -> Result<(), BoxError> + Send + 'static,
     {
         let location = Location::caller();
         let captured = accesses.capture();
@@ -424,7 +424,7 @@ impl<'e> OpBuilder<'e> {
     pub fn submit<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(A::Refs<'a>) -> R + Send + 'static,
+        F: for<'a> FnOnce(Refs<'a, A>) -> R + Send + 'static,
         R: Send + 'static,
     {
         let location = Location::caller();
@@ -457,7 +457,7 @@ impl<'e> OpBuilder<'e> {
     pub fn try_submit<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(A::Refs<'a>) -> Result<R, BoxError> + Send + 'static,
+        F: for<'a> FnOnce(Refs<'a, A>) -> Result<R, BoxError> + Send + 'static,
         R: Send + 'static,
     {
         let location = Location::caller();
@@ -500,7 +500,7 @@ impl<'e> OpBuilder<'e> {
     pub fn launch<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) + Send + 'static,
+        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) + Send + 'static,
     {
         self.enqueue_launch(Location::caller(), 0, accesses, move |stream, refs| {
             f(stream, refs);
@@ -541,7 +541,7 @@ impl<'e> OpBuilder<'e> {
     pub fn try_launch<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<(), BoxError> + Send + 'static,
+        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> Result<(), BoxError> + Send + 'static,
     {
         self.enqueue_launch(Location::caller(), 0, accesses, f)
     }
@@ -555,7 +555,7 @@ impl<'e> OpBuilder<'e> {
     ) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<(), BoxError> + Send + 'static,
+        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> Result<(), BoxError> + Send + 'static,
     {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
@@ -592,7 +592,7 @@ impl<'e> OpBuilder<'e> {
     pub fn submit_launch<A, F, R>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> R + Send + 'static,
+        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> R + Send + 'static,
         R: Send + 'static,
     {
         self.try_submit_launch(accesses, |stream, refs| Ok(f(stream, refs)))
@@ -625,7 +625,7 @@ impl<'e> OpBuilder<'e> {
     pub fn try_submit_launch<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<R, BoxError> + Send + 'static,
+        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> Result<R, BoxError> + Send + 'static,
         R: Send + 'static,
     {
         let location = Location::caller();
@@ -723,10 +723,10 @@ impl<'e> OpBuilder<'e> {
     pub fn push_async<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(A::Refs<'a>, Completion) + Send + 'static,
+        F: for<'a> FnOnce(Refs<'a, A>, Completion) + Send + 'static,
     {
         let location = Location::caller();
-        let f = move |refs: A::Refs<'_>, done| {
+        let f = move |refs: Refs<'_, A>, done| {
             f(refs, done);
             Ok(())
         };
@@ -763,10 +763,10 @@ impl<'e> OpBuilder<'e> {
     pub fn try_push_async<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(A::Refs<'a>, Completion) -> Result<(), BoxError> + Send + 'static,
+        F: for<'a> FnOnce(Refs<'a, A>, Completion) -> Result<(), BoxError> + Send + 'static,
     {
         let location = Location::caller();
-        let f = move |refs: A::Refs<'_>, done| f(refs, done).map_err(Cause::Error);
+        let f = move |refs: Refs<'_, A>, done| f(refs, done).map_err(Cause::Error);
         // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
         let work = unsafe { completion::async_body::<A>(accesses.capture(), f) };
         self.enqueue(location, &accesses, flag::ASYNC, work)
@@ -929,7 +929,7 @@ impl<'e> OpBuilder<'e> {
     pub fn operator<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
-        F: for<'a> Fn(A::Refs<'a>) + Send + Sync + 'static,
+        F: for<'a> Fn(Refs<'a, A>) + Send + Sync + 'static,
     {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
@@ -964,7 +964,7 @@ impl<'e> OpBuilder<'e> {
     pub fn try_operator<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
-        F: for<'a> Fn(A::Refs<'a>) -> Result<(), BoxError> + Send + Sync + 'static,
+        F: for<'a> Fn(Refs<'a, A>) -> Result<(), BoxError> + Send + Sync + 'static,
     {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
@@ -996,7 +996,7 @@ impl<'e> OpBuilder<'e> {
     pub fn launch_operator<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
-        F: for<'a> Fn(&mut GpuStream, A::Refs<'a>) + Send + Sync + 'static,
+        F: for<'a> Fn(&mut GpuStream, Refs<'a, A>) + Send + Sync + 'static,
     {
         self.try_launch_operator(accesses, move |stream, refs| {
             f(stream, refs);
@@ -1032,7 +1032,7 @@ impl<'e> OpBuilder<'e> {
     pub fn try_launch_operator<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
-        F: for<'a> Fn(&mut GpuStream, A::Refs<'a>) -> Result<(), BoxError> + Send + Sync + 'static,
+        F: for<'a> Fn(&mut GpuStream, Refs<'a, A>) -> Result<(), BoxError> + Send + Sync + 'static,
     {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
@@ -1067,7 +1067,7 @@ impl<'e> OpBuilder<'e> {
     pub fn operator_async<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
-        F: for<'a> Fn(A::Refs<'a>, Completion) + Send + Sync + 'static,
+        F: for<'a> Fn(Refs<'a, A>, Completion) + Send + Sync + 'static,
     {
         self.try_operator_async(accesses, move |refs, done| {
             f(refs, done);
@@ -1100,11 +1100,11 @@ impl<'e> OpBuilder<'e> {
     pub fn try_operator_async<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
-        F: for<'a> Fn(A::Refs<'a>, Completion) -> Result<(), BoxError> + Send + Sync + 'static,
+        F: for<'a> Fn(Refs<'a, A>, Completion) -> Result<(), BoxError> + Send + Sync + 'static,
     {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
-            let f = |refs: A::Refs<'_>, done| f(refs, done).map_err(Cause::Error);
+            let f = |refs: Refs<'_, A>, done| f(refs, done).map_err(Cause::Error);
             // SAFETY: each run declares `accesses` and calls this once, and the operator's creation refuses aliases.
             unsafe { completion::call_async::<A>(call, &captured, f) }
         };
@@ -1121,7 +1121,7 @@ impl<'e> OpBuilder<'e> {
     ) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<(), DeviceError> + Send + 'static,
+        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> Result<(), DeviceError> + Send + 'static,
     {
         let builder = if self.property == Property::Normal { self.property(lane) } else { self };
         builder.enqueue_launch(location, flag::COPY, accesses, |stream, refs| Ok(copy(stream, refs)?))

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     api::{
-        accesses::Accesses,
+        accesses::ScopedAccesses,
         engine::Engine,
         op_context::OpContext,
         var::{Read, Var},

@@ -2,7 +2,8 @@
 //! the function first, and with functions that return nothing or an error of any type.
 
 use raddle::{
-    Accesses, BoxError, Completion, Engine, GpuStream, OpBuilder, OpContext, OpHandle, Operator, PushError, Token, cx,
+    Accesses, BoxError, Completion, Engine, GpuStream, OpBuilder, OpContext, OpHandle, Operator, PushError, Refs,
+    Token, cx,
 };
 
 /// The return type of a function: `()`, a `Result` with any error, or `!`.
@@ -58,28 +59,28 @@ pub trait DescriptionShapes: Sized {
     fn push_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(A::Refs<'a>) -> R + Send + 'static,
+        F: for<'a> FnOnce(Refs<'a, A>) -> R + Send + 'static,
         R: Report;
 
     /// `push_async` or `try_push_async`, by the return type of the function.
     fn push_async_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(A::Refs<'a>, Completion) -> R + Send + 'static,
+        F: for<'a> FnOnce(Refs<'a, A>, Completion) -> R + Send + 'static,
         R: Report;
 
     /// `operator` or `try_operator`, by the return type of the function.
     fn operator_any<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
-        F: for<'a> Fn(A::Refs<'a>) -> R + Send + Sync + 'static,
+        F: for<'a> Fn(Refs<'a, A>) -> R + Send + Sync + 'static,
         R: Report;
 
     /// `try_submit` with an error of any type.
     fn submit_any<A, F, R, E>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(A::Refs<'a>) -> Result<R, E> + Send + 'static,
+        F: for<'a> FnOnce(Refs<'a, A>) -> Result<R, E> + Send + 'static,
         R: Send + 'static,
         E: Into<BoxError>;
 
@@ -87,14 +88,14 @@ pub trait DescriptionShapes: Sized {
     fn launch_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> R + Send + 'static,
+        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> R + Send + 'static,
         R: Report;
 
     /// `try_submit_launch` with an error of any type.
     fn submit_launch_any<A, F, R, E>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<R, E> + Send + 'static,
+        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> Result<R, E> + Send + 'static,
         R: Send + 'static,
         E: Into<BoxError>;
 
@@ -102,7 +103,7 @@ pub trait DescriptionShapes: Sized {
     fn launch_operator_any<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
-        F: for<'a> Fn(&mut GpuStream, A::Refs<'a>) -> R + Send + Sync + 'static,
+        F: for<'a> Fn(&mut GpuStream, Refs<'a, A>) -> R + Send + Sync + 'static,
         R: Report;
 }
 
@@ -143,7 +144,7 @@ impl DescriptionShapes for OpBuilder<'_> {
     fn push_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(A::Refs<'a>) -> R + Send + 'static,
+        F: for<'a> FnOnce(Refs<'a, A>) -> R + Send + 'static,
         R: Report,
     {
         self.try_push(accesses, move |refs| f(refs).into_result())
@@ -153,7 +154,7 @@ impl DescriptionShapes for OpBuilder<'_> {
     fn push_async_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(A::Refs<'a>, Completion) -> R + Send + 'static,
+        F: for<'a> FnOnce(Refs<'a, A>, Completion) -> R + Send + 'static,
         R: Report,
     {
         self.try_push_async(accesses, move |refs, done| f(refs, done).into_result())
@@ -163,7 +164,7 @@ impl DescriptionShapes for OpBuilder<'_> {
     fn operator_any<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
-        F: for<'a> Fn(A::Refs<'a>) -> R + Send + Sync + 'static,
+        F: for<'a> Fn(Refs<'a, A>) -> R + Send + Sync + 'static,
         R: Report,
     {
         self.try_operator(accesses, move |refs| f(refs).into_result())
@@ -173,7 +174,7 @@ impl DescriptionShapes for OpBuilder<'_> {
     fn submit_any<A, F, R, E>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(A::Refs<'a>) -> Result<R, E> + Send + 'static,
+        F: for<'a> FnOnce(Refs<'a, A>) -> Result<R, E> + Send + 'static,
         R: Send + 'static,
         E: Into<BoxError>,
     {
@@ -184,7 +185,7 @@ impl DescriptionShapes for OpBuilder<'_> {
     fn launch_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> R + Send + 'static,
+        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> R + Send + 'static,
         R: Report,
     {
         self.try_launch(accesses, move |stream, refs| f(stream, refs).into_result())
@@ -194,7 +195,7 @@ impl DescriptionShapes for OpBuilder<'_> {
     fn submit_launch_any<A, F, R, E>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<R, E> + Send + 'static,
+        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> Result<R, E> + Send + 'static,
         R: Send + 'static,
         E: Into<BoxError>,
     {
@@ -205,7 +206,7 @@ impl DescriptionShapes for OpBuilder<'_> {
     fn launch_operator_any<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
-        F: for<'a> Fn(&mut GpuStream, A::Refs<'a>) -> R + Send + Sync + 'static,
+        F: for<'a> Fn(&mut GpuStream, Refs<'a, A>) -> R + Send + Sync + 'static,
         R: Report,
     {
         self.try_launch_operator(accesses, move |stream, refs| f(stream, refs).into_result())

@@ -25,7 +25,7 @@ trait SubmitLaunch {
     fn submit_launch_any<A: Accesses, R: Send + 'static>(
         self,
         accesses: A,
-        f: impl for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<R, DeviceError> + Send + 'static,
+        f: impl for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> Result<R, DeviceError> + Send + 'static,
     ) -> Result<OpHandle<R>, PushError>;
 }
 
@@ -33,7 +33,7 @@ impl SubmitLaunch for OpBuilder<'_> {
     fn submit_launch_any<A: Accesses, R: Send + 'static>(
         self,
         accesses: A,
-        f: impl for<'a> FnOnce(&mut GpuStream, A::Refs<'a>) -> Result<R, DeviceError> + Send + 'static,
+        f: impl for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> Result<R, DeviceError> + Send + 'static,
     ) -> Result<OpHandle<R>, PushError> {
         self.try_submit_launch(accesses, move |stream, refs| Ok(f(stream, refs)?))
     }
