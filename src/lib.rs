@@ -72,6 +72,8 @@ pub use api::{
     op_builder::OpBuilder,
     op_context::OpContext,
     operator::Operator,
+    scope::{Scope, ScopedHandle, ScopedOp},
+    scoped_var::{ScopedRead, ScopedVar, ScopedWrite},
     token::Token,
     var::{Read, Var, Write},
 };
@@ -125,6 +127,8 @@ pub mod guide {
     pub mod typed_variables {}
     #[doc = include_str!("guide/pushing_from_operations.md")]
     pub mod pushing_from_operations {}
+    #[doc = include_str!("guide/scopes.md")]
+    pub mod scopes {}
     #[doc = include_str!("guide/tokio_service.md")]
     pub mod tokio_service {}
     #[doc = include_str!("guide/asynchronous.md")]

@@ -72,6 +72,53 @@ fn without_the_notification_a_wait_for_all_never_ends() {
     must_fail("without_the_notification", "deadlock");
 }
 
+/// A member of a scope lets another one enter before it leaves. The scope ends after both, and then has what they
+/// borrowed to itself.
+fn end_of_a_scope() {
+    let shared = shared();
+    let (other, first) = (Arc::clone(&shared), shared.pending.enter());
+    let thread = thread::spawn(move || {
+        let second = other.pending.enter();
+        let another = Arc::clone(&other);
+        let thread = thread::spawn(move || {
+            // SAFETY: the scope ends after this, which is what the model checks.
+            another.data[1].with_mut(|data| unsafe { *data = 1 });
+            leave(&another.pending, second);
+        });
+        // SAFETY: the scope ends after this, which is what the model checks.
+        other.data[0].with_mut(|data| unsafe { *data = 1 });
+        leave(&other.pending, first);
+        thread
+    });
+    shared.pending.wait_until_idle(|| None);
+    for data in &shared.data {
+        // SAFETY: both operations are over.
+        data.with_mut(|data| unsafe {
+            assert_eq!(*data, 1);
+            *data = 2;
+        });
+    }
+    thread.join().unwrap().join().unwrap();
+}
+
+#[test]
+fn a_scope_ends_after_operations_that_its_operations_push() {
+    model(2, Flavour::Contract, end_of_a_scope);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_a_second_wait_at_the_end_of_a_scope() {
+    without(Step::IdleWaitsAgain, || {
+        model(2, Flavour::Contract, end_of_a_scope);
+    });
+}
+
+#[test]
+fn without_a_second_wait_a_scope_ends_too_early() {
+    must_fail("without_a_second_wait_at_the_end_of_a_scope", "");
+}
+
 /// An operation that enters after the wait began does not delay it, even if it never leaves; one that races with it is
 /// counted exactly once.
 #[test]

@@ -75,6 +75,11 @@ impl fmt::Debug for Group {
 }
 
 impl Group {
+    /// Creates a handle of a group.
+    pub(super) fn of(core: &Arc<Core>, shared: &Arc<group::Group>) -> Self {
+        Self { core: Arc::clone(core), shared: Arc::clone(shared) }
+    }
+
     /// Returns a builder of an operation of this group. See [`Engine::op`].
     ///
     /// ```

@@ -11,6 +11,8 @@ pub(crate) mod handle;
 pub(crate) mod op_builder;
 pub(crate) mod op_context;
 pub(crate) mod operator;
+pub(crate) mod scope;
+pub(crate) mod scoped_var;
 pub(crate) mod token;
 pub(crate) mod values;
 pub(crate) mod var;

@@ -6,7 +6,7 @@ use bytemuck::Pod;
 
 use crate::{
     api::{
-        accesses::{Accesses, Refs, sealed::List},
+        accesses::{Accesses, Refs, ScopedAccesses, sealed::List},
         completion::{self, Completion},
         engine::Engine,
         handle::OpHandle,
@@ -28,6 +28,7 @@ use crate::{
         held::Share,
         limited_job::LimitedJob,
         result_job::{self, ResultJob},
+        scope::Scoped,
         spec::{self, Entries, Entry, Route, Spec},
         task::{FnJob, Job, flag},
     },
@@ -1133,7 +1134,7 @@ impl<'e> OpBuilder<'e> {
 
     fn into_operator(
         mut self,
-        accesses: &impl Accesses,
+        accesses: &impl ScopedAccesses,
         flags: u16,
         function: Function,
     ) -> Result<Operator, PushError> {
@@ -1161,7 +1162,7 @@ impl<'e> OpBuilder<'e> {
     fn enqueue_returning<F, R>(
         &mut self,
         location: &'static Location<'static>,
-        accesses: &impl Accesses,
+        accesses: &impl ScopedAccesses,
         flags: u16,
         f: F,
     ) -> Result<OpHandle<R>, PushError>
@@ -1173,6 +1174,60 @@ impl<'e> OpBuilder<'e> {
         let core = Arc::clone(self.core);
         self.enqueue(location, accesses, flags, ResultJob::new(Arc::clone(&oneshot)))?;
         Ok(OpHandle::new(oneshot, core))
+    }
+
+    /// Pushes an operation of a scope.
+    pub(super) fn enqueue_scoped<F>(
+        &mut self,
+        location: &'static Location<'static>,
+        accesses: &impl ScopedAccesses,
+        scoped: &Scoped,
+        f: F,
+    ) -> Result<(), PushError>
+    where
+        F: FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static,
+    {
+        if scoped.runs_in_place() {
+            return self.submit_scoped(location, accesses, scoped, f).map(drop);
+        }
+        self.finish_scoped(location, accesses, scoped)?;
+        self.enqueue_finished(location, FnJob::new(f))
+    }
+
+    /// Pushes an operation of a scope, and returns its handle.
+    pub(super) fn submit_scoped<F>(
+        &mut self,
+        location: &'static Location<'static>,
+        accesses: &impl ScopedAccesses,
+        scoped: &Scoped,
+        f: F,
+    ) -> Result<OpHandle<()>, PushError>
+    where
+        F: FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static,
+    {
+        self.finish_scoped(location, accesses, scoped)?;
+        let oneshot = result_job::shared(&self.spec, location, f);
+        let core = Arc::clone(self.core);
+        self.enqueue_finished(location, ResultJob::new(Arc::clone(&oneshot)))?;
+        let oneshot: Arc<Handled<()>> = oneshot;
+        scoped.add_member(&oneshot);
+        Ok(OpHandle::new(oneshot, core))
+    }
+
+    /// [`finish`](Self::finish) for an operation of a scope.
+    fn finish_scoped(
+        &mut self,
+        location: &'static Location<'static>,
+        accesses: &impl ScopedAccesses,
+        scoped: &Scoped,
+    ) -> Result<(), PushError> {
+        self.finish(accesses, 0)?;
+        let Some(held) = self.entries.iter().find(|entry| scoped.is_held_around(entry.cell)) else {
+            return Ok(());
+        };
+        // SAFETY: the caller has a handle of the variable.
+        let cell = unsafe { held.cell.as_ref() };
+        Err(PushError::HeldAroundScope(cell.refused_access(&self.spec.name, location)))
     }
 
     fn enqueue_future<A, F, Fut>(
@@ -1224,7 +1279,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// [`finish`](Self::finish) for an operation that is a future.
-    fn finish_future(&mut self, accesses: &impl Accesses) -> Result<(), PushError> {
+    fn finish_future(&mut self, accesses: &impl ScopedAccesses) -> Result<(), PushError> {
         if self.device != Device::Cpu {
             return Err(PushError::FutureOnDevice);
         }
@@ -1235,7 +1290,7 @@ impl<'e> OpBuilder<'e> {
     fn enqueue(
         &mut self,
         location: &'static Location<'static>,
-        accesses: &impl Accesses,
+        accesses: &impl ScopedAccesses,
         flags: u16,
         work: impl Job,
     ) -> Result<(), PushError> {
@@ -1260,7 +1315,7 @@ impl<'e> OpBuilder<'e> {
 
     /// Ends the list of entries, and the rest of the description.
     #[inline]
-    fn finish(&mut self, accesses: &impl Accesses, flags: u16) -> Result<(), PushError> {
+    fn finish(&mut self, accesses: &impl ScopedAccesses, flags: u16) -> Result<(), PushError> {
         accesses.declare(&mut List(&mut self.entries));
         self.spec.flags |= flags;
         if self.property == Property::Normal && self.device == Device::Cpu { Ok(()) } else { self.route() }

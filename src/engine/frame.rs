@@ -30,6 +30,8 @@ use std::{
     sync::Arc,
 };
 
+use smallvec::SmallVec;
+
 use crate::{
     device::{
         callback::{as_kernel, in_kernel},
@@ -44,7 +46,7 @@ use crate::{
     notify::{async_state::AsyncState, claim::Claim},
     sync::thread_static,
     testing::weaken::{Step, removed},
-    tracker::{Op, VarQueue},
+    tracker::{Access, Op, VarQueue},
 };
 
 /// A call of program code on this thread, most often for an operation.
@@ -358,6 +360,21 @@ pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
         let names = || frame.op().is_some_and(|op| op.accesses().iter().any(|access| access.queue_ptr() == queue));
         frame.holds != Holds::Nothing && !frame.is_over() && names()
     })
+}
+
+/// The queues of variables that operations hold.
+pub(super) type HeldQueues = SmallVec<[NonNull<VarQueue<Task>>; 4]>;
+
+/// Returns the queues of the variables that the operations that run on this thread hold.
+pub(super) fn held_queues() -> HeldQueues {
+    let mut held = HeldQueues::new();
+    any_frame(|frame| {
+        if frame.holds != Holds::Nothing && !frame.is_over() {
+            held.extend(frame.op().iter().flat_map(|op| op.accesses()).map(Access::queue_ptr));
+        }
+        false
+    });
+    held
 }
 
 /// Whether an operation with this claim runs on this thread.

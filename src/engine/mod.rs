@@ -21,6 +21,7 @@ pub(crate) mod ready_loop;
 pub(crate) mod result_job;
 pub(crate) mod right;
 mod run;
+pub(crate) mod scope;
 mod shutdown;
 pub(crate) mod spec;
 pub(crate) mod task;

@@ -155,6 +155,19 @@ impl<'h> VarRef<'h> {
 impl VarCell {
     /// Creates a variable with one handle.
     pub(crate) fn with_value<T: Send + 'static>(core: &Arc<Core>, value: T, memory: ValueMemory) -> NonNull<Self> {
+        // SAFETY: (1): the value is valid for ever.
+        unsafe { Self::with_borrowing_value(core, value, memory) }
+    }
+
+    /// [`with_value`](Self::with_value), for a value that may borrow.
+    ///
+    /// # Safety
+    /// 1. The value is [emptied](Self::empty) while it is valid.
+    pub(crate) unsafe fn with_borrowing_value<T: Send>(
+        core: &Arc<Core>,
+        value: T,
+        memory: ValueMemory,
+    ) -> NonNull<Self> {
         let info = match memory {
             ValueMemory::Host => const { &ValueInfo::of::<T>(ValueMemory::Host) },
             ValueMemory::Elsewhere => const { &ValueInfo::of::<T>(ValueMemory::Elsewhere) },

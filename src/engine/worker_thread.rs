@@ -180,6 +180,11 @@ pub(super) fn lane_of(core: &Core) -> Option<u8> {
     with_current(|thread| is_own(thread).then(|| thread.lane.get())).flatten()
 }
 
+/// Whether the calling thread is inside an operation of its worker's deque, so that it cannot give the worker away.
+pub(super) fn uses_deque() -> bool {
+    with_current(|thread| thread.deque_in_use.get()) == Some(true)
+}
+
 /// Makes the operation in the slot of this thread's worker stealable, because other code is about to run here.
 pub(super) fn share_slot() {
     with_current(WorkerThread::share_slot);

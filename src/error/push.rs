@@ -36,6 +36,9 @@ pub enum PushError {
     DeletedVariable(RefusedAccess),
     /// A typed operation names one variable twice and mutates it, which would alias a `&mut`.
     AliasedVariable(RefusedAccess),
+    /// The operation that has opened a [scope](crate::Engine::scope) holds the variable until the scope has ended, so an
+    /// operation of the scope must not name it. [Lend](crate::Scope::lend) the value to the scope instead.
+    HeldAroundScope(RefusedAccess),
     /// The engine is shut down or shutting down. While it drains, its operations may still push.
     ShutDown,
     /// The engine has no such device.
@@ -71,6 +74,9 @@ impl fmt::Display for PushError {
             }
             Self::AliasedVariable(access) => {
                 write!(f, "{access} twice and mutates it; declare it once, with `write`")
+            }
+            Self::HeldAroundScope(access) => {
+                write!(f, "{access}, which the operation around the scope holds; lend the value to the scope with `Scope::lend`")
             }
             Self::ShutDown => f.write_str("the engine is shut down or shutting down; push before the shutdown"),
             Self::NoSuchDevice(device) => {

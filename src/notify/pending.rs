@@ -386,6 +386,17 @@ impl PendingOps {
         Waited::Over
     }
 
+    /// Waits until no operation at all is pending. Operations that are pending may let others enter. Before each time that
+    /// it blocks, it calls `before`, which returns when to stop blocking and to call it again.
+    pub fn wait_until_idle(&self, mut before: impl FnMut() -> Option<Instant>) {
+        // The first round does not block, since most often nothing is pending.
+        let mut waited = self.wait(Some(Instant::now()));
+        let is_over = |waited| waited == Waited::Idle || removed(Step::IdleWaitsAgain) && waited == Waited::Over;
+        while !is_over(waited) && !self.process.is_foreign() {
+            waited = self.wait(before());
+        }
+    }
+
     /// Begins a wait that is polled. It covers the operations that entered before this call.
     pub fn begin(&self) -> PendingWait {
         let Closed { number, .. } = self.close(&mut lock(&self.state));

@@ -58,6 +58,8 @@ pub enum Step {
     EndChecksAgain,
     /// `PendingOps::leave` notifies the threads that wait for the count.
     LeaveNotifies,
+    /// The end of a scope waits again if operations have entered meanwhile (`PendingOps::wait_until_idle`).
+    IdleWaitsAgain,
     /// `Access::stands_for_the_next` checks whether an access is behind the wait that is to be joined.
     JoinOnlyTheLast,
     /// `Access::stands_for_the_next` checks whether the wait that is to be joined is in its queue.

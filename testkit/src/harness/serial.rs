@@ -86,6 +86,8 @@ enum Bound {
     Cancelled,
     /// A group that was cancelled quietly.
     PassedOver,
+    /// A scope of its own, which waits for it.
+    Scope,
 }
 
 #[derive(Clone, Debug)]
@@ -239,6 +241,9 @@ impl Program {
                     if operation.kind == Kind::Future {
                         operation.kind = Kind::Sync;
                     }
+                    if operation.bound == Bound::Scope {
+                        operation.bound = Bound::None;
+                    }
                     operators.push(id);
                     Step::MakeOperator(id)
                 }
@@ -327,7 +332,7 @@ impl Program {
                 typed.push(bytes.pick(&candidates));
             }
         }
-        self.operations.push(Operation {
+        let mut operation = Operation {
             untyped,
             typed,
             shape,
@@ -350,9 +355,14 @@ impl Program {
                 2..=5 => Bound::Group,
                 6 => Bound::Cancelled,
                 7 => Bound::PassedOver,
+                8 => Bound::Scope,
                 _ => Bound::None,
             },
-        });
+        };
+        if operation.bound == Bound::Scope && !operation.fits_into_scope() {
+            operation.bound = Bound::None;
+        }
+        self.operations.push(operation);
         self.operations.len() - 1
     }
 }
@@ -397,6 +407,12 @@ impl Operation {
         }
     }
 
+    /// Whether the operation can be one of a scope, over untyped variables.
+    fn fits_into_scope(&self) -> bool {
+        let is_plain = matches!(self.property, Property::Normal | Property::CpuPrioritized);
+        self.kind == Kind::Sync && self.gpu.is_none() && is_plain
+    }
+
     fn is_never_skipped(&self) -> bool {
         self.no_skip || matches!(self.property, Property::NoSkip | Property::DeleteVar)
     }
@@ -407,7 +423,7 @@ impl Operation {
             _ if self.property == Property::DeleteVar => None,
             Bound::Late => Some("its deadline passed before it started"),
             Bound::Cancelled | Bound::PassedOver => Some("it was cancelled before it started"),
-            Bound::None | Bound::InTime | Bound::Group => None,
+            Bound::None | Bound::InTime | Bound::Group | Bound::Scope => None,
         }
     }
 
@@ -702,6 +718,14 @@ impl Model {
     }
 
     fn run(&mut self, program: &Program, id: usize) {
+        self.run_unreported(program, id);
+        if let (Bound::Scope, Some(Err(failure))) = (program.operations[id].bound, self.results.get(&id)) {
+            // The scope has returned it.
+            self.unreported.remove(failure);
+        }
+    }
+
+    fn run_unreported(&mut self, program: &Program, id: usize) {
         let operation = &program.operations[id];
         let effective = operation.effective();
         if let Some(cause) = operation.cancelled() {
@@ -1075,7 +1099,7 @@ impl Runner {
     fn describe<'r>(&'r self, id: usize, operation: &Operation) -> OpBuilder<'r> {
         let name = format!("#{id}");
         let builder = match operation.bound {
-            Bound::None => self.engine.op(name),
+            Bound::None | Bound::Scope => self.engine.op(name),
             Bound::InTime => self.engine.op(name).deadline(Instant::now() + Duration::from_secs(3600)),
             Bound::Late => self.engine.op(name).deadline(Instant::now()),
             Bound::Group => self.group.op(name),
@@ -1114,6 +1138,7 @@ impl Runner {
                 return builder
                     .launch_any(self.scratch.read(), move |stream, scratch| Arc::new(run).on_device(stream, scratch));
             }
+            Kind::Sync if operation.bound == Bound::Scope => return self.push_in_scope(id),
             Kind::Sync => return builder.push_sync(move |_| run.untyped()),
             Kind::Future => return builder.try_push_future((), move |()| run.future()),
             Kind::Async(finish) => {
@@ -1125,6 +1150,42 @@ impl Runner {
         };
         self.handles.insert(id, handle?);
         Ok(())
+    }
+
+    /// Pushes an operation in a scope, and waits for it.
+    fn push_in_scope(&self, id: usize) -> Result<(), PushError> {
+        let operation = &self.world.program.operations[id];
+        let run = self.run_of(id);
+        let result = self.engine.scope(|scope| {
+            let mut op = scope.op(format!("#{id}")).priority(operation.priority);
+            if operation.property == Property::CpuPrioritized {
+                op = op.property(raddle::Property::CpuPrioritized);
+            }
+            if operation.no_skip {
+                op = op.run_always();
+            }
+            if operation.foreign {
+                op = op.reads([&self.foreign]);
+            }
+            for &(variable, access) in &operation.untyped {
+                let token = [self.variables[variable].token()];
+                op = match access {
+                    Access::Read => op.reads(token),
+                    Access::Write => op.writes(token),
+                    Access::Overwrite => op.overwrites(token),
+                };
+            }
+            let run = &run;
+            op.try_push((), move |()| run.untyped().map_err(Into::into))
+        });
+        match result {
+            Ok(pushed) => pushed,
+            Err(WaitError::Failed(_)) => Ok(()),
+            Err(error) => {
+                run.violation(&format!("ended its scope with {error}"));
+                Ok(())
+            }
+        }
     }
 
     fn make_operator(&mut self, id: usize) -> Result<(), PushError> {

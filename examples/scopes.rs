@@ -1,0 +1,65 @@
+//! Scopes: operations that borrow an image from the stack, and change it in place.
+//!
+//! ```text
+//! cargo run --release --example scopes
+//! ```
+//!
+//! The example blurs an image in two passes. Each pass reads one buffer and writes another, row by row, in operations that
+//! borrow both. An operation of the second pass needs three rows of the first, and starts when these are done.
+
+use std::error::Error;
+
+use raddle::{Engine, PushError, each};
+
+const WIDTH: usize = 1920;
+const HEIGHT: usize = 1080;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let engine = Engine::builder().build()?;
+    let image: Vec<u8> = (0..WIDTH * HEIGHT).map(|at| (at.wrapping_mul(0x9E37_79B9) >> 24) as u8).collect();
+
+    let start = std::time::Instant::now();
+    let blurred = blur(&engine, &image)?;
+    println!("{WIDTH} x {HEIGHT} pixels blurred in {:.1?}", start.elapsed());
+
+    let (before, after) = (roughness(&image), roughness(&blurred));
+    println!("neighbours differ by {before:.1} on average before, and by {after:.1} after");
+    assert!(after < before / 2.0);
+    Ok(())
+}
+
+/// Replaces each pixel by the mean of the nine around it.
+fn blur(engine: &Engine, image: &[u8]) -> Result<Vec<u8>, Box<dyn Error>> {
+    let (mut across, mut down) = (vec![0; image.len()], vec![0; image.len()]);
+    engine.scope(|s| {
+        let across: Vec<_> = across.chunks_mut(WIDTH).map(|row| s.lend(row)).collect();
+        for (source, row) in image.chunks(WIDTH).zip(&across) {
+            s.op("across").push(row.write(), move |row| {
+                for (x, pixel) in row.iter_mut().enumerate() {
+                    *pixel = mean(&source[x.saturating_sub(1)..WIDTH.min(x + 2)]);
+                }
+            })?;
+        }
+        for (y, target) in down.chunks_mut(WIDTH).enumerate() {
+            let near = &across[y.saturating_sub(1)..HEIGHT.min(y + 2)];
+            s.op("down").push(each(near.iter().map(|row| row.read())), move |rows| {
+                for (x, pixel) in target.iter_mut().enumerate() {
+                    let column = rows.iter().map(|row| u32::from(row[x]));
+                    *pixel = (column.sum::<u32>() / rows.len() as u32) as u8;
+                }
+            })?;
+        }
+        Ok::<_, PushError>(())
+    })??;
+    Ok(down)
+}
+
+fn mean(pixels: &[u8]) -> u8 {
+    (pixels.iter().map(|&pixel| u32::from(pixel)).sum::<u32>() / pixels.len() as u32) as u8
+}
+
+/// The mean difference of pixels beside each other.
+fn roughness(image: &[u8]) -> f64 {
+    let differences = image.windows(2).map(|pair| f64::from(pair[0].abs_diff(pair[1])));
+    differences.sum::<f64>() / (image.len() - 1) as f64
+}

@@ -1,0 +1,553 @@
+//! Scopes: operations that borrow from the function that pushes them.
+
+use std::{
+    fmt,
+    marker::PhantomData,
+    panic::{Location, resume_unwind},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    api::{
+        accesses::{Refs, ScopedAccesses},
+        engine::Engine,
+        group::Group,
+        handle::OpHandle,
+        op_builder::OpBuilder,
+        op_context::OpContext,
+        scoped_var::ScopedVar,
+        token::Token,
+    },
+    engine::{frame::Call, scope::Scoped},
+    error::{BoxError, op::Cause, push::PushError, wait::WaitError},
+    sync::{Mutex, lock},
+    system::panics,
+    values::{name::Name, property::Property},
+};
+
+impl Engine {
+    /// Calls `f` with a scope, and returns when every operation of the scope has ended. So operations of the scope may
+    /// borrow what lives longer than this call, as the threads of [`std::thread::scope`] may.
+    ///
+    /// `f` runs on the calling thread. When it has returned or panicked, the call waits for the operations of the scope,
+    /// also for those that they push meanwhile. Then the values of the scope's variables are dropped, here. A worker that
+    /// waits at the end of a scope runs those of its operations that are ready and that no other worker has taken, and
+    /// then hands itself over to another thread.
+    ///
+    /// Scopes may be nested: an operation may open one, also one of another scope.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::builder().build()?;
+    /// let text = String::from("the warp and the weft");
+    /// let mut counts = [0; 2];
+    /// let [vowels, words] = &mut counts;
+    /// engine.scope(|s| {
+    ///     s.op("vowels").push((), |()| *vowels = text.chars().filter(|c| "aeiou".contains(*c)).count())?;
+    ///     s.op("words").push((), |()| *words = text.split(' ').count())
+    /// })??;
+    /// assert_eq!(counts, [5, 5]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Operations that conflict name a variable of the scope, or any other variable of the engine:
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().build()?;
+    /// let words = ["warp", "weft", "heddle"];
+    /// let mut longest = "";
+    /// engine.scope(|s| {
+    ///     let longest = s.lend(&mut longest);
+    ///     for word in &words {
+    ///         s.op("compare").push(longest.write(), move |longest| {
+    ///             if word.len() > longest.len() {
+    ///                 *longest = word;
+    ///             }
+    ///         })?;
+    ///     }
+    ///     Ok::<_, raddle::PushError>(())
+    /// })??;
+    /// assert_eq!(longest, "heddle");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// An operation cannot borrow what does not outlive the scope:
+    ///
+    /// ```compile_fail,E0373
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().build()?;
+    /// engine.scope(|s| {
+    ///     let local = 1;
+    ///     s.op("look").push((), |()| assert_eq!(local, 1))
+    /// })??;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The function cannot keep the scope, its variables or its handles:
+    ///
+    /// ```compile_fail,E0521
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().build()?;
+    /// let mut kept = None;
+    /// engine.scope(|s| kept = Some(s.var(1)))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`WaitError::Failed`] with the failure of the operation that was pushed first, among those of the scope that have
+    /// failed, unless a wait for the scope's [group](Scope::group) has returned it. The result of `f` is dropped then.
+    ///
+    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::WouldDeadlock`] where the calling thread must not
+    /// wait; `f` is not called then. [`WaitError::Refused`] in a forked child.
+    ///
+    /// # Panics
+    /// If `f` panics, the call waits for the operations of the scope and then resumes the panic. A panic of an operation
+    /// fails that operation, as it does elsewhere. If the drop of a variable's value panics, the others are dropped, and
+    /// then the call panics.
+    #[track_caller]
+    pub fn scope<'env, F, R>(&self, f: F) -> Result<R, WaitError>
+    where
+        F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R,
+    {
+        let location = Location::caller();
+        let scope = Scope { scoped: Scoped::open(self.core())?, scope: PhantomData, env: PhantomData };
+        let result = panics::catch(|| f(&scope));
+        let closed = scope.scoped.close();
+        // SAFETY: (1): the scope was closed, only its operations and `f` can push to it, and they have ended.
+        let dropped = panics::catch(|| unsafe { scope.scoped.drop_variables(location) });
+        match (result, dropped) {
+            (Ok(result), Ok(())) => closed.map(|()| result),
+            (Err(payload), Ok(())) | (Ok(_), Err(payload)) => resume_unwind(payload),
+            (Err(payload), Err(second)) => {
+                panics::discard(second);
+                resume_unwind(payload)
+            }
+        }
+    }
+}
+
+/// A scope for operations that borrow; from [`Engine::scope`].
+///
+/// `'scope` is the life of the scope, and `'env` that of what its operations borrow, as in [`std::thread::Scope`].
+/// Operations of the scope may push others to it through a reference that they capture.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = raddle::Engine::builder().build()?;
+/// let mut halves = [0; 2];
+/// let (left, right) = halves.split_at_mut(1);
+/// engine.scope(|s| {
+///     s.op("left").push((), move |()| {
+///         left[0] = 1;
+///         s.op("right").push((), move |()| right[0] = 2).expect("the scope is open");
+///     })
+/// })??;
+/// assert_eq!(halves, [1, 2]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Scope<'scope, 'env: 'scope> {
+    scoped: Scoped,
+    /// Makes `'scope` invariant: an operation must not borrow for less than the scope.
+    scope: PhantomData<&'scope mut &'scope ()>,
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+impl fmt::Debug for Scope<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scope").field("group", self.scoped.group()).finish_non_exhaustive()
+    }
+}
+
+impl<'scope> Scope<'scope, '_> {
+    /// Returns a builder of an operation of this scope.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let numbers = vec![1, 2, 3];
+    /// let sum = engine.scope(|s| s.op("sum").submit((), |()| numbers.iter().sum::<i32>())?.wait())?;
+    /// assert_eq!(sum?, 6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn op(&'scope self, name: impl Into<Name>) -> ScopedOp<'scope> {
+        let builder = OpBuilder::in_group(self.scoped.core(), name.into(), self.scoped.group());
+        ScopedOp { scoped: &self.scoped, builder, scope: PhantomData }
+    }
+
+    /// Creates a variable of this scope. Its value may borrow, and is dropped when the scope ends.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let text = String::from("warp weft warp");
+    /// let repeated = engine.scope(|s| {
+    ///     let seen = s.var(Vec::new());
+    ///     for word in text.split(' ') {
+    ///         s.op("see").push(seen.write(), move |seen| seen.push(word))?;
+    ///     }
+    ///     s.op("count").submit(seen.read(), |seen| seen.iter().filter(|word| **word == "warp").count())?.wait()
+    /// })?;
+    /// assert_eq!(repeated?, 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn var<T: Send + 'scope>(&'scope self, value: T) -> ScopedVar<'scope, T> {
+        // SAFETY: (1): the value outlives the scope, which empties the variable when it ends.
+        let (var, cell) = unsafe { ScopedVar::with_value(self.scoped.core(), value) };
+        self.scoped.keep(cell);
+        var
+    }
+
+    /// Lends `value` to the operations of this scope, as the value of a variable. The caller has it back when the scope has
+    /// ended.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let mut image = vec![0u8; 1 << 10];
+    /// engine.scope(|s| {
+    ///     for rows in image.chunks_mut(256) {
+    ///         let rows = s.lend(rows);
+    ///         s.op("fill").push(rows.write(), |rows| rows.fill(100))?;
+    ///         s.op("darken").push(rows.write(), |rows| rows.iter_mut().for_each(|pixel| *pixel /= 2))?;
+    ///     }
+    ///     Ok::<_, raddle::PushError>(())
+    /// })??;
+    /// assert!(image.iter().all(|&pixel| pixel == 50));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn lend<T: Send + ?Sized>(&'scope self, value: &'scope mut T) -> ScopedVar<'scope, T> {
+        let (var, cell) = ScopedVar::lent(self.scoped.core(), value);
+        self.scoped.keep(cell);
+        var
+    }
+
+    /// Returns the group of the scope's operations: they can be waited for, counted and cancelled together. The scope also
+    /// waits for other operations that are pushed to the group.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let numbers = [3, 1, 2];
+    /// let found = engine.scope(|s| {
+    ///     let found = s.var(None);
+    ///     for number in &numbers {
+    ///         s.op("search").push(found.write(), move |found| {
+    ///             if *number == 1 {
+    ///                 *found = Some(*number);
+    ///                 s.group().cancel_quietly(); // the rest is not needed
+    ///             }
+    ///         })?;
+    ///     }
+    ///     s.group().wait()?;
+    ///     Ok::<_, Box<dyn std::error::Error + Send + Sync>>(numbers.len())
+    /// })?;
+    /// assert!(matches!(found, Ok(3)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn group(&self) -> Group {
+        Group::of(self.scoped.core(), self.scoped.group())
+    }
+}
+
+/// The function of an operation that borrows for `'f`.
+type Function<'f, R> = Box<dyn for<'c> FnOnce(&Call<'c>) -> Result<R, Cause> + Send + 'f>;
+
+/// Forgets how long a function borrows.
+///
+/// # Safety
+/// 1. The function is dropped before `'f` ends.
+unsafe fn erase<'f, R: 'static>(f: Function<'f, R>) -> Function<'static, R> {
+    // SAFETY: the types differ in the lifetime only, and (1).
+    unsafe { std::mem::transmute::<Function<'f, R>, Function<'static, R>>(f) }
+}
+
+/// Describes an operation of a scope and pushes it; from [`Scope::op`].
+///
+/// It is an [`OpBuilder`] whose operations run on the CPU, and whose functions and results may borrow for `'scope`.
+#[derive(Debug)]
+#[must_use = "an operation does nothing until it is pushed"]
+pub struct ScopedOp<'scope> {
+    scoped: &'scope Scoped,
+    builder: OpBuilder<'scope>,
+    /// Makes `'scope` invariant: an operation must not borrow for less than the scope.
+    scope: PhantomData<&'scope mut &'scope ()>,
+}
+
+impl<'scope> ScopedOp<'scope> {
+    /// Sets the priority of the operation; see [`OpBuilder::priority`].
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.builder = self.builder.priority(priority);
+        self
+    }
+
+    /// Sets the kind of work that the operation does; see [`OpBuilder::property`].
+    pub fn property(mut self, property: Property) -> Self {
+        self.builder = self.builder.property(property);
+        self
+    }
+
+    /// Runs the operation even if a variable that it names has failed; see [`OpBuilder::run_always`].
+    pub fn run_always(mut self) -> Self {
+        self.builder = self.builder.run_always();
+        self
+    }
+
+    /// Cancels the operation if it has not started by then; see [`OpBuilder::deadline`].
+    pub fn deadline(mut self, deadline: Instant) -> Self {
+        self.builder = self.builder.deadline(deadline);
+        self
+    }
+
+    /// Declares variables of the engine that the operation reads; see [`OpBuilder::reads`].
+    pub fn reads<T: AsRef<Token> + 'scope>(mut self, variables: impl IntoIterator<Item = &'scope T>) -> Self {
+        self.builder = self.builder.reads(variables);
+        self
+    }
+
+    /// Declares variables of the engine that the operation mutates; see [`OpBuilder::writes`].
+    pub fn writes<T: AsRef<Token> + 'scope>(mut self, variables: impl IntoIterator<Item = &'scope T>) -> Self {
+        self.builder = self.builder.writes(variables);
+        self
+    }
+
+    /// Declares variables of the engine that the operation mutates regardless of their state; see
+    /// [`OpBuilder::overwrites`].
+    pub fn overwrites<T: AsRef<Token> + 'scope>(mut self, variables: impl IntoIterator<Item = &'scope T>) -> Self {
+        self.builder = self.builder.overwrites(variables);
+        self
+    }
+
+    /// Pushes an operation whose function returns nothing; see [`OpBuilder::push`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let total = engine.var(0); // a variable of the engine
+    /// let steps = [1, 2, 3];
+    /// engine.scope(|s| steps.iter().try_for_each(|step| s.op("add").push(total.write(), move |total| *total += step)))??;
+    /// assert_eq!(engine.get(&total)?, 6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`]. Nothing is enqueued then. [`PushError::HeldAroundScope`] if the operation that has opened the
+    /// scope holds one of the variables.
+    #[track_caller]
+    pub fn push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: ScopedAccesses<Captured: 'scope>,
+        F: for<'a> FnOnce(Refs<'a, A>) + Send + 'scope,
+    {
+        self.enqueue(Location::caller(), &accesses, |refs| {
+            f(refs);
+            Ok(())
+        })
+    }
+
+    /// Pushes an operation whose function may fail; see [`OpBuilder::try_push`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let text = String::from("12x");
+    /// let parsed = engine.scope(|s| {
+    ///     s.op("parse").try_push((), |()| {
+    ///         text.parse::<i32>()?;
+    ///         Ok(())
+    ///     })
+    /// });
+    /// assert!(parsed.is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`push`](Self::push).
+    #[track_caller]
+    pub fn try_push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
+    where
+        A: ScopedAccesses<Captured: 'scope>,
+        F: for<'a> FnOnce(Refs<'a, A>) -> Result<(), BoxError> + Send + 'scope,
+    {
+        self.enqueue(Location::caller(), &accesses, f)
+    }
+
+    /// Pushes an operation whose function returns a value, which may borrow, and returns a handle to the result; see
+    /// [`OpBuilder::submit`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let text = String::from("warp weft");
+    /// let last = engine.scope(|s| s.op("last").submit((), |()| text.split(' ').next_back())?.wait())??;
+    /// assert_eq!(last, Some("weft"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`push`](Self::push).
+    #[track_caller]
+    pub fn submit<A, F, R>(self, accesses: A, f: F) -> Result<ScopedHandle<'scope, R>, PushError>
+    where
+        A: ScopedAccesses<Captured: 'scope>,
+        F: for<'a> FnOnce(Refs<'a, A>) -> R + Send + 'scope,
+        R: Send + 'scope,
+    {
+        self.enqueue_returning(Location::caller(), &accesses, |refs| Ok(f(refs)))
+    }
+
+    /// Pushes an operation whose function returns a value or fails, and returns a handle to the result; see
+    /// [`OpBuilder::try_submit`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let text = String::from("12");
+    /// let number = engine.scope(|s| s.op("parse").try_submit((), |()| Ok(text.parse::<i32>()?))?.wait())??;
+    /// assert_eq!(number, 12);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`push`](Self::push).
+    #[track_caller]
+    pub fn try_submit<A, F, R>(self, accesses: A, f: F) -> Result<ScopedHandle<'scope, R>, PushError>
+    where
+        A: ScopedAccesses<Captured: 'scope>,
+        F: for<'a> FnOnce(Refs<'a, A>) -> Result<R, BoxError> + Send + 'scope,
+        R: Send + 'scope,
+    {
+        self.enqueue_returning(Location::caller(), &accesses, f)
+    }
+
+    fn enqueue<A, F>(mut self, location: &'static Location<'static>, accesses: &A, f: F) -> Result<(), PushError>
+    where
+        A: ScopedAccesses<Captured: 'scope>,
+        F: for<'a> FnOnce(Refs<'a, A>) -> Result<(), BoxError> + Send + 'scope,
+    {
+        let captured = accesses.capture();
+        let f = move |call: &Call<'_>| {
+            let cx = OpContext::new(call);
+            // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
+            f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
+        };
+        // SAFETY: (1): `Engine::scope` returns when the operation has ended, and its function was dropped before that.
+        let f = unsafe { erase(Box::new(f)) };
+        self.builder.enqueue_scoped(location, accesses, self.scoped, f)
+    }
+
+    fn enqueue_returning<A, F, R>(
+        self,
+        location: &'static Location<'static>,
+        accesses: &A,
+        f: F,
+    ) -> Result<ScopedHandle<'scope, R>, PushError>
+    where
+        A: ScopedAccesses<Captured: 'scope>,
+        F: for<'a> FnOnce(Refs<'a, A>) -> Result<R, BoxError> + Send + 'scope,
+        R: Send + 'scope,
+    {
+        let result = Arc::new(Mutex::new(None));
+        let for_op = Arc::clone(&result);
+        let captured = accesses.capture();
+        let f = move |call: &Call<'_>| {
+            let cx = OpContext::new(call);
+            // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
+            let value = f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)?;
+            *lock(&for_op) = Some(value);
+            Ok(())
+        };
+        // SAFETY: (1): `Engine::scope` returns when the operation has ended, and its function was dropped before that.
+        let f = unsafe { erase(Box::new(f)) };
+        let mut builder = self.builder;
+        let handle = builder.submit_scoped(location, accesses, self.scoped, f)?;
+        Ok(ScopedHandle { handle, result, scope: PhantomData })
+    }
+}
+
+/// A handle to an operation of a scope; from [`ScopedOp::submit`]. It is an [`OpHandle`] whose result may borrow.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = raddle::Engine::builder().build()?;
+/// let text = String::from("the warp and the weft");
+/// let longest = engine.scope(|s| {
+///     let (left, right) = text.split_at(12);
+///     let longest = |text| move |()| str::split_whitespace(text).max_by_key(|word| word.len());
+///     let (left, right) = (s.op("left").submit((), longest(left))?, s.op("right").submit((), longest(right))?);
+///     Ok::<_, Box<dyn std::error::Error>>(left.wait()?.max(right.wait()?))
+/// })??;
+/// assert_eq!(longest, Some("weft"));
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "the operation runs anyway; use `push` if its result is not wanted"]
+pub struct ScopedHandle<'scope, R> {
+    handle: OpHandle<()>,
+    /// Set before the operation ends.
+    result: Arc<Mutex<Option<R>>>,
+    scope: PhantomData<&'scope ()>,
+}
+
+impl<R> fmt::Debug for ScopedHandle<'_, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScopedHandle").field("is_done", &self.is_done()).finish_non_exhaustive()
+    }
+}
+
+impl<R> ScopedHandle<'_, R> {
+    fn take(&self) -> Result<R, WaitError> {
+        lock(&self.result).take().ok_or(WaitError::ValueTaken)
+    }
+
+    /// Returns whether the operation is complete; see [`OpHandle::is_done`].
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.handle.is_done()
+    }
+
+    /// Waits for the operation and takes its result; see [`OpHandle::wait`].
+    ///
+    /// # Errors
+    /// Those of [`OpHandle::wait`].
+    pub fn wait(self) -> Result<R, WaitError> {
+        let Self { handle, result, .. } = self;
+        handle.wait()?;
+        let value = lock(&result).take();
+        value.ok_or(WaitError::ValueTaken)
+    }
+
+    /// Waits for the operation for at most `timeout` and takes its result; see [`OpHandle::wait_timeout`].
+    ///
+    /// # Errors
+    /// Those of [`OpHandle::wait_timeout`].
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<R, WaitError> {
+        self.handle.wait_timeout(timeout)?;
+        self.take()
+    }
+
+    /// Cancels the operation if it has not started, and returns whether it did; see [`OpHandle::cancel`].
+    pub fn cancel(&self) -> bool {
+        self.handle.cancel()
+    }
+
+    /// Cancels the operation if it has not started, without failing its variables; see [`OpHandle::cancel_quietly`].
+    pub fn cancel_quietly(&self) -> bool {
+        self.handle.cancel_quietly()
+    }
+}

@@ -1,0 +1,188 @@
+//! Scopes: operations that may borrow from the stack frame that opens the scope.
+//!
+//! # States
+//!
+//! 1. *Open*: operations are pushed to the scope, by the function that opened it and by operations of the scope.
+//! 2. *Closing*: that function has returned or panicked. Only operations of the scope push to it now.
+//!    [`close`](Scoped::close) waits until none is pending.
+//! 3. *Closed*: every operation has ended, and what it captured is dropped. The values of the scope's variables are
+//!    dropped then ([`drop_variables`](Scoped::drop_variables)), and the frame may end.
+//!
+//! # Who may touch what
+//!
+//! * `held`: constant. The pointers are compared, and never read.
+//! * `members` and `variables`: under their locks.
+//!
+//! There are no edges here: the count of the group hands over what the operations did.
+
+use std::{
+    panic::Location,
+    ptr::NonNull,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    engine::{
+        cancellable::Handled,
+        core::Core,
+        frame::{self, HeldQueues},
+        group::Group,
+        variable::VarCell,
+        worker_thread,
+    },
+    error::{push::PushError, wait::WaitError},
+    sync::{Mutex, lock},
+    system::panics,
+};
+
+/// How long a closing scope waits before it tries again to hand its worker over. Picked: a try is cheap, and there is a
+/// thread for the worker unless thousands of operations wait.
+const RETRY: Duration = Duration::from_millis(1);
+
+/// An open scope.
+#[derive(Debug)]
+pub(crate) struct Scoped {
+    core: Arc<Core>,
+    group: Arc<Group>,
+    /// The variables that operations around the scope hold.
+    held: HeldQueues,
+    /// What the operations of the scope share with their handles, if the scope was opened on a worker: its end runs those
+    /// that are ready in place.
+    members: Option<Mutex<Vec<Arc<Handled<()>>>>>,
+    variables: Mutex<Vec<NonNull<VarCell>>>,
+}
+
+// SAFETY: the pointers in `held` are never read. Those in `variables` are handles of their variables, and a `VarCell`
+// is `Send` and `Sync`.
+unsafe impl Send for Scoped {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Scoped {}
+
+impl Scoped {
+    /// Opens a scope.
+    ///
+    /// # Errors
+    /// The calling thread must not wait.
+    pub(crate) fn open(core: &Arc<Core>) -> Result<Self, WaitError> {
+        core.check_wait()?;
+        if worker_thread::uses_deque() {
+            return Err(WaitError::WouldDeadlock);
+        }
+        Ok(Self {
+            core: Arc::clone(core),
+            group: Group::new(None),
+            held: frame::held_queues(),
+            members: worker_thread::lane_of(core).map(|_| Mutex::default()),
+            variables: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    /// The group of the scope's operations.
+    pub(crate) fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
+    /// Whether an operation around the scope holds the variable, so that an operation of the scope would wait for it
+    /// for ever.
+    pub(crate) fn is_held_around(&self, cell: NonNull<VarCell>) -> bool {
+        self.held.contains(&VarCell::queue_ptr(cell))
+    }
+
+    /// Makes the scope the owner of a variable's only handle.
+    pub(crate) fn keep(&self, cell: NonNull<VarCell>) {
+        lock(&self.variables).push(cell);
+    }
+
+    /// Whether the end of the scope runs ready operations in place.
+    pub(crate) fn runs_in_place(&self) -> bool {
+        self.members.is_some()
+    }
+
+    /// Lets the end of the scope run an operation in place.
+    pub(crate) fn add_member(&self, handled: &Arc<Handled<()>>) {
+        if let Some(members) = &self.members {
+            lock(members).push(Arc::clone(handled));
+        }
+    }
+
+    /// Waits until every operation of the scope has ended. Returns the failure of the one that was pushed first among
+    /// those that have failed, unless a wait has returned it.
+    pub(crate) fn close(&self) -> Result<(), WaitError> {
+        struct AbortOnPanic;
+        impl Drop for AbortOnPanic {
+            fn drop(&mut self) {
+                std::process::abort();
+            }
+        }
+        // A panic, which only a defect of the engine could cause, would end the frame that the operations borrow from.
+        let must_return = AbortOnPanic;
+        let result = self.wait();
+        std::mem::forget(must_return);
+        result
+    }
+
+    fn wait(&self) -> Result<(), WaitError> {
+        if self.core.is_forked() {
+            // The operations belong to the parent process, and nothing runs them here.
+            return Err(PushError::Forked.into());
+        }
+        let mut left = Vec::new();
+        let next = || self.members.as_ref().and_then(|members| lock(members).pop());
+        while let Some(handled) = next() {
+            self.core.run_in_place(&handled);
+            if !handled.is_done() {
+                left.push(handled);
+            }
+        }
+        Core::catch_up();
+        // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this one runs what
+        // it can, and tries again.
+        self.group.pending.wait_until_idle(|| {
+            self.core.make_way().is_err().then(|| {
+                left.iter().for_each(|handled| self.core.run_in_place(handled));
+                Instant::now() + RETRY
+            })
+        });
+        if self.core.is_forked() {
+            return Err(PushError::Forked.into());
+        }
+        self.group.take_failure()
+    }
+
+    /// Drops the values of the scope's variables, and the variables.
+    ///
+    /// # Safety
+    /// 1. [`close`](Self::close) has returned, and nothing pushes to the scope any more.
+    pub(crate) unsafe fn drop_variables(&self, location: &'static Location<'static>) {
+        if self.core.is_forked() {
+            return;
+        }
+        let mut panicked = None;
+        for cell in std::mem::take(&mut *lock(&self.variables)) {
+            let empty = || {
+                // SAFETY: the scope has a handle of the variable.
+                let cell = unsafe { cell.as_ref() };
+                // SAFETY: (1): only operations of the scope could name the variable, and all of them have ended.
+                unsafe { cell.empty() };
+            };
+            let result = panics::catch(empty);
+            if let Err(payload) = result {
+                if let Some(second) = panicked.replace(payload) {
+                    panics::discard(second);
+                }
+            }
+            // SAFETY: the scope has a handle of the variable.
+            if unsafe { cell.as_ref() }.remove_handle() {
+                Core::free_variable(cell, location);
+            }
+        }
+        if let Some(payload) = panicked {
+            std::panic::resume_unwind(payload);
+        }
+    }
+}
