@@ -22,7 +22,8 @@ use crate::{
     engine::{
         cancellable::Handled,
         core::Core,
-        frame::Call,
+        family::{Family, ParentJob, Plan},
+        frame::{Call, Frame},
         future_task::{self, FutureJob},
         group::Group,
         held::Share,
@@ -61,6 +62,36 @@ impl Engine {
     #[inline]
     pub fn op(&self, name: impl Into<Name>) -> OpBuilder<'_> {
         OpBuilder::new(self.core(), name.into())
+    }
+}
+
+impl OpContext<'_> {
+    /// Returns a builder of a child of this operation, which must have been pushed
+    /// [`with_children`](OpBuilder::with_children). The operation is complete when its children are.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::cx;
+    ///
+    /// let numbers = engine.var(vec![3, 1, 2]);
+    /// let inside = numbers.clone();
+    /// engine.op("tidy").with_children().try_push((cx(), numbers.write()), move |(cx, numbers)| {
+    ///     numbers.push(1);
+    ///     cx.child("sort").push(inside.write(), |numbers| numbers.sort())?;
+    ///     cx.child("dedup").push(inside.write(), |numbers| numbers.dedup())?;
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(engine.get(&numbers)?, [1, 2, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A push through the builder returns [`PushError::NotHeld`](crate::PushError::NotHeld) for a variable that this
+    /// operation does not hold, or only reads while the child mutates it, and
+    /// [`PushError::NotAParent`](crate::PushError::NotAParent) in an operation without children.
+    pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
+        OpBuilder::child(self.frame().engine(), name.into(), self.frame())
     }
 }
 
@@ -112,6 +143,16 @@ pub struct OpBuilder<'e> {
     /// The group and the deadline count only with `flag::CLAIMS`.
     group: Option<&'e Arc<Group>>,
     deadline: Option<Instant>,
+    parent: Parent,
+}
+
+/// The parent of an operation. It counts only with `flag::CLAIMS`.
+#[derive(Debug)]
+enum Parent {
+    None,
+    Family(Arc<Family>),
+    /// The operation is described as a child of one that has no children.
+    Missing,
 }
 
 impl<'e> OpBuilder<'e> {
@@ -125,7 +166,23 @@ impl<'e> OpBuilder<'e> {
             entries: Entries::new(),
             group: None,
             deadline: None,
+            parent: Parent::None,
         }
+    }
+
+    /// Returns a builder of a child of the operation that runs in `frame`.
+    pub(super) fn child(core: &'e Arc<Core>, name: Name, frame: &Frame) -> Self {
+        let mut builder = Self::new(core, name);
+        builder.spec.flags |= flag::CLAIMS;
+        builder.parent = match Family::of(frame) {
+            Some(family) => {
+                builder.spec.priority = family.priority();
+                builder.deadline = family.deadline();
+                Parent::Family(family)
+            }
+            None => Parent::Missing,
+        };
+        builder
     }
 
     /// Returns a builder of an operation of a group.
@@ -256,6 +313,45 @@ impl<'e> OpBuilder<'e> {
     pub fn deadline(mut self, deadline: Instant) -> Self {
         self.spec.flags |= flag::CLAIMS;
         self.deadline = Some(deadline);
+        self
+    }
+
+    /// Lets the operation have children, which its function pushes through [`OpContext::child`]. The operation is complete
+    /// when its function has returned and all its children are complete, children of children included, without a wait in
+    /// any function. Until then it holds its variables.
+    ///
+    /// Children name variables that their parent holds: they mutate what it mutates, and read what it reads or mutates.
+    /// They take its place in the order, so no other operation comes between them, and they are ordered among themselves as
+    /// operations are. They start after the function of their parent has returned.
+    ///
+    /// If the function fails, so does everything that it mutates, for children as well: those that name it are skipped. If
+    /// a child fails, and no later one has cleared the failure, the parent fails with it; of several such failures with
+    /// that of the child that was pushed first. The version of each variable that the parent mutates rises by one, however
+    /// many children mutate it. Children have the priority, the deadline and the group of their parent, unless they set
+    /// their own priority or deadline.
+    ///
+    /// Only operations of the CPU that end when their function returns can have children. A child may be of any kind but
+    /// an operator, and may run on a device.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::cx;
+    ///
+    /// let engine = raddle::Engine::builder().build()?;
+    /// let (left, right) = (engine.var(1), engine.var(2));
+    /// let (l, r) = (left.clone(), right.clone());
+    /// engine.op("double").with_children().try_push((cx(), left.write(), right.write()), move |(cx, _, _)| {
+    ///     cx.child("left").push(l.write(), |left| *left *= 2)?;
+    ///     cx.child("right").push(r.write(), |right| *right *= 2)?; // in parallel
+    ///     Ok(())
+    /// })?;
+    /// let sum = engine.op("sum").submit((left.read(), right.read()), |(left, right)| left + right)?;
+    /// assert_eq!(sum.wait()?, 6); // after both
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn with_children(mut self) -> Self {
+        self.spec.flags |= flag::CLAIMS | flag::PARENT;
         self
     }
 
@@ -1142,6 +1238,10 @@ impl<'e> OpBuilder<'e> {
         if core.is_forked() {
             return Err(PushError::Forked);
         }
+        if self.spec.flags & flag::PARENT != 0 || !matches!(self.parent, Parent::None) {
+            drop(function);
+            return Err(PushError::UnfitForFamily);
+        }
         let fixed_priority =
             self.spec.flags & flag::KEPT != 0 || Route::of(self.property, core.kind()).priority.is_some();
         self.finish(accesses, flags)?;
@@ -1309,8 +1409,34 @@ impl<'e> OpBuilder<'e> {
 
     #[cold]
     fn enqueue_limited(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
-        let work = LimitedJob::new(work, self.group, self.deadline);
-        self.core.push(&self.spec, location, &mut self.entries, work)
+        if self.spec.flags & flag::PARENT == 0 {
+            return self.enqueue_in_family(location, work);
+        }
+        if self.spec.flags & (flag::ASYNC | flag::DEVICE | flag::ON_DEVICE) != 0 {
+            // Dropped here, for the reason given in `Core::push`.
+            drop(work);
+            return Err(PushError::UnfitForFamily);
+        }
+        let (group, within) = match &self.parent {
+            Parent::Family(family) => (Some(family.group()), Some(family)),
+            Parent::None | Parent::Missing => (self.group, None),
+        };
+        let plan = Plan::new(&self.entries, self.spec.priority, self.deadline, group, within);
+        self.enqueue_in_family(location, ParentJob::new(work, plan))
+    }
+
+    fn enqueue_in_family(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
+        match &self.parent {
+            Parent::None => {
+                let work = LimitedJob::new(work, self.group, self.deadline);
+                self.core.push(&self.spec, location, &mut self.entries, work)
+            }
+            Parent::Family(family) => family.push(&self.spec, location, &mut self.entries, self.deadline, work),
+            Parent::Missing => {
+                drop(work);
+                Err(PushError::NotAParent)
+            }
+        }
     }
 
     /// Ends the list of entries, and the rest of the description.

@@ -45,6 +45,10 @@ impl<'a> OpContext<'a> {
         Self { frame: call.frame() }
     }
 
+    pub(super) fn frame(&self) -> &Frame {
+        self.frame
+    }
+
     /// Returns the operation's name, which is empty if it has none.
     ///
     /// ```

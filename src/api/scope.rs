@@ -110,17 +110,15 @@ impl Engine {
     /// If `f` panics, the call waits for the operations of the scope and then resumes the panic. A panic of an operation
     /// fails that operation, as it does elsewhere. If the drop of a variable's value panics, the others are dropped, and
     /// then the call panics.
-    #[track_caller]
     pub fn scope<'env, F, R>(&self, f: F) -> Result<R, WaitError>
     where
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R,
     {
-        let location = Location::caller();
         let scope = Scope { scoped: Scoped::open(self.core())?, scope: PhantomData, env: PhantomData };
         let result = panics::catch(|| f(&scope));
         let closed = scope.scoped.close();
         // SAFETY: (1): the scope was closed, only its operations and `f` can push to it, and they have ended.
-        let dropped = panics::catch(|| unsafe { scope.scoped.drop_variables(location) });
+        let dropped = panics::catch(|| unsafe { scope.scoped.drop_variables() });
         match (result, dropped) {
             (Ok(result), Ok(())) => closed.map(|()| result),
             (Err(payload), Ok(())) | (Ok(_), Err(payload)) => resume_unwind(payload),
@@ -202,7 +200,8 @@ impl<'scope> Scope<'scope, '_> {
     pub fn var<T: Send + 'scope>(&'scope self, value: T) -> ScopedVar<'scope, T> {
         // SAFETY: (1): the value outlives the scope, which empties the variable when it ends.
         let (var, cell) = unsafe { ScopedVar::with_value(self.scoped.core(), value) };
-        self.scoped.keep(cell);
+        // SAFETY: (1): only the scope uses this handle.
+        unsafe { self.scoped.keep(cell) };
         var
     }
 
@@ -227,7 +226,8 @@ impl<'scope> Scope<'scope, '_> {
     /// ```
     pub fn lend<T: Send + ?Sized>(&'scope self, value: &'scope mut T) -> ScopedVar<'scope, T> {
         let (var, cell) = ScopedVar::lent(self.scoped.core(), value);
-        self.scoped.keep(cell);
+        // SAFETY: (1): only the scope uses this handle.
+        unsafe { self.scoped.keep(cell) };
         var
     }
 

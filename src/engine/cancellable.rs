@@ -58,6 +58,8 @@ pub struct Place {
     op: AtomicPtr<()>,
     /// The lane of that queue.
     lane: AtomicU8,
+    /// What keeps the operation from entering a queue, or null. The pointer is compared, and never read.
+    held_back_by: AtomicPtr<()>,
 }
 
 impl Place {
@@ -67,6 +69,24 @@ impl Place {
         self.lane.store(lane, Relaxed);
         // Release (edge `publish`).
         self.op.store(op.as_ptr(), Release);
+    }
+
+    /// Notes that `by` keeps the operation from entering a queue.
+    pub(super) fn hold_back(&self, by: NonNull<()>) {
+        // Relaxed: only the thread that holds the operation back must see it.
+        self.held_back_by.store(by.as_ptr(), Relaxed);
+    }
+
+    /// Notes that nothing keeps the operation from entering a queue any more.
+    pub(super) fn let_go(&self) {
+        // Relaxed: only the thread that holds the operation back must see it.
+        self.held_back_by.store(std::ptr::null_mut(), Relaxed);
+    }
+
+    /// Whether `by` keeps the operation from entering a queue.
+    pub(super) fn is_held_back_by(&self, by: NonNull<()>) -> bool {
+        // Relaxed: only the thread that holds the operation back must see it.
+        self.held_back_by.load(Relaxed) == by.as_ptr()
     }
 }
 

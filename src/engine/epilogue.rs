@@ -104,7 +104,7 @@ impl Core {
     pub(super) fn run_program_code(self: &Arc<Self>, op: &Op<Task>, membership: Option<&Membership>, f: impl FnOnce()) {
         // The code may take its time, so another worker may steal the operation.
         worker_thread::share_slot();
-        let run = |frame: &Frame| frame.in_group(membership.map(Membership::group), f);
+        let run = |frame: &Frame| frame.in_group(membership.map(Membership::group), None, f);
         let panicked = panics::catch(|| frame::enter(self, op, Holds::Nothing, run)).err();
         if let Some(payload) = panicked.filter(|_| !self.is_forked()) {
             op.task().failed_by_panic(payload).record(&self.failures);

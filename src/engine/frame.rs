@@ -38,15 +38,17 @@ use crate::{
         stream::GpuStream,
     },
     engine::{
+        cancellable::Place,
         core::Core,
         group::Group,
+        kin::Kin,
         right::Right,
         task::{Task, flag},
     },
     notify::{async_state::AsyncState, claim::Claim},
     sync::thread_static,
     testing::weaken::{Step, removed},
-    tracker::{Access, Op, VarQueue},
+    tracker::{Op, VarQueue},
 };
 
 /// A call of program code on this thread, most often for an operation.
@@ -110,9 +112,39 @@ impl Frame {
         self.limited_by(&Limits { claim: Some(NonNull::from(claim)), ..self.limits() }, f)
     }
 
-    /// Calls `f` as code of an operation of `group`, if there is one.
-    pub(super) fn in_group<R>(&self, group: Option<&Arc<Group>>, f: impl FnOnce() -> R) -> R {
-        self.limited_by(&Limits { group: group.map(|group| NonNull::from(&**group)), ..self.limits() }, f)
+    /// Calls `f` as code of an operation of `group`, if there is one, and of a child of `family`, if there is one.
+    pub(super) fn in_group<R>(
+        &self,
+        group: Option<&Arc<Group>>,
+        family: Option<&Arc<dyn Kin>>,
+        f: impl FnOnce() -> R,
+    ) -> R {
+        let group = group.map(|group| NonNull::from(&**group));
+        self.limited_by(&Limits { group, child_of: family.map(NonNull::from), ..self.limits() }, f)
+    }
+
+    /// Calls `f` as the function of the parent of `family`.
+    pub(super) fn in_family<R>(&self, family: &Arc<dyn Kin>, f: impl FnOnce() -> R) -> R {
+        self.limited_by(&Limits { parent_of: Some(NonNull::from(family)), ..self.limits() }, f)
+    }
+
+    /// The family of the operation, if that has children.
+    pub(super) fn family(&self) -> Option<&Arc<dyn Kin>> {
+        // SAFETY: these `Limits` are of a call of `in_family` that has not ended, and its caller has borrowed the family.
+        self.limits().parent_of.map(|family| unsafe { family.as_ref() })
+    }
+
+    /// Calls `look` with the queue of each variable that the operation holds, itself or through its parents.
+    fn each_held(&self, mut look: impl FnMut(NonNull<()>)) {
+        if self.holds == Holds::Nothing || self.is_over() {
+            return;
+        }
+        self.op().iter().flat_map(|op| op.accesses()).for_each(|access| look(access.queue_ptr().cast()));
+        if let Some(family) = self.limits().child_of {
+            // SAFETY: these `Limits` are of a call of `in_group` that has not ended, and its caller has borrowed the
+            // family.
+            unsafe { family.as_ref() }.each_held(&mut look);
+        }
     }
 
     fn limited_by<R>(&self, limits: &Limits, f: impl FnOnce() -> R) -> R {
@@ -142,11 +174,13 @@ impl Frame {
     }
 }
 
-/// By what an operation can be cancelled.
+/// By what an operation can be cancelled, and its families.
 #[derive(Clone, Copy, Default)]
 struct Limits {
     claim: Option<NonNull<Claim>>,
     group: Option<NonNull<Group>>,
+    child_of: Option<NonNull<Arc<dyn Kin>>>,
+    parent_of: Option<NonNull<Arc<dyn Kin>>>,
 }
 
 impl Limits {
@@ -357,21 +391,20 @@ pub(crate) fn in_operation_of(core: &Core) -> bool {
 /// Whether an operation that runs on this thread holds the variable whose queue is `queue`.
 pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
     any_frame(|frame| {
-        let names = || frame.op().is_some_and(|op| op.accesses().iter().any(|access| access.queue_ptr() == queue));
-        frame.holds != Holds::Nothing && !frame.is_over() && names()
+        let mut names = false;
+        frame.each_held(|held| names |= held == queue.cast());
+        names
     })
 }
 
-/// The queues of variables that operations hold.
-pub(super) type HeldQueues = SmallVec<[NonNull<VarQueue<Task>>; 4]>;
+/// The queues of variables that operations hold. The pointers are to be compared only.
+pub(super) type HeldQueues = SmallVec<[NonNull<()>; 4]>;
 
 /// Returns the queues of the variables that the operations that run on this thread hold.
 pub(super) fn held_queues() -> HeldQueues {
     let mut held = HeldQueues::new();
     any_frame(|frame| {
-        if frame.holds != Holds::Nothing && !frame.is_over() {
-            held.extend(frame.op().iter().flat_map(|op| op.accesses()).map(Access::queue_ptr));
-        }
+        frame.each_held(|queue| held.push(queue));
         false
     });
     held
@@ -380,6 +413,11 @@ pub(super) fn held_queues() -> HeldQueues {
 /// Whether an operation with this claim runs on this thread.
 pub(crate) fn runs(claim: &Claim) -> bool {
     any_frame(|frame| frame.limits().claim == Some(NonNull::from(claim)))
+}
+
+/// Whether the operation with this place is a child that waits for a function on this thread to return.
+pub(super) fn holds_back(place: &Place) -> bool {
+    any_frame(|frame| frame.family().is_some_and(|family| family.holds_back(place)))
 }
 
 /// Whether an operation of `group`, or of a group inside it, runs on this thread.

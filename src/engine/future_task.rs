@@ -143,7 +143,7 @@ impl Started {
         f: impl FnOnce(Pin<&mut dyn Polled>, &Frame) -> R,
     ) -> Result<R, panics::Payload> {
         let Self { future, share } = self;
-        let run = |frame: &Frame| frame.in_group(share.group(), || f(future.as_mut(), frame));
+        let run = |frame: &Frame| frame.in_group(share.group(), share.family(), || f(future.as_mut(), frame));
         panics::catch(|| frame::enter(core, share.op(), Holds::Variables, run))
     }
 

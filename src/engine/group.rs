@@ -21,6 +21,7 @@ use std::{collections::BTreeMap, iter, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
+    engine::kin::Kin,
     error::{op::OpError, wait::WaitError},
     notify::{
         claim::Cancel,
@@ -105,7 +106,7 @@ impl Group {
         let root = self.path().last().unwrap_or(self);
         // Relaxed: each push of a thread has a higher number than the one before.
         let number = root.pushed.fetch_add(1, Relaxed);
-        Membership { group: Arc::clone(self), tickets, number, fails_itself: false }
+        Membership { group: Arc::clone(self), tickets, number, fails_itself: false, mutates: true, family: None }
     }
 
     /// Keeps the failure of a member, if it is one of the earliest.
@@ -115,6 +116,13 @@ impl Group {
         let last = if failures.len() > MAX_KEPT { failures.pop_last() } else { None };
         drop(failures);
         drop((before, last));
+    }
+
+    /// Returns the failure of the member that was pushed first, among those that have mutated nothing, and those whose
+    /// failure `is_left` somewhere.
+    pub(super) fn first_failure(&self, is_left: impl Fn(&OpError) -> bool) -> Option<OpError> {
+        let failures = lock(&self.failures);
+        failures.values().find(|kept| !kept.mutates || is_left(&kept.failure)).map(|kept| kept.failure.clone())
     }
 
     /// Returns the failure of the member that was pushed first, among those that have failed since the last call. That
@@ -132,6 +140,8 @@ struct Kept {
     failure: OpError,
     /// The member has failed itself. Otherwise it was skipped for the failure of an operation before it.
     is_own: bool,
+    /// The member names a variable that has failed with it.
+    mutates: bool,
 }
 
 /// A member of a group, which is counted in it until this is dropped.
@@ -143,6 +153,10 @@ pub(crate) struct Membership {
     number: u64,
     /// If the member fails, it does so itself: it has started, or was cancelled.
     pub(super) fails_itself: bool,
+    /// The member mutates a variable.
+    pub(super) mutates: bool,
+    /// The family of a child. Its share ends when the child has been counted out of the group.
+    pub(super) family: Option<Arc<dyn Kin>>,
 }
 
 impl Membership {
@@ -152,7 +166,7 @@ impl Membership {
 
     /// Keeps the failure of the member in its group and in those around it.
     pub(super) fn fail(&self, failure: &OpError) {
-        let kept = || Kept { failure: failure.clone(), is_own: self.fails_itself };
+        let kept = || Kept { failure: failure.clone(), is_own: self.fails_itself, mutates: self.mutates };
         self.group.path().for_each(|group| group.keep(self.number, kept()));
     }
 }

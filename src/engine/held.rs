@@ -32,6 +32,7 @@ use crate::{
     engine::{
         core::Core,
         group::Group,
+        kin::Kin,
         right::{Deliver, Right},
         task::Task,
     },
@@ -179,6 +180,11 @@ impl Share {
     /// The group that the operation belongs to.
     pub(super) fn group(&self) -> Option<&Arc<Group>> {
         self.right().group()
+    }
+
+    /// The family of a child.
+    pub(super) fn family(&self) -> Option<&Arc<dyn Kin>> {
+        self.right().family()
     }
 
     /// Notes that the guards were taken. They keep the engine open.

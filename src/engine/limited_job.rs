@@ -14,6 +14,7 @@ use crate::{
         cancellable::Place,
         frame::Call,
         group::{Group, Membership},
+        kin::Kin,
         task::{Claimed, Cleanup, Job, Task, flag},
     },
     error::op::{Cause, OpError},
@@ -34,6 +35,22 @@ pub(crate) struct LimitedJob<W> {
 impl<W> LimitedJob<W> {
     pub(crate) fn new(job: W, group: Option<&Arc<Group>>, deadline: Option<Instant>) -> Self {
         Self { job, deadline, group: group.cloned(), is_claimed: false, membership: group.map(Group::enter) }
+    }
+
+    /// Creates the job of a child, which has a share of its family until it has ended, and belongs to its group.
+    pub(super) fn of_child(
+        job: W,
+        group: &Arc<Group>,
+        family: Arc<dyn Kin>,
+        deadline: Option<Instant>,
+        mutates: bool,
+    ) -> Self {
+        let mut limited = Self::new(job, Some(group), deadline);
+        if let Some(membership) = &mut limited.membership {
+            membership.mutates = mutates;
+            membership.family = Some(family);
+        }
+        limited
     }
 
     /// Cancels an operation that could start now, if its group was cancelled or its deadline has passed.
@@ -76,12 +93,13 @@ impl<W: Job> Job for LimitedJob<W> {
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         self.will_fail_itself();
+        let family = self.membership.as_ref().and_then(|membership| membership.family.clone());
         if cx.op().task().has(flag::ASYNC) {
             if let Some(membership) = self.membership.take() {
                 cx.with_right(|right| right.observers().membership = Some(membership));
             }
         }
-        cx.frame().in_group(self.group.as_ref(), || self.job.start(cx))
+        cx.frame().in_group(self.group.as_ref(), family.as_ref(), || self.job.start(cx))
     }
 
     fn started(&mut self) -> Cleanup {

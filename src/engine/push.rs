@@ -130,12 +130,7 @@ impl Core {
                 before = id;
             }
             if !sorted {
-                let distinct = sort(entries).map_err(|aliased| {
-                    // SAFETY: the maker of the entry keeps a handle of the variable until the push returns.
-                    let cell = unsafe { aliased.0.as_ref() };
-                    PushError::AliasedVariable(cell.refused_access(name, location))
-                })?;
-                return Ok(&entries[..distinct]);
+                return sort(entries, name, location);
             }
         }
         Ok(entries)
@@ -245,12 +240,29 @@ impl Rejected {
     }
 }
 
+/// Sorts the entries by variable and merges those of one variable, as [`Core::check_and_sort`] does. Returns the entries
+/// that are left.
+pub(super) fn sort<'e>(
+    entries: &'e mut [Entry],
+    name: &Name,
+    location: &'static Location<'static>,
+) -> Result<&'e [Entry], PushError> {
+    match sort_distinct(entries) {
+        Ok(distinct) => Ok(&entries[..distinct]),
+        Err(aliased) => {
+            // SAFETY: the maker of the entry keeps a handle of the variable until the push returns.
+            let cell = unsafe { aliased.0.as_ref() };
+            Err(PushError::AliasedVariable(cell.refused_access(name, location)))
+        }
+    }
+}
+
 /// A variable that one operation names twice, at least once for a mutable reference.
 struct Aliased(NonNull<VarCell>);
 
 /// Sorts entries by variable and merges those of one variable. Returns how many are left; they come first.
 #[inline(never)]
-fn sort(entries: &mut [Entry]) -> Result<usize, Aliased> {
+fn sort_distinct(entries: &mut [Entry]) -> Result<usize, Aliased> {
     // SAFETY: the maker of the entries keeps handles of their variables until the push returns.
     let id = |entry: &Entry| unsafe { entry.cell.as_ref() }.queue().id();
     if entries.len() <= INLINE_ACCESSES {

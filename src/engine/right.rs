@@ -15,6 +15,7 @@ use crate::{
     engine::{
         cancellable::Handled,
         group::{Group, Membership},
+        kin::Kin,
     },
     error::op::OpError,
     notify::wakers::Wakers,
@@ -66,6 +67,11 @@ impl<T> Right<T> {
     /// The group that the operation belongs to.
     pub(super) fn group(&self) -> Option<&Arc<Group>> {
         self.observers.as_ref()?.membership.as_ref().map(Membership::group)
+    }
+
+    /// The family of a child.
+    pub(super) fn family(&self) -> Option<&Arc<dyn Kin>> {
+        self.observers.as_ref()?.membership.as_ref()?.family.as_ref()
     }
 
     pub(super) fn into_parts(self) -> (OpRef<T>, Option<Box<Observers>>) {

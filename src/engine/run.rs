@@ -11,7 +11,9 @@ use crate::{
     engine::{
         core::Core,
         ending::{Disposition, Epilogue, Epilogues, FnState, Unfinished},
+        family::Family,
         frame::{self, Call, Frame, Holds, NoWait},
+        kin::Kin,
         right::Right,
         task::{Task, flag},
     },
@@ -77,6 +79,10 @@ impl Core {
         match self.disposition_at(&op, Device::Cpu) {
             Disposition::Run if op.task().has(flag::DEVICE) => self.run_on_device(op, ready),
             Disposition::Run if op.task().has(flag::ASYNC) => self.start_async(op, ready),
+            Disposition::Run if op.task().has(flag::PARENT) => {
+                self.start_parent(op);
+                Epilogue::Nothing
+            }
             Disposition::Run => {
                 let result = self.call(&op);
                 self.complete(op, result, FnState::Called, ready)
@@ -128,6 +134,22 @@ impl Core {
             Ok(Err(cause)) => Err(op.task().failed_by(cause)),
             Err(payload) => Err(op.task().failed_by_panic(payload)),
         }
+    }
+
+    /// Calls the function of an operation with children, and pushes them. The operation completes with the last of them.
+    fn start_parent(self: &Arc<Self>, op: OpRef<Task>) {
+        let hold = op.hold();
+        let family = Family::new(self, op);
+        let kin: Arc<dyn Kin> = Arc::<Family>::clone(&family);
+        let result = panics::catch(|| {
+            frame::enter(self, &hold, Holds::Variables, |frame| {
+                // SAFETY: this thread owns the ready operation, which the family keeps, and starts it only here.
+                frame.in_family(&kin, || unsafe { hold.start(&Call::new(frame, self, None)) })
+            })
+        });
+        let result = self.result_of(&hold, result);
+        drop((hold, kin));
+        family.release(result);
     }
 
     // --------------------------------------------------------------------------------- asynchronous operations ----

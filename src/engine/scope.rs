@@ -16,7 +16,6 @@
 //! There are no edges here: the count of the group hands over what the operations did.
 
 use std::{
-    panic::Location,
     ptr::NonNull,
     sync::Arc,
     time::{Duration, Instant},
@@ -29,6 +28,7 @@ use crate::{
         frame::{self, HeldQueues},
         group::Group,
         variable::VarCell,
+        variables::OwnedVar,
         worker_thread,
     },
     error::{push::PushError, wait::WaitError},
@@ -50,11 +50,10 @@ pub(crate) struct Scoped {
     /// What the operations of the scope share with their handles, if the scope was opened on a worker: its end runs those
     /// that are ready in place.
     members: Option<Mutex<Vec<Arc<Handled<()>>>>>,
-    variables: Mutex<Vec<NonNull<VarCell>>>,
+    variables: Mutex<Vec<OwnedVar>>,
 }
 
-// SAFETY: the pointers in `held` are never read. Those in `variables` are handles of their variables, and a `VarCell`
-// is `Send` and `Sync`.
+// SAFETY: the pointers in `held` are compared, and never read.
 unsafe impl Send for Scoped {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Scoped {}
@@ -90,12 +89,16 @@ impl Scoped {
     /// Whether an operation around the scope holds the variable, so that an operation of the scope would wait for it
     /// for ever.
     pub(crate) fn is_held_around(&self, cell: NonNull<VarCell>) -> bool {
-        self.held.contains(&VarCell::queue_ptr(cell))
+        self.held.contains(&VarCell::queue_ptr(cell).cast())
     }
 
     /// Makes the scope the owner of a variable's only handle.
-    pub(crate) fn keep(&self, cell: NonNull<VarCell>) {
-        lock(&self.variables).push(cell);
+    ///
+    /// # Safety
+    /// 1. The variable has a handle, which the caller does not use any more.
+    pub(crate) unsafe fn keep(&self, cell: NonNull<VarCell>) {
+        // SAFETY: (1).
+        lock(&self.variables).push(unsafe { OwnedVar::new(cell) });
     }
 
     /// Whether the end of the scope runs ready operations in place.
@@ -158,29 +161,20 @@ impl Scoped {
     ///
     /// # Safety
     /// 1. [`close`](Self::close) has returned, and nothing pushes to the scope any more.
-    pub(crate) unsafe fn drop_variables(&self, location: &'static Location<'static>) {
+    pub(crate) unsafe fn drop_variables(&self) {
         if self.core.is_forked() {
             return;
         }
         let mut panicked = None;
-        for cell in std::mem::take(&mut *lock(&self.variables)) {
-            let empty = || {
-                // SAFETY: the scope has a handle of the variable.
-                let cell = unsafe { cell.as_ref() };
-                // SAFETY: (1): only operations of the scope could name the variable, and all of them have ended.
-                unsafe { cell.empty() };
-            };
-            let result = panics::catch(empty);
-            if let Err(payload) = result {
-                if let Some(second) = panicked.replace(payload) {
-                    panics::discard(second);
-                }
-            }
-            // SAFETY: the scope has a handle of the variable.
-            if unsafe { cell.as_ref() }.remove_handle() {
-                Core::free_variable(cell, location);
+        let variables = std::mem::take(&mut *lock(&self.variables));
+        for var in &variables {
+            // SAFETY: (1): only operations of the scope could name the variable, and all of them have ended.
+            let result = panics::catch(|| unsafe { var.cell().empty() });
+            if let Some(second) = result.err().and_then(|payload| panicked.replace(payload)) {
+                panics::discard(second);
             }
         }
+        drop(variables);
         if let Some(payload) = panicked {
             std::panic::resume_unwind(payload);
         }

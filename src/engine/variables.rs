@@ -12,7 +12,7 @@ use crate::{
         frame::{self, Call, NoWait},
         spec::{Entry, Refs, Spec},
         task::{Cleanup, FnJob, Job, flag},
-        variable::{VarCell, VarRef},
+        variable::{ValueMemory, VarCell, VarRef},
     },
     error::{
         op::{Cause, OpError},
@@ -102,6 +102,51 @@ impl Core {
         let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
         let pushed = core.push_sorted(&spec, spec.priority, location, &[entry], FreeJob::new(cell));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    }
+}
+
+/// A variable that the engine makes, by its only handle.
+#[derive(Debug)]
+pub(super) struct OwnedVar(NonNull<VarCell>);
+
+// SAFETY: it is a handle of the variable, and a `VarCell` is `Send` and `Sync`.
+unsafe impl Send for OwnedVar {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for OwnedVar {}
+
+impl OwnedVar {
+    /// Takes the only handle of a variable.
+    ///
+    /// # Safety
+    /// 1. The variable has a handle, which the caller does not use any more.
+    pub(super) unsafe fn new(cell: NonNull<VarCell>) -> Self {
+        Self(cell)
+    }
+
+    /// Creates a variable that stands for another one.
+    pub(super) fn standing_for(other: &VarCell) -> Self {
+        let memory = if other.is_host_value() { ValueMemory::Host } else { ValueMemory::Elsewhere };
+        let var = Self(VarCell::with_value(other.core(), (), memory));
+        other.name().iter().for_each(|&name| var.cell().set_name(name.clone()));
+        var
+    }
+
+    pub(super) fn ptr(&self) -> NonNull<VarCell> {
+        self.0
+    }
+
+    pub(super) fn cell(&self) -> &VarCell {
+        // SAFETY: this is a handle of the variable.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for OwnedVar {
+    #[track_caller]
+    fn drop(&mut self) {
+        if self.cell().remove_handle() {
+            Core::free_variable(self.0, Location::caller());
+        }
     }
 }
 

@@ -127,7 +127,8 @@ impl Core {
         deadline: Option<Instant>,
     ) -> Result<R, WaitError> {
         self.check_wait()?;
-        if !handled.is_done() && frame::runs(handled.beside().claim()) {
+        let beside = handled.beside();
+        if !handled.is_done() && (frame::runs(beside.claim()) || frame::holds_back(beside.place())) {
             return Err(WaitError::WouldDeadlock);
         }
         if deadline.is_none() && !handled.is_done() {

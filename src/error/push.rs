@@ -39,6 +39,16 @@ pub enum PushError {
     /// The operation that has opened a [scope](crate::Engine::scope) holds the variable until the scope has ended, so an
     /// operation of the scope must not name it. [Lend](crate::Scope::lend) the value to the scope instead.
     HeldAroundScope(RefusedAccess),
+    /// A [child](crate::OpContext::child) names a variable that its parent does not hold, or mutates one that its parent
+    /// only reads. It would have to wait for its parent, which waits for its children.
+    NotHeld(RefusedAccess),
+    /// [`OpContext::child`](crate::OpContext::child) was called in the function of an operation that was pushed without
+    /// [`OpBuilder::with_children`](crate::OpBuilder::with_children).
+    NotAParent,
+    /// [`OpBuilder::with_children`](crate::OpBuilder::with_children) is for operations of the CPU that end when their
+    /// function returns: not for asynchronous ones, futures, operators and those of a device. And an operator cannot be
+    /// a child.
+    UnfitForFamily,
     /// The engine is shut down or shutting down. While it drains, its operations may still push.
     ShutDown,
     /// The engine has no such device.
@@ -78,6 +88,13 @@ impl fmt::Display for PushError {
             Self::HeldAroundScope(access) => {
                 write!(f, "{access}, which the operation around the scope holds; lend the value to the scope with `Scope::lend`")
             }
+            Self::NotHeld(access) => {
+                write!(f, "{access}, which its parent does not hold, or only reads; declare it on the parent as well")
+            }
+            Self::NotAParent => f.write_str("the operation was pushed without `with_children`; add that to its description"),
+            Self::UnfitForFamily => f.write_str(
+                "only an operation of the CPU that ends when its function returns can have children, and an operator cannot be a child; use another call to push it",
+            ),
             Self::ShutDown => f.write_str("the engine is shut down or shutting down; push before the shutdown"),
             Self::NoSuchDevice(device) => {
                 write!(f, "this engine has no device {device}; add one with `EngineBuilder::gpu`")

@@ -88,6 +88,8 @@ enum Bound {
     PassedOver,
     /// A scope of its own, which waits for it.
     Scope,
+    /// A parent of its own, which names the same and does nothing else.
+    Parent,
 }
 
 #[derive(Clone, Debug)]
@@ -241,7 +243,7 @@ impl Program {
                     if operation.kind == Kind::Future {
                         operation.kind = Kind::Sync;
                     }
-                    if operation.bound == Bound::Scope {
+                    if operation.is_wrapped() {
                         operation.bound = Bound::None;
                     }
                     operators.push(id);
@@ -356,10 +358,11 @@ impl Program {
                 6 => Bound::Cancelled,
                 7 => Bound::PassedOver,
                 8 => Bound::Scope,
+                9 => Bound::Parent,
                 _ => Bound::None,
             },
         };
-        if operation.bound == Bound::Scope && !operation.fits_into_scope() {
+        if operation.is_wrapped() && !operation.can_be_wrapped() {
             operation.bound = Bound::None;
         }
         self.operations.push(operation);
@@ -407,8 +410,13 @@ impl Operation {
         }
     }
 
-    /// Whether the operation can be one of a scope, over untyped variables.
-    fn fits_into_scope(&self) -> bool {
+    /// Whether the operation is one of a scope, or a child.
+    fn is_wrapped(&self) -> bool {
+        matches!(self.bound, Bound::Scope | Bound::Parent)
+    }
+
+    /// Whether the operation can be one of a scope, or a child.
+    fn can_be_wrapped(&self) -> bool {
         let is_plain = matches!(self.property, Property::Normal | Property::CpuPrioritized);
         self.kind == Kind::Sync && self.gpu.is_none() && is_plain
     }
@@ -423,7 +431,7 @@ impl Operation {
             _ if self.property == Property::DeleteVar => None,
             Bound::Late => Some("its deadline passed before it started"),
             Bound::Cancelled | Bound::PassedOver => Some("it was cancelled before it started"),
-            Bound::None | Bound::InTime | Bound::Group | Bound::Scope => None,
+            Bound::None | Bound::InTime | Bound::Group | Bound::Scope | Bound::Parent => None,
         }
     }
 
@@ -1099,7 +1107,7 @@ impl Runner {
     fn describe<'r>(&'r self, id: usize, operation: &Operation) -> OpBuilder<'r> {
         let name = format!("#{id}");
         let builder = match operation.bound {
-            Bound::None | Bound::Scope => self.engine.op(name),
+            Bound::None | Bound::Scope | Bound::Parent => self.engine.op(name),
             Bound::InTime => self.engine.op(name).deadline(Instant::now() + Duration::from_secs(3600)),
             Bound::Late => self.engine.op(name).deadline(Instant::now()),
             Bound::Group => self.group.op(name),
@@ -1139,6 +1147,27 @@ impl Runner {
                     .launch_any(self.scratch.read(), move |stream, scratch| Arc::new(run).on_device(stream, scratch));
             }
             Kind::Sync if operation.bound == Bound::Scope => return self.push_in_scope(id),
+            Kind::Sync if operation.bound == Bound::Parent => {
+                let untyped = operation.untyped.iter();
+                let tokens: Vec<_> =
+                    untyped.map(|&(at, access)| (self.variables[at].token().clone(), access)).collect();
+                let no_skip = operation.no_skip;
+                return builder.with_children().try_push(raddle::cx(), move |cx| {
+                    let mut child = cx.child(cx.name().to_owned());
+                    if no_skip {
+                        child = child.run_always();
+                    }
+                    for (token, access) in &tokens {
+                        child = match access {
+                            Access::Read => child.reads([token]),
+                            Access::Write => child.writes([token]),
+                            Access::Overwrite => child.overwrites([token]),
+                        };
+                    }
+                    child.push_sync(move |_| run.untyped())?;
+                    Ok(())
+                });
+            }
             Kind::Sync => return builder.push_sync(move |_| run.untyped()),
             Kind::Future => return builder.try_push_future((), move |()| run.future()),
             Kind::Async(finish) => {
