@@ -91,7 +91,7 @@ impl OpContext<'_> {
     /// operation does not hold, or only reads while the child mutates it, and
     /// [`PushError::NotAParent`](crate::PushError::NotAParent) in an operation without children.
     pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
-        OpBuilder::child(self.frame().engine(), name.into(), self.frame())
+        OpBuilder::child(name.into(), self.frame())
     }
 }
 
@@ -143,16 +143,8 @@ pub struct OpBuilder<'e> {
     /// The group and the deadline count only with `flag::CLAIMS`.
     group: Option<&'e Arc<Group>>,
     deadline: Option<Instant>,
-    parent: Parent,
-}
-
-/// The parent of an operation. It counts only with `flag::CLAIMS`.
-#[derive(Debug)]
-enum Parent {
-    None,
-    Family(Arc<Family>),
-    /// The operation is described as a child of one that has no children.
-    Missing,
+    /// Where the parent of a child runs.
+    parent: Option<&'e Frame>,
 }
 
 impl<'e> OpBuilder<'e> {
@@ -166,22 +158,19 @@ impl<'e> OpBuilder<'e> {
             entries: Entries::new(),
             group: None,
             deadline: None,
-            parent: Parent::None,
+            parent: None,
         }
     }
 
     /// Returns a builder of a child of the operation that runs in `frame`.
-    pub(super) fn child(core: &'e Arc<Core>, name: Name, frame: &Frame) -> Self {
-        let mut builder = Self::new(core, name);
+    fn child(name: Name, frame: &'e Frame) -> Self {
+        let mut builder = Self::new(frame.engine(), name);
         builder.spec.flags |= flag::CLAIMS;
-        builder.parent = match Family::of(frame) {
-            Some(family) => {
-                builder.spec.priority = family.priority();
-                builder.deadline = family.deadline();
-                Parent::Family(family)
-            }
-            None => Parent::Missing,
-        };
+        builder.parent = Some(frame);
+        if let Some(family) = Family::of(frame) {
+            builder.spec.priority = family.priority();
+            builder.deadline = family.deadline();
+        }
         builder
     }
 
@@ -1238,7 +1227,7 @@ impl<'e> OpBuilder<'e> {
         if core.is_forked() {
             return Err(PushError::Forked);
         }
-        if self.spec.flags & flag::PARENT != 0 || !matches!(self.parent, Parent::None) {
+        if self.spec.flags & flag::PARENT != 0 || self.parent.is_some() {
             drop(function);
             return Err(PushError::UnfitForFamily);
         }
@@ -1417,22 +1406,21 @@ impl<'e> OpBuilder<'e> {
             drop(work);
             return Err(PushError::UnfitForFamily);
         }
-        let (group, within) = match &self.parent {
-            Parent::Family(family) => (Some(family.group()), Some(family)),
-            Parent::None | Parent::Missing => (self.group, None),
-        };
-        let plan = Plan::new(&self.entries, self.spec.priority, self.deadline, group, within);
+        let within = self.parent.and_then(Family::of);
+        let group = within.as_ref().map(|family| family.group()).or(self.group);
+        let plan = Plan::new(&self.entries, self.spec.priority, self.deadline, group, within.as_ref());
         self.enqueue_in_family(location, ParentJob::new(work, plan))
     }
 
     fn enqueue_in_family(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
-        match &self.parent {
-            Parent::None => {
-                let work = LimitedJob::new(work, self.group, self.deadline);
-                self.core.push(&self.spec, location, &mut self.entries, work)
-            }
-            Parent::Family(family) => family.push(&self.spec, location, &mut self.entries, self.deadline, work),
-            Parent::Missing => {
+        let Some(frame) = self.parent else {
+            let work = LimitedJob::new(work, self.group, self.deadline);
+            return self.core.push(&self.spec, location, &mut self.entries, work);
+        };
+        match Family::of(frame) {
+            Some(family) => family.push(&self.spec, location, &mut self.entries, self.deadline, work),
+            None => {
+                // Dropped here, for the reason given in `Core::push`.
                 drop(work);
                 Err(PushError::NotAParent)
             }

@@ -289,12 +289,12 @@ impl Kin for Family {
 
 impl Drop for Family {
     fn drop(&mut self) {
-        let op = lock(&self.op).take();
         if self.core.is_forked() {
-            return mem::forget(op);
+            // The parent process completes the operation.
+            return;
         }
         let failure = self.failure();
-        let Some(op) = op else { return };
+        let Some(op) = lock(&self.op).take() else { return };
         // The variables of the family are gone before a wait for the parent returns.
         let stand_ins = mem::take(&mut *lock(&self.stand_ins));
         drop(stand_ins);

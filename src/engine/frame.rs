@@ -25,6 +25,7 @@
 
 use std::{
     cell::Cell,
+    fmt,
     mem::ManuallyDrop,
     ptr::{self, NonNull},
     sync::Arc,
@@ -64,6 +65,12 @@ pub(crate) struct Frame {
     holds: Holds,
     /// The frame around this one, or null.
     parent: *const Frame,
+}
+
+impl fmt::Debug for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Frame").field("operation", &self.op().map(|op| op.task().name())).finish_non_exhaustive()
+    }
 }
 
 impl Frame {
