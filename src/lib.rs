@@ -127,6 +127,8 @@ pub mod guide {
     pub mod typed_variables {}
     #[doc = include_str!("guide/pushing_from_operations.md")]
     pub mod pushing_from_operations {}
+    #[doc = include_str!("guide/children.md")]
+    pub mod children {}
     #[doc = include_str!("guide/scopes.md")]
     pub mod scopes {}
     #[doc = include_str!("guide/tokio_service.md")]
