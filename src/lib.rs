@@ -190,7 +190,7 @@ pub mod internals {
         },
         scheduler::{DEFAULT_BAND, Injector, Lane, LaneOptions, ParkKind, SearchState, Sleep, Worker, band_of},
         testing::weaken::{Step, remove},
-        threads::SpareThreads,
+        threads::{Aside, Laid, SpareThreads, Stopped},
         tracker::{Hold, Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, complete, end, push},
     };
 }

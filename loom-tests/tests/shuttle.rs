@@ -456,6 +456,104 @@ fn a_cancelled_engine_lets_every_wait_end_and_runs_nothing_more() {
     explore(2000, || a_cancelled_engine(2));
 }
 
+/// An engine is stopped and started while operations are pushed, some of which wait for others.
+fn an_engine_that_stops(kind: EngineKind) {
+    let builder = Engine::builder().kind(kind).workers(2).pin(false).idle(IdlePolicy::Park);
+    let engine = builder.build().unwrap();
+    let (log, running) = (engine.var(Vec::new()), Arc::new(AtomicUsize::new(0)));
+    let threads: Vec<_> = (0..2)
+        .map(|pusher| {
+            let (engine, log, running) = (engine.clone(), log.clone(), Arc::clone(&running));
+            thread::spawn(move || {
+                for number in 0..3 {
+                    let running = Arc::clone(&running);
+                    let waits = move |(cx, log): (&OpContext<'_>, &mut Vec<usize>)| {
+                        running.fetch_add(1, Relaxed);
+                        if below(2) == 0 {
+                            let property = if below(2) == 0 { Property::CpuPrioritized } else { Property::Normal };
+                            let inner = cx.engine().op("inner").property(property).submit((), |()| thread::yield_now());
+                            inner.unwrap().wait().unwrap();
+                        }
+                        log.push(pusher * 10 + number);
+                        running.fetch_sub(1, Relaxed);
+                    };
+                    engine.op("waits").push((raddle::cx(), log.write()), waits).unwrap();
+                }
+            })
+        })
+        .collect();
+    for _ in 0..2 {
+        (0..below(10)).for_each(|_| thread::yield_now());
+        engine.stop(None).unwrap();
+        let version = log.version();
+        assert_eq!(running.load(Relaxed), 0, "a function runs in a stopped engine");
+        (0..below(5)).for_each(|_| thread::yield_now());
+        assert_eq!(log.version(), version, "an operation ran in a stopped engine");
+        engine.start().unwrap();
+    }
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    engine.wait_for_all().unwrap();
+    assert_eq!(log.version(), 6);
+    drop(log);
+    engine.shutdown(Shutdown::Drain, None).unwrap();
+}
+
+#[test]
+fn an_engine_that_is_stopped_and_started_loses_nothing() {
+    explore(800, || an_engine_that_stops(EngineKind::Pooled));
+    explore(400, || an_engine_that_stops(EngineKind::PerDevice));
+}
+
+/// Operations open scopes and have children, on variables that they share with others.
+fn scopes_and_children() {
+    let builder = Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).idle(IdlePolicy::Park);
+    let engine = builder.build().unwrap();
+    let (left, right) = (engine.var(0), engine.var(0));
+    let threads: Vec<_> = (0..2)
+        .map(|_| {
+            let (engine, left, right) = (engine.clone(), left.clone(), right.clone());
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let (l, r) = (left.clone(), right.clone());
+                    let parent = engine.op("parent").with_children();
+                    let push = move |(cx, left, _): (&OpContext<'_>, &mut usize, &mut usize)| {
+                        *left += 1;
+                        cx.child("left").push(l.write(), |left| *left += 1).unwrap();
+                        cx.child("both").push((l.read(), r.write()), |(left, right)| *right = *left).unwrap();
+                    };
+                    parent.push((raddle::cx(), left.write(), right.write()), push).unwrap();
+                    let mut sum = 0;
+                    let right = &right;
+                    let scope = engine.scope(|s| {
+                        let sum = s.lend(&mut sum);
+                        s.op("look").push((left.read(), sum.write()), |(left, sum)| *sum += left).unwrap();
+                        s.op("spread")
+                            .push((), move |()| {
+                                s.op("look").push((right.read(), sum.write()), |(r, sum)| *sum += r).unwrap()
+                            })
+                            .unwrap();
+                    });
+                    scope.unwrap();
+                    assert!(
+                        sum >= 4,
+                        "the scope has ended before its operations, or the parent before its children: {sum}"
+                    );
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_eq!((engine.get(&left).unwrap(), engine.get(&right).unwrap()), (8, 8));
+    assert_eq!((left.version(), right.version()), (4, 4));
+    drop((left, right));
+    engine.shutdown(Shutdown::Drain, None).unwrap();
+}
+
+#[test]
+fn scopes_end_after_their_operations_and_parents_after_their_children() {
+    explore(800, scopes_and_children);
+}
+
 /// A waker that waits for an operation.
 struct WaitsFor {
     next: Mutex<Option<OpHandle<()>>>,

@@ -11,7 +11,7 @@ use std::{
 };
 
 use loom::thread;
-use raddle::internals::{Flavour, PendingOps, SpareThreads, Step};
+use raddle::internals::{Aside, Flavour, Laid, PendingOps, SpareThreads, Step, Stopped};
 use raddle_loom_tests::{COMPLETE, leave, model, must_fail, without};
 
 /// A worker is offered to a thread whose time limit has passed: the thread takes it, or the offer returns it.
@@ -124,4 +124,62 @@ fn without_checking_again() {
 #[test]
 fn without_checking_again_a_background_end_is_too_early() {
     must_fail("without_checking_again", "an operation is still pending");
+}
+
+/// The engine stops while a function begins to wait for an operation that another worker has. Either that worker is not
+/// laid aside, or the function takes it up again.
+fn stop_while_a_function_begins_to_wait() {
+    let (aside, runs) = (Arc::new(Aside::default()), Arc::new(AtomicUsize::new(0)));
+    assert!(aside.request());
+    let (other, ran) = (Arc::clone(&aside), Arc::clone(&runs));
+    let worker = thread::spawn(move || {
+        if other.lay(|| Some("the worker")) == Laid::NotYet {
+            ran.fetch_add(1, Relaxed);
+        }
+    });
+    let taken = aside.function_waits();
+    runs.fetch_add(taken.len(), Relaxed);
+    worker.join().unwrap();
+    assert_eq!(runs.load(Relaxed), 1, "nobody runs what the function waits for");
+    aside.function_has_returned();
+    assert_eq!(aside.lay(|| taken.into_iter().next().or(Some("the worker"))), Laid::Aside);
+    assert_eq!(aside.wait_for(1, None), Stopped::All);
+}
+
+#[test]
+fn a_worker_that_a_function_may_wait_for_is_not_left_aside() {
+    model(3, Flavour::Contract, stop_while_a_function_begins_to_wait);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_taking_up_the_workers_that_are_aside() {
+    without(Step::WaitsTakeUp, || {
+        model(3, Flavour::Contract, stop_while_a_function_begins_to_wait);
+    });
+}
+
+#[test]
+fn without_taking_up_the_workers_that_are_aside_a_function_waits_for_ever() {
+    must_fail("without_taking_up_the_workers_that_are_aside", "nobody runs what the function waits for");
+}
+
+/// A stop and a start race: the worker ends up with the starter, or is never laid aside.
+#[test]
+fn a_start_overtakes_a_stop_and_no_worker_is_lost() {
+    model(3, Flavour::Contract, || {
+        let aside = Arc::new(Aside::default());
+        assert!(aside.request());
+        let other = Arc::clone(&aside);
+        let worker = thread::spawn(move || other.lay(|| Some(())));
+        let other = Arc::clone(&aside);
+        let stop = thread::spawn(move || other.wait_for(1, None));
+        aside.cancel();
+        let taken = aside.take().len();
+        let laid = worker.join().unwrap();
+        let left = aside.take().len();
+        assert!(stop.join().unwrap() != Stopped::TimedOut);
+        assert_eq!(taken + left, usize::from(laid == Laid::Aside));
+        assert_eq!(left, 0, "a worker is left aside after the start");
+    });
 }

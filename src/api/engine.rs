@@ -22,7 +22,7 @@ use crate::{
     },
     engine::{core::Core, frame, variable::ValueMemory, waits::WaitFor},
     error::{
-        build::ShutdownError,
+        build::{BuildError, ShutdownError},
         device::DeviceError,
         op::OpError,
         push::{FORKED, PushError},
@@ -711,6 +711,54 @@ impl Engine {
     pub fn shutdown_async(&self, how: Shutdown) -> impl Future<Output = Result<(), ShutdownError>> + Send + use<> {
         self.core.begin_shutdown(how == Shutdown::Cancel);
         self.core.finish_shutdown_async()
+    }
+
+    /// Stops the engine: ends the threads of its workers, and keeps what is pending. [`start`](Self::start) starts them
+    /// again.
+    ///
+    /// Functions that run go on to their end, and the call waits for them; while one of them waits, the workers run what it
+    /// may wait for. Operations that have not started stay where they are. Pushes are accepted, and their operations stay
+    /// pending too, except that the engine's own deletions and [eager](crate::OpBuilder::eager) operations that are ready
+    /// run on the pushing thread. Waits return after a start. With a `timeout` the call gives up when that has passed, and
+    /// the engine runs on.
+    ///
+    /// The threads of devices stay: what was issued on a device completes, and operations of devices run. An engine of the
+    /// kind [`Naive`](EngineKind::Naive) has no threads, so its operations run inside their pushes as ever. A shutdown, also
+    /// that of the last handle's drop, starts a stopped engine again. Two calls may be made at the same time; a stop that a
+    /// start has overtaken returns.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let total = engine.var(0);
+    /// engine.stop(None)?;
+    /// engine.op("add").push(total.write(), |total| *total += 1)?; // stays pending
+    /// assert_eq!((engine.is_stopped(), total.version()), (true, 0));
+    /// engine.start()?;
+    /// assert_eq!(engine.get(&total)?, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ShutdownError::TimedOut`], [`ShutdownError::ThreadsLeft`] if no function runs but threads have not ended at the
+    /// deadline, [`ShutdownError::InsideOperation`] where the call would wait for itself, and [`ShutdownError::Forked`].
+    pub fn stop(&self, timeout: Option<Duration>) -> Result<(), ShutdownError> {
+        self.core.stop(deadline(timeout))
+    }
+
+    /// Starts the threads of an engine that was [stopped](Self::stop). Does nothing if it was not.
+    ///
+    /// # Errors
+    /// [`BuildError::Thread`] if a thread could not be started. The workers that have one run; a further call tries again.
+    pub fn start(&self) -> Result<(), BuildError> {
+        self.core.start()
+    }
+
+    /// Returns whether the engine was [stopped](Self::stop), or is being stopped, and not started since.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.core.is_stopped()
     }
 
     /// Begins a shutdown with [`Shutdown::Cancel`] and returns immediately: from now on operations that have not

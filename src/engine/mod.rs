@@ -26,6 +26,7 @@ mod run;
 pub(crate) mod scope;
 mod shutdown;
 pub(crate) mod spec;
+mod stop;
 pub(crate) mod task;
 pub(crate) mod variable;
 mod variables;

@@ -102,6 +102,7 @@ impl Core {
             self.end_in_background();
             return Err(ShutdownError::InsideOperation);
         }
+        self.run_again();
         loop {
             let closed = self.is_closed() || removed(Step::CloseAndWaitAgain);
             match self.pending.wait(deadline) {
@@ -120,6 +121,7 @@ impl Core {
     /// Lets the engine end once no operation is pending.
     pub(super) fn end_in_background(self: &Arc<Self>) {
         if !self.is_forked() {
+            self.run_again();
             Arc::new(End { core: Arc::downgrade(self), told: None }).wake();
         }
     }
@@ -135,6 +137,7 @@ impl Core {
             self.end_in_background();
             Err(ShutdownError::InsideOperation)
         } else {
+            self.run_again();
             let told = Oneshot::new();
             Arc::new(End { core: Arc::downgrade(self), told: Some(Arc::clone(&told)) }).wake();
             Ok(Waiter::new(told))

@@ -37,6 +37,8 @@ pub(super) struct WorkerThread {
     pub(super) lane: Cell<u8>,
     pub(super) core: Arc<Core>,
     duty: Duty,
+    /// The thread has given its worker to another one, and its function has not returned.
+    pub(super) gave_away: Cell<bool>,
     /// The deque of the worker is in use: the worker looks for work, or an operation is pushed into it.
     deque_in_use: Cell<bool>,
 }
@@ -74,7 +76,14 @@ fn with_current<R>(f: impl FnOnce(&WorkerThread) -> R) -> Option<R> {
 
 impl WorkerThread {
     pub(super) fn new(core: Arc<Core>, duty: Duty) -> Self {
-        Self { worker: Cell::new(None), lane: Cell::new(0), core, duty, deque_in_use: Cell::new(false) }
+        Self {
+            worker: Cell::new(None),
+            lane: Cell::new(0),
+            core,
+            duty,
+            gave_away: Cell::new(false),
+            deque_in_use: Cell::new(false),
+        }
     }
 
     /// Lets [`with_current`] find this state on the calling thread, which it belongs to.
@@ -241,6 +250,15 @@ pub fn unpinned<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
+/// Takes the worker out of this thread, if that runs one of `core`. What is queued there can be stolen.
+pub(super) fn take_worker(core: &Core) -> Option<BoxedWorker<Task>> {
+    with_current(|thread| {
+        let takes = ptr::eq(Arc::as_ptr(&thread.core), core) && thread.free_worker().is_some();
+        takes.then(|| thread.share_slot()).and_then(|()| thread.worker.take())
+    })
+    .flatten()
+}
+
 /// Hands the worker of this thread, if it has one, over to a spare thread, since the calling operation is about to
 /// wait.
 pub(super) fn yield_worker() -> Result<(), WaitError> {
@@ -258,6 +276,10 @@ pub(super) fn yield_worker() -> Result<(), WaitError> {
         };
         let core = Arc::clone(&thread.core);
         let given = thread.core.threads().give_away(worker, move |number, worker| main(core, number, worker));
+        if given.is_ok() {
+            thread.gave_away.set(true);
+            thread.core.function_waits();
+        }
         given.map_err(|(worker, error)| {
             // Set before the logger is called, since the logger may wait as well.
             thread.worker.set(Some(worker));

@@ -5,7 +5,7 @@
 //! finishes without a worker, and its thread becomes a spare one. So a wait never occupies a worker. Nor can one wait
 //! bury another one beneath it on a stack, which happens where waiting threads run further operations.
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
 use crate::{
     engine::{
@@ -49,6 +49,19 @@ pub(crate) fn start(core: &Arc<Core>, workers: Vec<BoxedWorker<Task>>) -> Result
     Ok(placements)
 }
 
+/// Starts a thread for a worker that has none. Returns the worker if that fails.
+pub(super) fn restart(
+    core: &Arc<Core>,
+    worker: BoxedWorker<Task>,
+) -> Result<(), (io::Error, Option<BoxedWorker<Task>>)> {
+    let Some(number) = core.threads().next_number() else {
+        return Err((io::ErrorKind::QuotaExceeded.into(), Some(worker)));
+    };
+    let for_thread = Arc::clone(core);
+    let started = core.threads().spawn(number, worker, move |worker| take_over(for_thread, number, worker));
+    started.inspect_err(|_| core.threads().return_number(number))
+}
+
 /// The main function of a thread that takes over the worker of a waiting thread.
 fn take_over(core: Arc<Core>, number: usize, worker: BoxedWorker<Task>) -> Ended {
     run_thread(core, number, worker, None)
@@ -87,6 +100,9 @@ fn run_thread(
         }
         run(&thread, number);
         let worker = thread.worker.take();
+        if thread.gave_away.replace(false) && !thread.core.is_forked() {
+            thread.core.function_has_returned();
+        }
         if thread.core.is_forked() {
             // This is a forked child, and the worker belongs to the parent process.
             std::mem::forget(worker);

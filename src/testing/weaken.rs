@@ -58,6 +58,8 @@ pub enum Step {
     EndChecksAgain,
     /// `PendingOps::leave` notifies the threads that wait for the count.
     LeaveNotifies,
+    /// A function that waits while the engine stops lets the other workers run again (`Aside::function_waits`).
+    WaitsTakeUp,
     /// The end of a scope waits again if operations have entered meanwhile (`PendingOps::wait_until_idle`).
     IdleWaitsAgain,
     /// `Access::stands_for_the_next` checks whether an access is behind the wait that is to be joined.

@@ -1,8 +1,12 @@
 //! The threads of an engine, and the lists that manage them.
 
+pub(crate) mod aside;
 pub(crate) mod pool;
 mod spares;
 mod thread_list;
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub use spares::SpareThreads;
+pub use {
+    aside::{Aside, Laid, Stopped},
+    spares::SpareThreads,
+};

@@ -12,7 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{spares::SpareThreads, thread_list::ThreadList};
+use super::{
+    aside::Aside,
+    spares::SpareThreads,
+    thread_list::{Stay, ThreadList},
+};
 use crate::{
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
     sync::{Mutex, lock, thread_static},
@@ -71,6 +75,7 @@ pub(crate) struct ThreadPool<T> {
     max_threads: usize,
     numbers: Mutex<Numbers>,
     spares: SpareThreads<BoxedWorker<T>>,
+    aside: Aside<BoxedWorker<T>>,
     list: Arc<ThreadList>,
 }
 
@@ -111,6 +116,7 @@ impl<T: Send + 'static> ThreadPool<T> {
             max_threads,
             numbers: Mutex::new(Numbers::default()),
             spares: SpareThreads::default(),
+            aside: Aside::default(),
             list: Arc::default(),
         };
         (pool, workers)
@@ -138,7 +144,7 @@ impl<T: Send + 'static> ThreadPool<T> {
     ) -> Result<(), (io::Error, Option<BoxedWorker<T>>)> {
         let name = format!("raddle-{}-{number}", worker.lane().name());
         let list = Arc::clone(&self.list);
-        self.spawn_with(name, worker, move |worker, in_list| {
+        self.spawn_in(Stay::Passing, name, worker, move |worker, in_list| {
             if main(worker) == Ended::Idle {
                 list.leave(in_list);
             }
@@ -153,10 +159,20 @@ impl<T: Send + 'static> ThreadPool<T> {
         worker: BoxedWorker<T>,
         main: impl FnOnce(BoxedWorker<T>, u64) + Send + 'static,
     ) -> Result<(), (io::Error, Option<BoxedWorker<T>>)> {
+        self.spawn_in(Stay::UntilTheEnd, name, worker, main)
+    }
+
+    fn spawn_in(
+        &self,
+        stay: Stay,
+        name: String,
+        worker: BoxedWorker<T>,
+        main: impl FnOnce(BoxedWorker<T>, u64) + Send + 'static,
+    ) -> Result<(), (io::Error, Option<BoxedWorker<T>>)> {
         // The worker is passed through a slot, because a thread that cannot be started drops its closure.
         let slot = Arc::new(Mutex::new(Some(worker)));
         let for_thread = Arc::clone(&slot);
-        let spawned = self.list.spawn(name, move |in_list| {
+        let spawned = self.list.spawn(stay, name, move |in_list| {
             let worker = lock(&for_thread).take();
             if let Some(worker) = worker {
                 main(worker, in_list);
@@ -169,7 +185,7 @@ impl<T: Send + 'static> ThreadPool<T> {
     /// destructor of a thread-local, does not wait for it.
     pub(crate) fn spawn_aside(&self, name: String, main: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let engine = self.engine;
-        self.list.spawn(name, move |_| {
+        self.list.spawn(Stay::UntilTheEnd, name, move |_| {
             STARTED_FOR.with(|cell| cell.set(engine));
             main();
         })
@@ -223,6 +239,37 @@ impl<T: Send + 'static> ThreadPool<T> {
             lane.end();
         }
         self.spares.end();
+    }
+
+    /// Ends the spare threads, and those that would become spare, until [`allow_spares`](Self::allow_spares).
+    pub(crate) fn end_spares(&self) {
+        self.spares.pause();
+    }
+
+    /// Lets threads without a worker wait for one again.
+    pub(crate) fn allow_spares(&self) {
+        self.spares.resume();
+    }
+
+    /// Waits until the threads that run workers have ended. Returns the names of those that have not been joined by the
+    /// deadline.
+    pub(crate) fn join_workers(&self, deadline: Option<Instant>) -> Result<(), Vec<String>> {
+        self.list.join_passing(deadline)
+    }
+
+    /// The workers that are laid aside.
+    pub(crate) fn aside(&self) -> &Aside<BoxedWorker<T>> {
+        &self.aside
+    }
+
+    /// The number of workers of each lane, with the number of the lane.
+    pub(crate) fn workers_by_lane(&self) -> impl Iterator<Item = (u8, usize)> + '_ {
+        self.cores.iter().enumerate().map(|(lane, cores)| (lane as u8, cores.len()))
+    }
+
+    /// The number of workers.
+    pub(crate) fn workers(&self) -> usize {
+        self.workers_by_lane().map(|(_, workers)| workers).sum()
     }
 
     /// Waits until all threads have ended. [`end`](Self::end) must have been called before, and the caller must not be

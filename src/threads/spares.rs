@@ -44,6 +44,8 @@ struct Slot<W> {
 struct State<W> {
     slots: Vec<Arc<Slot<W>>>,
     ended: bool,
+    /// No thread waits: each ends at once.
+    paused: bool,
 }
 
 /// Threads that wait for a worker `W`.
@@ -57,7 +59,7 @@ impl<W> std::fmt::Debug for SpareThreads<W> {
 
 impl<W> Default for SpareThreads<W> {
     fn default() -> Self {
-        Self(Mutex::new(State { slots: Vec::new(), ended: false }))
+        Self(Mutex::new(State { slots: Vec::new(), ended: false, paused: false }))
     }
 }
 
@@ -83,7 +85,7 @@ impl<W> SpareThreads<W> {
         let slot = Arc::new(Slot { offer: Mutex::new(Offer::None), changed: Condvar::new() });
         {
             let mut state = lock(&self.0);
-            if state.ended {
+            if state.ended || state.paused {
                 return None;
             }
             state.slots.push(Arc::clone(&slot));
@@ -115,9 +117,23 @@ impl<W> SpareThreads<W> {
 
     /// Ends all waits, and every later one: there will be no more workers.
     pub fn end(&self) {
+        self.end_waits(|state| state.ended = true);
+    }
+
+    /// Ends all waits, and every later one until [`resume`](Self::resume).
+    pub fn pause(&self) {
+        self.end_waits(|state| state.paused = true);
+    }
+
+    /// Lets threads wait again.
+    pub fn resume(&self) {
+        lock(&self.0).paused = false;
+    }
+
+    fn end_waits(&self, why: impl FnOnce(&mut State<W>)) {
         let slots = {
             let mut state = lock(&self.0);
-            state.ended = true;
+            why(&mut state);
             mem::take(&mut state.slots)
         };
         for slot in slots {

@@ -36,9 +36,19 @@ const HELPER_DELAY: Duration = Duration::from_millis(1);
 /// About the most threads that have ended on their own and wait to be joined. Picked.
 pub(crate) const MANY: usize = 16;
 
+/// How long a thread stays.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stay {
+    /// It runs workers, and ends when there is none for it.
+    Passing,
+    /// It ends with the engine, or when its task is over.
+    UntilTheEnd,
+}
+
 struct Entry {
     number: u64,
     name: String,
+    stay: Stay,
     /// Set when the thread was started, until a thread joins it.
     handle: Option<JoinHandle<()>>,
     /// The thread ends on its own.
@@ -171,12 +181,17 @@ impl Drop for MainGuard {
 
 impl ThreadList {
     /// Starts a thread that runs `main` with the thread's number in the list.
-    pub(crate) fn spawn(self: &Arc<Self>, name: String, main: impl FnOnce(u64) + Send + 'static) -> io::Result<()> {
+    pub(crate) fn spawn(
+        self: &Arc<Self>,
+        stay: Stay,
+        name: String,
+        main: impl FnOnce(u64) + Send + 'static,
+    ) -> io::Result<()> {
         let number = {
             let mut list = lock(&self.list);
             list.next += 1;
             let number = list.next;
-            list.entries.push(Entry { number, name: name.clone(), handle: None, leaves: false, returned: false });
+            list.entries.push(Entry { number, name: name.clone(), stay, handle: None, leaves: false, returned: false });
             number
         };
         let threads = Arc::clone(self);
@@ -225,8 +240,25 @@ impl ThreadList {
 
     /// Waits until all threads have ended and been joined.
     pub(crate) fn join_all(&self) {
+        self.join_where(|_| true);
+    }
+
+    /// Joins the threads of workers, until `deadline` at most. Returns the names of those that have not been joined.
+    pub(crate) fn join_passing(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), Vec<String>> {
+        let is_passing = |entry: &Entry| entry.stay == Stay::Passing;
+        match deadline {
+            Some(deadline) => self.join_where_until(deadline, is_passing),
+            None => {
+                self.join_where(is_passing);
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits until the threads that are `wanted` have ended and been joined.
+    fn join_where(&self, wanted: impl Fn(&Entry) -> bool) {
         let mut list = self.join_some(lock(&self.list));
-        while !list.entries.is_empty() {
+        while list.entries.iter().any(&wanted) {
             let woken = wait_until(&self.changed, list, None);
             list = self.join_some(woken.unwrap_or_else(|_| unreachable!("there is no deadline")));
         }
@@ -234,15 +266,27 @@ impl ThreadList {
 
     /// Joins all threads until `deadline` at most. Returns the names of those that have not been joined.
     pub(crate) fn join_until(self: &Arc<Self>, deadline: Instant) -> Result<(), Vec<String>> {
+        let result = self.join_where_until(deadline, |_| true);
+        if result.is_err() {
+            lock(&self.list).left_behind = true;
+        }
+        result
+    }
+
+    fn join_where_until(
+        self: &Arc<Self>,
+        deadline: Instant,
+        wanted: impl Fn(&Entry) -> bool,
+    ) -> Result<(), Vec<String>> {
         if cfg!(any(raddle_loom, raddle_shuttle)) {
             // Models have no clock.
-            self.join_all();
+            self.join_where(wanted);
             return Ok(());
         }
         let mut list = lock(&self.list);
         // Whether the joinable threads seem not to be joined. Each join notifies this thread.
         let mut stalled = true;
-        while !list.entries.is_empty() {
+        while list.entries.iter().any(&wanted) {
             if stalled && list.wants_help() {
                 drop(list);
                 let helped = self.start_helper();
@@ -251,15 +295,19 @@ impl ThreadList {
                     list.join_ended();
                     self.changed.notify_all();
                 }
-                if list.entries.is_empty() {
-                    // The list became empty while the lock was released.
+                if !list.entries.iter().any(&wanted) {
+                    // The last of them was removed while the lock was released.
                     break;
                 }
             }
             let now = Instant::now();
             if now >= deadline {
-                list.left_behind = true;
-                return Err(list.entries.iter().map(|entry| entry.name.clone()).collect());
+                return Err(list
+                    .entries
+                    .iter()
+                    .filter(|entry| wanted(entry))
+                    .map(|entry| entry.name.clone())
+                    .collect());
             }
             let wake_at = if list.joinable() > 0 { deadline.min(now + HELPER_DELAY) } else { deadline };
             list = wait_until(&self.changed, list, Some(wake_at)).unwrap_or_else(|_| lock(&self.list));
@@ -343,7 +391,7 @@ mod tests {
             LOCAL.set(Some(Blocks(sender, held)));
             inner.leave(number);
         };
-        threads.spawn(name.to_owned(), main).expect("a thread starts");
+        threads.spawn(Stay::Passing, name.to_owned(), main).expect("a thread starts");
         inside.recv_timeout(AWHILE).expect("the destructor runs");
         release
     }
@@ -351,7 +399,7 @@ mod tests {
     /// Starts a thread that ends on its own.
     fn spawn_short(threads: &Arc<ThreadList>) {
         let inner = Arc::clone(threads);
-        threads.spawn("short".to_owned(), move |number| inner.leave(number)).expect("a thread starts");
+        threads.spawn(Stay::Passing, "short".to_owned(), move |number| inner.leave(number)).expect("a thread starts");
     }
 
     #[test]
@@ -390,8 +438,8 @@ mod tests {
         let threads = Arc::new(ThreadList::default());
         let (release, held) = mpsc::channel::<()>();
         let hold = move |_| _ = held.recv();
-        threads.spawn("held".to_owned(), hold).expect("a thread starts");
-        threads.spawn("short".to_owned(), |_| ()).expect("a thread starts");
+        threads.spawn(Stay::Passing, "held".to_owned(), hold).expect("a thread starts");
+        threads.spawn(Stay::Passing, "short".to_owned(), |_| ()).expect("a thread starts");
         let join = || threads.join_until(Instant::now() + Duration::from_millis(20));
         let start = Instant::now();
         while join() != Err(vec!["held".to_owned()]) {
@@ -447,7 +495,9 @@ mod tests {
     #[test]
     fn a_thread_that_panics_is_joined() {
         let threads = Arc::new(ThreadList::default());
-        threads.spawn(String::new(), |_| std::panic::resume_unwind(Box::new(()))).expect("a thread starts");
+        threads
+            .spawn(Stay::Passing, String::new(), |_| std::panic::resume_unwind(Box::new(())))
+            .expect("a thread starts");
         threads.join_all();
         assert_eq!(threads.count(), (1, 0));
     }

@@ -80,6 +80,8 @@ enum Step {
     RunOperator(usize),
     Shutdown(usize, Shutdown, Option<u64>),
     Notify(usize),
+    /// Stops an engine, with a time limit, and starts it.
+    StopAndStart(usize, u64),
     DropEngine(usize),
     DropVariable(usize),
     Delete(usize, usize),
@@ -159,7 +161,8 @@ impl Program {
             11 => Step::Get(variable),
             12..=13 => Step::WaitForHandle(micros),
             14 => Step::DropHandle,
-            15..=19 => Step::UsePocket,
+            15..=18 => Step::UsePocket,
+            19 => Step::StopAndStart(engine, micros),
             20..=23 => Step::RunOperator(engine),
             _ => Step::Push(self.operation(None, bytes, fails, 0)),
         }
@@ -491,6 +494,17 @@ impl Actor {
                     world.notes_shutdown(number, Shutdown::Cancel);
                     engine.notify_shutdown();
                     self.has_shut[number] = true;
+                }
+            }
+            Step::StopAndStart(number, limit) => {
+                if let Some(engine) = &self.hands.engines[number] {
+                    match engine.stop(Some(micros(limit))) {
+                        Ok(()) | Err(ShutdownError::TimedOut | ShutdownError::ThreadsLeft(_)) => {}
+                        Err(error) => world.violation(format!("a stop of engine {number} returned {error:?}")),
+                    }
+                    if let Err(error) = engine.start() {
+                        world.violation(format!("a start of engine {number} returned {error:?}"));
+                    }
                 }
             }
             Step::DropEngine(number) => {

@@ -1,0 +1,150 @@
+//! Stops and starts: the threads of workers end and are started again, and what is pending is kept.
+//!
+//! A stop pushes one operation for each worker, *stop*, which [lays the worker aside](crate::threads::aside). Its thread
+//! has no worker then, and ends. While a function waits, which has given its worker to another thread, no worker is laid
+//! aside, and those that were are taken up again: the function may wait for an operation of any lane. So a stop is over
+//! when no function runs.
+
+use std::{panic::Location, sync::Arc, time::Instant};
+
+use crate::{
+    engine::{
+        core::Core,
+        frame::{self, Call},
+        ready_loop,
+        spec::Spec,
+        task::{FnJob, Task, flag},
+        wait, worker_thread, workers,
+    },
+    error::build::{BuildError, ShutdownError},
+    sync::thread,
+    system::panics,
+    threads::{
+        aside::{Laid, Stopped},
+        pool::BoxedWorker,
+    },
+    values::kind::EngineKind,
+};
+
+impl Core {
+    /// Ends the threads of all workers when no function runs any more. Operations that have not started stay pending.
+    pub(crate) fn stop(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
+        if self.is_forked() {
+            return Err(ShutdownError::Forked);
+        }
+        let may_not_wait = wait::check_wait().is_err() || ready_loop::works_for(self) || self.threads.owns_thread();
+        if may_not_wait || self.make_way().is_err() {
+            return Err(ShutdownError::InsideOperation);
+        }
+        if self.kind == EngineKind::Naive || !self.is_open() {
+            return Ok(());
+        }
+        let is_first = self.threads.aside().request();
+        // A shutdown that has begun before the request has not seen it. The lock of the request hands over its phase.
+        if !self.is_open() {
+            self.run_again();
+            return Ok(());
+        }
+        if is_first {
+            for (lane, workers) in self.threads.workers_by_lane() {
+                (0..workers).for_each(|_| self.push_stop(lane, i32::MAX));
+            }
+        }
+        match self.threads.aside().wait_for(self.threads.workers(), deadline) {
+            Stopped::All => {
+                self.threads.end_spares();
+                self.threads.join_workers(deadline).map_err(ShutdownError::ThreadsLeft)
+            }
+            Stopped::Cancelled => Ok(()),
+            Stopped::TimedOut => {
+                self.run_again();
+                Err(ShutdownError::TimedOut)
+            }
+        }
+    }
+
+    /// Starts the threads of the workers again.
+    pub(crate) fn start(self: &Arc<Self>) -> Result<(), BuildError> {
+        if self.is_forked() {
+            return Ok(());
+        }
+        self.threads.aside().cancel();
+        self.threads.allow_spares();
+        self.take_up(self.threads.aside().take())
+    }
+
+    /// Whether a stop was requested, and no start since.
+    pub(crate) fn is_stopped(&self) -> bool {
+        !self.is_forked() && self.threads.aside().is_requested()
+    }
+
+    /// [Starts](Self::start) an engine that may have been stopped, and that must not stay so.
+    pub(super) fn run_again(self: &Arc<Self>) {
+        if let Err(error) = self.start() {
+            frame::enter_after(self, || {
+                panics::log!(Error, "raddle: workers of an engine that was stopped have no threads: {error}");
+            });
+        }
+    }
+
+    /// Gives threads to workers that were laid aside.
+    fn take_up(self: &Arc<Self>, mut workers: Vec<BoxedWorker<Task>>) -> Result<(), BuildError> {
+        while let Some(worker) = workers.pop() {
+            if let Err((error, worker)) = workers::restart(self, worker) {
+                workers.extend(worker);
+                self.threads.aside().put_back(workers);
+                return Err(BuildError::Thread(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that a function on this thread has given its worker away. Nothing that it may wait for stays stopped.
+    pub(super) fn function_waits(self: &Arc<Self>) {
+        let workers = self.threads.aside().function_waits();
+        if workers.is_empty() {
+            return;
+        }
+        let lanes: Vec<_> = workers.iter().map(|worker| self.threads.lane_of(worker) as u8).collect();
+        // A worker that gets no thread stays aside.
+        let _ = self.take_up(workers);
+        lanes.into_iter().for_each(|lane| self.push_stop(lane, i32::MIN));
+    }
+
+    /// Notes that a function that had given its worker away has returned.
+    pub(super) fn function_has_returned(&self) {
+        self.threads.aside().function_has_returned();
+    }
+
+    /// Pushes an operation that lays a worker of `lane` aside.
+    fn push_stop(self: &Arc<Self>, lane: u8, priority: i32) {
+        let spec = Spec { lane, ..Spec::internal("stop", priority, flag::NO_SKIP | flag::SILENT) };
+        let lay_aside = move |cx: &Call<'_>| {
+            cx.core().lay_aside(lane);
+            Ok(())
+        };
+        let pushed = self.push(&spec, Location::caller(), &mut [], FnJob::new(lay_aside));
+        debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    }
+
+    /// Lays the worker of the calling thread aside, unless the engine is to run.
+    fn lay_aside(self: &Arc<Self>, lane: u8) {
+        match self.threads.aside().lay(|| worker_thread::take_worker(self)) {
+            // A worker that sleeps may have been passed over when the other operations were pushed.
+            Laid::Aside => self.threads.lane(lane).sleep().notify(),
+            Laid::NotWanted => {}
+            Laid::NotYet => {
+                // What the function waits for goes first. The pause keeps this from using up the processor.
+                #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+                std::thread::sleep(PAUSE);
+                thread::yield_now();
+                self.push_stop(lane, i32::MIN);
+            }
+        }
+    }
+}
+
+/// How long a worker pauses that cannot be laid aside because a function waits. Picked: short for a person, and long for
+/// a processor.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);

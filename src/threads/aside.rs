@@ -1,0 +1,145 @@
+//! Workers that are laid aside while their engine is stopped, and the functions that keep it from that.
+//!
+//! # States
+//!
+//! | state | workers | next |
+//! |---|---|---|
+//! | running | have threads | stopping, by [`request`](Aside::request) |
+//! | stopping | are laid aside one by one, as long as no function waits | stopped, when all are aside; running, by [`cancel`](Aside::cancel) |
+//! | stopped | are aside | running, by [`cancel`](Aside::cancel) |
+//!
+//! # Who may touch what
+//!
+//! * The state: under the lock. No foreign code runs there, and no thread is started.
+//! * The workers that are aside: the thread that has [taken](Aside::take) them.
+//!
+//! # Edges
+//!
+//! The lock hands over the workers, and everything that their threads did with them. It also decides between a worker
+//! that is laid aside and a function that begins to wait: the worker sees the function, or the function finds the worker.
+
+use std::{mem, time::Instant};
+
+use crate::{
+    sync::{Condvar, Mutex, lock, wait_until},
+    testing::weaken::{Step, removed},
+};
+
+/// Workers `W` without a thread.
+pub struct Aside<W> {
+    state: Mutex<State<W>>,
+    changed: Condvar,
+}
+
+struct State<W> {
+    /// A stop was requested, and not cancelled since.
+    requested: bool,
+    /// Functions that have given their worker away and have not returned.
+    waiting: usize,
+    workers: Vec<W>,
+}
+
+/// How a stop has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// All workers are aside.
+    All,
+    /// It was cancelled meanwhile.
+    Cancelled,
+    /// The deadline has passed.
+    TimedOut,
+}
+
+/// What has become of a worker that was to be laid aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Laid {
+    /// It is aside.
+    Aside,
+    /// The stop was cancelled.
+    NotWanted,
+    /// A function waits, or the calling thread has no worker.
+    NotYet,
+}
+
+impl<W> Default for Aside<W> {
+    fn default() -> Self {
+        let state = State { requested: false, waiting: 0, workers: Vec::new() };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+}
+
+impl<W> std::fmt::Debug for Aside<W> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Aside").field("workers", &lock(&self.state).workers.len()).finish_non_exhaustive()
+    }
+}
+
+impl<W> Aside<W> {
+    /// Requests a stop. Returns whether none was requested before.
+    pub fn request(&self) -> bool {
+        !mem::replace(&mut lock(&self.state).requested, true)
+    }
+
+    /// Cancels a stop. The caller must give threads to the workers that it [takes](Self::take).
+    pub fn cancel(&self) {
+        lock(&self.state).requested = false;
+        self.changed.notify_all();
+    }
+
+    /// Whether a stop was requested, and not cancelled since.
+    pub fn is_requested(&self) -> bool {
+        lock(&self.state).requested
+    }
+
+    /// Waits until `all` workers are aside.
+    pub fn wait_for(&self, all: usize, deadline: Option<Instant>) -> Stopped {
+        let mut state = lock(&self.state);
+        while state.requested && state.workers.len() < all {
+            match wait_until(&self.changed, state, deadline) {
+                Ok(again) => state = again,
+                Err(_) => return Stopped::TimedOut,
+            }
+        }
+        if state.requested { Stopped::All } else { Stopped::Cancelled }
+    }
+
+    /// Lays the worker that `take` returns aside.
+    pub fn lay(&self, take: impl FnOnce() -> Option<W>) -> Laid {
+        let mut state = lock(&self.state);
+        if !state.requested {
+            return Laid::NotWanted;
+        }
+        if state.waiting > 0 {
+            return Laid::NotYet;
+        }
+        let Some(worker) = take() else { return Laid::NotYet };
+        state.workers.push(worker);
+        drop(state);
+        self.changed.notify_all();
+        Laid::Aside
+    }
+
+    /// Takes the workers that are aside.
+    pub fn take(&self) -> Vec<W> {
+        mem::take(&mut lock(&self.state).workers)
+    }
+
+    /// Lays workers aside that could not be given a thread.
+    pub fn put_back(&self, workers: Vec<W>) {
+        lock(&self.state).workers.extend(workers);
+        self.changed.notify_all();
+    }
+
+    /// Notes that a function waits, which has given its worker away. Returns the workers that are aside: it may wait for
+    /// them.
+    pub fn function_waits(&self) -> Vec<W> {
+        let mut state = lock(&self.state);
+        state.waiting += 1;
+        if removed(Step::WaitsTakeUp) { Vec::new() } else { mem::take(&mut state.workers) }
+    }
+
+    /// Notes that a function that had given its worker away has returned.
+    pub fn function_has_returned(&self) {
+        lock(&self.state).waiting -= 1;
+    }
+}
