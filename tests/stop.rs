@@ -204,9 +204,9 @@ fn stops_and_starts_may_be_repeated_and_race() {
                 threads.spawn(move || {
                     for _ in 0..30 {
                         if n == 0 {
-                            engine.start().unwrap()
+                            engine.start().unwrap();
                         } else {
-                            engine.stop(Some(Duration::from_micros(300))).or_else(timed_out).unwrap()
+                            engine.stop(Some(Duration::from_micros(300))).or_else(timed_out).unwrap();
                         }
                     }
                 });

@@ -1,0 +1,31 @@
+//! A plug-in with an engine of its own: a library that a host loads, calls and unloads.
+//!
+//! ```text
+//! cargo build --release --example plugin
+//! ```
+//!
+//! A library must not be unloaded while threads run its code, so the engine is shut down before the call returns. A global
+//! engine would not do, since it lives as long as the process. The memory that engines keep for reuse, here some hundred
+//! kilobytes, stays allocated when the library is unloaded.
+
+use std::time::Duration;
+
+use raddle::{Engine, Shutdown};
+
+/// Adds the numbers below `count`, in operations. Returns -1 if something fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn plugin_sum(count: u32) -> i64 {
+    sum(count).unwrap_or(-1)
+}
+
+fn sum(count: u32) -> Option<i64> {
+    let engine = Engine::builder().workers(2).pin(false).build().ok()?;
+    let total = engine.var(0i64);
+    for number in 0..count {
+        engine.op("add").push(total.write(), move |total| *total += i64::from(number)).ok()?;
+    }
+    let result = engine.get(&total).ok()?;
+    drop(total);
+    engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(60))).ok()?;
+    Some(result)
+}

@@ -1,0 +1,89 @@
+//! An engine in a library that is unloaded after the shutdown.
+
+#![cfg(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri))))]
+
+use raddle_testkit as common;
+
+use std::{
+    ffi::{CStr, CString, c_void},
+    fs, mem,
+    path::PathBuf,
+    process::Command,
+    thread,
+};
+
+/// Builds the example `plugin`, and returns its path.
+fn build() -> PathBuf {
+    let mut target = std::env::current_exe().unwrap();
+    // The test is in `PROFILE/deps`.
+    target.pop();
+    target.pop();
+    let profile = target.file_name().unwrap().to_str().unwrap().to_owned();
+    let path = target.join("examples/libplugin.so");
+    if !path.exists() {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--example", "plugin", "--target-dir"]).arg(target.parent().unwrap());
+        cargo.args(["--profile", if profile == "debug" { "dev" } else { &profile }]);
+        assert!(cargo.status().unwrap().success(), "the example is built");
+    }
+    path
+}
+
+/// Loads the library, calls it, and unloads it.
+fn load_call_unload(path: &CStr, count: u32) -> i64 {
+    // SAFETY: the library has no initialisers of its own.
+    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    assert!(!library.is_null(), "the library is loaded");
+    // SAFETY: the library is loaded.
+    let symbol: *mut c_void = unsafe { libc::dlsym(library, c"plugin_sum".as_ptr()) };
+    assert!(!symbol.is_null(), "the library has the function");
+    // SAFETY: the function has this type.
+    let sum: extern "C" fn(u32) -> i64 = unsafe { mem::transmute(symbol) };
+    // On a thread of its own, since the thread-locals of a thread that has called the library keep it loaded.
+    let result = thread::spawn(move || sum(count)).join().unwrap();
+    // SAFETY: its engine was shut down, so no other thread runs code of the library, and the pointers are not used any
+    // more.
+    assert_eq!(unsafe { libc::dlclose(library) }, 0);
+    result
+}
+
+fn is_mapped() -> bool {
+    fs::read_to_string("/proc/self/maps").unwrap().contains("libplugin.so")
+}
+
+#[test]
+#[ignore = "another test runs it in a separate process"]
+fn in_a_child_a_library_is_unloaded_and_the_process_goes_on() {
+    assert!(common::is_child());
+    let path = CString::new(build().into_os_string().into_encoded_bytes()).unwrap();
+    let mut memory = 0;
+    for round in 0..30 {
+        assert_eq!(load_call_unload(&path, 1000), 499_500);
+        assert!(!is_mapped(), "the library is gone");
+        if round == 10 {
+            memory = common::resident_bytes();
+        }
+        // The library must have left nothing behind that a fork would call.
+        // SAFETY: the child only exits.
+        match unsafe { libc::fork() } {
+            // SAFETY: it ends the child.
+            0 => unsafe { libc::_exit(7) },
+            child => {
+                let mut status = 0;
+                // SAFETY: the child was not waited for before.
+                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
+            }
+        }
+    }
+    // Statics are not dropped when a library is unloaded: the records that the engine keeps for reuse stay allocated.
+    let grown = common::resident_bytes().saturating_sub(memory) / 19;
+    assert!(grown < 1 << 20, "{grown} bytes more after each round");
+}
+
+#[test]
+fn a_library_is_unloaded_and_the_process_goes_on() {
+    let (succeeded, output) = common::child("in_a_child_a_library_is_unloaded_and_the_process_goes_on", &[]);
+    println!("{output}");
+    assert!(succeeded, "{output}");
+}
