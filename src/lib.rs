@@ -95,6 +95,7 @@ pub use engine::{wait::blocking, worker_thread::unpinned};
 pub use error::{
     BoxError,
     build::{BuildError, ShutdownError},
+    deadlock::Deadlock,
     device::DeviceError,
     op::{Cause, OpError},
     push::{PushError, RefusedAccess},

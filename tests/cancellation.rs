@@ -554,7 +554,7 @@ fn a_member_that_waits_for_its_group_is_refused() {
         let inner = group.group();
         let (own, around, inside) = (inner.clone(), group.clone(), inner.group());
         let waits = inner.op("").submit((), move |()| {
-            let refused = |wait: Result<(), WaitError>| matches!(wait, Err(WaitError::WouldDeadlock));
+            let refused = |wait: Result<(), WaitError>| matches!(wait, Err(WaitError::WouldDeadlock(_)));
             inside.op("").push((), |()| ()).unwrap();
             inside.wait().unwrap();
             (refused(own.wait()), refused(around.wait()), refused(around.wait_timeout(MOMENT)))

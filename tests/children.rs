@@ -284,8 +284,8 @@ fn a_wait_for_what_the_parent_holds_is_refused_in_a_child() {
             })
             .unwrap();
         let (got, waited) = waits.wait().unwrap().wait().unwrap().wait().unwrap();
-        assert!(matches!(got, Err(WaitError::WouldDeadlock)), "{got:?}");
-        assert!(matches!(waited, Err(WaitError::WouldDeadlock)), "{waited:?}");
+        assert!(matches!(got, Err(WaitError::WouldDeadlock(_))), "{got:?}");
+        assert!(matches!(waited, Err(WaitError::WouldDeadlock(_))), "{waited:?}");
     });
 }
 
@@ -297,7 +297,7 @@ fn a_wait_for_a_child_is_refused_in_the_function_of_its_parent() {
             child.wait()
         });
         let waited = waited.unwrap().wait().unwrap();
-        assert!(matches!(waited, Err(WaitError::WouldDeadlock)), "{waited:?}");
+        assert!(matches!(waited, Err(WaitError::WouldDeadlock(_))), "{waited:?}");
     });
 }
 
@@ -500,8 +500,8 @@ fn a_wait_for_what_the_parent_holds_is_refused_in_each_poll_of_a_future() {
             child.unwrap()
         });
         let (first, second) = waited.unwrap().wait().unwrap().wait().unwrap();
-        assert!(matches!(first, Err(WaitError::WouldDeadlock)), "{first:?}");
-        assert!(matches!(second, Err(WaitError::WouldDeadlock)), "{second:?}");
+        assert!(matches!(first, Err(WaitError::WouldDeadlock(_))), "{first:?}");
+        assert!(matches!(second, Err(WaitError::WouldDeadlock(_))), "{second:?}");
     });
 }
 

@@ -22,8 +22,8 @@ use crossbeam_epoch as epoch;
 
 use common::shapes::*;
 use common::{
-    AWHILE, Drops, Gate, KINDS, Meeting, SOON, THREADED, block_on, child_succeeds, engine, eventually, hold, is_child,
-    lock, on_kinds, program::fewer, watched, watched_for,
+    AWHILE, Drops, Gate, KINDS, Meeting, PATIENCE, SOON, THREADED, block_on, child_succeeds, engine, eventually, hold,
+    is_child, lock, on_kinds, program::fewer, watched, watched_for,
 };
 use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Token, WaitError};
 
@@ -366,7 +366,7 @@ fn too_many_concurrent_waits_return_an_error() {
                 .expect("the engine is open");
         }
         drop(sender);
-        let early = receiver.recv_timeout(common::PATIENCE).expect("one operation has no spare thread to wait with");
+        let early = receiver.recv_timeout(PATIENCE).expect("one operation has no spare thread to wait with");
         assert!(matches!(early, Err(WaitError::TooManyWaiting)), "{early:?}");
         gate.open();
         let others: Vec<_> = receiver.iter().collect();
@@ -382,7 +382,7 @@ fn too_many_concurrent_waits_return_an_error() {
 /// Asserts that a wait has returned `WouldDeadlock`.
 #[track_caller]
 fn assert_would_deadlock<T: std::fmt::Debug>(result: Result<T, WaitError>) {
-    assert!(matches!(result, Err(WaitError::WouldDeadlock)), "{result:?}");
+    assert!(matches!(result, Err(WaitError::WouldDeadlock(_))), "{result:?}");
 }
 
 #[test]
@@ -447,7 +447,7 @@ fn get_of_a_variable_that_the_operation_reads_does_not_hang() {
             pushed.open();
         }
         let result = reader.wait().expect("the operation does not fail");
-        assert!(matches!(result, Ok(5) | Err(WaitError::WouldDeadlock)), "{result:?}");
+        assert!(matches!(result, Ok(5) | Err(WaitError::WouldDeadlock(_))), "{result:?}");
         assert_eq!(engine.get(&variable).expect("no operation fails"), 6);
     });
 }
@@ -500,7 +500,7 @@ fn waiting_for_a_variable_of_an_outer_operation_would_deadlock() {
                 [&variable],
             )
             .expect("the engine is open");
-        assert_would_deadlock(receiver.recv_timeout(common::PATIENCE).expect("the wait ends"));
+        assert_would_deadlock(receiver.recv_timeout(PATIENCE).expect("the wait ends"));
         engine.wait_for_all().expect("no operation fails");
     });
 }
@@ -623,7 +623,7 @@ fn workers_whose_operations_wait_are_replaced() {
                 let meeting = meeting.clone();
                 engine
                     .op("meet")
-                    .submit((), move |()| meeting.join_within(common::PATIENCE))
+                    .submit((), move |()| meeting.join_within(PATIENCE))
                     .expect("the engine is open")
             })
             .collect();
@@ -714,7 +714,7 @@ fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
                     if result.is_ok() {
                         pushed.fetch_add(1, SeqCst);
                         match engine.wait_for_var(&token) {
-                            Ok(()) | Err(WaitError::WouldDeadlock) => {}
+                            Ok(()) | Err(WaitError::WouldDeadlock(_)) => {}
                             other => panic!("{other:?}"),
                         }
                     }
@@ -799,7 +799,7 @@ fn the_drop_of_an_error_in_the_operation_of_a_wait_cannot_wait_for_all() {
         engine.clear_error(&variable).expect("the engine is open");
         gate.open();
         let result = receiver.recv_timeout(SOON).expect("the error is dropped, and its drop returns");
-        assert!(matches!(result, Err(WaitError::WouldDeadlock)), "{result:?}");
+        assert!(matches!(result, Err(WaitError::WouldDeadlock(_))), "{result:?}");
         engine.wait_for_all().expect("the failure is cleared");
     });
 }
@@ -1026,4 +1026,190 @@ fn a_lost_completion_ends_waits_through_another_engine() {
             receiver.recv_timeout(SOON).expect("the wait ends");
         });
     }
+}
+
+// ------------------------------------------------------------------------------ waits that would never return ----
+
+/// How long a wait may take that would never return.
+const FOUND: Duration = Duration::from_secs(if cfg!(raddle_tsan) { 20 } else { 5 });
+
+/// Returns the names of a wait that would never return.
+#[track_caller]
+fn deadlock<T: std::fmt::Debug>(result: Result<T, WaitError>) -> (String, String) {
+    match result {
+        Err(WaitError::WouldDeadlock(deadlock)) => {
+            let text = deadlock.to_string();
+            assert!(text.contains("tests/deadlock.rs"), "{text}");
+            (deadlock.waiting().unwrap().to_owned(), deadlock.awaited().unwrap().to_owned())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_wait_for_an_operation_behind_the_own_one_is_refused() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (value, inner) = (engine.var(0), engine.downgrade());
+        for writes in [false, true] {
+            let again = value.clone();
+            let inner = inner.clone();
+            let outer = engine.op("outer").submit(value.write(), move |_| {
+                let start = Instant::now();
+                let behind = if writes {
+                    inner.op("behind").submit(again.write(), |value| *value)
+                } else {
+                    inner.op("behind").submit(again.read(), |value| *value)
+                };
+                (behind.unwrap().wait(), start.elapsed())
+            });
+            let (waited, took) = outer.unwrap().wait().unwrap();
+            assert_eq!(deadlock(waited), ("outer".into(), "behind".into()));
+            assert!(took < FOUND, "{took:?}");
+        }
+        // A reader is only in the way of what mutates.
+        let again = value.clone();
+        let outer = engine.op("outer").submit(value.read(), move |_| {
+            let beside = inner.op("beside").submit(again.read(), |value| *value).unwrap().wait();
+            let behind = inner.op("behind").submit(again.write(), |value| *value).unwrap().wait();
+            (beside.unwrap(), behind)
+        });
+        let (beside, behind) = outer.unwrap().wait().unwrap();
+        assert_eq!((beside, deadlock(behind)), (0, ("outer".into(), "behind".into())));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_wait_for_an_operation_behind_the_own_one_through_a_chain_is_refused() {
+    on_kinds(&KINDS, 2, |engine| {
+        for length in [2, 3, 50] {
+            let variables: Vec<_> = (0..length).map(|_| engine.var(0)).collect();
+            let (inner, inside) = (engine.downgrade(), variables.clone());
+            let outer = engine.op("outer").submit(variables[0].write(), move |_| {
+                let mut last = None;
+                for pair in inside.windows(2) {
+                    last = Some(inner.op("link").submit((pair[0].read(), pair[1].write()), |_| ()).unwrap());
+                }
+                let by_handle = last.unwrap().wait();
+                let by_variable = inner.wait_for_var(&inside[length - 1]);
+                let by_value = inner.get(&inside[length - 1]);
+                let in_time = inner.get_timeout(&inside[length - 1], PATIENCE);
+                (by_handle, by_variable, by_value.map(drop), in_time.map(drop))
+            });
+            let (by_handle, by_variable, by_value, in_time) = outer.unwrap().wait().unwrap();
+            assert_eq!(deadlock(by_handle), ("outer".into(), "link".into()));
+            assert_eq!(deadlock(by_variable).0, "outer");
+            assert_eq!(deadlock(by_value).0, "outer");
+            assert_eq!(deadlock(in_time).0, "outer");
+        }
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn of_operations_that_wait_for_each_other_the_youngest_waiter_is_refused() {
+    on_kinds(&THREADED, 2, |engine| {
+        for _ in 0..5 {
+            let (a, b) = (engine.var(0), engine.var(0));
+            let meeting = Meeting::new(2);
+            // Each holds one variable, and waits for an operation behind the other's.
+            let crossing = |name: &'static str, own: &raddle::Var<i32>, other: &raddle::Var<i32>, pause: u64| {
+                let (inner, other, meeting) = (engine.downgrade(), other.clone(), meeting.clone());
+                engine.op(name).submit(own.write(), move |_| {
+                    meeting.join();
+                    thread::sleep(Duration::from_millis(pause));
+                    inner.op("behind").submit(other.write(), |value| *value += 1).unwrap().wait()
+                })
+            };
+            let (first, second) = (crossing("first", &a, &b, 0).unwrap(), crossing("second", &b, &a, 30).unwrap());
+            let second = second.wait().unwrap();
+            assert_eq!(deadlock(second), ("second".into(), "behind".into()));
+            first.wait().unwrap().expect("the older wait goes on");
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_wait_inside_with_for_an_operation_behind_it_is_refused() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(1);
+        let waited = engine.with(&value, |_| engine.op("behind").submit(value.write(), |value| *value).unwrap().wait());
+        assert!(matches!(waited.unwrap(), Err(WaitError::WouldDeadlock(_))));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_child_that_waits_for_what_stands_behind_its_parent_is_refused() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (value, inner) = (engine.var(0), engine.downgrade());
+        let again = value.clone();
+        let parent = engine.op("parent").with_children().submit((raddle::cx(), value.write()), move |(cx, _)| {
+            let wait = move |()| inner.op("behind").submit(again.read(), |value| *value).unwrap().wait();
+            cx.child("child").submit((), wait).unwrap()
+        });
+        let waited = parent.unwrap().wait().unwrap().wait().unwrap();
+        assert_eq!(deadlock(waited), ("child".into(), "behind".into()));
+    });
+}
+
+#[test]
+fn long_waits_that_end_are_not_refused() {
+    on_kinds(&THREADED, 2, |engine| {
+        let (a, b) = (engine.var(0), engine.var(0));
+        let inner = engine.downgrade();
+        let (a2, b2) = (a.clone(), b.clone());
+        // The awaited operations stand behind slow ones, and beside the own one, but not behind it.
+        let outer = engine.op("outer").submit(a.read(), move |_| {
+            inner.op("slow").push(b2.write(), |b| {
+                thread::sleep(Duration::from_millis(250));
+                *b += 1;
+            })?;
+            inner.op("writer behind").push(a2.write(), |a| *a += 1)?;
+            let beside = inner.op("after slow").submit(b2.read(), |b| *b)?;
+            Ok::<_, PushError>(beside.wait())
+        });
+        assert_eq!(outer.unwrap().wait().unwrap().unwrap().unwrap(), 1);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// Random operations wait for others that were pushed before them, so none can wait for ever.
+#[test]
+fn waits_for_earlier_operations_are_never_refused() {
+    on_kinds(&THREADED, 2, |engine| {
+        let variables: Vec<_> = (0..6).map(|_| engine.var(0u64)).collect();
+        let mut seed = 1u64;
+        let mut below = move |n: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) as usize % n
+        };
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(1500) {
+            let mut handles: Vec<OpHandle<()>> = Vec::new();
+            for _ in 0..30 {
+                let (x, y) = (below(6), below(6));
+                let earlier = if handles.is_empty() || below(2) == 0 {
+                    None
+                } else {
+                    Some(handles.swap_remove(below(handles.len())))
+                };
+                let pause = if below(8) == 0 { 12 } else { 0 };
+                let body = move || {
+                    thread::sleep(Duration::from_millis(pause));
+                    if let Some(earlier) = earlier {
+                        earlier.wait().expect("it stands before the waiter");
+                    }
+                };
+                let pushed = if x == y {
+                    engine.op("one").submit(variables[x].write(), move |_| body())
+                } else {
+                    engine.op("two").submit((variables[x].read(), variables[y].write()), move |_| body())
+                };
+                handles.push(pushed.unwrap());
+            }
+            handles.into_iter().for_each(|handle| handle.wait().unwrap());
+        }
+    });
 }

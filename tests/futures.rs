@@ -283,13 +283,13 @@ fn acquisitions_that_cannot_come_are_refused() {
         assert!(matches!(aliased, Err(WaitError::Refused(PushError::AliasedVariable(_)))), "{aliased:?}");
         let (inside, same) = (engine.downgrade(), value.clone());
         let held = engine.op("").submit(value.read(), move |_| block_on(inside.acquire(same.read())).map(drop));
-        assert!(matches!(held.unwrap().wait().unwrap(), Err(WaitError::WouldDeadlock)));
+        assert!(matches!(held.unwrap().wait().unwrap(), Err(WaitError::WouldDeadlock(_))));
         let (inside, same) = (engine.downgrade(), value.clone());
         let held = engine.op("").submit_future(value.write(), move |_guard| async move {
             yield_now().await;
             inside.acquire(same.read()).await.map(drop)
         });
-        assert!(matches!(block_on(held.unwrap()).unwrap(), Err(WaitError::WouldDeadlock)));
+        assert!(matches!(block_on(held.unwrap()).unwrap(), Err(WaitError::WouldDeadlock(_))));
         let mut twice = engine.acquire(value.read());
         drop(block_on(&mut twice).unwrap());
         assert!(matches!(block_on(&mut twice), Err(WaitError::ValueTaken)));
@@ -783,7 +783,7 @@ fn a_poll_cannot_wait_for_its_own_operation() {
         let handle = engine.op("").submit_future((), |()| async move {
             its_signal.await;
             let own = lock(&its_place).take().unwrap();
-            assert!(matches!(own.wait(), Err(WaitError::WouldDeadlock)));
+            assert!(matches!(own.wait(), Err(WaitError::WouldDeadlock(_))));
         });
         *lock(&place) = Some(handle.unwrap());
         signal.set();

@@ -13,12 +13,10 @@ use crate::{
     engine::{
         cancellable::{Cancellable, Function, Handled},
         core::Core,
+        waits::Begun,
     },
     error::{push::PushError, wait::WaitError},
-    notify::{
-        claim::Cancel,
-        oneshot::{Oneshot, Waiter},
-    },
+    notify::{claim::Cancel, oneshot::Waiter},
     sync::fork::ProcessMark,
 };
 
@@ -270,9 +268,9 @@ enum Waited {
 }
 
 impl VarWait {
-    pub(crate) fn new(begun: Result<Option<Arc<Oneshot<()>>>, WaitError>) -> Self {
+    pub(crate) fn new(begun: Result<Option<Begun>, WaitError>) -> Self {
         let waited = match begun {
-            Ok(Some(oneshot)) => Waited::For(Waiter::new(oneshot)),
+            Ok(Some(begun)) => Waited::For(Waiter::new(begun.oneshot)),
             Ok(None) => Waited::Not,
             Err(error) => Waited::Refused(error),
         };

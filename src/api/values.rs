@@ -210,7 +210,8 @@ impl Engine {
     /// Returns an error if the calling thread must not wait, or if it holds the variable and would wait for itself.
     fn check_wait_for<T>(&self, var: &Var<T>) -> Result<(), WaitError> {
         self.core().check_wait()?;
-        if frame::holds(VarCell::queue_ptr(var.ptr())) { Err(WaitError::WouldDeadlock) } else { Ok(()) }
+        let is_held = frame::holds(VarCell::queue_ptr(var.ptr()));
+        if is_held { Err(self.core().would_deadlock(var.token().cell().awaited())) } else { Ok(()) }
     }
 }
 

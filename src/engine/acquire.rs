@@ -27,11 +27,12 @@
 //! There are no edges here: the oneshot hands the [`Acquired`] over, and with it everything that the queues have handed
 //! over.
 
-use std::{mem::ManuallyDrop, panic::Location, sync::Arc, time::Instant};
+use std::{mem::ManuallyDrop, panic::Location, ptr::NonNull, sync::Arc, time::Instant};
 
 use crate::{
     engine::{
         core::Core,
+        deadlock::Target,
         frame::{self, Call, Holds},
         held::{KeepsOpen, Share},
         right::Right,
@@ -40,6 +41,7 @@ use crate::{
         variable::VarCell,
     },
     error::{
+        deadlock::Deadlock,
         op::{Cause, OpError},
         push::PushError,
         wait::WaitError,
@@ -115,7 +117,7 @@ impl Core {
         self: &Arc<Self>,
         name: &'static str,
         location: &'static Location<'static>,
-        mut entry: Entry,
+        entry: Entry,
         deadline: Option<Instant>,
     ) -> Result<Acquired, WaitError> {
         // SAFETY: the caller has a handle of the variable.
@@ -127,8 +129,15 @@ impl Core {
         let oneshot = Oneshot::new();
         // Like a wait, it takes no time on the thread that finds it ready, and needs no worker.
         let spec = Spec::internal(name, 0, flag::INLINE | flag::ASYNC | flag::SILENT);
-        self.push(&spec, location, std::slice::from_mut(&mut entry), AcquireJob(Some(Arc::clone(&oneshot))))?;
-        self.wait_for_result(&oneshot, deadline)
+        // SAFETY: the caller has a handle of the variable.
+        let cell = unsafe { entry.cell.as_ref() };
+        self.check_variable(cell, &spec.name, location)?;
+        let entries = [entry];
+        let op = self.create(&spec, 0, location, &entries, AcquireJob(Some(Arc::clone(&oneshot))))?;
+        let task = NonNull::from(op.task()).cast();
+        self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, &entries))?;
+        let target = Target { task, describe: &|| cell.awaited() };
+        self.wait_by(&oneshot, Some(target), deadline, Oneshot::wait)
     }
 }
 
@@ -214,7 +223,7 @@ impl Core {
             return Err(PushError::Forked.into());
         }
         if entries.iter().any(|entry| frame::holds(VarCell::queue_ptr(entry.cell))) {
-            return Err(WaitError::WouldDeadlock);
+            return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }
         let acquiring = Oneshot::with(Claim::default());
         let mut spec = Spec::new(Name::from("acquire"));

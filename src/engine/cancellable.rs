@@ -19,6 +19,7 @@ use std::{panic::Location, ptr::NonNull, sync::Arc};
 
 use crate::{
     error::{
+        deadlock::Pushed,
         failures::Failures,
         op::{Cause, OpError},
     },
@@ -58,6 +59,8 @@ pub struct Place {
     op: AtomicPtr<()>,
     /// The lane of that queue.
     lane: AtomicU8,
+    /// The task of the operation, or null. The pointer is compared, and never read.
+    task: AtomicPtr<()>,
     /// What keeps the operation from entering a queue, or null. The pointer is compared, and never read.
     held_back_by: AtomicPtr<()>,
 }
@@ -69,6 +72,18 @@ impl Place {
         self.lane.store(lane, Relaxed);
         // Release (edge `publish`).
         self.op.store(op.as_ptr(), Release);
+    }
+
+    /// Notes which task the operation has.
+    pub(super) fn set_task(&self, task: NonNull<()>) {
+        // Relaxed: set before the push returns the handle, which is handed over to other threads.
+        self.task.store(task.as_ptr(), Relaxed);
+    }
+
+    /// The task of the operation. It identifies the operation until that is complete.
+    pub(super) fn task(&self) -> Option<NonNull<()>> {
+        // Relaxed: set before the push returned the handle.
+        NonNull::new(self.task.load(Relaxed))
     }
 
     /// Notes that `by` keeps the operation from entering a queue.
@@ -142,6 +157,11 @@ impl<F: ?Sized> Cancellable<F> {
     /// The claim of the operation.
     pub fn claim(&self) -> &Claim {
         &self.claim
+    }
+
+    /// The name of the operation, and where it was pushed.
+    pub(super) fn pushed(&self) -> Pushed {
+        (self.name.clone(), self.location)
     }
 
     /// Returns the failure of the operation if it is cancelled.

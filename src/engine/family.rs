@@ -278,6 +278,11 @@ impl Kin for Family {
         plan.within.iter().for_each(|family| family.each_held(look));
     }
 
+    fn each_parent(&self, look: &mut dyn FnMut(NonNull<()>)) {
+        lock(&self.op).iter().for_each(|op| look(NonNull::from(&**op).cast()));
+        self.plan.get().and_then(|plan| plan.within.as_ref()).iter().for_each(|family| family.each_parent(look));
+    }
+
     fn holds_back(&self, place: &Place) -> bool {
         place.is_held_back_by(NonNull::from(self).cast())
     }

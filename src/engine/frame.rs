@@ -46,7 +46,8 @@ use crate::{
         right::Right,
         task::{Task, flag},
     },
-    notify::{async_state::AsyncState, claim::Claim},
+    error::deadlock::Pushed,
+    notify::{async_state::AsyncState, claim::Claim, waiters::Ops},
     sync::thread_static,
     testing::weaken::{Step, removed},
     tracker::{Op, VarQueue},
@@ -415,6 +416,36 @@ pub(super) fn held_queues() -> HeldQueues {
         false
     });
     held
+}
+
+/// The operations that run on this thread, for the engine `core`, and have not released their variables; also the parents
+/// of children.
+pub(super) fn running_ops(core: &Core) -> Ops {
+    let mut ops = Ops::new();
+    any_frame(|frame| {
+        if frame.is_of(core) && frame.holds != Holds::Nothing && !frame.is_over() {
+            ops.extend(frame.op.map(NonNull::cast));
+            if let Some(family) = frame.limits().child_of {
+                // SAFETY: these `Limits` are of a call of `in_group` that has not ended, and its caller has borrowed the
+                // family.
+                unsafe { family.as_ref() }.each_parent(&mut |op| ops.push(op));
+            }
+        }
+        false
+    });
+    ops
+}
+
+/// The name of the innermost operation of `core` that runs on this thread, and where it was pushed.
+pub(super) fn running_op(core: &Core) -> Option<Pushed> {
+    let mut running = None;
+    any_frame(|frame| {
+        if frame.is_of(core) {
+            running = frame.op().map(|op| (op.task().name().clone(), op.task().location()));
+        }
+        running.is_some()
+    });
+    running
 }
 
 /// Whether an operation with this claim runs on this thread.

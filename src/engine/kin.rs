@@ -9,6 +9,8 @@ pub(crate) trait Kin: Send + Sync {
     /// Calls `look` with the queue of each variable that the parent holds, itself or through its own parents. The pointers
     /// are to be compared only.
     fn each_held(&self, look: &mut dyn FnMut(NonNull<()>));
+    /// Calls `look` with the parent, and with its own parents.
+    fn each_parent(&self, look: &mut dyn FnMut(NonNull<()>));
     /// Whether a child with this place waits for the function of the parent to return.
     fn holds_back(&self, place: &Place) -> bool;
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;

@@ -4,6 +4,7 @@ pub(crate) mod acquire;
 pub(crate) mod cancellable;
 mod complete;
 pub(crate) mod core;
+mod deadlock;
 mod dispatch;
 mod disposition;
 pub(crate) mod ending;

@@ -31,7 +31,7 @@ use crate::{
         variables::OwnedVar,
         worker_thread,
     },
-    error::{push::PushError, wait::WaitError},
+    error::{deadlock::Deadlock, push::PushError, wait::WaitError},
     sync::{Mutex, lock},
     system::panics,
 };
@@ -66,7 +66,7 @@ impl Scoped {
     pub(crate) fn open(core: &Arc<Core>) -> Result<Self, WaitError> {
         core.check_wait()?;
         if worker_thread::uses_deque() {
-            return Err(WaitError::WouldDeadlock);
+            return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }
         Ok(Self {
             core: Arc::clone(core),

@@ -135,7 +135,13 @@ impl Task {
     /// # Safety
     /// 1. `task` was [begun](Self::begin), may be written, and is not known to another thread yet.
     #[inline]
-    pub(crate) unsafe fn fill<W: Job>(task: *mut Self, name: Name, location: &'static Location<'static>, work: W) {
+    pub(crate) unsafe fn fill<W: Job>(task: *mut Self, name: Name, location: &'static Location<'static>, mut work: W) {
+        if W::CLAIMS {
+            if let (Some(place), Some(task)) = (work.place(), NonNull::new(task.cast())) {
+                // SAFETY: the place stays until the operation has started.
+                unsafe { place.as_ref() }.set_task(task);
+            }
+        }
         set! {
             task,
             location: location,
@@ -172,6 +178,11 @@ impl Task {
         static NONE: Name = Name::EMPTY;
         // SAFETY: with this flag, `fill` has initialised the name.
         if self.has(flag::NAMED) { unsafe { self.name.assume_init_ref() } } else { &NONE }
+    }
+
+    /// Where the operation was pushed.
+    pub(crate) fn location(&self) -> &'static Location<'static> {
+        self.location
     }
 
     /// Returns the state of an asynchronous operation.

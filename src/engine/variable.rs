@@ -37,7 +37,7 @@ use std::{
 
 use crate::{
     engine::{core::Core, fault::Fault, task::Task, waits::Waits},
-    error::{op::OpError, push::RefusedAccess},
+    error::{deadlock::Awaited, op::OpError, push::RefusedAccess},
     sync::{
         Ordering::{Acquire, Relaxed, Release},
         acquire,
@@ -206,6 +206,12 @@ impl VarCell {
     pub(crate) fn refused_access(&self, operation: &Name, location: &'static Location<'static>) -> RefusedAccess {
         let name = self.name().cloned().unwrap_or_default();
         RefusedAccess::new((operation.clone(), location), name, self.queue.id(), (self.value.type_name)())
+    }
+
+    /// Describes this variable, for the error of a wait.
+    pub(crate) fn awaited(&self) -> Awaited {
+        let unnamed = || Name::from(format!("#{}", self.queue.id()));
+        Awaited::Variable(self.name().cloned().unwrap_or_else(unnamed))
     }
 
     /// Counts another handle. The caller has one.

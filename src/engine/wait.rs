@@ -14,18 +14,20 @@ use std::{
 
 use crate::{
     engine::{
-        cancellable::Handled,
+        cancellable::{Cancellable, Handled},
         core::Core,
+        deadlock::Target,
         frame::{self, Call, NoWait},
         group::Group,
         ready_loop,
         spec::{Entry, Refs, Spec},
         task::{Cleanup, Job, flag},
         variable::{VarCell, VarRef},
-        waits::WaitFor,
+        waits::{Begun, WaitFor},
         worker_thread,
     },
     error::{
+        deadlock::{Awaited, Deadlock},
         op::{Cause, OpError},
         push::PushError,
         wait::WaitError,
@@ -50,7 +52,10 @@ impl Core {
         location: &'static Location<'static>,
     ) -> Result<(), WaitError> {
         match self.begin_wait(var, kind, location)? {
-            Some(oneshot) => self.wait_by(&oneshot, |oneshot| oneshot.wait_shared(deadline)),
+            Some(Begun { oneshot, task }) => {
+                let target = Target { task, describe: &|| var.cell().awaited() };
+                self.wait_by(&oneshot, Some(target), deadline, Oneshot::wait_shared)
+            }
             None => Ok(()),
         }
     }
@@ -62,7 +67,7 @@ impl Core {
         var: VarRef<'_>,
         kind: WaitFor,
         location: &'static Location<'static>,
-    ) -> Result<Option<Arc<Oneshot<()>>>, WaitError> {
+    ) -> Result<Option<Begun>, WaitError> {
         // Checked before the variable is examined, because a forbidden wait is an error even if nothing is pending.
         self.check_wait()?;
         let cell = var.cell();
@@ -70,14 +75,14 @@ impl Core {
             return Err(PushError::ForeignVariable(cell.refused_access(&Name::from(WAIT), location)).into());
         }
         if frame::holds(VarCell::queue_ptr(var.ptr())) {
-            return Err(WaitError::WouldDeadlock);
+            return Err(self.would_deadlock(cell.awaited()));
         }
         if cell.queue().is_idle(kind.mode()) && !self.is_faulty(cell, kind) {
             return Ok(None);
         }
         let on_device = self.lane_before_wait(cell, kind).is_some();
-        if let Some(oneshot) = cell.waits().join(kind, on_device) {
-            return Ok(Some(oneshot));
+        if let Some(begun) = cell.waits().join(kind, on_device) {
+            return Ok(Some(begun));
         }
         let oneshot = Oneshot::new();
         // A wait may be pushed behind a deletion, and then ends with it.
@@ -89,8 +94,9 @@ impl Core {
         // Remembered before the push: when the push returns, the wait may already have started and asked to be
         // forgotten.
         cell.waits().remember(kind, op.hold(), Arc::clone(&oneshot));
+        let begun = Begun::new(&op, oneshot);
         self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, &entries))?;
-        Ok(Some(oneshot))
+        Ok(Some(begun))
     }
 
     /// Returns an error if the calling thread must not wait for this engine.
@@ -111,13 +117,22 @@ impl Core {
         self.lane_before(cell, kind.mode(), |_| true)
     }
 
-    /// Waits for a result and takes it. Inside an operation, another thread runs the worker meanwhile.
-    pub(crate) fn wait_for_result<R, T: ?Sized>(
+    /// The error of a wait that would never return.
+    pub(crate) fn would_deadlock(&self, awaited: Awaited) -> WaitError {
+        WaitError::WouldDeadlock(Deadlock::new(frame::running_op(self), awaited))
+    }
+
+    /// Waits for the result of an operation with a handle and takes it. Inside an operation, another thread runs the worker
+    /// meanwhile.
+    pub(crate) fn wait_for_result<R, F: ?Sized>(
         self: &Arc<Self>,
-        oneshot: &Arc<Oneshot<R, T>>,
+        handled: &Arc<Oneshot<R, Cancellable<F>>>,
         deadline: Option<Instant>,
     ) -> Result<R, WaitError> {
-        self.wait_by(oneshot, |oneshot| oneshot.wait(deadline))
+        let beside = handled.beside();
+        let describe = || Awaited::Operation(beside.pushed());
+        let target = beside.place().task().map(|task| Target { task, describe: &describe });
+        self.wait_by(handled, target, deadline, Oneshot::wait)
     }
 
     /// [`wait_for_result`](Self::wait_for_result) for the handle of an operation, which must not be the calling one.
@@ -129,7 +144,7 @@ impl Core {
         self.check_wait()?;
         let beside = handled.beside();
         if !handled.is_done() && (frame::runs(beside.claim()) || frame::holds_back(beside.place())) {
-            return Err(WaitError::WouldDeadlock);
+            return Err(self.would_deadlock(Awaited::Operation(beside.pushed())));
         }
         if deadline.is_none() && !handled.is_done() {
             self.run_in_place(handled);
@@ -137,11 +152,13 @@ impl Core {
         self.wait_for_result(handled, deadline)
     }
 
-    /// [`wait_for_result`](Self::wait_for_result), where `wait` blocks.
-    fn wait_by<R, T: ?Sized>(
+    /// Waits for `target` by `wait`, which blocks until a deadline.
+    pub(super) fn wait_by<R, T: ?Sized>(
         self: &Arc<Self>,
         oneshot: &Arc<Oneshot<R, T>>,
-        wait: impl FnOnce(&Oneshot<R, T>) -> Result<R, WaitError>,
+        target: Option<Target<'_>>,
+        deadline: Option<Instant>,
+        wait: impl Fn(&Oneshot<R, T>, Option<Instant>) -> Result<R, WaitError>,
     ) -> Result<R, WaitError> {
         self.check_wait()?;
         if !oneshot.is_done() {
@@ -150,8 +167,11 @@ impl Core {
                 // A deferred operation that ran on this thread has forked the process, and this is the child.
                 return Err(PushError::Forked.into());
             }
+            if let Some(target) = target {
+                return self.wait_watching(oneshot, &target, deadline, wait);
+            }
         }
-        wait(oneshot)
+        wait(oneshot, deadline)
     }
 
     /// Runs the work that the calling thread has deferred, for every engine. A caller that waits, or that asks whether
@@ -183,7 +203,7 @@ impl Core {
     pub(crate) fn wait_for_all(&self, deadline: Option<Instant>) -> Result<(), WaitError> {
         self.check_wait()?;
         if ready_loop::works_for(self) {
-            return Err(WaitError::WouldDeadlock);
+            return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }
         self.make_way()?;
         match self.pending.wait(deadline) {
@@ -194,8 +214,10 @@ impl Core {
 
     /// [`wait_for_all`](Self::wait_for_all) as a future. It covers the operations that were pushed before this call.
     pub(crate) fn wait_for_all_async(self: &Arc<Self>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
-        let refused =
-            self.check_wait().err().or_else(|| ready_loop::works_for(self).then_some(WaitError::WouldDeadlock));
+        let refused = self
+            .check_wait()
+            .err()
+            .or_else(|| ready_loop::works_for(self).then(|| WaitError::WouldDeadlock(Deadlock::default())));
         CountedWait::new(Arc::clone(self), refused, AllOps)
     }
 
@@ -221,7 +243,7 @@ impl Core {
     /// Returns an error if the calling thread must not wait for the group: it runs one of its operations.
     fn check_group_wait(&self, group: &Group) -> Result<(), WaitError> {
         self.check_wait()?;
-        if frame::in_group(group) { Err(WaitError::WouldDeadlock) } else { Ok(()) }
+        if frame::in_group(group) { Err(WaitError::WouldDeadlock(Deadlock::default())) } else { Ok(()) }
     }
 
     /// Returns the earliest failure that has not been reported.

@@ -33,7 +33,7 @@
 //!
 //! [registered]: crate::tracker::Op::is_registered
 
-use std::sync::Arc;
+use std::{ptr::NonNull, sync::Arc};
 
 use crate::{
     engine::task::Task,
@@ -88,16 +88,29 @@ struct Wait {
     oneshot: Arc<Oneshot<()>>,
 }
 
+/// A wait for a variable that has begun.
+pub(crate) struct Begun {
+    pub(crate) oneshot: Arc<Oneshot<()>>,
+    /// The task of its operation, which is compared and never read.
+    pub(super) task: NonNull<()>,
+}
+
+impl Begun {
+    pub(super) fn new(op: &Op<Task>, oneshot: Arc<Oneshot<()>>) -> Self {
+        Self { oneshot, task: NonNull::from(op.task()).cast() }
+    }
+}
+
 impl Waits {
     /// Returns the oneshot of the last wait of a kind if a new one can join it. `on_device` says whether GPUs have
     /// operations in flight that a new one would depend on.
-    pub(crate) fn join(&self, kind: WaitFor, on_device: bool) -> Option<Arc<Oneshot<()>>> {
+    pub(crate) fn join(&self, kind: WaitFor, on_device: bool) -> Option<Begun> {
         let mut last = lock(&self.0);
         let (own, other) = last.as_mut()?.of(kind);
         let own = own.as_ref()?;
         let access = own.op.accesses().first()?;
         let other = other.as_ref().and_then(|other| other.op.accesses().first());
-        access.stands_for_the_next(other, on_device).then(|| Arc::clone(&own.oneshot))
+        access.stands_for_the_next(other, on_device).then(|| Begun::new(&own.op, Arc::clone(&own.oneshot)))
     }
 
     /// Remembers a wait that the caller is about to push, in place of the last one of its kind.

@@ -9,7 +9,7 @@ use std::{cell::Cell, ptr, sync::Arc};
 
 use crate::{
     engine::{core::Core, frame, task::Task},
-    error::wait::WaitError,
+    error::{deadlock::Deadlock, wait::WaitError},
     scheduler::{Lane, Worker},
     sync::thread_static,
     system::{panics, topology},
@@ -268,7 +268,7 @@ pub(super) fn yield_worker() -> Result<(), WaitError> {
         };
         if thread.deque_in_use.get() {
             // The caller is code that another crate has deferred in crossbeam's default collector.
-            return Err(WaitError::WouldDeadlock);
+            return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }
         thread.share_slot();
         let Some(worker) = thread.worker.take() else {

@@ -1,6 +1,7 @@
 //! Error types.
 
 pub(crate) mod build;
+pub(crate) mod deadlock;
 pub(crate) mod device;
 pub(crate) mod failures;
 pub(crate) mod op;

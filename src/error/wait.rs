@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt};
 
-use super::{op::OpError, push::PushError};
+use super::{deadlock::Deadlock, op::OpError, push::PushError};
 
 /// Why a wait returned no result.
 ///
@@ -27,10 +27,13 @@ pub enum WaitError {
     Failed(OpError),
     /// The wait timed out. The operations continue.
     TimedOut,
-    /// The caller would wait for itself: it is an operation that holds the variable or sets the result. Or the caller
+    /// The wait would never return. The caller is an operation that holds the variable or sets the result. Or it waits for an
+    /// operation that cannot start before it returns: one that stands behind it, directly or through others, or through
+    /// other operations that wait. Of several operations that wait for each other, the one that began to wait last gets
+    /// this error, within 100 ms. Or the caller
     /// is code that another crate has deferred in crossbeam-epoch's default collector, and that runs on a worker while
     /// it looks for work.
-    WouldDeadlock,
+    WouldDeadlock(Deadlock),
     /// Too many operations wait inside their functions, so no thread could take over the worker. Declare what an
     /// operation needs as accesses instead of waiting for it.
     TooManyWaiting,
@@ -51,9 +54,7 @@ impl fmt::Display for WaitError {
         match self {
             Self::Failed(error) => error.fmt(f),
             Self::TimedOut => f.write_str("the wait timed out; the operations continue"),
-            Self::WouldDeadlock => {
-                f.write_str("the operation would wait for itself; declare what it needs as accesses")
-            }
+            Self::WouldDeadlock(deadlock) => deadlock.fmt(f),
             Self::TooManyWaiting => {
                 f.write_str("too many operations wait inside their functions; declare what they need as accesses")
             }

@@ -5,4 +5,5 @@ pub(crate) mod claim;
 pub(crate) mod oneshot;
 pub(crate) mod pending;
 pub(crate) mod poll_state;
+pub(crate) mod waiters;
 pub(crate) mod wakers;

@@ -158,6 +158,7 @@
 //! half-done multi-queue operation before passing it follows Harris, Fraser and Pratt's multi-word CAS (DISC 2002).
 
 mod access;
+mod blocked;
 mod complete;
 mod followers;
 mod op;
@@ -169,6 +170,7 @@ mod take;
 mod tests;
 
 pub use access::{Access, Mode};
+pub use blocked::{Ahead, walk_blocked};
 pub use complete::{complete, end};
 pub use followers::followers;
 pub use op::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList};

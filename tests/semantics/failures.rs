@@ -688,9 +688,14 @@ fn assert_has_a_message<T: Debug + ToString>(error: T) {
 fn every_error_has_a_message() {
     assert_has_a_message(PushError::ShutDown);
     assert_has_a_message(PushError::NoSuchDevice(Device::Gpu(1)));
-    [WaitError::TimedOut, WaitError::WouldDeadlock, WaitError::TooManyWaiting, WaitError::ValueTaken]
-        .into_iter()
-        .for_each(assert_has_a_message);
+    [
+        WaitError::TimedOut,
+        WaitError::WouldDeadlock(Default::default()),
+        WaitError::TooManyWaiting,
+        WaitError::ValueTaken,
+    ]
+    .into_iter()
+    .for_each(assert_has_a_message);
     assert_has_a_message(WaitError::Refused(PushError::ShutDown));
     [ShutdownError::TimedOut, ShutdownError::InsideOperation].into_iter().for_each(assert_has_a_message);
 }

@@ -1,0 +1,104 @@
+//! Waits that would never return: an operation waits for one that stands behind it, directly or through others.
+//!
+//! A thread that waits inside an operation is in the list of [waiters](crate::notify::waiters). From time to time it walks
+//! forward, from the operations that run on it: to those that stand behind them, and from one that another waiter waits
+//! for to the operations that run on that waiter's thread. If it comes to the operation that it waits for itself, none of
+//! them can go on.
+//!
+//! Each step of such a cycle lasts as long as the step before: an operation in a queue cannot start before the one ahead is
+//! complete, and that cannot complete while its thread waits. So the cycle is real if all its waiters still wait after the
+//! walk, and the awaited operation is not complete, by which its record is known to be its own still. The youngest waiter
+//! ends it: it finds the others in the list. A walk may see a push that is not over, so it is repeated.
+//!
+//! Tasks of other executors, and waits for groups, are not followed.
+
+use std::{
+    ptr::NonNull,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    engine::{core::Core, frame, task::Task},
+    error::{
+        deadlock::{Awaited, Deadlock},
+        wait::WaitError,
+    },
+    notify::{oneshot::Oneshot, waiters::Waiter},
+    tracker::{Ahead, Op, walk_blocked},
+};
+
+/// The first walk comes after this time, and each further one after twice the time before it, up to `LAST_PAUSE`. Picked:
+/// most waits are shorter than the first pause, and a person hardly notices the last one.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LAST_PAUSE: Duration = Duration::from_millis(80);
+
+/// What a wait waits for.
+pub(super) struct Target<'a> {
+    /// The task of the operation. It identifies the operation until that is complete, and is never read.
+    pub(super) task: NonNull<()>,
+    pub(super) describe: &'a dyn Fn() -> Awaited,
+}
+
+impl Core {
+    /// Calls `wait`, which blocks until a time limit, until it returns something else than [`WaitError::TimedOut`], or
+    /// until `deadline`. Returns [`WaitError::WouldDeadlock`] if the operations on this thread would wait for ever.
+    pub(super) fn wait_watching<R, Q, T: ?Sized>(
+        self: &Arc<Self>,
+        oneshot: &Oneshot<Q, T>,
+        target: &Target<'_>,
+        deadline: Option<Instant>,
+        wait: impl Fn(&Oneshot<Q, T>, Option<Instant>) -> Result<R, WaitError>,
+    ) -> Result<R, WaitError> {
+        let ops = frame::running_ops(self);
+        if ops.is_empty() || cfg!(any(raddle_loom, raddle_shuttle)) {
+            // Models have no clock.
+            return wait(oneshot, deadline);
+        }
+        let waiter = self.waiters.enter(ops.clone(), target.task);
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let look_at = Instant::now() + pause;
+            let until = deadline.map_or(look_at, |deadline| deadline.min(look_at));
+            match wait(oneshot, Some(until)) {
+                Err(WaitError::TimedOut) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {}
+                result => return result,
+            }
+            if self.is_forked() {
+                return wait(oneshot, deadline);
+            }
+            let ahead = ops.iter().map(|op| (op.cast(), 0)).collect();
+            if self.is_cycle(ahead, &waiter, target.task) && !oneshot.is_done() {
+                return Err(WaitError::WouldDeadlock(Deadlock::new(frame::running_op(self), (target.describe)())));
+            }
+            pause = LAST_PAUSE.min(2 * pause);
+        }
+    }
+
+    /// Whether `target` cannot complete before the operations in `ahead`, which run on this thread, and this thread is the
+    /// youngest of the waiters in between.
+    fn is_cycle(&self, ahead: Ahead<Task>, waiter: &Waiter<'_>, target: NonNull<()>) -> bool {
+        // The number of each waiter that the walk passes, and the step before it; step 0 is this thread.
+        let mut steps = vec![(waiter.number(), 0)];
+        let mut cycle = Vec::new();
+        let look = |op: &Op<Task>, from: usize, ahead: &mut Ahead<Task>| {
+            let Some(task) = NonNull::new(op.shared_task_ptr().cast_mut().cast::<()>()) else { return false };
+            if task == target {
+                let mut step = from;
+                while step != 0 {
+                    cycle.push(steps[step].0);
+                    step = steps[step].1;
+                }
+                return true;
+            }
+            self.waiters.each_for(task, |number, ops| {
+                ahead.extend(ops.iter().map(|op| (op.cast(), steps.len())));
+                steps.push((number, from));
+            });
+            false
+        };
+        // SAFETY: (1): the operations run on this thread, or on those of waiters that are in the list.
+        let found = unsafe { walk_blocked(ahead, look) };
+        found && cycle.iter().all(|&number| number < waiter.number()) && self.waiters.all_wait(&cycle)
+    }
+}

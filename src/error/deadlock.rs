@@ -1,0 +1,87 @@
+//! Who would wait for what, in a wait that would never return.
+
+use std::{fmt, panic::Location, sync::Arc};
+
+use crate::values::name::Name;
+
+/// An operation: its name, and where it was pushed.
+pub(crate) type Pushed = (Name, &'static Location<'static>);
+
+/// A wait that would never return, in [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock).
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Engine, WaitError};
+///
+/// let engine = Engine::builder().workers(1).build()?;
+/// let (total, inner) = (engine.var(0), engine.downgrade());
+/// let again = total.clone();
+/// let waits = engine.op("outer").submit(total.write(), move |_| {
+///     // This operation stands behind the one that pushes it, and waits for it here.
+///     inner.op("inner").submit(again.read(), |total| *total)?.wait()
+/// })?;
+/// let Err(WaitError::WouldDeadlock(deadlock)) = waits.wait()? else { panic!("it would wait for ever") };
+/// assert_eq!((deadlock.waiting(), deadlock.awaited()), (Some("outer"), Some("inner")));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default)]
+pub struct Deadlock(Option<Arc<Parts>>);
+
+struct Parts {
+    waiting: Option<Pushed>,
+    awaited: Awaited,
+}
+
+/// What a wait would wait for.
+pub(crate) enum Awaited {
+    Operation(Pushed),
+    Variable(Name),
+}
+
+impl Deadlock {
+    pub(crate) fn new(waiting: Option<Pushed>, awaited: Awaited) -> Self {
+        Self(Some(Arc::new(Parts { waiting, awaited })))
+    }
+
+    /// The name of the operation that would wait, if it is known.
+    #[must_use]
+    pub fn waiting(&self) -> Option<&str> {
+        self.0.as_ref()?.waiting.as_ref().map(|(name, _)| name.as_str())
+    }
+
+    /// The name of the operation or of the variable that it would wait for, if that is known.
+    #[must_use]
+    pub fn awaited(&self) -> Option<&str> {
+        Some(match &self.0.as_ref()?.awaited {
+            Awaited::Operation((name, _)) | Awaited::Variable(name) => name.as_str(),
+        })
+    }
+}
+
+impl fmt::Debug for Deadlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Deadlock").field("waiting", &self.waiting()).field("awaited", &self.awaited()).finish()
+    }
+}
+
+impl fmt::Display for Deadlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const ADVICE: &str = "declare what it needs as accesses";
+        let Some(parts) = &self.0 else {
+            return write!(f, "the operation would wait for itself; {ADVICE}");
+        };
+        match &parts.waiting {
+            Some((name, location)) => write!(f, "operation `{name}` pushed at {location} would wait for ")?,
+            None => f.write_str("the caller would wait for ")?,
+        }
+        match &parts.awaited {
+            Awaited::Operation((name, location)) => {
+                write!(f, "operation `{name}` pushed at {location}, which cannot start before it returns; {ADVICE}")
+            }
+            Awaited::Variable(name) => {
+                write!(f, "variable `{name}`, which is not free before it returns; {ADVICE}")
+            }
+        }
+    }
+}

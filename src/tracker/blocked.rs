@@ -1,0 +1,71 @@
+//! Walking forward: which operations cannot start, or cannot end, before others are complete.
+
+use std::{collections::HashSet, ptr::NonNull};
+
+use super::{
+    access::{DONE, Mode, WRITE_OK},
+    op::Op,
+};
+use crate::{
+    memory::epoch,
+    sync::Ordering::Acquire,
+    testing::weaken::{Step, removed},
+};
+
+/// The most operations that one walk visits. Picked: so many take some milliseconds.
+const MAX_VISITED: usize = 100_000;
+
+/// Operations that a walk has yet to visit, each with a number that tells how the walk came there.
+pub type Ahead<T> = Vec<(NonNull<Op<T>>, usize)>;
+
+/// Walks forward from the operations in `ahead`: to those that stand behind one of them and cannot start before it is
+/// complete, to those behind these, and so on. Calls `look` with each of them once, and with the number of the operation
+/// that the walk came from. It returns whether the walk may end, and may add operations that cannot end before this one is
+/// complete. Returns whether `look` has ended the walk.
+///
+/// # Safety
+/// 1. The operations in `ahead` are not complete when the walk begins, and those that `look` adds are not when it adds
+///    them.
+pub unsafe fn walk_blocked<T>(mut ahead: Ahead<T>, mut look: impl FnMut(&Op<T>, usize, &mut Ahead<T>) -> bool) -> bool {
+    let _guard = epoch::pin();
+    let mut visited: HashSet<NonNull<Op<T>>> = ahead.iter().map(|(op, _)| *op).collect();
+    while let Some((op, from)) = ahead.pop() {
+        // SAFETY: (1), or it was found behind an access that was not spent. So the record was not retired when this thread
+        // was pinned.
+        let op = unsafe { op.as_ref() };
+        for own in op.accesses() {
+            let mut at = own;
+            loop {
+                // Acquire (edge `link`): the next access and its operation.
+                let word = at.word.load(Acquire, epoch::unprotected());
+                // Behind a spent access there may be one whose record is gone. Behind one that is not spent, nothing was
+                // retired before this thread was pinned.
+                let is_spent = word.tag() & (WRITE_OK | DONE) == WRITE_OK | DONE;
+                if word.is_null() || is_spent && !removed(Step::WalkStopsAtSpent) {
+                    break;
+                }
+                // SAFETY: the access was not retired when this thread was pinned, as was just found.
+                at = unsafe { word.deref() };
+                at.check();
+                if own.mode().is_write() || at.mode() != Mode::Read {
+                    let Some(next) = at.op_ptr() else { break };
+                    if visited.len() < MAX_VISITED && visited.insert(next) {
+                        let known = ahead.len();
+                        // SAFETY: as for the access.
+                        if look(unsafe { next.as_ref() }, from, &mut ahead) {
+                            return true;
+                        }
+                        let added = ahead.split_off(known);
+                        ahead.extend(added.into_iter().filter(|(op, _)| visited.insert(*op)));
+                        ahead.push((next, from));
+                    }
+                }
+                if at.mode().is_write() {
+                    // What stands behind it is found from there.
+                    break;
+                }
+            }
+        }
+    }
+    false
+}
