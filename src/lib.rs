@@ -71,7 +71,7 @@ pub use api::{
     handle::{OpHandle, VarWait},
     op_builder::OpBuilder,
     op_context::OpContext,
-    operator::Operator,
+    operator::{Admitted, Operator},
     token::Token,
     var::{Read, Var, Write},
 };

@@ -28,6 +28,7 @@ use crate::{
         held::Share,
         limited_job::LimitedJob,
         result_job::{self, ResultJob},
+        room::WhenRoom,
         spec::{Entries, Entry, Refs, Route, Spec},
         task::{FnJob, Job, flag},
     },
@@ -255,6 +256,78 @@ impl<'e> OpBuilder<'e> {
     pub fn deadline(mut self, deadline: Instant) -> Self {
         self.spec.flags |= flag::CLAIMS;
         self.deadline = Some(deadline);
+        self
+    }
+
+    // ---------------------------------------------------------------------------------------------------- limits ----
+
+    /// Returns an error immediately if there is no room for the operation, because the engine or a group has a
+    /// [limit](crate::EngineBuilder::max_pending). Otherwise the push that follows on this builder is not held back. No
+    /// function was given away then, so nothing is lost.
+    ///
+    /// The room is not reserved: of several threads that find room for one operation, each may push one. Inside operations
+    /// there is always room.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, PushError};
+    ///
+    /// let engine = Engine::builder().workers(1).max_pending(64).build()?;
+    /// let order = String::from("buy");
+    /// match engine.op("order").if_room() {
+    ///     Ok(op) => op.push((), move |()| println!("{order}"))?,
+    ///     Err(PushError::Full) => println!("too late to {order}"),
+    ///     Err(error) => return Err(error.into()),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`PushError::Full`], [`PushError::ShutDown`], [`PushError::Forked`].
+    pub fn if_room(self) -> Result<Self, PushError> {
+        self.core.check_room(self.group)?;
+        Ok(self.admitted())
+    }
+
+    /// Returns a future of the builder that resolves when there is room for the operation. The push that follows is not
+    /// held back. For tasks of an asynchronous runtime, which must not block.
+    ///
+    /// A poll neither blocks nor runs operations, and a future that is dropped leaves nothing behind. Futures are told of
+    /// room in the order in which they were polled first, but room is not reserved for them: threads that push may be
+    /// faster. Inside operations, and in the future of an operation, there is always room.
+    ///
+    /// The future waits for room even if nothing runs. A task must therefore not wait for room while it holds what all
+    /// pending operations wait for, such as a guard.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::builder().workers(1).max_pending(4).build()?;
+    /// let total = engine.var(0);
+    /// let task = async {
+    ///     for number in 0..100 {
+    ///         engine.op("add").when_room().await?.push(total.write(), move |total| *total += number)?;
+    ///     }
+    ///     engine.get_async(&total).await
+    /// };
+    /// assert_eq!(tokio::runtime::Builder::new_current_thread().build()?.block_on(task)?, 4950);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The future resolves to [`PushError::ShutDown`] once a shutdown has begun, and to [`PushError::Forked`].
+    pub fn when_room(self) -> impl Future<Output = Result<Self, PushError>> + Send + use<'e> {
+        let room = WhenRoom::new(self.core, self.group);
+        async move {
+            room.await?;
+            Ok(self.admitted())
+        }
+    }
+
+    /// Lets the push go on without a look at the limits.
+    fn admitted(mut self) -> Self {
+        self.spec.flags |= flag::ADMITTED;
         self
     }
 
@@ -1152,6 +1225,8 @@ impl<'e> OpBuilder<'e> {
                 return Err(error);
             }
         };
+        // Each run is held back by itself.
+        self.spec.flags &= !flag::ADMITTED;
         let limits = (self.group.cloned(), self.deadline);
         Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority, limits))
     }
@@ -1254,6 +1329,13 @@ impl<'e> OpBuilder<'e> {
 
     #[cold]
     fn enqueue_limited(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
+        if let Some(group) = self.group.filter(|_| self.spec.flags & flag::ADMITTED == 0) {
+            if let Err(error) = self.core.admit(group) {
+                drop(work);
+                return Err(error);
+            }
+            self.spec.flags |= flag::ADMITTED;
+        }
         let work = LimitedJob::new(work, self.group, self.deadline);
         self.core.push(&self.spec, location, &mut self.entries, work)
     }

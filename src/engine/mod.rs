@@ -20,6 +20,7 @@ pub(crate) mod push;
 pub(crate) mod ready_loop;
 pub(crate) mod result_job;
 pub(crate) mod right;
+pub(crate) mod room;
 mod run;
 mod shutdown;
 pub(crate) mod spec;

@@ -25,6 +25,10 @@ pub(crate) struct Entry {
     pub(crate) refs: Refs,
 }
 
+// SAFETY: an entry is a pointer to a cell, which is `Sync`. It gives no right to the variable's value. Whoever keeps an
+// entry keeps a handle of the variable, on whatever thread.
+unsafe impl Send for Entry {}
+
 /// The accesses of an operation before its push.
 pub(crate) type Entries = SmallVec<[Entry; INLINE_ACCESSES]>;
 

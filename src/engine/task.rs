@@ -71,6 +71,8 @@ pub(crate) mod flag {
     pub(crate) const ON_DEVICE: u16 = 8192;
     /// Must be claimed before it starts: [`Job::CLAIMS`](super::Job::CLAIMS).
     pub(crate) const CLAIMS: u16 = 16384;
+    /// There is room for it, or it needs none: its push is not held back.
+    pub(crate) const ADMITTED: u16 = 32768;
 }
 
 /// In [`Task::waited`]: the operation no longer waits for any lane. An engine has fewer lanes than this.

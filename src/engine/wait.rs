@@ -18,7 +18,7 @@ use crate::{
         core::Core,
         frame::{self, Call, NoWait},
         group::Group,
-        ready_loop,
+        ready_loop, room,
         spec::{Entry, Refs, Spec},
         task::{Cleanup, Job, flag},
         variable::{VarCell, VarRef},
@@ -150,6 +150,7 @@ impl Core {
                 return Err(PushError::Forked.into());
             }
         }
+        let _waits = room::stop_running();
         wait(oneshot)
     }
 
@@ -185,6 +186,7 @@ impl Core {
             return Err(WaitError::WouldDeadlock);
         }
         self.make_way()?;
+        let _waits = room::stop_running();
         match self.pending.wait(deadline) {
             Waited::Idle | Waited::Over => self.first_unreported(),
             Waited::TimedOut => Err(WaitError::TimedOut),
@@ -202,6 +204,7 @@ impl Core {
     pub(crate) fn wait_for_group(&self, group: &Group, deadline: Option<Instant>) -> Result<(), WaitError> {
         self.check_group_wait(group)?;
         self.make_way()?;
+        let _waits = room::stop_running();
         match group.pending.wait(deadline) {
             Waited::Idle | Waited::Over => group.take_failure(),
             Waited::TimedOut => Err(WaitError::TimedOut),

@@ -253,6 +253,10 @@ pub(super) fn yield_worker() -> Result<(), WaitError> {
         };
         let core = Arc::clone(&thread.core);
         let given = thread.core.threads().give_away(worker, move |number, worker| main(core, number, worker));
+        if given.is_ok() && thread.core.bounds.are_in_use() {
+            // Until the operation ends, in `run_thread`.
+            thread.core.begin_running();
+        }
         given.map_err(|(worker, error)| {
             // Set before the logger is called, since the logger may wait as well.
             thread.worker.set(Some(worker));

@@ -87,6 +87,10 @@ fn run_thread(
         }
         run(&thread, number);
         let worker = thread.worker.take();
+        if worker.is_none() {
+            // The operation that has given the worker away has ended.
+            thread.core.end_running();
+        }
         if thread.core.is_forked() {
             // This is a forked child, and the worker belongs to the parent process.
             std::mem::forget(worker);

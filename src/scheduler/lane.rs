@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    injector::Injector,
+    injector::{Injector, Rest},
+    priority::DEFAULT_BAND,
     sleep::{IdlePolicy, Sleep},
     worker::Worker,
 };
@@ -13,7 +14,8 @@ use crate::{
     sync::{
         Ordering::{Acquire, Relaxed, Release},
         atomic::AtomicBool,
-        deque::{self, Stealer},
+        deque::{self, Steal, Stealer},
+        hint,
     },
     testing::pause::{self, Point},
     tracker::OpRef,
@@ -28,6 +30,17 @@ pub struct LaneOptions {
     pub workers: usize,
     /// What a worker without work does.
     pub idle: IdlePolicy,
+}
+
+/// Whether the workers of a lane have anything to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stillness {
+    /// An operation waits for a worker, or a worker may be running one.
+    Busy,
+    /// No operation was found, and all workers search or sleep. One of them may just have taken an operation.
+    Searching,
+    /// No operation was found, and all workers sleep, or have announced that they will.
+    Still,
 }
 
 /// Workers that share one injector.
@@ -124,8 +137,49 @@ impl<T> Lane<T> {
         }
     }
 
+    /// Takes a ready operation, for a thread that runs none of the lane's workers. The operation does not come back to
+    /// the lane.
+    pub fn take(&self) -> Option<OpRef<T>> {
+        let highest = || self.injector.highest().filter(|&band| band > DEFAULT_BAND);
+        while let Some(band) = highest() {
+            if let Some(op) = self.pop(band) {
+                return Some(op);
+            }
+        }
+        if let Some(op) = self.pop(DEFAULT_BAND).or_else(|| self.stealers.iter().find_map(steal)) {
+            return Some(op);
+        }
+        while let Some(band) = self.injector.highest() {
+            if let Some(op) = self.pop(band) {
+                return Some(op);
+            }
+        }
+        None
+    }
+
+    /// Pops one operation from a band of the injector.
+    fn pop(&self, band: u8) -> Option<OpRef<T>> {
+        let (mut chain, rest) = self.injector.pop(band, 1)?;
+        if rest == Rest::Published {
+            // The pop had hidden the rest from workers that were about to sleep.
+            self.sleep.notify();
+        }
+        chain.next()
+    }
+
+    /// Whether the lane has anything to run. This is a snapshot.
+    pub fn stillness(&self) -> Stillness {
+        let (announced, searching) = self.sleep.idlers();
+        match self.options.workers {
+            _ if self.has_work() => Stillness::Busy,
+            workers if announced >= workers => Stillness::Still,
+            workers if announced + searching >= workers => Stillness::Searching,
+            _ => Stillness::Busy,
+        }
+    }
+
     /// Whether an operation seems to be available.
-    pub(super) fn has_work(&self) -> bool {
+    pub(crate) fn has_work(&self) -> bool {
         !self.injector.is_empty() || self.stealers.iter().any(|stealer| !stealer.is_empty())
     }
 
@@ -145,5 +199,16 @@ impl<T> Lane<T> {
     pub(super) fn has_ended(&self) -> bool {
         // Acquire: pairs with `end`.
         self.ended.load(Acquire)
+    }
+}
+
+/// Steals one operation from a deque.
+fn steal<T>(stealer: &Stealer<OpRef<T>>) -> Option<OpRef<T>> {
+    loop {
+        match stealer.steal() {
+            Steal::Success(op) => return Some(op),
+            Steal::Empty => return None,
+            Steal::Retry => hint::spin_loop(),
+        }
     }
 }

@@ -204,6 +204,14 @@ impl Sleep {
         }
     }
 
+    /// Returns how many workers are announced, and how many search. Both are snapshots.
+    pub fn idlers(&self) -> (usize, usize) {
+        // Relaxed: a snapshot.
+        let announced = self.words.iter().map(|word| word.sleepers.load(Relaxed).count_ones() as usize).sum();
+        // Relaxed: a snapshot.
+        (announced, self.searchers.load(Relaxed))
+    }
+
     /// Returns the word and the bit of a worker.
     fn bit(&self, worker: usize) -> (&Word, u64) {
         (&self.words[worker / 64], 1 << (worker % 64))
