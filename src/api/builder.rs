@@ -215,8 +215,8 @@ impl EngineBuilder {
     /// Pushes of operations, of the polls of their futures, and of all other code that an engine calls, such as wakers and
     /// destructors, count, but are never held back. [`Engine::acquire`] and waits are not held back either.
     ///
-    /// The limit is approximate: each thread that pushes may exceed it by 32 operations, or by one if the limit is below
-    /// 4. A thread that is the only one to push does not exceed it.
+    /// The limit is approximate. A thread that is the only one to push does not exceed it. Of several threads each may
+    /// exceed it by 32 operations at most, and by a few if the limit is small.
     ///
     /// Without a limit, no push costs more than it otherwise would. See [`Group::max_pending`](crate::Group::max_pending)
     /// for the operations of one group, and the [guide](crate::guide::bounding_work) for other ways to bound work.

@@ -1337,7 +1337,9 @@ impl<'e> OpBuilder<'e> {
             self.spec.flags |= flag::ADMITTED;
         }
         let work = LimitedJob::new(work, self.group, self.deadline);
-        self.core.push(&self.spec, location, &mut self.entries, work)
+        let pushed = self.core.push(&self.spec, location, &mut self.entries, work);
+        self.core.end_push();
+        pushed
     }
 
     /// Ends the list of entries, and the rest of the description.

@@ -394,7 +394,9 @@ impl Operator {
             return core.push_sorted(spec, priority, location, entries, work);
         }
         let work = LimitedJob::new(work, group.as_ref(), *deadline);
-        core.push_sorted(spec, priority, location, entries, work)
+        let pushed = core.push_sorted(spec, priority, location, entries, work);
+        core.end_push();
+        pushed
     }
 }
 

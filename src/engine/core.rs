@@ -51,6 +51,8 @@ pub(super) mod phase {
 /// The engine.
 pub(crate) struct Core {
     pub(super) kind: EngineKind,
+    /// Whether the engine has a limit of pending operations.
+    pub(super) is_bounded: bool,
     pub(super) phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
     pub(super) pending: PendingOps,
@@ -88,6 +90,7 @@ impl Core {
         let phase = if limit.is_some() { phase::BOUNDED } else { phase::OPEN };
         let core = Self {
             kind,
+            is_bounded: limit.is_some(),
             phase: CachePadded::new(AtomicU8::new(phase)),
             next_id: AtomicU64::new(0),
             pending: PendingOps::new(shards),

@@ -187,6 +187,7 @@ impl Core {
         }
         if self.kind == EngineKind::Naive && !self.naive_engine_accepts(spec) {
             self.count_out(ticket);
+            self.end_push();
             return Err(PushError::InDeviceFunction);
         }
         let band = if priority == 0 { DEFAULT_BAND } else { band_of(priority) };
@@ -208,7 +209,11 @@ impl Core {
             return Err(PushError::Forked);
         }
         let is_accepted = || match phase {
-            phase::BOUNDED => spec.flags & flag::ADMITTED != 0 || self.may_push_counted(),
+            phase::BOUNDED if spec.flags & flag::ADMITTED != 0 => {
+                self.begin_push();
+                true
+            }
+            phase::BOUNDED => self.may_push_counted(),
             phase::DRAINING => frame::in_operation_of(self),
             _ => false,
         };
@@ -224,7 +229,10 @@ impl Core {
         let ticket = self.pending.enter();
         // Relaxed: as in `begin_inline`.
         match self.phase.load(Relaxed) {
-            phase::BOUNDED => Ok(ticket),
+            phase::BOUNDED => {
+                self.begin_push();
+                Ok(ticket)
+            }
             phase::FORKED => Err(PushError::Forked),
             _ => {
                 self.count_out(ticket);
@@ -245,6 +253,9 @@ impl Core {
         let pushed = tracker::push(op);
         if let Some(op) = pushed.ready {
             self.dispatch(op);
+        }
+        if self.is_bounded {
+            self.end_push();
         }
         if pushed.rejected { Err(Rejected) } else { Ok(()) }
     }

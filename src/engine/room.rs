@@ -19,12 +19,16 @@
 //!
 //! # What runs
 //!
-//! A worker that neither sleeps nor searches runs an operation ([`Lane::stillness`](crate::scheduler::Lane::stillness)).
-//! A worker that searches may just have found one, so it counts as still only if it searches at two looks with a pause
-//! between them. Threads that run operations without a worker are counted in `running`: those that have handed their
-//! worker over, and threads of the program inside a ready loop. They are not counted while they wait for an operation or
-//! a variable of an engine, since what they wait for is counted itself if it runs. A lane of a GPU whose thread does not
-//! sleep has work in flight.
+//! A thread outside that pushes is counted in `pushing` until its operation is in a lane or in the queues: if it is
+//! stopped in between, operations behind that one would otherwise seem to wait for nothing. So is a thread that completes
+//! an operation outside, in `running`.
+//!
+//! The worker of a lane runs an operation unless its last search has found nothing
+//! ([`Lane::idle_since`](crate::scheduler::Lane::idle_since)). Threads that run operations without a worker are counted in
+//! `running`: those that have handed their worker over, and threads of the program inside a ready loop. While they wait
+//! for an operation or a variable of an engine they are counted in `waiting` instead, since what they wait for runs or
+//! does not. A thread of which the wait has just ended may still be counted there; so if threads wait, nothing must run
+//! at two looks with a pause between them. The lane of a GPU whose thread does not search has work in flight.
 //!
 //! # How far a limit is exceeded
 //!
@@ -36,9 +40,10 @@
 //! # Who may touch what
 //!
 //! * `in_use`: set once, before there is a limit; read by any thread.
-//! * `running`: changed by the threads that it counts.
+//! * `running` and `waiting`: changed by the threads that it counts.
 //! * `held`: under its lock. No waker runs there.
-//! * `CREDIT`, `RUNS`, `HOLDING`: only their thread.
+//! * `pushing`: each shard is changed by the threads with its number.
+//! * `CREDIT`, `RUNS`, `HOLDING`, `PUSHING`: only their thread.
 //!
 //! There are no edges here: all of these are hints, or are under a lock.
 
@@ -52,6 +57,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crossbeam_utils::CachePadded;
+
 use crate::{
     engine::{core::Core, frame, group::Group},
     error::push::PushError,
@@ -59,12 +66,11 @@ use crate::{
         pending::{PendingOps, UNLIMITED, slack},
         wakers::{self, Waiting, WakerKey},
     },
-    scheduler::Stillness,
     sync::{
         Mutex,
-        Ordering::{Acquire, Relaxed},
+        Ordering::Relaxed,
         atomic::{AtomicBool, AtomicUsize},
-        lock, thread_static,
+        lock, thread, thread_static,
     },
     threads::pool::is_engine_thread,
 };
@@ -84,8 +90,14 @@ thread_static!(static CREDIT: Cell<(usize, u64)> = Cell::new((0, 0)));
 // The engines in whose `running` this thread is counted.
 thread_static!(static RUNS: RefCell<Vec<Arc<Core>>> = RefCell::new(Vec::new()));
 
+// Whether this thread is counted in `pushing` of an engine.
+thread_static!(static PUSHING: Cell<bool> = Cell::new(false));
+
 // Whether a push is held back on this thread.
 thread_static!(static HOLDING: Cell<bool> = Cell::new(false));
+
+/// The shards of `pushing`. Picked; threads beyond them share.
+const SHARDS: usize = 16;
 
 /// What an engine knows about limits.
 #[derive(Default)]
@@ -94,11 +106,20 @@ pub(super) struct Bounds {
     in_use: AtomicBool,
     /// How many threads run operations without a worker.
     running: AtomicUsize,
+    /// How many such threads wait.
+    waiting: AtomicUsize,
+    /// How many threads are inside a push from outside.
+    pushing: [CachePadded<AtomicUsize>; SHARDS],
     /// The futures that wait for room, in the engine or in a group, for the shutdown to wake them.
     held: Mutex<Waiting>,
 }
 
 impl Bounds {
+    /// The calling thread's shard of `pushing`.
+    fn pushing(&self) -> &AtomicUsize {
+        &self.pushing[thread::number() % SHARDS]
+    }
+
     /// Whether there may be a limit.
     pub(super) fn are_in_use(&self) -> bool {
         // Relaxed: a limit may be seen late.
@@ -159,6 +180,7 @@ impl Core {
         if !is_outside() {
             return true;
         }
+        self.begin_push();
         let (tag, credit) = CREDIT.with(Cell::get);
         if tag == self.tag() && credit > 0 {
             CREDIT.with(|cell| cell.set((tag, credit - 1)));
@@ -167,12 +189,30 @@ impl Core {
         // Not the operation itself.
         let (count, limit) = (self.pending.count().saturating_sub(1), self.pending.limit());
         if count >= limit {
+            self.end_push();
             return false;
         }
         // Half of the room behind this operation, for others push as well.
         let credit = ((limit - count - 1) / 2).min(MAX_CREDIT);
         CREDIT.with(|cell| cell.set((self.tag(), credit)));
         true
+    }
+
+    /// Counts the calling thread in `pushing`, if it is outside.
+    pub(super) fn begin_push(&self) {
+        if is_outside() && !PUSHING.with(|cell| cell.replace(true)) {
+            // Relaxed: see `idle_since`.
+            self.bounds.pushing().fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Ends the count of a push that the calling thread has begun, if it has, and if this is not inside it.
+    pub(crate) fn end_push(&self) {
+        if PUSHING.with(Cell::get) && !frame::in_program() {
+            PUSHING.with(|cell| cell.set(false));
+            // Relaxed: see `idle_since`.
+            self.bounds.pushing().fetch_sub(1, Relaxed);
+        }
     }
 
     /// Holds an operation of `group` back until the group, those around it and the engine have room, if the calling
@@ -182,7 +222,11 @@ impl Core {
             return Err(PushError::Forked);
         }
         let is_limited = self.bounds.are_in_use() && counts(self, Some(group)).any(|count| count.limit() != UNLIMITED);
-        if is_limited && is_outside() { self.hold_back(Some(group)) } else { Ok(()) }
+        if is_limited && is_outside() {
+            self.hold_back(Some(group))?;
+            self.begin_push();
+        }
+        Ok(())
     }
 
     /// Returns an error if an operation of `group` would be held back now.
@@ -210,7 +254,7 @@ impl Core {
         }
         HOLDING.with(|cell| cell.set(true));
         let _held = Held;
-        let (mut running, mut pause, mut searched) = (None, PAUSES[0], false);
+        let (mut running, mut pause, mut was_still) = (None, PAUSES[0], false);
         // A thread that has run operations runs some more, so that it counts less often, and leaves room to futures.
         let mut has_run = false;
         loop {
@@ -224,18 +268,21 @@ impl Core {
             if first_full(self, group, |limit| if has_run { slack(limit) } else { 0 }).is_none() {
                 return Ok(());
             }
-            if let Some(op) = self.threads().take_ready() {
+            if self.threads().have_work() {
+                // Before the operation is taken, so that others see it in a lane or see that this thread runs.
                 running.get_or_insert_with(|| self.run_without_worker());
-                self.run_taken(op);
-                (has_run, searched, pause) = (true, false, PAUSES[0]);
+                if let Some(op) = self.threads().take_ready() {
+                    self.run_taken(op);
+                    (has_run, was_still, pause) = (true, false, PAUSES[0]);
+                }
                 continue;
             }
             running = None;
             let Some((_, full)) = first_full(self, group, |_| 0) else { return Ok(()) };
             match self.stillness() {
                 Stillness::Still => return Ok(()),
-                Stillness::Searching if searched => return Ok(()),
-                stillness => searched = stillness == Stillness::Searching,
+                Stillness::Perhaps if was_still => return Ok(()),
+                stillness => was_still = stillness == Stillness::Perhaps,
             }
             self.threads().wake_yielded();
             full.wait_for_room(Some(Instant::now() + pause));
@@ -245,18 +292,28 @@ impl Core {
 
     /// Whether anything is ready or runs.
     fn stillness(&self) -> Stillness {
-        // Acquire: pairs with nothing that data depends on; the looks at the lanes should come after this one, since an
-        // operation that is counted here may make others ready.
-        if self.bounds.running.load(Acquire) > 0 {
-            return Stillness::Busy;
+        // The same twice: an operation that moved from one place to another meanwhile was seen in one of them.
+        match self.idle_since() {
+            Some(idle) if self.idle_since() == Some(idle) => {}
+            _ => return Stillness::Busy,
         }
-        let workers = self.threads().lanes().iter().map(|lane| lane.stillness());
-        let on_devices = self.gpus().lanes().iter().map(|lane| match lane.lane.stillness() {
+        // Relaxed: a snapshot.
+        if self.bounds.waiting.load(Relaxed) > 0 { Stillness::Perhaps } else { Stillness::Still }
+    }
+
+    /// Returns a value if nothing is ready or runs. It changes with each search of a worker for work.
+    fn idle_since(&self) -> Option<usize> {
+        let workers = self.threads().lanes().iter().map(|lane| lane.idle_since());
+        let on_devices = self.gpus().lanes().iter().map(|lane| {
             // Relaxed: a snapshot. Until the thread has started, nothing runs there.
-            Stillness::Busy if !lane.started.load(Relaxed) && !lane.lane.has_work() => Stillness::Still,
-            stillness => stillness,
+            let starts = lane.lane.has_work() || lane.started.load(Relaxed);
+            if starts { lane.lane.idle_since() } else { Some(0) }
         });
-        workers.chain(on_devices).min().unwrap_or(Stillness::Still)
+        let idle = workers.chain(on_devices).try_fold(0usize, |sum, idle| Some(sum.wrapping_add(idle?)))?;
+        // Relaxed: a snapshot, after the looks at the lanes: a thread is counted before it takes or makes an operation.
+        let is_at_work = |count: &AtomicUsize| count.load(Relaxed) > 0;
+        let at_work = self.bounds.pushing.iter().any(|count| is_at_work(count)) || is_at_work(&self.bounds.running);
+        (!at_work).then_some(idle)
     }
 
     /// Wakes those that wait for room, for a shutdown.
@@ -279,7 +336,9 @@ impl Core {
     pub(super) fn run_without_worker(self: &Arc<Self>) -> Option<Running<'_>> {
         let is_counted = || with_runs(|runs| runs.iter().any(|core| Arc::ptr_eq(core, self))) == Some(true);
         let counts = self.bounds.are_in_use() && !is_engine_thread() && !is_counted() && self.begin_running();
-        counts.then_some(Running(self))
+        // A push that runs its operation may wait there.
+        self.end_push();
+        counts.then(|| Running(self))
     }
 
     /// Counts the calling thread in `running`. Returns `false` if that is impossible, in the destructors of its
@@ -304,6 +363,15 @@ impl Core {
             self.bounds.running.fetch_sub(1, Relaxed);
         }
     }
+}
+
+/// Whether anything is ready or runs.
+#[derive(PartialEq, Eq)]
+enum Stillness {
+    Busy,
+    /// Nothing was seen, but a thread may be about to go on after a wait.
+    Perhaps,
+    Still,
 }
 
 /// Counts a thread among those that run operations without a worker.
@@ -335,6 +403,7 @@ pub(super) fn stop_running() -> Waits {
     let runs = with_runs(std::mem::take).unwrap_or_default();
     for core in &runs {
         // Relaxed: see `stillness`.
+        core.bounds.waiting.fetch_add(1, Relaxed);
         core.bounds.running.fetch_sub(1, Relaxed);
     }
     Waits(runs)
@@ -352,6 +421,7 @@ impl Drop for Waits {
         for core in &self.0 {
             // Relaxed: see `stillness`.
             core.bounds.running.fetch_add(1, Relaxed);
+            core.bounds.waiting.fetch_sub(1, Relaxed);
         }
         let _ = with_runs(|runs| runs.append(&mut self.0));
     }

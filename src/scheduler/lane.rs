@@ -12,8 +12,8 @@ use super::{
 use crate::testing::weaken::{Step, removed};
 use crate::{
     sync::{
-        Ordering::{Acquire, Relaxed, Release},
-        atomic::AtomicBool,
+        Ordering::{Acquire, Relaxed, Release, SeqCst},
+        atomic::{AtomicBool, fence},
         deque::{self, Steal, Stealer},
         hint,
     },
@@ -30,17 +30,6 @@ pub struct LaneOptions {
     pub workers: usize,
     /// What a worker without work does.
     pub idle: IdlePolicy,
-}
-
-/// Whether the workers of a lane have anything to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stillness {
-    /// An operation waits for a worker, or a worker may be running one.
-    Busy,
-    /// No operation was found, and all workers search or sleep. One of them may just have taken an operation.
-    Searching,
-    /// No operation was found, and all workers sleep, or have announced that they will.
-    Still,
 }
 
 /// Workers that share one injector.
@@ -167,15 +156,16 @@ impl<T> Lane<T> {
         chain.next()
     }
 
-    /// Whether the lane has anything to run. This is a snapshot.
-    pub fn stillness(&self) -> Stillness {
-        let (announced, searching) = self.sleep.idlers();
-        match self.options.workers {
-            _ if self.has_work() => Stillness::Busy,
-            workers if announced >= workers => Stillness::Still,
-            workers if announced + searching >= workers => Stillness::Searching,
-            _ => Stillness::Busy,
+    /// Returns a value if the lane has nothing to run, and no worker runs anything. If a second call returns the same
+    /// value, that was so at some moment between both.
+    pub fn idle_since(&self) -> Option<usize> {
+        // In this order: a worker counts its `find` before it takes an operation away.
+        if self.has_work() {
+            return None;
         }
+        // A snapshot: on a machine that delays the store of a count beyond the taking, an operation may be missed.
+        fence(SeqCst);
+        self.sleep.idle_since()
     }
 
     /// Whether an operation seems to be available.

@@ -16,7 +16,7 @@ mod worker;
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use injector::Injector;
-pub use lane::{Lane, LaneOptions, Stillness};
+pub use lane::{Lane, LaneOptions};
 pub use priority::{DEFAULT_BAND, band_of};
 pub use sleep::IdlePolicy;
 #[cfg(any(raddle_loom, raddle_shuttle))]

@@ -417,6 +417,7 @@ impl<T> Worker<T> {
         let guard = SearchGuard { sleep, worker: self.index, state: Cell::new(SearchState::Inactive) };
         let mut was_timed = false;
         loop {
+            sleep.note_idle(self.index);
             guard.state.set(state);
             pause::at(Point::SleepSearching);
             // On a contended core, a search would only keep the pushing thread from making work.
@@ -426,6 +427,7 @@ impl<T> Worker<T> {
                 if let Some(op) = found {
                     return self.finish_search(op);
                 }
+                sleep.note_idle(self.index);
             }
             if self.lane.has_ended() {
                 if state == SearchState::Searching {
@@ -446,6 +448,7 @@ impl<T> Worker<T> {
                     sleep.retract(self.index);
                     return self.finish_search(op);
                 }
+                sleep.note_idle(self.index);
                 if self.lane.has_ended() {
                     sleep.retract(self.index);
                     let _ = sleep.stop_search();
@@ -496,6 +499,7 @@ impl<T> Worker<T> {
                     if let Some(op) = self.find() {
                         return Some(op);
                     }
+                    self.lane.sleep().note_idle(self.index);
                 }
                 (0..pauses).for_each(|_| hint::spin_loop());
             }

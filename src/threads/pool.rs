@@ -279,6 +279,11 @@ impl<T: Send + 'static> ThreadPool<T> {
         &self.lanes
     }
 
+    /// Whether a lane seems to have a ready operation.
+    pub(crate) fn have_work(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.has_work())
+    }
+
     /// Takes a ready operation of any lane, for a thread that runs none of the workers.
     pub(crate) fn take_ready(&self) -> Option<OpRef<T>> {
         self.lanes.iter().find_map(|lane| lane.take())
