@@ -181,6 +181,7 @@ pub mod internals {
             oneshot::{Oneshot, Waiter},
             pending::{PendingOps, Ticket, Waited},
             poll_state::PollState,
+            wakers::WakerKey,
         },
         scheduler::{DEFAULT_BAND, Injector, Lane, LaneOptions, ParkKind, SearchState, Sleep, Worker, band_of},
         testing::weaken::{Step, remove},

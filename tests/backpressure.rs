@@ -21,8 +21,8 @@ use std::{
 };
 
 use common::{
-    Drops, Gate, KINDS, MOMENT, NotInTime, PATIENCE, SOON, THREADED, block_on, block_on_within, eventually,
-    hold, lock, occupy, program::fewer, resident_bytes, watched, watched_for,
+    Drops, Gate, KINDS, MOMENT, NotInTime, PATIENCE, SOON, THREADED, block_on, block_on_within, eventually, hold, lock,
+    occupy, program::fewer, resident_bytes, watched, watched_for,
 };
 use raddle::{
     Completion, Device, Engine, EngineKind, IdlePolicy, OpBuilder, Operator, PushError, Shutdown, SimulatedGpu, cx,
@@ -172,9 +172,10 @@ fn operations_with_handles_priorities_and_properties_run_in_a_push_that_is_held_
         let gate = occupy(&engine, 1);
         let handles: Vec<_> = (0..30)
             .map(|n| {
-                let op = engine.op("n").priority([0, 5, -5][n % 3]).property(
-                    [raddle::Property::Normal, raddle::Property::CopyToGpu][n % 2],
-                );
+                let op = engine
+                    .op("n")
+                    .priority([0, 5, -5][n % 3])
+                    .property([raddle::Property::Normal, raddle::Property::CopyToGpu][n % 2]);
                 op.submit((), move |()| n).unwrap()
             })
             .collect();

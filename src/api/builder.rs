@@ -208,7 +208,8 @@ impl EngineBuilder {
     ///    very thread does it;
     /// 3. otherwise waits until there is room.
     ///
-    /// So a thread must not push while it holds a lock that an operation takes. [`OpBuilder::if_room`] never blocks and
+    /// So a thread must not push while it holds a lock that an operation takes, or a guard or a completion that an operation
+    /// waits for inside its function: that operation may run in the push. [`OpBuilder::if_room`] never blocks and
     /// runs nothing: it returns [`PushError::Full`]. [`OpBuilder::when_room`] is for asynchronous code. Both keep the limit
     /// in case 2 as well. A shutdown ends the wait with [`PushError::ShutDown`].
     ///

@@ -227,7 +227,11 @@ impl Operator {
     }
 
     #[inline]
-    fn push_run<const ADMITTED: bool>(&self, priority: i32, location: &'static Location<'static>) -> Result<(), PushError> {
+    fn push_run<const ADMITTED: bool>(
+        &self,
+        priority: i32,
+        location: &'static Location<'static>,
+    ) -> Result<(), PushError> {
         self.check(location)?;
         let own = self.own();
         let inner = self.inner();

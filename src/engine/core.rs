@@ -21,7 +21,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::{
     device::gpus::Gpus,
-    engine::{fault::FaultLock, room::Bounds, task::Task},
+    engine::{bounds::Bounds, fault::FaultLock, task::Task},
     error::failures::Failures,
     notify::pending::PendingOps,
     sync::{

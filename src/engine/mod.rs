@@ -1,6 +1,7 @@
 //! How operations are pushed and run, how threads wait for them, and how an engine shuts down.
 
 pub(crate) mod acquire;
+mod bounds;
 pub(crate) mod cancellable;
 mod complete;
 pub(crate) mod core;

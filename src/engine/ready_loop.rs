@@ -175,6 +175,8 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
         frame::current as fn() -> _,
         frame::Frames::adopt as fn(_, fn()),
         stack::on_another::<()> as unsafe fn(fn()) -> std::io::Result<()>,
+        room::take_runs as fn() -> _,
+        room::put_runs as fn(_),
     );
     Err(f)
 }

@@ -11,7 +11,8 @@
 //! 1. A shutdown has begun: the push is refused. (A stopped engine would refuse it here as full.)
 //! 2. There is room: the push goes on.
 //! 3. An operation of a lane of workers is ready: the thread runs it, in a ready loop of its own. Its stack has no frame,
-//!    so no other operation is below it. An operation that waits there blocks the thread, as an eager one does.
+//!    so no other operation is below it. An operation that waits there blocks the thread, as an eager one does: it must
+//!    not wait for what this thread holds.
 //! 4. Nothing is ready or runs: the push goes on although there is no room. What is pending waits for something that only
 //!    the program can bring about, perhaps on this thread.
 //! 5. Otherwise the thread sleeps, until there is room ([`PendingOps::wait_for_room`]) or for a time that doubles each
@@ -39,13 +40,9 @@
 //!
 //! # Who may touch what
 //!
-//! * `in_use`: set once, before there is a limit; read by any thread.
-//! * `running` and `waiting`: changed by the threads that it counts.
-//! * `held`: under its lock. No waker runs there.
-//! * `pushing`: each shard is changed by the threads with its number.
 //! * `CREDIT`, `RUNS`, `HOLDING`, `PUSHING`: only their thread.
 //!
-//! There are no edges here: all of these are hints, or are under a lock.
+//! There are no edges here: what several threads know is in [`Bounds`](super::bounds::Bounds).
 
 use std::{
     cell::{Cell, RefCell},
@@ -57,21 +54,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crossbeam_utils::CachePadded;
-
 use crate::{
     engine::{core::Core, frame, group::Group},
     error::push::PushError,
     notify::{
         pending::{PendingOps, UNLIMITED, slack},
-        wakers::{self, Waiting, WakerKey},
+        wakers::{self, WakerKey},
     },
-    sync::{
-        Mutex,
-        Ordering::Relaxed,
-        atomic::{AtomicBool, AtomicUsize},
-        lock, thread, thread_static,
-    },
+    sync::{Ordering::Relaxed, lock, thread_static},
     threads::pool::is_engine_thread,
 };
 
@@ -95,42 +85,6 @@ thread_static!(static PUSHING: Cell<bool> = Cell::new(false));
 
 // Whether a push is held back on this thread.
 thread_static!(static HOLDING: Cell<bool> = Cell::new(false));
-
-/// The shards of `pushing`. Picked; threads beyond them share.
-const SHARDS: usize = 16;
-
-/// What an engine knows about limits.
-#[derive(Default)]
-pub(super) struct Bounds {
-    /// The engine, or a group of it, has a limit.
-    in_use: AtomicBool,
-    /// How many threads run operations without a worker.
-    running: AtomicUsize,
-    /// How many such threads wait.
-    waiting: AtomicUsize,
-    /// How many threads are inside a push from outside.
-    pushing: [CachePadded<AtomicUsize>; SHARDS],
-    /// The futures that wait for room, in the engine or in a group, for the shutdown to wake them.
-    held: Mutex<Waiting>,
-}
-
-impl Bounds {
-    /// The calling thread's shard of `pushing`.
-    fn pushing(&self) -> &AtomicUsize {
-        &self.pushing[thread::number() % SHARDS]
-    }
-
-    /// Whether there may be a limit.
-    pub(super) fn are_in_use(&self) -> bool {
-        // Relaxed: a limit may be seen late.
-        self.in_use.load(Relaxed)
-    }
-
-    pub(super) fn begin_use(&self) {
-        // Relaxed: as in `are_in_use`.
-        self.in_use.store(true, Relaxed);
-    }
-}
 
 /// Whether pushes of the calling thread are held back: no engine has called the code that runs there.
 fn is_outside() -> bool {
@@ -310,10 +264,8 @@ impl Core {
             if starts { lane.lane.idle_since() } else { Some(0) }
         });
         let idle = workers.chain(on_devices).try_fold(0usize, |sum, idle| Some(sum.wrapping_add(idle?)))?;
-        // Relaxed: a snapshot, after the looks at the lanes: a thread is counted before it takes or makes an operation.
-        let is_at_work = |count: &AtomicUsize| count.load(Relaxed) > 0;
-        let at_work = self.bounds.pushing.iter().any(|count| is_at_work(count)) || is_at_work(&self.bounds.running);
-        (!at_work).then_some(idle)
+        // After the looks at the lanes: a thread is counted before it takes or makes an operation.
+        (!self.bounds.are_threads_at_work()).then_some(idle)
     }
 
     /// Wakes those that wait for room, for a shutdown.

@@ -39,7 +39,6 @@
 //! |---|---|---|---|
 //! | `leave` | `fetch_add` of `left`, `fetch_sub` of `rest` | arming `fetch_or`, the `rest` operation that reaches zero | the effects of the operations |
 //! | `open` | stores of `entered` and of `current` | CAS and loads in `enter` | the words of the new generation, and its chunk; everything that happened before it was opened |
-//! | `watch` | watching `fetch_or` of `left` | `fetch_add` of `left` that finds the bit | nothing: what was registered is found under the lock |
 //! | `close` | closing `fetch_or` of `entered` | load of `entered` that finds it closed | the generation that took its place |
 //!
 //! The closing thread holds the lock, which the last operation to leave takes afterwards. So what was acquired by
@@ -506,7 +505,11 @@ impl PendingOps {
             return None;
         }
         let mut state = lock(&self.state);
-        if !state.for_room.is_empty() && self.count_in(&state) < self.limit() { state.for_room.take_first() } else { None }
+        if !state.for_room.is_empty() && self.count_in(&state) < self.limit() {
+            state.for_room.take_first()
+        } else {
+            None
+        }
     }
 
     /// Makes operations that leave [tell](Self::tell_of_room) those that wait for room.
@@ -517,9 +520,9 @@ impl PendingOps {
         state.watched = true;
         for generation in state.used() {
             for shard in 0..self.shards.len() {
-                // Acquire (edge `leave`): the count that follows includes the operations that left before this. Those
-                // that leave after it find the bit.
-                self.left(shard, generation).fetch_or(WATCH, Acquire);
+                // Relaxed: nothing is handed over. The count that follows loads this word again, and so includes the
+                // operations that left before this. Those that leave after it find the bit.
+                self.left(shard, generation).fetch_or(WATCH, Relaxed);
             }
         }
     }
