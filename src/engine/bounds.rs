@@ -2,12 +2,15 @@
 //!
 //! # Who may touch what
 //!
+//! * `ANY`: set once, with the first `in_use` of the process. It is never cleared, and of `std` in models as well.
 //! * `in_use`: set once, before there is a limit; read by any thread.
 //! * `running` and `waiting`: changed by the threads that they count.
 //! * `pushing`: each shard is changed by the threads with its number.
 //! * `held`: under its lock. No waker runs there.
 //!
 //! There are no edges here: all of these are hints, or are under a lock.
+
+use std::sync::atomic::AtomicBool as AtomicFlag;
 
 use crossbeam_utils::CachePadded;
 
@@ -39,6 +42,15 @@ pub(crate) struct Bounds {
     pub(super) held: Mutex<Waiting>,
 }
 
+/// Whether any engine of the process has had a limit.
+static ANY: AtomicFlag = AtomicFlag::new(false);
+
+/// Whether any engine of the process has had a limit. Threads of programs that use none need not be followed.
+pub(super) fn any_limits() -> bool {
+    // Relaxed: a limit may be seen late.
+    ANY.load(Relaxed)
+}
+
 impl Bounds {
     /// The calling thread's shard of `pushing`.
     pub(super) fn pushing(&self) -> &AtomicUsize {
@@ -54,6 +66,8 @@ impl Bounds {
     pub(super) fn begin_use(&self) {
         // Relaxed: as in `are_in_use`.
         self.in_use.store(true, Relaxed);
+        // Relaxed: as in `any_limits`.
+        ANY.store(true, Relaxed);
     }
 
     /// Whether threads push, or run operations without a worker.

@@ -55,7 +55,7 @@ use std::{
 };
 
 use crate::{
-    engine::{core::Core, frame, group::Group},
+    engine::{bounds::any_limits, core::Core, frame, group::Group},
     error::push::PushError,
     notify::{
         pending::{PendingOps, UNLIMITED, slack},
@@ -306,6 +306,9 @@ impl Core {
 
     /// Ends what [`begin_running`](Self::begin_running) has begun on the calling thread, if it has.
     pub(super) fn end_running(self: &Arc<Self>) {
+        if !any_limits() {
+            return;
+        }
         let take = |runs: &mut Vec<Arc<Self>>| {
             let last = runs.iter().rposition(|core| Arc::ptr_eq(core, self))?;
             Some(runs.remove(last))
@@ -352,7 +355,7 @@ pub(super) fn put_runs(mut list: Vec<Arc<Core>>) {
 
 /// Takes the calling thread out of the counts of threads that run operations, until the returned value is dropped.
 pub(super) fn stop_running() -> Waits {
-    let runs = with_runs(std::mem::take).unwrap_or_default();
+    let runs = if any_limits() { take_runs() } else { Vec::new() };
     for core in &runs {
         // Relaxed: see `stillness`.
         core.bounds.waiting.fetch_add(1, Relaxed);
