@@ -203,6 +203,7 @@ impl Core {
     /// Decides whether an engine whose shutdown has begun, or that has a limit, accepts an operation. If not, counts it
     /// out again. If the operation is held back until there is room, it is counted once more, and the ticket changes.
     #[cold]
+    #[inline(never)]
     fn check_phase(self: &Arc<Self>, phase: u8, spec: &Spec, ticket: Ticket) -> Result<Ticket, PushError> {
         if phase == phase::FORKED {
             // Counting out may take a lock that a thread of the parent process held.

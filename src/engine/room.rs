@@ -161,6 +161,8 @@ impl Core {
     }
 
     /// Ends the count of a push that the calling thread has begun, if it has, and if this is not inside it.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn end_push(&self) {
         if PUSHING.with(Cell::get) && !frame::in_program() {
             PUSHING.with(|cell| cell.set(false));

@@ -130,7 +130,7 @@ pub struct Sleep {
     /// The worker that was pinned last to a core, by the core's number modulo the length, a power of two; `NO_WORKER`
     /// if none was.
     last_on_core: Box<[AtomicUsize]>,
-    /// Twice the number of calls of `find` by each worker, minus one since the last call has found nothing.
+    /// Twice the number of calls of `find` by each worker, plus one since the last call has found nothing.
     finds: Box<[CachePadded<AtomicUsize>]>,
     max_searchers: usize,
 }
@@ -181,7 +181,15 @@ impl Sleep {
         }
         let finds = &self.finds[worker];
         // Relaxed: only this thread stores it, and other threads only compare values.
-        let count = (finds.load(Relaxed) | 1).wrapping_add(1);
+        let count = finds.load(Relaxed).wrapping_add(2);
+        finds.store(count, Relaxed);
+    }
+
+    /// Takes back that the last call of `find` by `worker` has found nothing, before the next one.
+    pub fn note_busy(&self, worker: usize) {
+        let finds = &self.finds[worker];
+        // Relaxed: only this thread stores it, and other threads only compare values.
+        let count = finds.load(Relaxed) & !1;
         finds.store(count, Relaxed);
     }
 
