@@ -480,13 +480,14 @@ impl PendingOps {
 
     /// Polls whether there is room. If not, `waker` will be woken when there is.
     pub fn poll_room(&self, key: &mut WakerKey, waker: &Waker) -> Poll<()> {
+        // A future that has not registered looks twice, the second time after the watch. One that has registered is
+        // watched for since then.
         wakers::poll(&self.state, key, waker, |state| {
-            let has_room = |state: &State| self.count_in(state) < self.limit();
-            if has_room(state) {
+            if self.count_in(state) < self.limit() {
                 return Ok(());
             }
             self.watch(state);
-            if has_room(state) { Ok(()) } else { Err(&mut state.for_room) }
+            Err(&mut state.for_room)
         })
     }
 
