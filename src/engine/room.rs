@@ -2,7 +2,7 @@
 //!
 //! An engine, and each group, may have a limit; the counts are those of [`PendingOps`]. Only pushes from outside are held
 //! back. Program code that an engine calls is never held back, for it may be what makes room: that is all code in a
-//! [frame](frame), on a thread that an engine has started, or inside a push that is itself held back.
+//! [`frame`], on a thread that an engine has started, or inside a push that is itself held back.
 //!
 //! # A push that is held back
 //!
