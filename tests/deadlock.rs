@@ -621,10 +621,7 @@ fn workers_whose_operations_wait_are_replaced() {
         let meet: Vec<_> = (0..2)
             .map(|_| {
                 let meeting = meeting.clone();
-                engine
-                    .op("meet")
-                    .submit((), move |()| meeting.join_within(PATIENCE))
-                    .expect("the engine is open")
+                engine.op("meet").submit((), move |()| meeting.join_within(PATIENCE)).expect("the engine is open")
             })
             .collect();
         for handle in meet {

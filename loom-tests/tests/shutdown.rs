@@ -14,7 +14,7 @@ use std::{
 use loom::{cell::UnsafeCell, sync::atomic::AtomicUsize, thread};
 use raddle::{
     Engine, EngineKind, PushError, Shutdown,
-    internals::{Flavour, PendingOps, Step, Waited},
+    internals::{Flavour, PendingOps, Step, Waited, WakerKey},
 };
 use raddle_loom_tests::shapes::*;
 use raddle_loom_tests::{COMPLETE, Count, leave, model, must_fail, without};
@@ -227,6 +227,108 @@ fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
         }
         drop(waker);
         assert_eq!(Arc::strong_count(&count), 1, "the waker is still registered");
+    });
+}
+
+/// A future waits for room while the only operation leaves.
+fn wait_for_room() {
+    let shared = shared();
+    let _ = shared.pending.set_limit(1);
+    let (other, ticket) = (Arc::clone(&shared), shared.pending.enter());
+    let thread = thread::spawn(move || leave(&other.pending, ticket));
+    let count = Arc::new(Count::default());
+    let waker = Waker::from(Arc::clone(&count));
+    let mut key = WakerKey::default();
+    let polled = shared.pending.poll_room(&mut key, &waker);
+    thread.join().unwrap();
+    if polled.is_pending() {
+        assert_eq!(count.get(), 1, "the future was not woken");
+        assert!(shared.pending.poll_room(&mut key, &waker).is_ready(), "it was woken too soon");
+    }
+    assert!(shared.pending.end_room(&mut key).is_none(), "nobody else waits");
+}
+
+#[test]
+fn a_wait_for_room_is_woken_when_an_operation_leaves() {
+    model(COMPLETE, Flavour::Contract, wait_for_room);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_watching() {
+    without(Step::WatchForRoom, || {
+        model(COMPLETE, Flavour::Contract, wait_for_room);
+    });
+}
+
+#[test]
+fn without_watching_a_wait_for_room_is_never_woken() {
+    must_fail("without_watching", "the future was not woken");
+}
+
+/// A generation is closed, and another one opened, while a future waits for room. The operation that leaves in the new
+/// generation finds that it is watched.
+#[test]
+fn a_wait_for_room_is_woken_by_operations_of_later_generations() {
+    model(2, Flavour::Contract, || {
+        let shared = shared();
+        let _ = shared.pending.set_limit(2);
+        let (other, first) = (Arc::clone(&shared), shared.pending.enter());
+        let thread = thread::spawn(move || {
+            // Closes the generation of the first operation.
+            let mut wait = other.pending.begin();
+            let second = other.pending.enter();
+            other.pending.end(&mut wait);
+            leave(&other.pending, second);
+        });
+        let third = shared.pending.enter();
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
+        let mut key = WakerKey::default();
+        let polled = shared.pending.poll_room(&mut key, &waker);
+        leave(&shared.pending, third);
+        thread.join().unwrap();
+        assert!(polled.is_ready() || count.get() >= 1, "the future was not woken");
+        assert!(shared.pending.poll_room(&mut key, &waker).is_ready(), "there is room");
+        leave(&shared.pending, first);
+        assert!(shared.pending.end_room(&mut key).is_none(), "nobody else waits");
+    });
+}
+
+/// A thread waits for room without a time limit while the only operation leaves.
+#[test]
+fn a_thread_that_waits_for_room_is_woken() {
+    model(COMPLETE, Flavour::Contract, || {
+        let shared = shared();
+        let _ = shared.pending.set_limit(1);
+        let (other, ticket) = (Arc::clone(&shared), shared.pending.enter());
+        let thread = thread::spawn(move || leave(&other.pending, ticket));
+        shared.pending.wait_for_room(None);
+        assert!(shared.pending.has_room(0), "it returned too early");
+        thread.join().unwrap();
+    });
+}
+
+/// Two futures wait for the room of one operation. The first one is dropped; the second one is told.
+#[test]
+fn a_future_that_is_dropped_passes_its_room_on() {
+    model(2, Flavour::Contract, || {
+        let shared = shared();
+        let _ = shared.pending.set_limit(1);
+        let (other, ticket) = (Arc::clone(&shared), shared.pending.enter());
+        let thread = thread::spawn(move || leave(&other.pending, ticket));
+        let counts = [(); 2].map(|()| Arc::new(Count::default()));
+        let mut keys = [WakerKey::default(), WakerKey::default()];
+        let mut polled = [false; 2];
+        for ((key, count), polled) in keys.iter_mut().zip(&counts).zip(&mut polled) {
+            *polled = shared.pending.poll_room(key, &Waker::from(Arc::clone(count))).is_ready();
+        }
+        if let Some(wakers) = shared.pending.end_room(&mut keys[0]) {
+            wakers.wake();
+        }
+        thread.join().unwrap();
+        assert!(polled[1] || counts[1].get() == 1, "the second future was not woken");
+        let _ = shared.pending.end_room(&mut keys[1]);
     });
 }
 

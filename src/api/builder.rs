@@ -98,6 +98,7 @@ pub struct EngineBuilder {
     prioritized_workers: Option<usize>,
     unpinned: bool,
     idle: IdlePolicy,
+    max_pending: Option<usize>,
     gpus: Vec<GpuDriver>,
 }
 
@@ -195,6 +196,54 @@ impl EngineBuilder {
         self
     }
 
+    /// Limits the number of pending operations, so that a producer that is faster than the workers does not fill the
+    /// memory. Default: no limit. A limit of 0 counts as 1.
+    ///
+    /// **With a limit, a push may block, and may run other operations.** A push from outside operations that finds the
+    /// engine full
+    ///
+    /// 1. runs ready operations of the CPU on the pushing thread, until there is room;
+    /// 2. goes on although the engine is full, if nothing is ready or runs: then what is pending waits for something that
+    ///    the program must do, such as to use a [`Completion`](crate::Completion) or to drop a guard, and perhaps this
+    ///    very thread does it;
+    /// 3. otherwise waits until there is room.
+    ///
+    /// So a thread must not push while it holds a lock that an operation takes, or a guard or a completion that an operation
+    /// waits for inside its function: that operation may run in the push. [`OpBuilder::if_room`] never blocks and
+    /// runs nothing: it returns [`PushError::Full`]. [`OpBuilder::when_room`] is for asynchronous code. Both keep the limit
+    /// in case 2 as well. A shutdown ends the wait with [`PushError::ShutDown`].
+    ///
+    /// Pushes of operations, of the polls of their futures, and of all other code that an engine calls, such as wakers and
+    /// destructors, count, but are never held back. [`Engine::acquire`] and waits are not held back either.
+    ///
+    /// The limit is approximate. A thread that is the only one to push does not exceed it. Of several threads each may
+    /// exceed it by 32 operations at most, and by a few if the limit is small.
+    ///
+    /// Without a limit, no push costs more than it otherwise would. See [`Group::max_pending`](crate::Group::max_pending)
+    /// for the operations of one group, and the [guide](crate::guide::bounding_work) for other ways to bound work.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::builder().workers(1).max_pending(100).build()?;
+    /// let total = engine.var(0);
+    /// for number in 0..10_000 {
+    ///     engine.op("add").push(total.write(), move |total| *total += number)?;
+    ///     assert!(engine.pending() <= 101); // the operation and 100 others
+    /// }
+    /// engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// [`OpBuilder::if_room`]: crate::OpBuilder::if_room
+    /// [`OpBuilder::when_room`]: crate::OpBuilder::when_room
+    /// [`PushError::Full`]: crate::PushError::Full
+    /// [`PushError::ShutDown`]: crate::PushError::ShutDown
+    pub fn max_pending(mut self, limit: usize) -> Self {
+        self.max_pending = Some(limit);
+        self
+    }
+
     /// Adds a GPU. Operations name it [`Device::Gpu(n)`](crate::Device::Gpu), where `n` is the number of GPUs added
     /// before it. Its threads start with the first operation for it.
     ///
@@ -261,7 +310,8 @@ impl EngineBuilder {
         };
         let (threads, boxed) = ThreadPool::new(lanes, cores);
         let gpus = Gpus::new(self.gpus, kind, self.idle, !self.unpinned);
-        let core = Arc::new(Core::new(kind, threads, gpus, (2 * workers + 2).min(64)));
+        let limit = self.max_pending.map(|limit| limit.max(1) as u64);
+        let core = Arc::new(Core::new(kind, threads, gpus, (2 * workers + 2).min(64), limit));
         fork::watch(&core);
         match workers::start(&core, boxed) {
             Ok(placements) => {

@@ -65,8 +65,8 @@ pub enum Shutdown {
 ///
 /// Any number of threads may push concurrently, operations included. Each push is atomic over all its variables: there
 /// is one order of all pushes that every variable agrees with, and it respects each thread's own order and real time. A
-/// push never waits for other operations. Only operations of a [`Naive`](EngineKind::Naive) engine, and
-/// [eager](crate::OpBuilder::eager) operations that are ready, run inside a push.
+/// push never waits for other operations, unless the engine has a [limit](crate::EngineBuilder::max_pending). Only operations of a [`Naive`](EngineKind::Naive) engine, and
+/// [eager](crate::OpBuilder::eager) operations that are ready, run inside a push; and those that a full engine has ready.
 ///
 /// Clones are handles of the same engine. Dropping the last one drains the engine: the drop waits for the pending
 /// operations and ends the threads. Inside an operation of any engine, and in other code that an engine calls, the drop

@@ -114,6 +114,29 @@ impl Group {
         Self { core: Arc::clone(&self.core), shared: group::Group::new(Some(Arc::clone(&self.shared))) }
     }
 
+    /// Limits the number of pending operations of the group, those of the groups inside it included, for all handles of
+    /// the group. Another call changes the limit; 0 counts as 1. A push from outside operations that finds the group, or
+    /// one around it, full is held back as by a full engine: see
+    /// [`EngineBuilder::max_pending`](crate::EngineBuilder::max_pending). The limit is exceeded by one operation for each
+    /// other thread that pushes to the group at the same moment.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let uploads = engine.group().max_pending(8);
+    /// for part in 0..100 {
+    ///     uploads.op("upload").push((), move |()| println!("part {part}"))?; // waits while 8 parts are pending
+    /// }
+    /// uploads.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use = "it returns the group"]
+    pub fn max_pending(self, limit: usize) -> Self {
+        self.core.limit_group(&self.shared, limit.max(1) as u64);
+        self
+    }
+
     /// Waits for every operation that any thread pushed to the group before the call. An operation that waits hands its
     /// worker over to another thread.
     ///

@@ -29,6 +29,7 @@ use crate::{
         held::Share,
         limited_job::LimitedJob,
         result_job::{self, ResultJob},
+        room::WhenRoom,
         scope::Scoped,
         spec::{self, Entries, Entry, Route, Spec},
         task::{FnJob, Job, flag},
@@ -143,8 +144,10 @@ pub struct OpBuilder<'e> {
     /// The group and the deadline count only with `flag::CLAIMS`.
     group: Option<&'e Arc<Group>>,
     deadline: Option<Instant>,
-    /// Where the parent of a child runs.
-    parent: Option<&'e Frame>,
+    /// The family of a child. It counts only with `flag::CLAIMS`, as the next field does.
+    family: Option<&'e Family>,
+    /// The operation is described as a child of one that has no children.
+    is_orphan: bool,
 }
 
 impl<'e> OpBuilder<'e> {
@@ -158,7 +161,8 @@ impl<'e> OpBuilder<'e> {
             entries: Entries::new(),
             group: None,
             deadline: None,
-            parent: None,
+            family: None,
+            is_orphan: false,
         }
     }
 
@@ -166,10 +170,13 @@ impl<'e> OpBuilder<'e> {
     fn child(name: Name, frame: &'e Frame) -> Self {
         let mut builder = Self::new(frame.engine(), name);
         builder.spec.flags |= flag::CLAIMS;
-        builder.parent = Some(frame);
-        if let Some(family) = Family::of(frame) {
-            builder.spec.priority = family.priority();
-            builder.deadline = family.deadline();
+        match Family::of(frame) {
+            Some(family) => {
+                builder.family = Some(family);
+                builder.spec.priority = family.priority();
+                builder.deadline = family.deadline();
+            }
+            None => builder.is_orphan = true,
         }
         builder
     }
@@ -341,6 +348,78 @@ impl<'e> OpBuilder<'e> {
     /// ```
     pub fn with_children(mut self) -> Self {
         self.spec.flags |= flag::CLAIMS | flag::PARENT;
+        self
+    }
+
+    // ---------------------------------------------------------------------------------------------------- limits ----
+
+    /// Returns an error immediately if there is no room for the operation, because the engine or a group has a
+    /// [limit](crate::EngineBuilder::max_pending). Otherwise the push that follows on this builder is not held back. No
+    /// function was given away then, so nothing is lost.
+    ///
+    /// The room is not reserved: of several threads that find room for one operation, each may push one. Inside operations
+    /// there is always room.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, PushError};
+    ///
+    /// let engine = Engine::builder().workers(1).max_pending(64).build()?;
+    /// let order = String::from("buy");
+    /// match engine.op("order").if_room() {
+    ///     Ok(op) => op.push((), move |()| println!("{order}"))?,
+    ///     Err(PushError::Full) => println!("too late to {order}"),
+    ///     Err(error) => return Err(error.into()),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`PushError::Full`], [`PushError::ShutDown`], [`PushError::Forked`].
+    pub fn if_room(self) -> Result<Self, PushError> {
+        self.core.check_room(self.group)?;
+        Ok(self.admitted())
+    }
+
+    /// Returns a future of the builder that resolves when there is room for the operation. The push that follows is not
+    /// held back. For tasks of an asynchronous runtime, which must not block.
+    ///
+    /// A poll neither blocks nor runs operations, and a future that is dropped leaves nothing behind. Futures are told of
+    /// room in the order in which they were polled first, but room is not reserved for them: threads that push may be
+    /// faster. Inside operations, and in the future of an operation, there is always room.
+    ///
+    /// The future waits for room even if nothing runs. A task must therefore not wait for room while it holds what all
+    /// pending operations wait for, such as a guard.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::builder().workers(1).max_pending(4).build()?;
+    /// let total = engine.var(0);
+    /// let task = async {
+    ///     for number in 0..100 {
+    ///         engine.op("add").when_room().await?.push(total.write(), move |total| *total += number)?;
+    ///     }
+    ///     engine.get_async(&total).await
+    /// };
+    /// assert_eq!(tokio::runtime::Builder::new_current_thread().build()?.block_on(task)?, 4950);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The future resolves to [`PushError::ShutDown`] once a shutdown has begun, and to [`PushError::Forked`].
+    pub fn when_room(self) -> impl Future<Output = Result<Self, PushError>> + Send + use<'e> {
+        let room = WhenRoom::new(self.core, self.group);
+        async move {
+            room.await?;
+            Ok(self.admitted())
+        }
+    }
+
+    /// Lets the push go on without a look at the limits.
+    fn admitted(mut self) -> Self {
+        self.spec.is_admitted = true;
         self
     }
 
@@ -1227,7 +1306,7 @@ impl<'e> OpBuilder<'e> {
         if core.is_forked() {
             return Err(PushError::Forked);
         }
-        if self.spec.flags & flag::PARENT != 0 || self.parent.is_some() {
+        if self.spec.flags & flag::PARENT != 0 || self.family.is_some() || self.is_orphan {
             drop(function);
             return Err(PushError::UnfitForFamily);
         }
@@ -1242,6 +1321,8 @@ impl<'e> OpBuilder<'e> {
                 return Err(error);
             }
         };
+        // Each run is held back by itself.
+        self.spec.is_admitted = false;
         let limits = (self.group.cloned(), self.deadline);
         Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority, limits))
     }
@@ -1406,25 +1487,35 @@ impl<'e> OpBuilder<'e> {
             drop(work);
             return Err(PushError::UnfitForFamily);
         }
-        let within = self.parent.and_then(Family::of);
-        let group = within.as_ref().map(|family| family.group()).or(self.group);
-        let plan = Plan::new(&self.entries, self.spec.priority, self.deadline, group, within.as_ref());
+        let group = self.family.map(Family::group).or(self.group);
+        let plan = Plan::new(&self.entries, self.spec.priority, self.deadline, group, self.family);
         self.enqueue_in_family(location, ParentJob::new(work, plan))
     }
 
     fn enqueue_in_family(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
-        let Some(frame) = self.parent else {
-            let work = LimitedJob::new(work, self.group, self.deadline);
-            return self.core.push(&self.spec, location, &mut self.entries, work);
-        };
-        match Family::of(frame) {
+        match self.family {
             Some(family) => family.push(&self.spec, location, &mut self.entries, self.deadline, work),
-            None => {
+            None if self.is_orphan => {
                 // Dropped here, for the reason given in `Core::push`.
                 drop(work);
                 Err(PushError::NotAParent)
             }
+            None => self.enqueue_in_group(location, work),
         }
+    }
+
+    fn enqueue_in_group(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
+        if let Some(group) = self.group.filter(|_| !self.spec.is_admitted) {
+            if let Err(error) = self.core.admit(group) {
+                drop(work);
+                return Err(error);
+            }
+            self.spec.is_admitted = true;
+        }
+        let work = LimitedJob::new(work, self.group, self.deadline);
+        let pushed = self.core.push(&self.spec, location, &mut self.entries, work);
+        self.core.end_push();
+        pushed
     }
 
     /// Ends the list of entries, and the rest of the description.

@@ -1,6 +1,6 @@
 //! Operators: operations that are created once and pushed often.
 
-use std::{fmt, panic::Location, ptr::NonNull, sync::Arc, time::Instant};
+use std::{fmt, future::Future, panic::Location, ptr::NonNull, sync::Arc, time::Instant};
 
 use crate::{
     api::{handle::OpHandle, token::Token},
@@ -10,6 +10,7 @@ use crate::{
         group::Group,
         limited_job::LimitedJob,
         result_job::{self, AsyncResultJob, ResultJob},
+        room::WhenRoom,
         spec::{Entry, Refs, Spec},
         task::{FnJob, Job, flag},
     },
@@ -222,12 +223,75 @@ impl Operator {
     /// Those of [`push`](Self::push).
     #[track_caller]
     pub fn push_with_priority(&self, priority: i32) -> Result<(), PushError> {
-        let location = Location::caller();
+        self.push_run::<false>(priority, Location::caller())
+    }
+
+    #[inline]
+    fn push_run<const ADMITTED: bool>(
+        &self,
+        priority: i32,
+        location: &'static Location<'static>,
+    ) -> Result<(), PushError> {
         self.check(location)?;
         let own = self.own();
         let inner = self.inner();
         let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
-        self.enqueue(priority, location, FnJob::new(move |call: &Call<'_>| own.call(call)))
+        self.enqueue::<ADMITTED>(priority, location, FnJob::new(move |call: &Call<'_>| own.call(call)))
+    }
+
+    /// Returns an error immediately if there is no room for a run, because the engine or the operator's group has a
+    /// [limit](crate::EngineBuilder::max_pending). A push by the returned value is not held back. See
+    /// [`OpBuilder::if_room`](crate::OpBuilder::if_room).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, PushError};
+    ///
+    /// let engine = Engine::builder().workers(1).max_pending(64).build()?;
+    /// let tick = engine.op("tick").operator((), |()| {})?;
+    /// match tick.if_room() {
+    ///     Ok(tick) => tick.push()?,
+    ///     Err(PushError::Full) => println!("this tick is left out"),
+    ///     Err(error) => return Err(error.into()),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`PushError::Full`], [`PushError::ShutDown`], [`PushError::Forked`].
+    pub fn if_room(&self) -> Result<Admitted<'_>, PushError> {
+        self.inner().core.check_room(self.inner().limits.0.as_ref())?;
+        Ok(Admitted(self))
+    }
+
+    /// Returns a future that resolves when there is room for a run. A push by its value is not held back. See
+    /// [`OpBuilder::when_room`](crate::OpBuilder::when_room).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::builder().workers(1).max_pending(4).build()?;
+    /// let counter = engine.var(0);
+    /// let increment = engine.op("increment").operator(counter.write(), |counter| *counter += 1)?;
+    /// let task = async {
+    ///     for _ in 0..100 {
+    ///         increment.when_room().await?.push()?;
+    ///     }
+    ///     engine.get_async(&counter).await
+    /// };
+    /// assert_eq!(pollster::block_on(task)?, 100);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The future resolves to [`PushError::ShutDown`] once a shutdown has begun, and to [`PushError::Forked`].
+    pub fn when_room(&self) -> impl Future<Output = Result<Admitted<'_>, PushError>> + Send + use<'_> {
+        let room = WhenRoom::new(&self.inner().core, self.inner().limits.0.as_ref());
+        async move {
+            room.await?;
+            Ok(Admitted(self))
+        }
     }
 
     /// Pushes a run of the operator, and returns a handle to wait for this run, to await it, or to cancel it.
@@ -251,16 +315,24 @@ impl Operator {
     /// Those of [`push`](Self::push).
     #[track_caller]
     pub fn submit(&self) -> Result<OpHandle<()>, PushError> {
-        let location = Location::caller();
+        self.submit_run::<false>(Location::caller())
+    }
+
+    fn submit_run<const ADMITTED: bool>(
+        &self,
+        location: &'static Location<'static>,
+    ) -> Result<OpHandle<()>, PushError> {
         self.check(location)?;
         let own = self.own();
         let inner = self.inner();
         let f = move |call: &Call<'_>| own.call(call);
         let oneshot = result_job::shared(&inner.spec, location, f);
         match inner.function {
-            Function::Sync(_) => self.enqueue(inner.spec.priority, location, ResultJob::new(Arc::clone(&oneshot)))?,
+            Function::Sync(_) => {
+                self.enqueue::<ADMITTED>(inner.spec.priority, location, ResultJob::new(Arc::clone(&oneshot)))?;
+            }
             Function::Async(_) => {
-                self.enqueue(inner.spec.priority, location, AsyncResultJob::new(Arc::clone(&oneshot)))?;
+                self.enqueue::<ADMITTED>(inner.spec.priority, location, AsyncResultJob::new(Arc::clone(&oneshot)))?;
             }
         }
         Ok(OpHandle::new(oneshot, Arc::clone(&inner.core)))
@@ -291,25 +363,86 @@ impl Operator {
     }
 
     #[inline]
-    fn enqueue(&self, priority: i32, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
-        let inner = self.inner();
-        if inner.spec.flags & flag::CLAIMS == 0 {
-            inner.core.push_sorted(&inner.spec, priority, location, &inner.entries, work)
-        } else {
-            self.enqueue_limited(priority, location, work)
-        }
-    }
-
-    #[cold]
-    fn enqueue_limited(
+    fn enqueue<const ADMITTED: bool>(
         &self,
         priority: i32,
         location: &'static Location<'static>,
         work: impl Job,
     ) -> Result<(), PushError> {
         let inner = self.inner();
-        let (group, deadline) = &inner.limits;
+        if inner.spec.flags & flag::CLAIMS == 0 && !ADMITTED {
+            inner.core.push_sorted(&inner.spec, priority, location, &inner.entries, work)
+        } else {
+            self.enqueue_limited::<ADMITTED>(priority, location, work)
+        }
+    }
+
+    #[cold]
+    fn enqueue_limited<const ADMITTED: bool>(
+        &self,
+        priority: i32,
+        location: &'static Location<'static>,
+        work: impl Job,
+    ) -> Result<(), PushError> {
+        let Inner { core, spec, entries, limits: (group, deadline), .. } = self.inner();
+        if let Some(group) = group.as_ref().filter(|_| !ADMITTED) {
+            if let Err(error) = core.admit(group) {
+                drop(work);
+                return Err(error);
+            }
+        }
+        let is_admitted = ADMITTED || group.is_some() && core.has_limits();
+        let spec = &Spec { name: spec.name.clone(), is_admitted, ..*spec };
+        if ADMITTED && spec.flags & flag::CLAIMS == 0 {
+            return core.push_sorted(spec, priority, location, entries, work);
+        }
         let work = LimitedJob::new(work, group.as_ref(), *deadline);
-        inner.core.push_sorted(&inner.spec, priority, location, &inner.entries, work)
+        let pushed = core.push_sorted(spec, priority, location, entries, work);
+        core.end_push();
+        pushed
+    }
+}
+
+/// An operator that there is room for, from [`Operator::if_room`] and [`Operator::when_room`]: a push by it is not held
+/// back.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = raddle::Engine::builder().workers(1).max_pending(64).build()?;
+/// let tick = engine.op("tick").operator((), |()| {})?;
+/// tick.if_room()?.submit()?.wait()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "an operator runs when it is pushed"]
+pub struct Admitted<'o>(&'o Operator);
+
+impl Admitted<'_> {
+    /// Does the same as [`Operator::push`], and never blocks.
+    ///
+    /// # Errors
+    /// Those of [`Operator::push`].
+    #[track_caller]
+    pub fn push(self) -> Result<(), PushError> {
+        self.0.push_run::<true>(self.0.inner().spec.priority, Location::caller())
+    }
+
+    /// Does the same as [`Operator::push_with_priority`], and never blocks.
+    ///
+    /// # Errors
+    /// Those of [`Operator::push`].
+    #[track_caller]
+    pub fn push_with_priority(self, priority: i32) -> Result<(), PushError> {
+        self.0.push_run::<true>(priority, Location::caller())
+    }
+
+    /// Does the same as [`Operator::submit`], and never blocks.
+    ///
+    /// # Errors
+    /// Those of [`Operator::push`].
+    #[track_caller]
+    pub fn submit(self) -> Result<OpHandle<()>, PushError> {
+        self.0.submit_run::<true>(Location::caller())
     }
 }

@@ -228,7 +228,9 @@ impl Core {
         let acquiring = Oneshot::with(Claim::default());
         let mut spec = Spec::new(Name::from("acquire"));
         // It takes no time where it becomes ready, and needs no worker.
+        // It is not held back either: the call must not block.
         spec.flags |= flag::INLINE | flag::ASYNC;
+        spec.is_admitted = true;
         let job = GuardsJob { make: Some(make), granted: None, acquiring: Some(Arc::clone(&acquiring)) };
         self.push(&spec, location, entries, job)?;
         Ok(acquiring)

@@ -2,7 +2,7 @@
 //!
 //! # States
 //!
-//! The [phases](phase) of an engine only rise. A shutdown goes from `OPEN` through `DRAINING` or `CANCELLING`, or
+//! The [phases](phase) of an engine only rise. A shutdown goes from `OPEN` or `BOUNDED` through `DRAINING` or `CANCELLING`, or
 //! both, to `CLOSED`. A forked child goes from any phase to `FORKED`.
 //!
 //! # Who may touch what
@@ -21,7 +21,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::{
     device::gpus::Gpus,
-    engine::{fault::FaultLock, task::Task},
+    engine::{bounds::Bounds, fault::FaultLock, task::Task},
     error::failures::Failures,
     notify::{pending::PendingOps, waiters::Waiters},
     sync::{
@@ -36,19 +36,23 @@ use crate::{
 pub(super) mod phase {
     /// Any thread may push.
     pub(crate) const OPEN: u8 = 0;
+    /// Any thread may push, but the engine has a limit: pushes from outside wait for room.
+    pub(crate) const BOUNDED: u8 = 1;
     /// Only operations of this engine, and the engine itself, may push.
-    pub(crate) const DRAINING: u8 = 1;
+    pub(crate) const DRAINING: u8 = 2;
     /// Only the engine itself may push. Operations that have not started are cancelled.
-    pub(crate) const CANCELLING: u8 = 2;
+    pub(crate) const CANCELLING: u8 = 3;
     /// Only the engine itself may push. Nothing was pending in the phase before, and the threads may end.
-    pub(crate) const CLOSED: u8 = 3;
+    pub(crate) const CLOSED: u8 = 4;
     /// The engine belongs to the parent of this forked process. Every call returns before it takes a lock.
-    pub(crate) const FORKED: u8 = 4;
+    pub(crate) const FORKED: u8 = 5;
 }
 
 /// The engine.
 pub(crate) struct Core {
     pub(super) kind: EngineKind,
+    /// Whether the engine has a limit of pending operations.
+    pub(super) is_bounded: bool,
     pub(super) phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
     pub(super) pending: PendingOps,
@@ -57,6 +61,8 @@ pub(crate) struct Core {
     pub(super) failures: Arc<Failures>,
     pub(super) threads: ThreadPool<Task>,
     pub(super) gpus: Gpus<Task>,
+    /// What is known about limits of pending operations.
+    pub(super) bounds: Bounds,
     /// Held while a thread reads or changes the failure of a variable that several streams may be using.
     pub(super) fault_lock: FaultLock,
     /// The placement of each worker of the first lane.
@@ -76,20 +82,33 @@ impl std::fmt::Debug for Core {
 }
 
 impl Core {
-    pub(crate) fn new(kind: EngineKind, threads: ThreadPool<Task>, gpus: Gpus<Task>, shards: usize) -> Self {
-        Self {
+    pub(crate) fn new(
+        kind: EngineKind,
+        threads: ThreadPool<Task>,
+        gpus: Gpus<Task>,
+        shards: usize,
+        limit: Option<u64>,
+    ) -> Self {
+        let phase = if limit.is_some() { phase::BOUNDED } else { phase::OPEN };
+        let core = Self {
             kind,
-            phase: CachePadded::new(AtomicU8::new(phase::OPEN)),
+            is_bounded: limit.is_some(),
+            phase: CachePadded::new(AtomicU8::new(phase)),
             next_id: AtomicU64::new(0),
             pending: PendingOps::new(shards),
             waiters: Waiters::default(),
             failures: Arc::default(),
             threads,
             gpus,
+            bounds: Bounds::default(),
             fault_lock: FaultLock::default(),
             placements: OnceLock::new(),
             handles: AtomicUsize::new(1),
+        };
+        if let Some(limit) = limit {
+            core.limit(limit);
         }
+        core
     }
 
     pub(crate) fn kind(&self) -> EngineKind {

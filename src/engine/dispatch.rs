@@ -234,6 +234,15 @@ impl Core {
         }
     }
 
+    /// Runs an operation that the calling thread, which has no worker, has taken from a lane.
+    pub(super) fn run_taken(self: &Arc<Self>, op: OpRef<Task>) {
+        // An entry whose operation a waiter has taken is stale.
+        let op = if op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
+        if let Some(op) = op {
+            self.run_loop(Some(op), &mut ReadyList::default(), &mut iter::empty());
+        }
+    }
+
     /// Runs the operations and epilogues that were left to loops on this thread, for a caller that is about to wait.
     pub(super) fn run_deferred(self: &Arc<Self>) {
         let (mut ready, epilogues) = ready_loop::take_deferred(self);
@@ -271,6 +280,7 @@ impl Core {
                 self.run_next(ready_loop, ready);
             }
         };
+        let _running = self.run_without_worker();
         frame::outside_deletion(|| ready_loop::run(self, run));
     }
 

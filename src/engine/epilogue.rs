@@ -119,9 +119,9 @@ impl Core {
         }
     }
 
-    /// Wakes futures that wait for all operations.
+    /// Wakes futures that wait for all operations, or for room.
     #[cold]
-    fn wake(self: &Arc<Self>, wakers: Wakers) {
+    pub(super) fn wake(self: &Arc<Self>, wakers: Wakers) {
         // The wakers run on a worker, unless the workers may have ended. The operation pushed for them would then run
         // here. Counting it out would wake the waker that ends the engine; that waker would find the operation pending,
         // register again, and be woken again, without end.

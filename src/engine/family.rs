@@ -27,7 +27,7 @@ use std::{
     mem,
     panic::Location,
     ptr::NonNull,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, Weak},
     time::Instant,
 };
 
@@ -80,10 +80,16 @@ impl Plan {
         priority: i32,
         deadline: Option<Instant>,
         group: Option<&Arc<Group>>,
-        within: Option<&Arc<Family>>,
+        within: Option<&Family>,
     ) -> Box<Self> {
         let names = entries.iter().map(|entry| (entry.cell, entry.mode)).collect();
-        Box::new(Self { names, priority, deadline, group: Group::new(group.cloned()), within: within.cloned() })
+        Box::new(Self {
+            names,
+            priority,
+            deadline,
+            group: Group::new(group.cloned()),
+            within: within.and_then(|family| family.this.upgrade()),
+        })
     }
 }
 
@@ -99,6 +105,7 @@ unsafe impl Send for Child {}
 
 /// An operation with children.
 pub(crate) struct Family {
+    this: Weak<Family>,
     core: Arc<Core>,
     op: Mutex<Option<OpRef<Task>>>,
     plan: OnceLock<Box<Plan>>,
@@ -119,7 +126,8 @@ impl std::fmt::Debug for Family {
 impl Family {
     /// Creates the family of an operation that is about to start. The caller has the share of its function.
     pub(super) fn new(core: &Arc<Core>, op: OpRef<Task>) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
             core: Arc::clone(core),
             op: Mutex::new(Some(op)),
             plan: OnceLock::new(),
@@ -130,8 +138,8 @@ impl Family {
     }
 
     /// The family of the operation whose function runs in `frame`, if that has children.
-    pub(crate) fn of(frame: &Frame) -> Option<Arc<Self>> {
-        Arc::clone(frame.family()?).into_any().downcast().ok()
+    pub(crate) fn of(frame: &Frame) -> Option<&Self> {
+        frame.family()?.as_any().downcast_ref()
     }
 
     fn plan(&self) -> &Plan {
@@ -188,7 +196,7 @@ impl Family {
 
     /// Pushes a child.
     pub(crate) fn push(
-        self: &Arc<Self>,
+        &self,
         spec: &Spec,
         location: &'static Location<'static>,
         entries: &mut [Entry],
@@ -207,7 +215,8 @@ impl Family {
             }
         };
         let mutates = entries.iter().any(|entry| entry.mode.is_write());
-        let job = LimitedJob::of_child(job, self.group(), Arc::<Self>::clone(self), deadline, mutates);
+        let Some(share) = self.this.upgrade() else { unreachable!("the function of the parent has a share") };
+        let job = LimitedJob::of_child(job, self.group(), share, deadline, mutates);
         let entries = self.core.check_and_sort(&mut entries, &spec.name, location)?;
         let op = self.core.create(spec, spec.priority, location, entries, job)?;
         let mut children = lock(&self.children);
@@ -215,7 +224,7 @@ impl Family {
             Some(children) => {
                 if let Some(place) = place {
                     // SAFETY: the place stays until the operation has started.
-                    unsafe { place.as_ref() }.hold_back(NonNull::from(&**self).cast());
+                    unsafe { place.as_ref() }.hold_back(NonNull::from(self).cast());
                 }
                 children.push(Child { op, place });
                 Ok(())
@@ -287,7 +296,7 @@ impl Kin for Family {
         place.is_held_back_by(NonNull::from(self).cast())
     }
 
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+    fn as_any(&self) -> &dyn Any {
         self
     }
 }

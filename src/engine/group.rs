@@ -74,7 +74,7 @@ impl Group {
     }
 
     /// This group and those around it, from the inside to the outside.
-    fn path(self: &Arc<Self>) -> impl Iterator<Item = &Arc<Self>> {
+    pub(super) fn path(self: &Arc<Self>) -> impl Iterator<Item = &Arc<Self>> {
         iter::successors(Some(self), |group| group.parent.as_ref())
     }
 

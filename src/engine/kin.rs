@@ -1,6 +1,6 @@
 //! What the code of a parent, and that of a child, knows of their [family](super::family).
 
-use std::{any::Any, ptr::NonNull, sync::Arc};
+use std::{any::Any, ptr::NonNull};
 
 use crate::engine::cancellable::Place;
 
@@ -13,5 +13,5 @@ pub(crate) trait Kin: Send + Sync {
     fn each_parent(&self, look: &mut dyn FnMut(NonNull<()>));
     /// Whether a child with this place waits for the function of the parent to return.
     fn holds_back(&self, place: &Place) -> bool;
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+    fn as_any(&self) -> &dyn Any;
 }

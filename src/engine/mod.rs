@@ -1,6 +1,7 @@
 //! How operations are pushed and run, how threads wait for them, and how an engine shuts down.
 
 pub(crate) mod acquire;
+mod bounds;
 pub(crate) mod cancellable;
 mod complete;
 pub(crate) mod core;
@@ -23,6 +24,7 @@ pub(crate) mod push;
 pub(crate) mod ready_loop;
 pub(crate) mod result_job;
 pub(crate) mod right;
+pub(crate) mod room;
 mod run;
 pub(crate) mod scope;
 mod shutdown;

@@ -172,16 +172,17 @@ impl Core {
         priority: i32,
         entries: &[Entry],
     ) -> Result<OpRef<Task>, PushError> {
-        let ticket = self.pending.enter();
+        let mut ticket = self.pending.enter();
         // Relaxed: the operation was counted first. Either the shutdown's wait covers it, or it entered a generation
         // that was opened after the phase was set; entering has acquired that (edge `open`), so the phase is visible
         // here.
         let phase = self.phase.load(Relaxed);
         if phase != phase::OPEN {
-            self.check_phase(phase, spec, ticket)?;
+            ticket = self.check_phase(phase, spec, ticket)?;
         }
         if self.kind == EngineKind::Naive && !self.naive_engine_accepts(spec) {
             self.count_out(ticket);
+            self.end_push();
             return Err(PushError::InDeviceFunction);
         }
         let band = if priority == 0 { DEFAULT_BAND } else { band_of(priority) };
@@ -194,19 +195,46 @@ impl Core {
         Ok(unsafe { OpRef::new_with(init, band, passes_closed, accesses) })
     }
 
-    /// Decides whether an engine whose shutdown has begun accepts an operation. If not, counts it out again.
+    /// Decides whether an engine whose shutdown has begun, or that has a limit, accepts an operation. If not, counts it
+    /// out again. If the operation is held back until there is room, it is counted once more, and the ticket changes.
     #[cold]
-    fn check_phase(self: &Arc<Self>, phase: u8, spec: &Spec, ticket: Ticket) -> Result<(), PushError> {
+    #[inline(never)]
+    fn check_phase(self: &Arc<Self>, phase: u8, spec: &Spec, ticket: Ticket) -> Result<Ticket, PushError> {
         if phase == phase::FORKED {
             // Counting out may take a lock that a thread of the parent process held.
             return Err(PushError::Forked);
         }
-        let pushed_while_draining = || phase == phase::DRAINING && frame::in_operation_of(self);
-        if spec.flags & flag::INTERNAL != 0 || pushed_while_draining() {
-            return Ok(());
+        let is_accepted = || match phase {
+            phase::BOUNDED if spec.is_admitted => {
+                self.begin_push();
+                true
+            }
+            phase::BOUNDED => self.may_push_counted(),
+            phase::DRAINING => frame::in_operation_of(self),
+            _ => false,
+        };
+        if spec.flags & flag::INTERNAL != 0 || is_accepted() {
+            return Ok(ticket);
         }
+        // Not counted while it is held back: others may wait until nothing is pending.
         self.count_out(ticket);
-        Err(PushError::ShutDown)
+        if phase != phase::BOUNDED {
+            return Err(PushError::ShutDown);
+        }
+        self.hold_back(None)?;
+        let ticket = self.pending.enter();
+        // Relaxed: as in `begin_inline`.
+        match self.phase.load(Relaxed) {
+            phase::BOUNDED => {
+                self.begin_push();
+                Ok(ticket)
+            }
+            phase::FORKED => Err(PushError::Forked),
+            _ => {
+                self.count_out(ticket);
+                Err(PushError::ShutDown)
+            }
+        }
     }
 
     /// Whether the naive engine accepts an operation on this thread. It runs operations inside their push, which the
@@ -221,6 +249,9 @@ impl Core {
         let pushed = tracker::push(op);
         if let Some(op) = pushed.ready {
             self.dispatch(op);
+        }
+        if self.is_bounded {
+            self.end_push();
         }
         if pushed.rejected { Err(Rejected) } else { Ok(()) }
     }

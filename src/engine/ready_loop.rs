@@ -24,6 +24,7 @@ use crate::{
         core::Core,
         ending::{Epilogue, Epilogues},
         frame::{self, seen},
+        room,
         task::Task,
         worker_thread::yield_worker,
     },
@@ -145,16 +146,21 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     if yield_worker().is_err() {
         return Err(f);
     }
+    // The other thread runs operations instead of this one.
+    let runs = Cell::new(Some(room::take_runs()));
     let (frames, innermost) = (frame::current(), seen(INNERMOST.with(Cell::get)));
     let mut f = Some(f);
     let go_on = || {
         INNERMOST.with(|cell| cell.set(innermost));
+        room::put_runs(runs.take().unwrap_or_default());
         frames.adopt(|| f.take().into_iter().for_each(|f| f()));
+        runs.set(Some(room::take_runs()));
     };
     // SAFETY: the engine binds nothing to a thread but thread-locals. The other thread takes over those that point to
     // the frames and loops, and the worker was given away above. The frames and loops belong to the other thread until
     // `go_on` has returned, and the calling thread stands still until then.
     let done = unsafe { stack::on_another(go_on) };
+    room::put_runs(runs.take().unwrap_or_default());
     match (done, f) {
         (Err(_), Some(f)) => Err(f),
         _ => Ok(()),
@@ -169,6 +175,8 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
         frame::current as fn() -> _,
         frame::Frames::adopt as fn(_, fn()),
         stack::on_another::<()> as unsafe fn(fn()) -> std::io::Result<()>,
+        room::take_runs as fn() -> _,
+        room::put_runs as fn(_),
     );
     Err(f)
 }

@@ -250,6 +250,7 @@ impl Core {
         };
         // Recording the second failure of the operation keeps it from getting lost.
         second.iter().for_each(|failure| failure.record(&self.failures));
+        let _running = self.run_without_worker();
         let mut ready = ReadyList::default();
         let mut epilogue = self.complete_by_right(right, result, FnState::MayRun, &mut ready);
         if let Epilogue::CleanUp(completed) = &mut epilogue {
@@ -264,6 +265,7 @@ impl Core {
         let (op, _) = right.into_parts();
         let _ = op.task().async_state().map(AsyncState::resolve);
         let ticket = op.task().ticket;
+        let _running = self.run_without_worker();
         let mut ready = ReadyList::default();
         tracker::end(op, &mut ready);
         self.dispatch_ready(&mut ready, Epilogues::from_iter([Epilogue::CountOut(ticket)]));

@@ -27,6 +27,7 @@ use crate::{
         core::Core,
         frame::{self, HeldQueues},
         group::Group,
+        room,
         variable::VarCell,
         variables::OwnedVar,
         worker_thread,
@@ -143,6 +144,7 @@ impl Scoped {
             }
         }
         Core::catch_up();
+        let _waits = room::stop_running();
         // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this one runs what
         // it can, and tries again.
         self.group.pending.wait_until_idle(|| {

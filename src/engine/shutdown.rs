@@ -2,7 +2,7 @@
 //!
 //! | phase | pushes that are accepted | next |
 //! |---|---|---|
-//! | open | all | draining or cancelling, by [`begin_shutdown`](Core::begin_shutdown) |
+//! | open, bounded | all, but one that has a limit holds some back ([`room`](super::room)) | draining or cancelling, by [`begin_shutdown`](Core::begin_shutdown) |
 //! | draining | those of the engine's own operations | cancelling, closed |
 //! | cancelling | the engine's own operations; operations that have not started fail | closed |
 //! | closed | the engine's own operations, which run on the pushing thread | - |
@@ -36,16 +36,19 @@ use crate::{
 
 impl Core {
     /// Refuses pushes from now on. With `cancel`, operations that have not started fail instead of running.
-    pub(crate) fn begin_shutdown(&self, cancel: bool) {
+    pub(crate) fn begin_shutdown(self: &Arc<Self>, cancel: bool) {
         let phase = if cancel { phase::CANCELLING } else { phase::DRAINING };
         // Relaxed: an operation that is counted after the wait that follows has acquired the phase with the count (edge
         // `open`).
         self.phase.fetch_max(phase, Relaxed);
+        if !self.is_forked() {
+            self.end_waits_for_room();
+        }
     }
 
     pub(crate) fn is_open(&self) -> bool {
         // Relaxed: a snapshot.
-        self.phase.load(Relaxed) == phase::OPEN
+        self.phase.load(Relaxed) <= phase::BOUNDED
     }
 
     /// Whether a shutdown cancels the operations that have not started.

@@ -25,6 +25,10 @@ pub(crate) struct Entry {
     pub(crate) refs: Refs,
 }
 
+// SAFETY: an entry is a pointer to a cell, which is `Sync`. It gives no right to the variable's value. Whoever keeps an
+// entry keeps a handle of the variable, on whatever thread.
+unsafe impl Send for Entry {}
+
 /// The accesses of an operation before its push.
 pub(crate) type Entries = SmallVec<[Entry; INLINE_ACCESSES]>;
 
@@ -36,6 +40,8 @@ pub(crate) struct Spec {
     pub(crate) priority: i32,
     pub(crate) flags: u16,
     pub(crate) lane: u8,
+    /// There is room for the operation, or it needs none: its push is not held back.
+    pub(crate) is_admitted: bool,
 }
 
 impl Spec {
@@ -44,7 +50,7 @@ impl Spec {
     pub(crate) fn new(name: Name) -> Self {
         let flags = if name.is_empty() { 0 } else { flag::NAMED };
         let flags = if name.is_shared() { flags | flag::OWNS_NAME } else { flags };
-        Self { name, priority: 0, flags, lane: 0 }
+        Self { name, priority: 0, flags, lane: 0, is_admitted: false }
     }
 
     /// Returns the properties of an internal operation.

@@ -19,7 +19,7 @@ use crate::{
         deadlock::Target,
         frame::{self, Call, NoWait},
         group::Group,
-        ready_loop,
+        ready_loop, room,
         spec::{Entry, Refs, Spec},
         task::{Cleanup, Job, flag},
         variable::{VarCell, VarRef},
@@ -167,9 +167,10 @@ impl Core {
                 // A deferred operation that ran on this thread has forked the process, and this is the child.
                 return Err(PushError::Forked.into());
             }
-            if let Some(target) = target {
-                return self.wait_watching(oneshot, &target, deadline, wait);
-            }
+        }
+        let _waits = room::stop_running();
+        if let Some(target) = target {
+            return self.wait_watching(oneshot, &target, deadline, wait);
         }
         wait(oneshot, deadline)
     }
@@ -206,6 +207,7 @@ impl Core {
             return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }
         self.make_way()?;
+        let _waits = room::stop_running();
         match self.pending.wait(deadline) {
             Waited::Idle | Waited::Over => self.first_unreported(),
             Waited::TimedOut => Err(WaitError::TimedOut),
@@ -225,6 +227,7 @@ impl Core {
     pub(crate) fn wait_for_group(&self, group: &Group, deadline: Option<Instant>) -> Result<(), WaitError> {
         self.check_group_wait(group)?;
         self.make_way()?;
+        let _waits = room::stop_running();
         match group.pending.wait(deadline) {
             Waited::Idle | Waited::Over => group.take_failure(),
             Waited::TimedOut => Err(WaitError::TimedOut),

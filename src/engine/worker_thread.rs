@@ -275,10 +275,14 @@ pub(super) fn yield_worker() -> Result<(), WaitError> {
             return Ok(());
         };
         let core = Arc::clone(&thread.core);
+        // Until the operation ends, in `run_thread`. Before the worker is seen to be idle elsewhere.
+        let counted = core.has_limits() && core.begin_running();
         let given = thread.core.threads().give_away(worker, move |number, worker| main(core, number, worker));
         if given.is_ok() {
             thread.gave_away.set(true);
             thread.core.function_waits();
+        } else if counted {
+            thread.core.end_running();
         }
         given.map_err(|(worker, error)| {
             // Set before the logger is called, since the logger may wait as well.

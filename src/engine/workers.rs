@@ -101,7 +101,9 @@ fn run_thread(
         run(&thread, number);
         let worker = thread.worker.take();
         if thread.gave_away.replace(false) && !thread.core.is_forked() {
+            // The operation that has given the worker away has ended.
             thread.core.function_has_returned();
+            thread.core.end_running();
         }
         if thread.core.is_forked() {
             // This is a forked child, and the worker belongs to the parent process.

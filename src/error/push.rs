@@ -51,6 +51,9 @@ pub enum PushError {
     UnfitForFamily,
     /// The engine is shut down or shutting down. While it drains, its operations may still push.
     ShutDown,
+    /// There is no room: as many operations are pending as the limit of the engine, or of a group, allows. Returned by
+    /// [`OpBuilder::if_room`](crate::OpBuilder::if_room), before the function of the operation is given away.
+    Full,
     /// The engine has no such device.
     NoSuchDevice(Device),
     /// The thread that serves the device could not be started.
@@ -96,6 +99,9 @@ impl fmt::Display for PushError {
                 "only an operation of the CPU that ends when its function returns can have children, and an operator cannot be a child; use another call to push it",
             ),
             Self::ShutDown => f.write_str("the engine is shut down or shutting down; push before the shutdown"),
+            Self::Full => f.write_str(
+                "as many operations are pending as the limit of the engine or of a group allows; try again later, or wait for room",
+            ),
             Self::NoSuchDevice(device) => {
                 write!(f, "this engine has no device {device}; add one with `EngineBuilder::gpu`")
             }

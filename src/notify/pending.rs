@@ -8,10 +8,10 @@
 //! free, a new one is made: the first [`INLINE`] are part of the count, further ones lie in chunks, each as large as
 //! all generations before it. Each generation has two words per shard, and threads are spread over the shards:
 //!
-//! | word | meaning | bit 0 |
-//! |---|---|---|
-//! | `entered` | operations that entered through this shard, times two; changed by CAS | closed: an entry is refused and retries in the current generation |
-//! | `left` | operations that left through this shard, times two | armed: an operation that leaves also subtracts one from `rest` |
+//! | word | meaning | bit 0 | bit 1 |
+//! |---|---|---|---|
+//! | `entered` | operations that entered through this shard, times four; changed by CAS | closed: an entry is refused and retries in the current generation | unused |
+//! | `left` | operations that left through this shard, times four | armed: an operation that leaves also subtracts one from `rest` | watched: an operation that leaves also looks for those that wait for room |
 //!
 //! Closing sets bit 0 of every word by one read-modify-write each, which returns the exact count at that moment. So
 //! `rest`, which starts at zero and has the difference of the sums added, reaches zero exactly once, when the last
@@ -20,6 +20,18 @@
 //! Each closing has a number, one higher than the last. A wait depends on the number of the generation that it has
 //! closed: it is over when no generation is draining that was closed with this number or a lower one. So it covers the
 //! operations that had entered before it, and no others, however many generations drain.
+//!
+//! # Room
+//!
+//! A count may have a limit. Who waits for room under it registers under the lock, *watches* (sets bit 1 of `left` in
+//! every shard of every generation that is not free), and then counts. An operation that leaves either comes before the
+//! watching `fetch_or` of its word, so that the count includes it, or finds the bit, takes the lock, counts, and tells
+//! those that wait. So no wake-up is lost, and an operation that leaves a count where nobody waits for room pays
+//! nothing for it. The bits are cleared by the first operation that leaves and finds nobody.
+//!
+//! Threads are told when there is some room ([`slack`]), since each of them can wait with a time limit; of the futures
+//! the first one is told whenever there is room at all. It tells the next one when it has looked
+//! ([`tell_next`](PendingOps::tell_next)), whether it has used the room or not.
 //!
 //! # Edges
 //!
@@ -72,8 +84,20 @@ const CHUNKS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 26 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () = assert!((INLINE as u64) << CHUNKS == 1 << u32::BITS, "each generation must have a ticket");
 
+/// Closed, or armed.
 const FLAG: u64 = 1;
-const ONE: u64 = 2;
+/// Watched.
+const WATCH: u64 = 2;
+const ONE: u64 = 4;
+
+/// The limit of a count that has none.
+pub const UNLIMITED: u64 = u64::MAX;
+
+/// How far below the limit a count must be before waiting threads are told, so that a thread that pushes fast does not
+/// sleep and wake for each operation. Picked.
+pub fn slack(limit: u64) -> u64 {
+    (limit / 8).min(32)
+}
 
 /// `rest` counts from here, so that it can drop below its start while it is being computed.
 const ZERO: u64 = 1 << 63;
@@ -117,12 +141,23 @@ struct State {
     last: u64,
     /// The waiting futures, by the numbers that their waits depend on.
     waiting: Waiting,
+    /// The number of threads that wait for room.
+    threads_for_room: usize,
+    /// The futures that wait for room.
+    for_room: Waiting,
+    /// Whether the generations are watched.
+    watched: bool,
 }
 
 impl State {
     /// The number up to which waits are over.
     fn over(&self) -> u64 {
         self.draining.first().map_or(self.last, |&first| first - 1)
+    }
+
+    /// The generations that are not free.
+    fn used(&self) -> impl Iterator<Item = usize> {
+        (0..self.numbers.len()).filter(|generation| !self.free.contains(generation))
     }
 }
 
@@ -159,6 +194,9 @@ pub struct PendingOps {
     chunks: [OnceLock<Box<Chunk>>; CHUNKS],
     state: Mutex<State>,
     drained: Condvar,
+    /// From this number of operations on there is no room.
+    limit: AtomicU64,
+    room: Condvar,
     /// The process that created the count. In a forked child the lock may be held for ever.
     process: ProcessMark,
 }
@@ -196,8 +234,13 @@ impl PendingOps {
                 draining: BTreeSet::new(),
                 last: 0,
                 waiting: Waiting::default(),
+                threads_for_room: 0,
+                for_room: Waiting::default(),
+                watched: false,
             }),
             drained: Condvar::new(),
+            limit: AtomicU64::new(UNLIMITED),
+            room: Condvar::new(),
             process: ProcessMark::current(),
         }
     }
@@ -299,7 +342,11 @@ impl PendingOps {
     /// Returns how many operations are pending. One that enters or leaves during the call may or may not count.
     pub fn count(&self) -> u64 {
         // The lock keeps generations from being opened and freed.
-        let state = lock(&self.state);
+        self.count_in(&lock(&self.state))
+    }
+
+    /// [`count`](Self::count), under the lock.
+    fn count_in(&self, state: &State) -> u64 {
         let shards = 0..self.shards.len();
         let pending = |generation: usize| {
             // Acquire (edge `leave`): the entries of the operations that have left, which are loaded after this.
@@ -308,7 +355,7 @@ impl PendingOps {
             let entered = shards.clone().map(|shard| self.entered(shard, generation).load(Relaxed) / ONE).sum::<u64>();
             entered.saturating_sub(left)
         };
-        (0..state.numbers.len()).filter(|generation| !state.free.contains(generation)).map(pending).sum()
+        state.used().map(pending).sum()
     }
 
     /// Counts an operation out. Its effects are visible to every thread that sees the count without it. Returns the
@@ -321,27 +368,41 @@ impl PendingOps {
         let (Some(left), Some(rest)) = (shard.left.get(generation), self.rest.get(generation)) else {
             return self.leave_chunk(generation);
         };
-        if Self::leave_by(left, rest) { self.finish(generation) } else { None }
+        self.leave_by(left, rest, generation)
     }
 
     /// Counts an operation out, as [`leave`](Self::leave) does, when the generation is in a chunk.
     #[cold]
     #[inline(never)]
     fn leave_chunk(&self, generation: usize) -> Option<Wakers> {
-        let (left, rest) = (self.left(self.shard(), generation), self.rest(generation));
-        if Self::leave_by(left, rest) { self.finish(generation) } else { None }
+        self.leave_by(self.left(self.shard(), generation), self.rest(generation), generation)
     }
 
-    /// Counts an operation out through the words of a generation. Returns whether it was the last one of a closed
-    /// generation.
+    /// Counts an operation out through the words of a generation.
     #[inline(always)]
-    fn leave_by(left: &AtomicU64, rest: &AtomicU64) -> bool {
+    fn leave_by(&self, left: &AtomicU64, rest: &AtomicU64, generation: usize) -> Option<Wakers> {
         pause::at(Point::PendingBeforeLeave);
-        // Release (edge `leave`). Nothing is acquired from the thread that armed the word.
+        // Release (edge `leave`). Nothing is acquired from the thread that armed the word, or that watches it.
         let before = left.fetch_add(ONE, Release);
         pause::at(Point::PendingLeft);
+        if before & (FLAG | WATCH) == 0 {
+            return None;
+        }
+        if before & WATCH != 0 {
+            return self.leave_watched(generation, before & FLAG != 0);
+        }
         // AcqRel (edge `leave`).
-        before & FLAG != 0 && rest.fetch_sub(1, AcqRel) == ZERO + 1
+        if rest.fetch_sub(1, AcqRel) == ZERO + 1 { self.finish(generation) } else { None }
+    }
+
+    /// Continues [`leave`](Self::leave) where the word was watched, and perhaps armed.
+    #[cold]
+    #[inline(never)]
+    fn leave_watched(&self, generation: usize, armed: bool) -> Option<Wakers> {
+        // AcqRel (edge `leave`).
+        let is_last = armed && self.rest(generation).fetch_sub(1, AcqRel) == ZERO + 1;
+        let drained = if is_last { self.finish(generation) } else { None };
+        Wakers::join(drained, self.tell_of_room())
     }
 
     /// Frees a generation that has drained.
@@ -369,6 +430,132 @@ impl PendingOps {
         }
         wakers
     }
+
+    // -------------------------------------------------------------------------------------------------- room ----
+
+    /// Sets the limit. Returns the wakers of futures that have room now.
+    #[must_use = "futures wait to be woken"]
+    pub fn set_limit(&self, limit: u64) -> Option<Wakers> {
+        // Relaxed: a limit may be seen late. Those that wait look again under the lock below.
+        self.limit.store(limit, Relaxed);
+        self.tell_of_room()
+    }
+
+    /// From how many operations on there is no room.
+    #[inline]
+    pub fn limit(&self) -> u64 {
+        // Relaxed: as in `set_limit`.
+        self.limit.load(Relaxed)
+    }
+
+    /// Whether there is room for one more operation and `slack` others.
+    pub fn has_room(&self, slack: u64) -> bool {
+        let limit = self.limit();
+        limit == UNLIMITED || self.count().saturating_add(slack) < limit
+    }
+
+    /// Waits until there is some room, until it is told of a shutdown, or until `deadline`.
+    pub fn wait_for_room(&self, deadline: Option<Instant>) {
+        let mut state = lock(&self.state);
+        let limit = self.limit();
+        state.threads_for_room += 1;
+        self.watch(&mut state);
+        if self.count_in(&state).saturating_add(slack(limit)) >= limit {
+            // Its caller looks again in any case.
+            state = match wait_until(&self.room, state, deadline) {
+                Ok(state) => state,
+                Err(_) => lock(&self.state),
+            };
+        }
+        state.threads_for_room -= 1;
+    }
+
+    /// Ends the waits of threads for room, for a shutdown.
+    pub fn interrupt_waits_for_room(&self) {
+        let state = lock(&self.state);
+        if state.threads_for_room > 0 {
+            self.room.notify_all();
+        }
+    }
+
+    /// Polls whether there is room. If not, `waker` will be woken when there is.
+    pub fn poll_room(&self, key: &mut WakerKey, waker: &Waker) -> Poll<()> {
+        // A future that has not registered looks twice, the second time after the watch. One that has registered is
+        // watched for since then.
+        wakers::poll(&self.state, key, waker, |state| {
+            if self.count_in(state) < self.limit() {
+                return Ok(());
+            }
+            self.watch(state);
+            Err(&mut state.for_room)
+        })
+    }
+
+    /// Ends a wait for room that was polled. Returns the waker of the next one, if there is room: this one may have been
+    /// told instead.
+    #[must_use = "futures wait to be woken"]
+    pub fn end_room(&self, key: &mut WakerKey) -> Option<Wakers> {
+        wakers::leave(&self.state, key, |state| Some(&mut state.for_room));
+        self.tell_next()
+    }
+
+    /// Returns the waker of the first future that waits for room, if there is room.
+    #[must_use = "futures wait to be woken"]
+    pub fn tell_next(&self) -> Option<Wakers> {
+        if self.process.is_foreign() {
+            return None;
+        }
+        let mut state = lock(&self.state);
+        if !state.for_room.is_empty() && self.count_in(&state) < self.limit() {
+            state.for_room.take_first()
+        } else {
+            None
+        }
+    }
+
+    /// Makes operations that leave [tell](Self::tell_of_room) those that wait for room.
+    fn watch(&self, state: &mut State) {
+        if state.watched || removed(Step::WatchForRoom) {
+            return;
+        }
+        state.watched = true;
+        for generation in state.used() {
+            for shard in 0..self.shards.len() {
+                // Relaxed: nothing is handed over. The count that follows loads this word again, and so includes the
+                // operations that left before this. Those that leave after it find the bit.
+                self.left(shard, generation).fetch_or(WATCH, Relaxed);
+            }
+        }
+    }
+
+    /// Tells those that wait for room, if there is room. If nobody waits, operations that leave need not ask again.
+    #[cold]
+    #[inline(never)]
+    fn tell_of_room(&self) -> Option<Wakers> {
+        if self.process.is_foreign() {
+            return None;
+        }
+        let mut state = lock(&self.state);
+        if state.threads_for_room == 0 && state.for_room.is_empty() {
+            if state.watched {
+                state.watched = false;
+                for generation in state.used() {
+                    for shard in 0..self.shards.len() {
+                        // Relaxed: a later watch sets the bit again, under the lock.
+                        self.left(shard, generation).fetch_and(!WATCH, Relaxed);
+                    }
+                }
+            }
+            return None;
+        }
+        let (count, limit) = (self.count_in(&state), self.limit());
+        if state.threads_for_room > 0 && count.saturating_add(slack(limit)) < limit {
+            self.room.notify_all();
+        }
+        if count < limit { state.for_room.take_first() } else { None }
+    }
+
+    // ------------------------------------------------------------------------------------------------- waits ----
 
     /// Waits until every operation that entered before the call has left.
     pub fn wait(&self, deadline: Option<Instant>) -> Waited {
@@ -465,7 +652,7 @@ impl PendingOps {
         self.rest(next).store(ZERO, Relaxed);
         for shard in shards.clone() {
             // Relaxed: no operation leaves a free generation, and the stores below publish the word.
-            self.left(shard, next).store(0, Relaxed);
+            self.left(shard, next).store(if state.watched { WATCH } else { 0 }, Relaxed);
         }
         // This comes after all stores of `left`: from here on, a thread that has read an old `current` may enter, and
         // leave through any shard.

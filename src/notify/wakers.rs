@@ -66,6 +66,16 @@ impl Waiting {
         self.wakers.insert((key.target, number), waker)
     }
 
+    /// Whether no future waits.
+    pub fn is_empty(&self) -> bool {
+        self.wakers.is_empty()
+    }
+
+    /// Takes the waker of the first future.
+    pub fn take_first(&mut self) -> Option<Wakers> {
+        self.wakers.pop_first().map(|(_, waker)| Wakers(Box::new(vec![waker])))
+    }
+
     /// Takes the wakers of the futures that wait for `target` or a lower number.
     pub fn take_up_to(&mut self, target: u64) -> Option<Wakers> {
         let mut wakers = Vec::new();
@@ -119,6 +129,17 @@ pub fn leave<S>(state: &Mutex<S>, key: &mut WakerKey, waiting: impl FnOnce(&mut 
 pub struct Wakers(Box<Vec<Waker>>);
 
 impl Wakers {
+    /// All wakers of both.
+    pub fn join(first: Option<Self>, second: Option<Self>) -> Option<Self> {
+        match (first, second) {
+            (Some(mut first), Some(second)) => {
+                first.0.extend(*second.0);
+                Some(first)
+            }
+            (first, second) => first.or(second),
+        }
+    }
+
     /// Wakes the futures. A panic of a waker is caught and logged.
     #[cold]
     #[inline(never)]

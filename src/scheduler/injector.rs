@@ -28,7 +28,8 @@
 //! # Progress
 //!
 //! A push is lock-free and depends on no popper; a pop is lock-free and depends on no pusher. A popper that is stopped
-//! between taking an inbox and installing the rest withholds what it took; poppers are workers, never pushers.
+//! between taking an inbox and installing the rest withholds what it took. Poppers are workers, and pushers only while a
+//! limit holds their push back ([`Lane::take`](super::lane::Lane::take)).
 //!
 //! # Why the stacks have no ABA problem
 //!

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    injector::Injector,
+    injector::{Injector, Rest},
+    priority::DEFAULT_BAND,
     sleep::{IdlePolicy, Sleep},
     worker::Worker,
 };
@@ -11,9 +12,10 @@ use super::{
 use crate::testing::weaken::{Step, removed};
 use crate::{
     sync::{
-        Ordering::{Acquire, Relaxed, Release},
-        atomic::AtomicBool,
-        deque::{self, Stealer},
+        Ordering::{Acquire, Relaxed, Release, SeqCst},
+        atomic::{AtomicBool, fence},
+        deque::{self, Steal, Stealer},
+        hint,
     },
     testing::pause::{self, Point},
     tracker::OpRef,
@@ -124,8 +126,50 @@ impl<T> Lane<T> {
         }
     }
 
+    /// Takes a ready operation, for a thread that runs none of the lane's workers. The operation does not come back to
+    /// the lane.
+    pub fn take(&self) -> Option<OpRef<T>> {
+        let highest = || self.injector.highest().filter(|&band| band > DEFAULT_BAND);
+        while let Some(band) = highest() {
+            if let Some(op) = self.pop(band) {
+                return Some(op);
+            }
+        }
+        if let Some(op) = self.pop(DEFAULT_BAND).or_else(|| self.stealers.iter().find_map(steal)) {
+            return Some(op);
+        }
+        while let Some(band) = self.injector.highest() {
+            if let Some(op) = self.pop(band) {
+                return Some(op);
+            }
+        }
+        None
+    }
+
+    /// Pops one operation from a band of the injector.
+    fn pop(&self, band: u8) -> Option<OpRef<T>> {
+        let (mut chain, rest) = self.injector.pop(band, 1)?;
+        if rest == Rest::Published {
+            // The pop had hidden the rest from workers that were about to sleep.
+            self.sleep.notify();
+        }
+        chain.next()
+    }
+
+    /// Returns a value if the lane has nothing to run, and no worker runs anything. If a second call returns the same
+    /// value, that was so at some moment between both.
+    pub fn idle_since(&self) -> Option<usize> {
+        // In this order: a worker counts its `find` before it takes an operation away.
+        if self.has_work() {
+            return None;
+        }
+        // A snapshot: on a machine that delays the store of a count beyond the taking, an operation may be missed.
+        fence(SeqCst);
+        self.sleep.idle_since()
+    }
+
     /// Whether an operation seems to be available.
-    pub(super) fn has_work(&self) -> bool {
+    pub(crate) fn has_work(&self) -> bool {
         !self.injector.is_empty() || self.stealers.iter().any(|stealer| !stealer.is_empty())
     }
 
@@ -145,5 +189,16 @@ impl<T> Lane<T> {
     pub(super) fn has_ended(&self) -> bool {
         // Acquire: pairs with `end`.
         self.ended.load(Acquire)
+    }
+}
+
+/// Steals one operation from a deque.
+fn steal<T>(stealer: &Stealer<OpRef<T>>) -> Option<OpRef<T>> {
+    loop {
+        match stealer.steal() {
+            Steal::Success(op) => return Some(op),
+            Steal::Empty => return None,
+            Steal::Retry => hint::spin_loop(),
+        }
     }
 }

@@ -130,7 +130,7 @@ pub struct Sleep {
     /// The worker that was pinned last to a core, by the core's number modulo the length, a power of two; `NO_WORKER`
     /// if none was.
     last_on_core: Box<[AtomicUsize]>,
-    /// How often each worker has called `find`.
+    /// Twice the number of calls of `find` by each worker, plus one since the last call has found nothing.
     finds: Box<[CachePadded<AtomicUsize>]>,
     max_searchers: usize,
 }
@@ -181,14 +181,39 @@ impl Sleep {
         }
         let finds = &self.finds[worker];
         // Relaxed: only this thread stores it, and other threads only compare values.
-        let count = finds.load(Relaxed).wrapping_add(1);
+        let count = finds.load(Relaxed).wrapping_add(2);
+        finds.store(count, Relaxed);
+    }
+
+    /// Takes back that the last call of `find` by `worker` has found nothing, before the next one.
+    pub fn note_busy(&self, worker: usize) {
+        let finds = &self.finds[worker];
+        // Relaxed: only this thread stores it, and other threads only compare values.
+        let count = finds.load(Relaxed) & !1;
+        finds.store(count, Relaxed);
+    }
+
+    /// Notes that the last call of `find` by `worker` has found nothing, on the thread that runs it.
+    pub fn note_idle(&self, worker: usize) {
+        let finds = &self.finds[worker];
+        // Relaxed: only this thread stores it, and other threads only compare values.
+        let count = finds.load(Relaxed) | 1;
         finds.store(count, Relaxed);
     }
 
     /// Returns how often all workers have called `find`.
     pub fn finds(&self) -> usize {
         // Relaxed: only compared with an earlier value.
-        self.finds.iter().fold(0, |sum, finds| sum.wrapping_add(finds.load(Relaxed)))
+        self.finds.iter().fold(0, |sum, finds| sum.wrapping_add(finds.load(Relaxed) / 2))
+    }
+
+    /// Returns a value that changes with each call of `find`, if no worker has found anything since its last one.
+    pub fn idle_since(&self) -> Option<usize> {
+        self.finds.iter().try_fold(0usize, |sum, finds| {
+            // Relaxed: a snapshot; see `Lane::idle_since`.
+            let count = finds.load(Relaxed);
+            (count % 2 == 1).then(|| sum.wrapping_add(count))
+        })
     }
 
     /// Reports core contention: the calling thread, which runs none of the workers, pushes work, so the worker that is

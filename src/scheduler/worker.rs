@@ -409,6 +409,12 @@ impl<T> Worker<T> {
         }
     }
 
+    /// [`find`](Self::find) in a search, when the last call has found nothing.
+    fn find_again(&self) -> Option<OpRef<T>> {
+        self.lane.sleep().note_busy(self.index);
+        self.find()
+    }
+
     /// Searches until it finds work or the lane ends, and sleeps in between if the idle policy says so.
     #[cold]
     fn search(&self) -> Option<OpRef<T>> {
@@ -417,22 +423,24 @@ impl<T> Worker<T> {
         let guard = SearchGuard { sleep, worker: self.index, state: Cell::new(SearchState::Inactive) };
         let mut was_timed = false;
         loop {
+            sleep.note_idle(self.index);
             guard.state.set(state);
             pause::at(Point::SleepSearching);
             // On a contended core, a search would only keep the pushing thread from making work.
             let contended = self.lane.idle() != IdlePolicy::Spin && sleep.is_contended(self.index);
             if state == SearchState::Searching {
-                let found = if contended || was_timed { self.find() } else { self.spin() };
+                let found = if contended || was_timed { self.find_again() } else { self.spin() };
                 if let Some(op) = found {
                     return self.finish_search(op);
                 }
+                sleep.note_idle(self.index);
             }
             if self.lane.has_ended() {
                 if state == SearchState::Searching {
                     let _ = sleep.stop_search();
                 }
                 // No operation is left, but there may be entries whose operations waiters have taken.
-                return self.find();
+                return self.find_again();
             }
             let park = if contended && self.is_lane_busy() { ParkKind::Timed } else { ParkKind::Untimed };
             sleep.announce(self.index, state, park);
@@ -441,11 +449,12 @@ impl<T> Worker<T> {
             if !removed(Step::SearchAgainBeforePark) {
                 // After the announcement: a notifier that saw no sleeper had made its work visible before, so this
                 // search sees it.
-                if let Some(op) = self.find() {
+                if let Some(op) = self.find_again() {
                     // A notifier may have counted on this worker while it was announced.
                     sleep.retract(self.index);
                     return self.finish_search(op);
                 }
+                sleep.note_idle(self.index);
                 if self.lane.has_ended() {
                     sleep.retract(self.index);
                     let _ = sleep.stop_search();
@@ -483,7 +492,7 @@ impl<T> Worker<T> {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn spin(&self) -> Option<OpRef<T>> {
         let limit = match self.lane.idle() {
-            IdlePolicy::Park => return self.find(),
+            IdlePolicy::Park => return self.find_again(),
             IdlePolicy::SpinThenPark(limit) => Some(limit),
             IdlePolicy::Spin => None,
         };
@@ -493,9 +502,10 @@ impl<T> Worker<T> {
         loop {
             for _ in 0..ROUNDS_PER_CLOCK {
                 if self.lane.has_work() {
-                    if let Some(op) = self.find() {
+                    if let Some(op) = self.find_again() {
                         return Some(op);
                     }
+                    self.lane.sleep().note_idle(self.index);
                 }
                 (0..pauses).for_each(|_| hint::spin_loop());
             }
@@ -503,7 +513,7 @@ impl<T> Worker<T> {
             let now = Instant::now();
             let is_over = |limit| now - start >= limit || now - last >= CONTENDED;
             if self.lane.has_ended() || limit.is_some_and(is_over) {
-                return self.find();
+                return self.find_again();
             }
             last = now;
         }
@@ -513,7 +523,7 @@ impl<T> Worker<T> {
     #[cfg(any(raddle_loom, raddle_shuttle))]
     fn spin(&self) -> Option<OpRef<T>> {
         let _ = (self.lane.idle(), hint::spin_loop as fn(), IdlePolicy::Spin);
-        self.find()
+        self.find_again()
     }
 }
 

@@ -78,6 +78,8 @@ pub enum Step {
     TakeQueued,
     /// A waiter is pinned from before it claims an operation until it has taken it (`OpRef::take`).
     PinBeforeTake,
+    /// Who waits for room watches the count before it looks again (`PendingOps::watch`).
+    WatchForRoom,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]

@@ -21,6 +21,7 @@ use crate::{
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
     sync::{Mutex, lock, thread_static},
     system::topology::{self, Claim},
+    tracker::OpRef,
     values::kind::Placement,
 };
 
@@ -320,6 +321,21 @@ impl<T: Send + 'static> ThreadPool<T> {
         &self.lanes[usize::from(number)]
     }
 
+    /// All lanes.
+    pub(crate) fn lanes(&self) -> &[Arc<Lane<T>>] {
+        &self.lanes
+    }
+
+    /// Whether a lane seems to have a ready operation.
+    pub(crate) fn have_work(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.has_work())
+    }
+
+    /// Takes a ready operation of any lane, for a thread that runs none of the workers.
+    pub(crate) fn take_ready(&self) -> Option<OpRef<T>> {
+        self.lanes.iter().find_map(|lane| lane.take())
+    }
+
     /// The cores that the engine's threads may use.
     pub(crate) fn mask(&self) -> &[usize] {
         &self.mask
@@ -334,6 +350,11 @@ impl<T: Send + 'static> ThreadPool<T> {
     pub(crate) fn owns_thread(&self) -> bool {
         STARTED_FOR.with(Cell::get) == self.engine
     }
+}
+
+/// Whether the calling thread was started for an engine.
+pub(crate) fn is_engine_thread() -> bool {
+    STARTED_FOR.with(Cell::get) != 0
 }
 
 /// Takes the calling thread, which has just been forked, out of the engine that it was started for.

@@ -1,0 +1,77 @@
+//! Three producers that are faster than the workers, and a limit that keeps the memory small.
+//!
+//! ```text
+//! cargo run --release --example full_engine
+//! ```
+//!
+//! Look at the three pushes. An archive must have every quote, so its producer waits: `push` runs operations on the
+//! producer's thread while the engine is full. A trader must not stop, so it leaves quotes out that it has no room for:
+//! `if_room`. A task shares its thread with other tasks, so it awaits room: `when_room`.
+
+use std::error::Error;
+use std::thread;
+
+use raddle::{Engine, PushError, Var};
+
+const LIMIT: usize = 256;
+const QUOTES: u64 = 20_000;
+
+/// Some work for each quote.
+fn digest(sum: &mut u64, quote: u64) {
+    *sum = (0..200).fold(*sum ^ quote, |hash, _| hash.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23));
+}
+
+/// Pushes every quote, and waits for room.
+fn archive(engine: &Engine, sums: &[Var<u64>]) -> Result<(), PushError> {
+    for quote in 0..QUOTES {
+        let sum = &sums[quote as usize % sums.len()];
+        engine.op("archive").push(sum.write(), move |sum| digest(sum, quote))?;
+    }
+    Ok(())
+}
+
+/// Pushes the quotes that there is room for, and returns how many it has left out.
+fn trade(engine: &Engine, sum: &Var<u64>) -> Result<u64, PushError> {
+    let mut left_out = 0;
+    for quote in 0..QUOTES {
+        match engine.op("trade").if_room() {
+            Ok(op) => op.push(sum.write(), move |sum| digest(sum, quote))?,
+            Err(PushError::Full) => left_out += 1,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(left_out)
+}
+
+/// Pushes every quote from a task.
+async fn publish(engine: &Engine, sum: &Var<u64>) -> Result<(), PushError> {
+    for quote in 0..QUOTES / 10 {
+        engine.op("publish").when_room().await?.push(sum.write(), move |sum| digest(sum, quote))?;
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let engine = Engine::builder().max_pending(LIMIT).build()?;
+    let sums: Vec<_> = (0..8).map(|_| engine.var(0)).collect();
+    let (traded, published) = (engine.var(0), engine.var(0));
+
+    let left_out = thread::scope(|scope| {
+        let archive = scope.spawn(|| archive(&engine, &sums));
+        let publish = scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime is built");
+            runtime.block_on(publish(&engine, &published))
+        });
+        let left_out = trade(&engine, &traded)?;
+        archive.join().expect("it does not panic")?;
+        publish.join().expect("it does not panic")?;
+        Ok::<_, PushError>(left_out)
+    })?;
+    engine.wait_for_all()?;
+
+    assert_eq!(sums.iter().map(|sum| sum.version()).sum::<u64>(), QUOTES);
+    assert_eq!(traded.version() + left_out, QUOTES);
+    assert_eq!(published.version(), QUOTES / 10);
+    println!("every quote was archived and published; the trader has left {left_out} of {QUOTES} out");
+    Ok(())
+}

@@ -1,0 +1,468 @@
+//! Limits of pending operations: who is held back by a full engine or a full group, and what it does meanwhile.
+//!
+//! An engine, and each group, may have a limit; the counts are those of [`PendingOps`]. Only pushes from outside are held
+//! back. Program code that an engine calls is never held back, for it may be what makes room: that is all code in a
+//! [`frame`], on a thread that an engine has started, or inside a push that is itself held back.
+//!
+//! # A push that is held back
+//!
+//! [`hold_back`](Core::hold_back) repeats these steps until one of them ends it:
+//!
+//! 1. A shutdown has begun: the push is refused.
+//! 2. There is room: the push goes on. If there is none in a stopped engine, the push is refused as well.
+//! 3. An operation of a lane of workers is ready: the thread runs it, in a ready loop of its own. Its stack has no frame,
+//!    so no other operation is below it. An operation that waits there blocks the thread, as an eager one does: it must
+//!    not wait for what this thread holds.
+//! 4. Nothing is ready or runs: the push goes on although there is no room. What is pending waits for something that only
+//!    the program can bring about, perhaps on this thread.
+//! 5. Otherwise the thread sleeps, until there is room ([`PendingOps::wait_for_room`]) or for a time that doubles each
+//!    time. The time limit is for what has no event: that nothing runs any more.
+//!
+//! # What runs
+//!
+//! A thread outside that pushes is counted in `pushing` until its operation is in a lane or in the queues: if it is
+//! stopped in between, operations behind that one would otherwise seem to wait for nothing. So is a thread that completes
+//! an operation outside, in `running`.
+//!
+//! The worker of a lane runs an operation unless its last search has found nothing
+//! ([`Lane::idle_since`](crate::scheduler::Lane::idle_since)). Threads that run operations without a worker are counted in
+//! `running`: those that have handed their worker over, and threads of the program inside a ready loop. While they wait
+//! for an operation or a variable of an engine they are counted in `waiting` instead, since what they wait for runs or
+//! does not. A thread of which the wait has just ended may still be counted there; so if threads wait, nothing must run
+//! at two looks with a pause between them. The lane of a GPU whose thread does not search has work in flight.
+//!
+//! # How far a limit is exceeded
+//!
+//! A count is a sum over shards, taken under a lock. So a thread that finds room for *r* operations takes a
+//! [credit](CREDIT) for some of them, at most [`MAX_CREDIT`], and looks again when it has used that. A single thread that
+//! pushes therefore stays within the limit; several exceed it by `MAX_CREDIT` each at most, and by one each without
+//! credit.
+//!
+//! # Who may touch what
+//!
+//! * `CREDIT`, `RUNS`, `HOLDING`, `PUSHING`: only their thread.
+//!
+//! There are no edges here: what several threads know is in [`Bounds`](super::bounds::Bounds).
+
+use std::{
+    cell::{Cell, RefCell},
+    future::Future,
+    iter,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    engine::{bounds::any_limits, core::Core, frame, group::Group},
+    error::push::PushError,
+    notify::{
+        pending::{PendingOps, UNLIMITED, slack},
+        wakers::{self, WakerKey},
+    },
+    sync::{Ordering::Relaxed, lock, thread_static},
+    threads::pool::is_engine_thread,
+};
+
+/// The most operations that a thread pushes without counting again. Measured: with 32, the sum over the shards costs each
+/// push less than the rest of the check.
+const MAX_CREDIT: u64 = 32;
+
+/// How long a push that is held back sleeps at most, the first time and in the end. It doubles in between. Picked: the
+/// first one is the time that workers search by default before they sleep; the last one is rare enough to cost no
+/// measurable CPU time.
+const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(10)];
+
+// The engine that this thread has pushed to last, and how many operations it may push there before it counts again.
+thread_static!(static CREDIT: Cell<(usize, u64)> = Cell::new((0, 0)));
+
+// The engines in whose `running` this thread is counted.
+thread_static!(static RUNS: RefCell<Vec<Arc<Core>>> = RefCell::new(Vec::new()));
+
+// Whether this thread is counted in `pushing` of an engine.
+thread_static!(static PUSHING: Cell<bool> = Cell::new(false));
+
+// Whether a push is held back on this thread.
+thread_static!(static HOLDING: Cell<bool> = Cell::new(false));
+
+/// Whether pushes of the calling thread are held back: no engine has called the code that runs there.
+fn is_outside() -> bool {
+    !frame::in_program() && !is_engine_thread() && !frame::in_device_function() && !HOLDING.with(Cell::get)
+}
+
+/// The counts that an operation enters, from the innermost group to the engine.
+fn counts<'a>(core: &'a Core, group: Option<&'a Arc<Group>>) -> impl Iterator<Item = &'a PendingOps> {
+    group.into_iter().flat_map(Group::path).map(|group| &group.pending).chain(iter::once(&core.pending))
+}
+
+/// Returns the first count that has no room for an operation and for as many others as `slack` says.
+fn first_full<'a>(
+    core: &'a Core,
+    group: Option<&'a Arc<Group>>,
+    slack: impl Fn(u64) -> u64,
+) -> Option<(usize, &'a PendingOps)> {
+    counts(core, group).enumerate().find(|(_, count)| !count.has_room(slack(count.limit())))
+}
+
+impl Core {
+    /// Limits the operations of the engine, before it has a handle.
+    pub(crate) fn limit(&self, limit: u64) {
+        self.bounds.begin_use();
+        // Nobody waits.
+        let _ = self.pending.set_limit(limit);
+    }
+
+    /// Whether the engine, or a group of it, may have a limit.
+    pub(crate) fn has_limits(&self) -> bool {
+        self.bounds.are_in_use()
+    }
+
+    /// Limits the operations of a group.
+    pub(crate) fn limit_group(self: &Arc<Self>, group: &Group, limit: u64) {
+        if self.is_forked() {
+            return;
+        }
+        self.bounds.begin_use();
+        if let Some(wakers) = group.pending.set_limit(limit) {
+            self.wake(wakers);
+        }
+    }
+
+    /// Whether a push that was counted already, by the calling thread, may go on.
+    pub(super) fn may_push_counted(&self) -> bool {
+        if !is_outside() {
+            return true;
+        }
+        self.begin_push();
+        let (tag, credit) = CREDIT.with(Cell::get);
+        if tag == self.tag() && credit > 0 {
+            CREDIT.with(|cell| cell.set((tag, credit - 1)));
+            return true;
+        }
+        // Not the operation itself.
+        let (count, limit) = (self.pending.count().saturating_sub(1), self.pending.limit());
+        if count >= limit {
+            self.end_push();
+            return false;
+        }
+        // Half of the room behind this operation, for others push as well.
+        let credit = ((limit - count - 1) / 2).min(MAX_CREDIT);
+        CREDIT.with(|cell| cell.set((self.tag(), credit)));
+        true
+    }
+
+    /// Counts the calling thread in `pushing`, if it is outside.
+    pub(super) fn begin_push(&self) {
+        if is_outside() && !PUSHING.with(|cell| cell.replace(true)) {
+            // Relaxed: see `idle_since`.
+            self.bounds.pushing().fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Ends the count of a push that the calling thread has begun, if it has, and if this is not inside it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn end_push(&self) {
+        if PUSHING.with(Cell::get) && !frame::in_program() {
+            PUSHING.with(|cell| cell.set(false));
+            // Relaxed: see `idle_since`.
+            self.bounds.pushing().fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// Holds an operation of `group` back until the group, those around it and the engine have room, if the calling
+    /// thread is outside.
+    pub(crate) fn admit(self: &Arc<Self>, group: &Arc<Group>) -> Result<(), PushError> {
+        if self.is_forked() {
+            return Err(PushError::Forked);
+        }
+        let is_limited = self.bounds.are_in_use() && counts(self, Some(group)).any(|count| count.limit() != UNLIMITED);
+        if is_limited && is_outside() {
+            self.hold_back(Some(group))?;
+            self.begin_push();
+        }
+        Ok(())
+    }
+
+    /// Returns an error if an operation of `group` would be held back now.
+    pub(crate) fn check_room(&self, group: Option<&Arc<Group>>) -> Result<(), PushError> {
+        if self.is_forked() {
+            return Err(PushError::Forked);
+        }
+        if !is_outside() {
+            // The push decides.
+            return Ok(());
+        }
+        if !self.is_open() {
+            return Err(PushError::ShutDown);
+        }
+        if first_full(self, group, |_| 0).is_some() { Err(PushError::Full) } else { Ok(()) }
+    }
+
+    /// Holds a push back until there is room for it.
+    pub(super) fn hold_back(self: &Arc<Self>, group: Option<&Arc<Group>>) -> Result<(), PushError> {
+        struct Held;
+        impl Drop for Held {
+            fn drop(&mut self) {
+                HOLDING.with(|cell| cell.set(false));
+            }
+        }
+        HOLDING.with(|cell| cell.set(true));
+        let _held = Held;
+        let (mut running, mut pause, mut was_still) = (None, PAUSES[0], false);
+        // A thread that has run operations runs some more, so that it counts less often, and leaves room to futures.
+        let mut has_run = false;
+        loop {
+            if self.is_forked() {
+                // An operation that ran here has forked the process.
+                return Err(PushError::Forked);
+            }
+            if !self.is_open() {
+                return Err(PushError::ShutDown);
+            }
+            if first_full(self, group, |limit| if has_run { slack(limit) } else { 0 }).is_none() {
+                return Ok(());
+            }
+            if self.is_stopped() {
+                return Err(PushError::Full);
+            }
+            if self.threads().have_work() {
+                // Before the operation is taken, so that others see it in a lane or see that this thread runs.
+                running.get_or_insert_with(|| self.run_without_worker());
+                if let Some(op) = self.threads().take_ready() {
+                    self.run_taken(op);
+                    (has_run, was_still, pause) = (true, false, PAUSES[0]);
+                }
+                continue;
+            }
+            running = None;
+            let Some((_, full)) = first_full(self, group, |_| 0) else { return Ok(()) };
+            match self.stillness() {
+                Stillness::Still => return Ok(()),
+                Stillness::Perhaps if was_still => return Ok(()),
+                stillness => was_still = stillness == Stillness::Perhaps,
+            }
+            self.threads().wake_yielded();
+            full.wait_for_room(Some(Instant::now() + pause));
+            pause = (2 * pause).min(PAUSES[1]);
+        }
+    }
+
+    /// Whether anything is ready or runs.
+    fn stillness(&self) -> Stillness {
+        // The same twice: an operation that moved from one place to another meanwhile was seen in one of them.
+        match self.idle_since() {
+            Some(idle) if self.idle_since() == Some(idle) => {}
+            _ => return Stillness::Busy,
+        }
+        // Relaxed: a snapshot.
+        if self.bounds.waiting.load(Relaxed) > 0 { Stillness::Perhaps } else { Stillness::Still }
+    }
+
+    /// Returns a value if nothing is ready or runs. It changes with each search of a worker for work.
+    fn idle_since(&self) -> Option<usize> {
+        let workers = self.threads().lanes().iter().map(|lane| lane.idle_since());
+        let on_devices = self.gpus().lanes().iter().map(|lane| {
+            // Relaxed: a snapshot. Until the thread has started, nothing runs there.
+            let starts = lane.lane.has_work() || lane.started.load(Relaxed);
+            if starts { lane.lane.idle_since() } else { Some(0) }
+        });
+        let idle = workers.chain(on_devices).try_fold(0usize, |sum, idle| Some(sum.wrapping_add(idle?)))?;
+        // After the looks at the lanes: a thread is counted before it takes or makes an operation.
+        (!self.bounds.are_threads_at_work()).then_some(idle)
+    }
+
+    /// Wakes those that wait for room, for a shutdown.
+    pub(super) fn end_waits_for_room(self: &Arc<Self>) {
+        if !self.bounds.are_in_use() {
+            return;
+        }
+        // Threads that wait for room in a group look again by themselves.
+        self.pending.interrupt_waits_for_room();
+        let held = lock(&self.bounds.held).take_up_to(u64::MAX);
+        if let Some(wakers) = held {
+            self.wake(wakers);
+        }
+    }
+
+    // -------------------------------------------------------------------------------------------- what runs ----
+
+    /// Counts the calling thread as one that runs operations without a worker, until the returned value is dropped.
+    /// Threads of the engine are known by their workers.
+    pub(super) fn run_without_worker(self: &Arc<Self>) -> Option<Running<'_>> {
+        let is_counted = || with_runs(|runs| runs.iter().any(|core| Arc::ptr_eq(core, self))) == Some(true);
+        let counts = self.bounds.are_in_use() && !is_engine_thread() && !is_counted() && self.begin_running();
+        // A push that runs its operation may wait there.
+        self.end_push();
+        counts.then(|| Running(self))
+    }
+
+    /// Counts the calling thread in `running`. Returns `false` if that is impossible, in the destructors of its
+    /// thread-locals.
+    pub(super) fn begin_running(self: &Arc<Self>) -> bool {
+        let noted = with_runs(|runs| runs.push(Arc::clone(self))).is_some();
+        if noted {
+            // Relaxed: see `stillness`.
+            self.bounds.running.fetch_add(1, Relaxed);
+        }
+        noted
+    }
+
+    /// Ends what [`begin_running`](Self::begin_running) has begun on the calling thread, if it has.
+    pub(super) fn end_running(self: &Arc<Self>) {
+        if !any_limits() {
+            return;
+        }
+        let take = |runs: &mut Vec<Arc<Self>>| {
+            let last = runs.iter().rposition(|core| Arc::ptr_eq(core, self))?;
+            Some(runs.remove(last))
+        };
+        if with_runs(take).flatten().is_some() {
+            // Relaxed: see `stillness`.
+            self.bounds.running.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+/// Whether anything is ready or runs.
+#[derive(PartialEq, Eq)]
+enum Stillness {
+    Busy,
+    /// Nothing was seen, but a thread may be about to go on after a wait.
+    Perhaps,
+    Still,
+}
+
+/// Counts a thread among those that run operations without a worker.
+pub(super) struct Running<'c>(&'c Arc<Core>);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.end_running();
+    }
+}
+
+/// Calls `f` with the engines in whose `running` this thread is counted.
+fn with_runs<R>(f: impl FnOnce(&mut Vec<Arc<Core>>) -> R) -> Option<R> {
+    RUNS.try_with(|runs| f(&mut runs.borrow_mut())).ok()
+}
+
+/// Takes the list of the engines in whose `running` this thread is counted, for another thread that stands in for it.
+pub(super) fn take_runs() -> Vec<Arc<Core>> {
+    with_runs(std::mem::take).unwrap_or_default()
+}
+
+/// Puts such a list back.
+pub(super) fn put_runs(mut list: Vec<Arc<Core>>) {
+    let _ = with_runs(|runs| runs.append(&mut list));
+}
+
+/// Takes the calling thread out of the counts of threads that run operations, until the returned value is dropped.
+pub(super) fn stop_running() -> Waits {
+    let runs = if any_limits() { take_runs() } else { Vec::new() };
+    for core in &runs {
+        // Relaxed: see `stillness`.
+        core.bounds.waiting.fetch_add(1, Relaxed);
+        core.bounds.running.fetch_sub(1, Relaxed);
+    }
+    Waits(runs)
+}
+
+/// A wait of a thread that runs operations.
+#[must_use]
+pub(super) struct Waits(Vec<Arc<Core>>);
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        if self.0.is_empty() {
+            return;
+        }
+        for core in &self.0 {
+            // Relaxed: see `stillness`.
+            core.bounds.running.fetch_add(1, Relaxed);
+            core.bounds.waiting.fetch_sub(1, Relaxed);
+        }
+        let _ = with_runs(|runs| runs.append(&mut self.0));
+    }
+}
+
+// -------------------------------------------------------------------------------------------------- futures ----
+
+/// The future of room for one operation. Its polls never block.
+pub(crate) struct WhenRoom {
+    core: Arc<Core>,
+    group: Option<Arc<Group>>,
+    /// The count for whose room it waits, by its place in [`counts`], and its key there.
+    at: Option<(usize, WakerKey)>,
+    /// Its key in `Bounds::held`.
+    held: WakerKey,
+}
+
+impl WhenRoom {
+    pub(crate) fn new(core: &Arc<Core>, group: Option<&Arc<Group>>) -> Self {
+        Self { core: Arc::clone(core), group: group.cloned(), at: None, held: WakerKey::default() }
+    }
+
+    /// Ends the wait for room in one count, and lets the next future look there.
+    fn leave_count(&mut self) {
+        let Some((at, mut key)) = self.at.take() else { return };
+        let wakers = counts(&self.core, self.group.as_ref()).nth(at).and_then(|count| count.end_room(&mut key));
+        if let Some(wakers) = wakers {
+            self.core.wake(wakers);
+        }
+    }
+
+    fn poll_counts(&mut self, waker: &Waker) -> Poll<Result<(), PushError>> {
+        loop {
+            if !is_outside() {
+                return Poll::Ready(Ok(()));
+            }
+            if !self.core.is_open() {
+                return Poll::Ready(Err(PushError::ShutDown));
+            }
+            let full = first_full(&self.core, self.group.as_ref(), |_| 0).map(|(at, _)| at);
+            if self.at.as_ref().map(|(at, _)| *at) != full {
+                self.leave_count();
+            }
+            let Some(full) = full else { return Poll::Ready(Ok(())) };
+            let (_, key) = self.at.get_or_insert_with(|| (full, WakerKey::default()));
+            let polled = counts(&self.core, self.group.as_ref()).nth(full).map(|count| count.poll_room(key, waker));
+            if polled != Some(Poll::Pending) {
+                continue;
+            }
+            let _: Poll<()> = wakers::poll(&self.core.bounds.held, &mut self.held, waker, |held| Err(held));
+            // A shutdown that began before has woken others, but not this one.
+            return if self.core.is_open() { Poll::Pending } else { Poll::Ready(Err(PushError::ShutDown)) };
+        }
+    }
+
+    fn end(&mut self) {
+        self.leave_count();
+        wakers::leave(&self.core.bounds.held, &mut self.held, |held| Some(held));
+    }
+}
+
+impl Future for WhenRoom {
+    type Output = Result<(), PushError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.core.is_forked() {
+            return Poll::Ready(Err(PushError::Forked));
+        }
+        Core::catch_up();
+        let polled = self.poll_counts(cx.waker());
+        if polled.is_ready() {
+            self.end();
+        }
+        polled
+    }
+}
+
+impl Drop for WhenRoom {
+    fn drop(&mut self) {
+        if !self.core.is_forked() {
+            self.end();
+        }
+    }
+}

@@ -1,0 +1,1171 @@
+//! Limits of pending operations: `max_pending` of engines and groups.
+
+#![cfg(not(any(raddle_loom, raddle_shuttle)))]
+
+use raddle_testkit as common;
+
+use std::{
+    cell::Cell,
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{
+            AtomicBool, AtomicU64, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
+        mpsc,
+    },
+    task::{Context, Poll, Wake, Waker},
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{
+    Drops, Gate, KINDS, MOMENT, NotInTime, PATIENCE, SOON, THREADED, block_on, block_on_within, eventually, hold, lock,
+    occupy, program::fewer, resident_bytes, watched, watched_for,
+};
+use raddle::{
+    Completion, Device, Engine, EngineKind, IdlePolicy, OpBuilder, Operator, PushError, Shutdown, SimulatedGpu, cx,
+};
+
+/// The documented excess of one thread.
+const EXCESS: u64 = 33;
+
+fn limited(kind: EngineKind, workers: usize, limit: usize) -> Engine {
+    Engine::builder().kind(kind).workers(workers).pin(false).max_pending(limit).build().expect("the engine is built")
+}
+
+/// Runs `f` for engines of each kind with `workers` workers and this limit, each under the watchdog.
+#[track_caller]
+fn on_limited(kinds: &[EngineKind], workers: usize, limit: usize, f: impl Fn(Engine) + Clone + Send + 'static) {
+    for &kind in kinds {
+        let f = f.clone();
+        watched(move || {
+            println!("on the {kind} engine with {workers} workers and room for {limit}");
+            f(limited(kind, workers, limit));
+        });
+    }
+}
+
+/// A waker that counts its wakes.
+#[derive(Default)]
+struct CountWakes(AtomicUsize);
+
+impl CountWakes {
+    fn count(&self) -> usize {
+        self.0.load(SeqCst)
+    }
+}
+
+impl Wake for CountWakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+/// Pushes an asynchronous operation, and returns its completion once it has started.
+fn open_ended(engine: &Engine) -> Completion {
+    let (sender, receiver) = mpsc::channel();
+    engine.op("open-ended").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+    receiver.recv_timeout(PATIENCE).expect("it starts")
+}
+
+/// Fills an engine with operations that wait for the returned completion. Nothing is ready or runs then.
+fn fill(engine: &Engine, limit: usize) -> (Completion, raddle::Token) {
+    let token = engine.token();
+    let (sender, receiver) = mpsc::channel();
+    engine.op("first").writes([&token]).push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+    let done = receiver.recv_timeout(PATIENCE).expect("it starts");
+    for _ in 1..limit {
+        engine.op("behind").writes([&token]).push((), |()| {}).unwrap();
+    }
+    (done, token)
+}
+
+fn is_full<T>(result: Result<T, PushError>) -> bool {
+    matches!(result.map(drop), Err(PushError::Full))
+}
+
+// --------------------------------------------------------------------------------------------- a push that waits ----
+
+#[test]
+fn a_producer_that_is_faster_than_the_workers_keeps_to_the_limit() {
+    for limit in [1, 2, 7, 100] {
+        on_limited(&THREADED, 1, limit, move |engine| {
+            let total = engine.var(0);
+            let (mut most, count) = (0, fewer(3_000));
+            for _ in 0..count {
+                engine
+                    .op("add")
+                    .push(total.write(), |total| {
+                        *total += 1;
+                        let start = Instant::now();
+                        while start.elapsed() < Duration::from_micros(10) {
+                            std::hint::spin_loop();
+                        }
+                    })
+                    .unwrap();
+                most = most.max(engine.pending());
+            }
+            assert!(most <= limit as u64 + 1, "{most} were pending, with room for {limit}");
+            assert!(limit < 100 || most >= 50, "only {most} were pending");
+            assert_eq!(engine.get(&total).unwrap(), count);
+        });
+    }
+}
+
+#[test]
+fn several_producers_exceed_the_limit_by_what_is_documented_at_most() {
+    const PRODUCERS: u64 = 4;
+    for limit in [1u64, 50, 400] {
+        on_limited(&THREADED, 2, limit as usize, move |engine| {
+            let vars: Vec<_> = (0..8).map(|_| engine.var(0u64)).collect();
+            // `Engine::pending` counts too many if its thread is stopped while it adds up.
+            let (most, pending) = (AtomicU64::new(0), Arc::new(AtomicU64::new(0)));
+            thread::scope(|scope| {
+                for producer in 0..PRODUCERS as usize {
+                    let (engine, vars, most, pending) = (&engine, &vars, &most, Arc::clone(&pending));
+                    scope.spawn(move || {
+                        for n in 0..fewer(4_000) {
+                            // Before the push, and so also while it is held back.
+                            most.fetch_max(pending.fetch_add(1, Relaxed) + 1, Relaxed);
+                            let pending = Arc::clone(&pending);
+                            let add = move |value: &mut u64| {
+                                *value += 1;
+                                pending.fetch_sub(1, Relaxed);
+                            };
+                            engine.op("add").push(vars[(n + producer) % 8].write(), add).unwrap();
+                        }
+                    });
+                }
+            });
+            engine.wait_for_all().unwrap();
+            let most = most.into_inner();
+            let excess = if limit < 4 { 2 } else { EXCESS };
+            assert!(most <= limit + PRODUCERS * (excess + 1), "{most} were pending, with room for {limit}");
+            let sum: u64 = vars.iter().map(|var| engine.get(var).unwrap()).sum();
+            assert_eq!(sum, PRODUCERS * fewer(4_000) as u64);
+        });
+    }
+}
+
+#[test]
+fn a_push_that_is_held_back_runs_ready_operations() {
+    on_limited(&THREADED, 1, 4, |engine| {
+        let gate = occupy(&engine, 1);
+        let ran = Arc::new(Mutex::new(Vec::new()));
+        for _ in 0..20 {
+            let ran = Arc::clone(&ran);
+            engine.op("quick").push((), move |()| lock(&ran).push(thread::current().id())).unwrap();
+        }
+        let here = lock(&ran).clone();
+        assert!(here.len() >= 16 && here.iter().all(|id| *id == thread::current().id()), "{here:?}");
+        gate.open();
+        engine.wait_for_all().unwrap();
+        assert_eq!(lock(&ran).len(), 20);
+    });
+}
+
+#[test]
+fn operations_with_handles_priorities_and_properties_run_in_a_push_that_is_held_back() {
+    on_limited(&THREADED, 1, 3, |engine| {
+        let gate = occupy(&engine, 1);
+        let handles: Vec<_> = (0..30)
+            .map(|n| {
+                let op = engine
+                    .op("n")
+                    .priority([0, 5, -5][n % 3])
+                    .property([raddle::Property::Normal, raddle::Property::CopyToGpu][n % 2]);
+                op.submit((), move |()| n).unwrap()
+            })
+            .collect();
+        gate.open();
+        for (n, handle) in handles.into_iter().enumerate() {
+            assert_eq!(handle.wait().unwrap(), n);
+        }
+    });
+}
+
+#[test]
+fn a_push_waits_while_something_runs_and_nothing_is_ready() {
+    on_limited(&THREADED, 1, 2, |engine| {
+        let token = engine.token();
+        let (gate, started) = (Gate::new(), Gate::new());
+        let (inside, begins) = (gate.clone(), started.clone());
+        engine
+            .op("runs")
+            .writes([&token])
+            .push((), move |()| {
+                begins.open();
+                inside.pass();
+            })
+            .unwrap();
+        started.pass();
+        engine.op("behind").writes([&token]).push((), |()| {}).unwrap();
+        let pushed = Gate::new();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                engine.op("held back").push((), |()| {}).unwrap();
+                pushed.open();
+            });
+            assert!(!pushed.pass_within(MOMENT), "it was not held back");
+            gate.open();
+            pushed.pass();
+        });
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_push_passes_if_everything_waits_for_a_completion() {
+    for limit in [1, 10, 100] {
+        on_limited(&KINDS, 1, limit, move |engine| {
+            let (done, token) = fill(&engine, limit);
+            let start = Instant::now();
+            for _ in 0..3 * limit {
+                engine.op("more").writes([&token]).push((), |()| {}).unwrap();
+            }
+            assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+            assert_eq!(engine.pending(), 4 * limit as u64);
+            done.complete();
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_push_passes_if_everything_waits_for_a_guard_of_this_thread() {
+    on_limited(&KINDS, 2, 2, |engine| {
+        let value = engine.var(1);
+        let mut guard = block_on(engine.acquire(value.write())).unwrap();
+        for _ in 0..10 {
+            engine.op("behind").push(value.write(), |value| *value += 1).unwrap();
+        }
+        *guard = 7;
+        drop(guard);
+        assert_eq!(engine.get(&value).unwrap(), 17);
+    });
+}
+
+#[test]
+fn a_push_passes_on_an_engine_that_always_searches() {
+    watched(|| {
+        let engine = Engine::builder().workers(2).pin(false).idle(IdlePolicy::Spin).max_pending(3).build().unwrap();
+        let (done, token) = fill(&engine, 3);
+        for _ in 0..20 {
+            engine.op("more").writes([&token]).push((), |()| {}).unwrap();
+        }
+        done.complete();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_push_passes_if_what_runs_waits_for_what_this_thread_must_do() {
+    on_limited(&THREADED, 1, 3, |engine| {
+        let (done, token) = fill(&engine, 1);
+        let (inner, waited) = (engine.downgrade(), token.clone());
+        let started = Gate::new();
+        let begins = started.clone();
+        // It waits inside its function, on a thread that has no worker.
+        engine
+            .op("waits")
+            .push((), move |()| {
+                begins.open();
+                inner.wait_for_var(&waited).unwrap();
+            })
+            .unwrap();
+        started.pass();
+        for _ in 0..10 {
+            engine.op("more").writes([&token]).push((), |()| {}).unwrap();
+        }
+        done.complete();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn operations_that_block_count_as_running() {
+    on_limited(&THREADED, 1, 3, |engine| {
+        let token = engine.token();
+        let (gate, started) = (Gate::new(), Gate::new());
+        let (inside, begins) = (gate.clone(), started.clone());
+        engine
+            .op("blocks")
+            .writes([&token])
+            .push((), move |()| {
+                raddle::blocking(|| {
+                    begins.open();
+                    inside.pass();
+                });
+            })
+            .unwrap();
+        started.pass();
+        for _ in 0..2 {
+            engine.op("behind").writes([&token]).push((), |()| {}).unwrap();
+        }
+        let pushed = Gate::new();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                engine.op("held back").writes([&token]).push((), |()| {}).unwrap();
+                pushed.open();
+            });
+            assert!(!pushed.pass_within(MOMENT), "it was not held back");
+            gate.open();
+            pushed.pass();
+        });
+        engine.wait_for_all().unwrap();
+        // What has blocked is not counted any more.
+        let (done, token) = fill(&engine, 3);
+        engine.op("passes").writes([&token]).push((), |()| {}).unwrap();
+        done.complete();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn work_of_a_gpu_in_flight_counts_as_running() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = Engine::builder().kind(kind).workers(1).pin(false).max_pending(2).gpu(gpu).build().unwrap();
+            let device = engine.device_var::<f32>(Device::Gpu(0), 4).unwrap();
+            let slow = || {
+                engine.op("slow").on(Device::Gpu(0)).try_launch(device.write(), |stream, device| {
+                    let mut gpu = stream.simulated().ok_or("simulated")?;
+                    gpu.launch(Duration::from_millis(20), device, |_| {})?;
+                    Ok(())
+                })
+            };
+            let mut most = 0;
+            for _ in 0..6 {
+                slow().unwrap();
+                most = most.max(engine.pending());
+            }
+            assert!(most <= 3, "{most} were pending");
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_naive_engine_holds_a_second_thread_back() {
+    on_limited(&[EngineKind::Naive], 1, 2, |engine| {
+        let token = engine.token();
+        let (gate, started) = (Gate::new(), Gate::new());
+        thread::scope(|scope| {
+            let (inside, begins) = (gate.clone(), started.clone());
+            let (engine, token) = (&engine, &token);
+            scope.spawn(move || {
+                let run = move |()| {
+                    begins.open();
+                    inside.pass();
+                };
+                engine.op("runs here").writes([token]).push((), run).unwrap();
+            });
+            started.pass();
+            engine.op("behind").writes([token]).push((), |()| {}).unwrap();
+            let pushed = Gate::new();
+            let other = pushed.clone();
+            scope.spawn(move || {
+                engine.op("held back").writes([token]).push((), |()| {}).unwrap();
+                other.open();
+            });
+            assert!(!pushed.pass_within(MOMENT), "it was not held back");
+            gate.open();
+            pushed.pass();
+        });
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn an_operation_that_runs_in_a_push_may_wait_push_and_panic() {
+    on_limited(&THREADED, 1, 3, |engine| {
+        let value = engine.var(0);
+        let gate = occupy(&engine, 1);
+        for n in 0..20 {
+            let (inner, its) = (engine.downgrade(), value.clone());
+            engine
+                .op("nests")
+                .push((), move |()| {
+                    assert_ne!(n, 7, "as planned");
+                    let added = inner.op("add").submit(its.write(), |value| *value += 1).unwrap();
+                    // Runs on the worker or on another thread: the gate may be closed until then.
+                    drop(added);
+                })
+                .unwrap();
+        }
+        gate.open();
+        let failure = common::failure(engine.wait_for_all());
+        assert_eq!(failure.name(), "nests");
+        assert_eq!(engine.get(&value).unwrap(), 19);
+    });
+    on_limited(&THREADED, 2, 2, |engine| {
+        let value = engine.var(0);
+        for _ in 0..100 {
+            let (inner, its) = (engine.downgrade(), value.clone());
+            engine
+                .op("waits")
+                .push((), move |()| {
+                    inner.op("add").submit(its.write(), |value| *value += 1).unwrap().wait().unwrap();
+                })
+                .unwrap();
+        }
+        engine.wait_for_all().unwrap();
+        assert_eq!(engine.get(&value).unwrap(), 100);
+    });
+}
+
+// ------------------------------------------------------------------------------------------- who is held back ----
+
+#[test]
+fn pushes_inside_operations_are_never_held_back() {
+    on_limited(&KINDS, 1, 2, |engine| {
+        let (done, token) = fill(&engine, 2);
+        let (inner, behind) = (engine.downgrade(), token.clone());
+        let pushes = engine.op("pushes").submit((), move |()| {
+            for _ in 0..50 {
+                inner.op("inner").writes([&behind]).push((), |()| {}).unwrap();
+                inner.op("inner").writes([&behind]).if_room().unwrap().push((), |()| {}).unwrap();
+                block_on_within(inner.op("inner").writes([&behind]).when_room(), SOON)
+                    .expect("there is always room inside")
+                    .unwrap()
+                    .push((), |()| {})
+                    .unwrap();
+            }
+        });
+        pushes.unwrap().wait().unwrap();
+        eventually("the outer operation is counted out", || engine.pending() == 152);
+        done.complete();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn pushes_in_futures_wakers_and_destructors_are_never_held_back() {
+    struct PushesOnDrop(Engine, Arc<AtomicUsize>);
+    impl Drop for PushesOnDrop {
+        fn drop(&mut self) {
+            self.0.op("in a drop").push((), |()| {}).unwrap();
+            self.1.fetch_add(1, SeqCst);
+        }
+    }
+    struct PushesOnWake(Engine, Arc<AtomicUsize>);
+    impl Wake for PushesOnWake {
+        fn wake(self: Arc<Self>) {
+            self.0.op("in a waker").push((), |()| {}).unwrap();
+            self.1.fetch_add(1, SeqCst);
+        }
+    }
+    on_limited(&KINDS, 1, 2, |engine| {
+        let (done, token) = fill(&engine, 2);
+        let count = Arc::new(AtomicUsize::new(0));
+        let inner = engine.downgrade();
+        let future = engine
+            .op("future")
+            .submit_future((), move |()| async move {
+                for _ in 0..10 {
+                    inner.op("in a poll").push((), |()| {}).unwrap();
+                    inner.op("in a poll").when_room().await.unwrap().push((), |()| {}).unwrap();
+                }
+            })
+            .unwrap();
+        future.wait().unwrap();
+        let dropped = PushesOnDrop(engine.downgrade(), Arc::clone(&count));
+        engine.op("captures").push((), move |()| _ = &dropped).unwrap();
+        let behind = engine.op("behind").writes([&token]).submit((), |()| {}).unwrap();
+        let mut behind = pin!(behind.into_future());
+        let waker = Waker::from(Arc::new(PushesOnWake(engine.downgrade(), Arc::clone(&count))));
+        assert!(behind.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        eventually("the drop has pushed", || count.load(SeqCst) == 1);
+        done.complete();
+        eventually("the waker has pushed", || count.load(SeqCst) == 2);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn reads_waits_and_acquisitions_are_not_held_back() {
+    on_limited(&THREADED, 1, 2, |engine| {
+        let gate = occupy(&engine, 1);
+        let value = engine.var(3);
+        engine.op("queued").push((), |()| {}).unwrap();
+        assert_eq!(engine.get(&value).unwrap(), 3);
+        assert_eq!(engine.with(&value, |value| *value).unwrap(), 3);
+        let guard = block_on(engine.acquire(value.read())).unwrap();
+        drop(guard);
+        engine.wait_for_var(&value).unwrap();
+        drop(value);
+        assert!(engine.pending() >= 2, "the operation that is ready has not run here");
+        gate.open();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn two_engines_with_limits_do_not_hold_each_other_up() {
+    watched(|| {
+        let (a, b) = (limited(EngineKind::Pooled, 1, 1), limited(EngineKind::PerDevice, 1, 1));
+        let count = Arc::new(AtomicUsize::new(0));
+        for _ in 0..200 {
+            for (from, to) in [(&a, &b), (&b, &a)] {
+                let (to, count) = (to.downgrade(), Arc::clone(&count));
+                from.op("outer")
+                    .push((), move |()| {
+                        let count = Arc::clone(&count);
+                        to.op("inner").push((), move |()| _ = count.fetch_add(1, SeqCst)).unwrap();
+                    })
+                    .unwrap();
+            }
+        }
+        a.wait_for_all().unwrap();
+        b.wait_for_all().unwrap();
+        a.wait_for_all().unwrap();
+        assert_eq!(count.load(SeqCst), 400);
+    });
+}
+
+// -------------------------------------------------------------------------------------- pushes that never block ----
+
+#[test]
+fn if_room_returns_full_and_loses_nothing() {
+    for limit in [1, 5] {
+        on_limited(&KINDS, 1, limit, move |engine| {
+            let (done, token) = fill(&engine, limit);
+            let drops = Drops::new();
+            let mut captured = Some(drops.make());
+            for _ in 0..3 {
+                assert!(is_full(engine.op("late").if_room()));
+            }
+            assert_eq!(engine.pending(), limit as u64, "nothing was enqueued");
+            assert_eq!(drops.dropped(), 0, "the function is still ours");
+            done.complete();
+            engine.wait_for_var(&token).unwrap();
+            engine.wait_for_all().unwrap();
+            let op = engine.op("late").if_room().expect("there is room");
+            let value = captured.take();
+            op.push((), move |()| drop(value)).unwrap();
+            engine.wait_for_all().unwrap();
+            assert_eq!(drops.dropped(), 1);
+        });
+    }
+}
+
+#[test]
+fn if_room_is_exact_for_a_single_thread() {
+    on_limited(&KINDS, 1, 10, |engine| {
+        let (done, token) = fill(&engine, 1);
+        let mut pushed = 1;
+        while let Ok(op) = engine.op("n").writes([&token]).if_room() {
+            op.push((), |()| {}).unwrap();
+            pushed += 1;
+        }
+        assert_eq!(pushed, 10);
+        done.complete();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn all_calls_that_push_are_held_back_and_can_be_admitted() {
+    type Push = fn(OpBuilder<'_>) -> Result<(), PushError>;
+    let pushes: [(&str, Push); 7] = [
+        ("push", |op| op.push((), |()| {})),
+        ("try_push", |op| op.try_push((), |()| Ok(()))),
+        ("submit", |op| op.submit((), |()| {}).map(drop)),
+        ("push_async", |op| op.push_async((), |(), done| done.complete())),
+        ("push_future", |op| op.push_future((), |()| async {})),
+        ("submit_future", |op| op.submit_future((), |()| async {}).map(drop)),
+        ("operator", |op| op.operator((), |()| {})?.push()),
+    ];
+    for (name, push) in pushes {
+        on_limited(&THREADED, 1, 2, move |engine| {
+            let token = engine.token();
+            let behind = hold(&engine, &token);
+            let gate = occupy(&engine, 1);
+            assert!(is_full(engine.op("full").if_room()));
+            let pushed = Gate::new();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    push(engine.op(name)).unwrap();
+                    pushed.open();
+                });
+                assert!(!pushed.pass_within(MOMENT / 5), "{name} was not held back");
+                behind.open();
+                pushed.pass();
+            });
+            gate.open();
+            engine.wait_for_all().unwrap();
+            push(engine.op(name).if_room().unwrap()).unwrap();
+            push(block_on(engine.op(name).when_room()).unwrap()).unwrap();
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+#[test]
+fn operators_have_the_same_three_ways() {
+    on_limited(&KINDS, 1, 3, |engine| {
+        let (done, token) = fill(&engine, 3);
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&count);
+        let tick: Operator =
+            engine.op("tick").writes([&token]).operator((), move |()| _ = counted.fetch_add(1, SeqCst)).unwrap();
+        assert!(is_full(tick.if_room()));
+        tick.push().unwrap(); // passes, since nothing runs
+        assert!(matches!(block_on_within(tick.when_room(), MOMENT), Err(NotInTime)));
+        done.complete();
+        engine.wait_for_all().unwrap();
+        let admitted = tick.if_room().unwrap();
+        let (done, _token) = fill(&engine, 3);
+        admitted.push().unwrap();
+        done.complete();
+        block_on(tick.when_room()).unwrap().submit().unwrap().wait().unwrap();
+        block_on(tick.when_room()).unwrap().push_with_priority(3).unwrap();
+        engine.wait_for_all().unwrap();
+        assert_eq!(count.load(SeqCst), 4);
+    });
+}
+
+#[test]
+fn an_admitted_push_goes_on_even_if_the_engine_is_full_again() {
+    on_limited(&THREADED, 1, 2, |engine| {
+        let op = engine.op("admitted").if_room().unwrap();
+        let gate = occupy(&engine, 1);
+        engine.op("queued").push((), |()| {}).unwrap();
+        // It neither waits nor runs what is ready.
+        op.push((), |()| {}).unwrap();
+        assert_eq!(engine.pending(), 3);
+        gate.open();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------- when_room ----
+
+#[test]
+fn when_room_waits_even_if_nothing_runs_and_is_woken() {
+    for limit in [1, 64] {
+        on_limited(&KINDS, 1, limit, move |engine| {
+            let (done, token) = fill(&engine, limit);
+            let mut room = pin!(engine.op("waits").writes([&token]).when_room());
+            assert!(matches!(block_on_within(room.as_mut(), MOMENT), Err(NotInTime)));
+            done.complete();
+            block_on(room).unwrap().push((), |()| {}).unwrap();
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+#[test]
+fn when_room_resolves_at_the_first_room() {
+    on_limited(&KINDS, 1, 64, |engine| {
+        let (done, _token) = fill(&engine, 63);
+        let single = open_ended(&engine);
+        let mut room = pin!(engine.op("waits").when_room());
+        let woken = Arc::new(CountWakes::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert_eq!(woken.count(), 0);
+        single.complete();
+        eventually("it is woken", || woken.count() == 1);
+        assert!(matches!(room.poll(&mut Context::from_waker(&waker)), Poll::Ready(Ok(_))));
+        done.complete();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_future_that_was_told_and_is_dropped_tells_the_next() {
+    on_limited(&KINDS, 1, 2, |engine| {
+        let (done, token) = fill(&engine, 1);
+        let single = open_ended(&engine);
+        let wakes: Vec<_> = (0..3).map(|_| Arc::new(CountWakes::default())).collect();
+        let mut rooms: Vec<_> = (0..3).map(|_| Box::pin(engine.op("waits").writes([&token]).when_room())).collect();
+        for (room, wakes) in rooms.iter_mut().zip(&wakes) {
+            let waker = Waker::from(Arc::clone(wakes));
+            assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        single.complete();
+        eventually("the first is told", || wakes[0].count() == 1);
+        assert_eq!((wakes[1].count(), wakes[2].count()), (0, 0));
+        drop(rooms.remove(0));
+        eventually("the second is told", || wakes[1].count() == 1);
+        // It finds room, but does not use it.
+        let waker = Waker::from(Arc::clone(&wakes[1]));
+        assert!(matches!(rooms[0].as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready(Ok(_))));
+        eventually("the third is told", || wakes[2].count() == 1);
+        drop(rooms);
+        done.complete();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn thousands_of_tasks_wait_for_room() {
+    on_limited(&KINDS, 2, 8, |engine| {
+        let tasks = fewer(2_000);
+        let count = engine.var(0);
+        let task = || {
+            let (engine, count) = (engine.clone(), count.clone());
+            async move {
+                let op = engine.op("add").when_room().await.unwrap();
+                op.push(count.write(), move |count| *count += 1).unwrap();
+            }
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let handles: Vec<_> = (0..tasks / 2).map(|_| tokio::spawn(task())).collect();
+            for handle in handles {
+                handle.await.unwrap();
+            }
+        });
+        let executor = smol::Executor::new();
+        smol::block_on(executor.run(async {
+            let handles: Vec<_> = (0..tasks / 2).map(|_| executor.spawn(task())).collect();
+            for handle in handles {
+                handle.await;
+            }
+        }));
+        pollster::block_on(task());
+        assert_eq!(engine.get(&count).unwrap(), 2 * (tasks / 2) + 1);
+    });
+}
+
+#[test]
+fn tasks_on_several_threads_keep_to_the_limit() {
+    on_limited(&THREADED, 2, 16, |engine| {
+        const THREADS: u64 = 4;
+        let (count, most) = (engine.var(0u64), AtomicU64::new(0));
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    block_on(async {
+                        for _ in 0..fewer(1_000) {
+                            let op = engine.op("add").when_room().await.unwrap();
+                            op.push(count.write(), |count| *count += 1).unwrap();
+                            most.fetch_max(engine.pending(), Relaxed);
+                        }
+                    });
+                });
+            }
+        });
+        assert!(most.load(Relaxed) <= 16 + THREADS + 1, "{most:?} were pending");
+        assert_eq!(engine.get(&count).unwrap(), THREADS * fewer(1_000) as u64);
+    });
+}
+
+#[test]
+fn tasks_get_room_beside_a_thread_that_pushes_without_pause() {
+    on_limited(&THREADED, 1, 16, |engine| {
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let value = engine.var(0u64);
+                while !stop.load(Relaxed) {
+                    engine.op("busy").push(value.write(), |value| *value += 1).unwrap();
+                }
+            });
+            for _ in 0..50 {
+                block_on(engine.op("task").when_room()).unwrap().push((), |()| {}).unwrap();
+            }
+            stop.store(true, Relaxed);
+        });
+    });
+}
+
+#[test]
+fn futures_that_are_dropped_at_any_time_lose_no_room() {
+    for limit in [1, 3] {
+        on_limited(&KINDS, 2, limit, |engine| {
+            let group = engine.group().max_pending(2);
+            thread::scope(|scope| {
+                for seed in 1..=6u64 {
+                    let (engine, group) = (&engine, &group);
+                    scope.spawn(move || {
+                        let mut random = seed * 77;
+                        for n in 0..fewer(400) {
+                            random ^= random << 13;
+                            random ^= random >> 7;
+                            random ^= random << 17;
+                            let op = if n % 2 == 0 { engine.op("of the engine") } else { group.op("of the group") };
+                            let mut room = Box::pin(op.when_room());
+                            match random % 3 {
+                                0 => _ = room.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready(),
+                                1 => _ = block_on_within(room, Duration::from_micros(random % 200)).is_ok(),
+                                // It insists, and hangs if a wake-up is lost.
+                                _ => block_on(room).unwrap().push((), |()| {}).unwrap(),
+                            }
+                        }
+                    });
+                }
+            });
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- crowds ----
+
+#[test]
+fn many_threads_with_all_kinds_of_operations_share_room_for_one() {
+    const THREADS: usize = 32;
+    on_limited(&KINDS, 2, 1, |engine| {
+        let group = engine.group().max_pending(1);
+        let total = engine.var(0usize);
+        let tick = group.op("tick").operator(total.write(), |total| *total += 1).unwrap();
+        let rounds = fewer(40);
+        let one = |n: usize| match n % 8 {
+            0 => engine.op("eager").eager().push(total.write(), |total| *total += 1).unwrap(),
+            1 => tick.push().unwrap(),
+            2 => tick.submit().unwrap().wait().unwrap(),
+            // An operation that waits for this guard must not run on this thread.
+            3 => *block_on(engine.acquire(total.write())).unwrap() += 1,
+            4 => block_on(tick.when_room()).unwrap().push().unwrap(),
+            5 => {
+                let (inner, total) = (engine.downgrade(), total.clone());
+                let waits =
+                    move |()| inner.op("inner").submit(total.write(), |total| *total += 1).unwrap().wait().unwrap();
+                engine.op("waits").submit((), waits).unwrap().wait().unwrap();
+            }
+            6 => {
+                let (inner, total) = (engine.downgrade(), total.clone());
+                let add = move |()| async move { *inner.acquire(total.write()).await.unwrap() += 1 };
+                engine.op("future").submit_future((), add).unwrap().wait().unwrap();
+            }
+            _ => {
+                let op = group.op("member").if_room().unwrap_or_else(|_| group.op("member"));
+                op.push(total.write(), |total| *total += 1).unwrap();
+            }
+        };
+        thread::scope(|scope| {
+            for thread in 0..THREADS {
+                scope.spawn(move || (0..rounds).for_each(|n| one(n + thread)));
+            }
+        });
+        engine.wait_for_all().unwrap();
+        assert_eq!(engine.get(&total).unwrap(), THREADS * rounds);
+    });
+}
+
+thread_local!(static DEPTH: Cell<usize> = const { Cell::new(0) });
+
+#[test]
+fn operations_that_run_in_a_push_do_not_nest() {
+    on_limited(&THREADED, 1, 2, |engine| {
+        let gate = occupy(&engine, 1);
+        let deepest = Arc::new(AtomicUsize::new(0));
+        for n in 0..fewer(300) {
+            let (inner, deepest) = (engine.downgrade(), Arc::clone(&deepest));
+            engine
+                .op("outer")
+                .push(cx(), move |cx| {
+                    DEPTH.set(DEPTH.get() + 1);
+                    deepest.fetch_max(DEPTH.get(), SeqCst);
+                    assert!(cx.name() == "outer" && cx.worker() != Some(1) && Engine::current().is_some());
+                    raddle::blocking(thread::yield_now);
+                    (0..3).for_each(|_| inner.op("inner").push((), |()| {}).unwrap());
+                    DEPTH.set(DEPTH.get() - 1);
+                    assert_ne!(n % 10, 5, "as planned");
+                })
+                .unwrap();
+        }
+        assert!(Engine::current().is_none());
+        gate.open();
+        while engine.wait_for_all().is_err() {}
+        assert_eq!(deepest.load(SeqCst), 1);
+    });
+}
+
+struct PushesOnExit(Cell<Option<Engine>>);
+
+impl Drop for PushesOnExit {
+    fn drop(&mut self) {
+        let Some(engine) = self.0.take() else { return };
+        for _ in 0..20 {
+            engine.op("on exit").push((), |()| {}).unwrap();
+            let _ = engine.op("on exit").if_room().map(|op| op.push((), |()| {}));
+            let _ = pin!(engine.op("on exit").when_room()).poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        }
+    }
+}
+
+thread_local!(static EXIT: PushesOnExit = const { PushesOnExit(Cell::new(None)) });
+
+#[test]
+fn destructors_of_thread_locals_push() {
+    on_limited(&KINDS, 1, 2, |engine| {
+        let outside = engine.clone();
+        let pushes = move || {
+            EXIT.with(|exit| exit.0.set(Some(outside.clone())));
+            (0..10).for_each(|_| outside.op("before").push((), |()| {}).unwrap());
+        };
+        thread::spawn(pushes).join().unwrap();
+        engine.wait_for_all().unwrap();
+        // On a worker: it is not held back there.
+        let other = limited(engine.kind(), 1, 1);
+        let inner = other.downgrade();
+        engine.op("enters").push((), move |()| EXIT.with(|exit| exit.0.set(Some(inner)))).unwrap();
+        engine.shutdown(Shutdown::Drain, None).unwrap();
+        EXIT.with(|exit| exit.0.take());
+        other.wait_for_all().unwrap();
+    });
+}
+
+// ------------------------------------------------------------------------------------------------------- groups ----
+
+#[test]
+fn groups_have_limits_of_their_own() {
+    for kind in KINDS {
+        watched(move || {
+            let engine = common::engine(kind, 1);
+            let group = engine.group().max_pending(3);
+            let token = engine.token();
+            let gate = hold(&engine, &token);
+            for _ in 0..3 {
+                group.op("member").writes([&token]).if_room().unwrap().push((), |()| {}).unwrap();
+            }
+            assert!(is_full(group.op("late").if_room()));
+            engine.op("other").if_room().expect("the engine has no limit").push((), |()| {}).unwrap();
+            // Nothing runs, so it passes.
+            group.op("passes").writes([&token]).push((), |()| {}).unwrap();
+            assert_eq!(group.pending(), 4);
+            assert!(matches!(block_on_within(group.op("waits").when_room(), MOMENT), Err(NotInTime)));
+            gate.open();
+            block_on(group.op("waits").when_room()).unwrap().push((), |()| {}).unwrap();
+            group.wait().unwrap();
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_producer_keeps_to_the_limit_of_its_group() {
+    for kind in THREADED {
+        watched(move || {
+            let engine = common::engine(kind, 1);
+            let group = engine.group().max_pending(5);
+            let value = engine.var(0);
+            let mut most = 0;
+            for _ in 0..fewer(3_000) {
+                group.op("add").push(value.write(), |value| *value += 1).unwrap();
+                most = most.max(group.pending());
+            }
+            assert!(most <= 5, "{most} were pending");
+            assert_eq!(engine.get(&value).unwrap(), fewer(3_000));
+        });
+    }
+}
+
+#[test]
+fn operations_of_a_group_inside_a_full_one_are_held_back() {
+    for kind in KINDS {
+        watched(move || {
+            let engine = limited(kind, 1, 100);
+            let outer = engine.group().max_pending(2);
+            let inner = outer.group().max_pending(50);
+            let innermost = inner.group();
+            let token = engine.token();
+            let gate = hold(&engine, &token);
+            let tick = innermost.op("tick").writes([&token]).operator((), |()| {}).unwrap();
+            tick.if_room().unwrap().push().unwrap();
+            outer.op("n").writes([&token]).if_room().unwrap().push((), |()| {}).unwrap();
+            assert!(is_full(tick.if_room()) && is_full(inner.op("n").if_room()) && is_full(outer.op("n").if_room()));
+            let mut room = pin!(tick.when_room());
+            assert!(matches!(block_on_within(room.as_mut(), MOMENT), Err(NotInTime)));
+            gate.open();
+            block_on(room).unwrap().push().unwrap();
+            outer.wait().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_limit_that_is_raised_makes_room() {
+    for kind in KINDS {
+        watched(move || {
+            let engine = common::engine(kind, 1);
+            let group = engine.group().max_pending(1);
+            let token = engine.token();
+            let gate = hold(&engine, &token);
+            group.op("n").writes([&token]).push((), |()| {}).unwrap();
+            let mut rooms: Vec<_> = (0..2).map(|_| Box::pin(group.op("n").writes([&token]).when_room())).collect();
+            for room in &mut rooms {
+                assert!(matches!(block_on_within(room, MOMENT / 10), Err(NotInTime)));
+            }
+            let group = group.clone().max_pending(3);
+            for room in rooms {
+                block_on(room).unwrap().push((), |()| {}).unwrap();
+            }
+            assert!(is_full(group.op("n").if_room()));
+            gate.open();
+            group.wait().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_future_that_waits_for_two_limits_passes_the_room_of_one_on() {
+    on_limited(&KINDS, 1, 2, |engine| {
+        let group = engine.group().max_pending(1);
+        let (engine_full, in_group) = (open_ended(&engine), open_ended_in(&group));
+        // Both wait for the group; the engine is full as well.
+        let wakes: Vec<_> = (0..2).map(|_| Arc::new(CountWakes::default())).collect();
+        let mut rooms: Vec<_> = (0..2).map(|_| Box::pin(group.op("n").when_room())).collect();
+        for (room, wakes) in rooms.iter_mut().zip(&wakes) {
+            assert!(room.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(wakes)))).is_pending());
+        }
+        let again = fill_without_room(&engine);
+        in_group.complete();
+        // The first is told, finds the engine full, and lets the second one look at the group.
+        eventually("the first is told", || wakes[0].count() >= 1);
+        assert!(rooms[0].as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&wakes[0])))).is_pending());
+        eventually("the second is told", || wakes[1].count() >= 1);
+        again.complete();
+        engine_full.complete();
+        for room in rooms {
+            block_on(room).unwrap().push((), |()| {}).unwrap();
+        }
+        engine.wait_for_all().unwrap();
+    });
+}
+
+fn open_ended_in(group: &raddle::Group) -> Completion {
+    let (sender, receiver) = mpsc::channel();
+    group.op("open-ended").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+    receiver.recv_timeout(PATIENCE).expect("it starts")
+}
+
+/// Pushes from inside an operation, so that it is not held back.
+fn fill_without_room(engine: &Engine) -> Completion {
+    let (sender, receiver) = mpsc::channel();
+    let inner = engine.downgrade();
+    engine
+        .op("outer")
+        .push(cx(), move |_| {
+            inner.op("open-ended").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+        })
+        .unwrap();
+    receiver.recv_timeout(PATIENCE).expect("it starts")
+}
+
+// ------------------------------------------------------------------------------------------------ shutdown, fork ----
+
+#[test]
+fn a_shutdown_ends_pushes_that_are_held_back() {
+    for how in [Shutdown::Drain, Shutdown::Cancel] {
+        on_limited(&THREADED, 1, 1, move |engine| {
+            let gate = occupy(&engine, 1);
+            let group = engine.group().max_pending(1);
+            let drops = Drops::new();
+            let captured = drops.make();
+            let mut room = pin!(engine.op("waits").when_room());
+            let mut group_room = pin!(group.op("waits").when_room());
+            assert!(matches!(block_on_within(room.as_mut(), MOMENT), Err(NotInTime)));
+            assert!(matches!(block_on_within(group_room.as_mut(), MOMENT), Err(NotInTime)));
+            thread::scope(|scope| {
+                let pusher =
+                    scope.spawn(|| engine.op("held back").push((), move |()| drop(captured)).expect_err("refused"));
+                let operator = engine.op("tick").operator((), |()| {}).unwrap();
+                let other = scope.spawn(move || operator.push());
+                let member = scope.spawn(|| group.op("member").push((), |()| {}));
+                thread::sleep(MOMENT);
+                assert!(!pusher.is_finished() && !other.is_finished() && !member.is_finished());
+                let begun = Instant::now();
+                assert!(engine.shutdown(how, Some(Duration::from_millis(1))).is_err(), "an operation runs");
+                assert_eq!(pusher.join().unwrap(), PushError::ShutDown);
+                assert_eq!(other.join().unwrap(), Err(PushError::ShutDown));
+                assert_eq!(member.join().unwrap(), Err(PushError::ShutDown));
+                assert!(begun.elapsed() < SOON);
+            });
+            assert_eq!(block_on(room).map(drop), Err(PushError::ShutDown));
+            assert_eq!(block_on(group_room).map(drop), Err(PushError::ShutDown));
+            assert_eq!(drops.dropped(), 1, "the function was dropped");
+            assert_eq!(engine.op("late").if_room().map(drop), Err(PushError::ShutDown));
+            gate.open();
+            engine.shutdown(how, None).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_push_that_is_held_back_does_not_prolong_a_wait_for_all() {
+    on_limited(&THREADED, 1, 1, |engine| {
+        let gate = occupy(&engine, 1);
+        thread::scope(|scope| {
+            let pusher = scope.spawn(|| engine.op("held back").push((), |()| {}).unwrap());
+            thread::sleep(MOMENT);
+            assert_eq!(engine.pending(), 1, "it is not counted");
+            gate.open();
+            engine.wait_for_all().unwrap();
+            pusher.join().unwrap();
+        });
+    });
+}
+
+#[test]
+fn an_operation_that_runs_in_a_push_may_end_the_engine() {
+    on_limited(&THREADED, 1, 1, |engine| {
+        let gate = occupy(&engine, 1);
+        let inner = engine.downgrade();
+        // Not held back, since it is inside a call of the engine. So it is ready, beside the one that runs.
+        let pushed = engine.with(&engine.var(1), |_| {
+            let stops = inner.clone();
+            inner.op("stops").push((), move |()| stops.notify_shutdown())
+        });
+        pushed.unwrap().unwrap();
+        assert_eq!(engine.op("held back").push((), |()| {}), Err(PushError::ShutDown));
+        gate.open();
+        engine.shutdown(Shutdown::Cancel, None).unwrap();
+    });
+}
+
+// ------------------------------------------------------------------------------------------------------- memory ----
+
+/// Pushes for `time` as fast as possible, operations that capture a kilobyte each.
+fn overload(engine: &Engine, limit: usize, time: Duration) {
+    let start = Instant::now();
+    let values: Vec<_> = (0..4).map(|_| engine.var(0u64)).collect();
+    let (mut after, mut pushed) = (0, 0usize);
+    while start.elapsed() < time {
+        for _ in 0..1_000 {
+            let data = vec![1u8; 1024];
+            engine
+                .op("consume")
+                .push(values[pushed % 4].write(), move |sum| {
+                    let begun = Instant::now();
+                    while begun.elapsed() < Duration::from_micros(5) {
+                        *sum += data.iter().map(|&byte| u64::from(byte)).sum::<u64>();
+                    }
+                })
+                .unwrap();
+            pushed += 1;
+        }
+        assert!(engine.pending() <= limit as u64 + EXCESS);
+        if after == 0 && start.elapsed() > time / 4 {
+            after = resident_bytes();
+        }
+    }
+    let end = resident_bytes();
+    engine.wait_for_all().unwrap();
+    // Other tests of this process take memory as well.
+    assert!(end < after + (64 << 20), "memory grew from {after} to {end} bytes");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+#[cfg_attr(miri, ignore = "reads /proc")]
+fn memory_stays_flat_under_overload() {
+    on_limited(&THREADED, 2, 500, |engine| overload(&engine, 500, Duration::from_millis(1_500)));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+#[ignore = "takes a minute"]
+fn memory_stays_flat_under_overload_for_a_minute() {
+    watched_for(Duration::from_secs(120), || {
+        overload(&limited(EngineKind::PerDevice, 2, 500), 500, Duration::from_secs(60));
+    });
+}
