@@ -193,6 +193,6 @@ pub mod internals {
         scheduler::{DEFAULT_BAND, Injector, Lane, LaneOptions, ParkKind, SearchState, Sleep, Worker, band_of},
         testing::weaken::{Step, remove},
         threads::{Aside, Laid, SpareThreads, Stopped},
-        tracker::{Hold, Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, complete, end, push},
+        tracker::{Hold, Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, complete, end, push, walk_blocked},
     };
 }

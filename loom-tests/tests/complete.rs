@@ -6,13 +6,19 @@
 
 #![cfg(raddle_loom)]
 
-use std::sync::Arc;
+use std::{
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use loom::thread;
 use raddle::internals::{
     Flavour::{self, Contract, Crossbeam},
     Mode::{self, Await, Overwrite, Read, Write},
-    OpRef, ReadyList, Step,
+    Op, OpRef, ReadyList, Step, walk_blocked,
 };
 use raddle_loom_tests::{COMPLETE, Task, World, model, must_fail, without};
 
@@ -494,4 +500,54 @@ fn readers_of_an_idle_variable_are_ready_immediately() {
         }
         world.end();
     });
+}
+
+/// A waiter walks forward from its own operation, and from that of another waiter, while that one and those behind it
+/// complete. It sees the operation behind its own, and no record that is gone.
+fn walk_beside_completions() {
+    let world = World::new(2);
+    let own = world.push(world.op(&[(0, Write)])).ready.expect("nothing is pending");
+    let other = world.push(world.op(&[(1, Write)])).ready.expect("nothing is pending");
+    assert!(world.push(world.op(&[(0, Read)])).ready.is_none());
+    assert!(world.push(world.op(&[(1, Write)])).ready.is_none());
+    assert!(world.push(world.op(&[(1, Write)])).ready.is_none());
+    let (ended, at_other) = (Arc::new(AtomicBool::new(false)), NonNull::from(&*other));
+    let (completer, ends) = (Arc::clone(&world), Arc::clone(&ended));
+    let thread = thread::spawn(move || {
+        // The other waiter leaves the list before its operation completes.
+        ends.store(true, Relaxed);
+        completer.run(other);
+    });
+    let mut seen = 0;
+    let look = |_: &Op<Task>, _, ahead: &mut Vec<_>| {
+        seen += 1;
+        if seen == 1 && !ended.load(Relaxed) {
+            ahead.push((at_other, 0));
+        }
+        false
+    };
+    // SAFETY: (1): the own operation completes below, and the other one after the flag was set.
+    unsafe { walk_blocked(vec![(NonNull::from(&*own), 0)], look) };
+    assert!((1..=3).contains(&seen), "{seen} operations behind the two");
+    world.run(own);
+    thread.join().unwrap();
+    world.end();
+}
+
+#[test]
+fn a_walk_beside_completions_reads_no_record_that_is_gone() {
+    model(2, Contract, walk_beside_completions);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn a_walk_without_a_pin() {
+    without(Step::WalkPins, || {
+        model(2, Contract, walk_beside_completions);
+    });
+}
+
+#[test]
+fn without_a_pin_a_walk_reads_a_record_that_is_gone() {
+    must_fail("a_walk_without_a_pin", "");
 }

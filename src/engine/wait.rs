@@ -216,10 +216,8 @@ impl Core {
 
     /// [`wait_for_all`](Self::wait_for_all) as a future. It covers the operations that were pushed before this call.
     pub(crate) fn wait_for_all_async(self: &Arc<Self>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
-        let refused = self
-            .check_wait()
-            .err()
-            .or_else(|| ready_loop::works_for(self).then(|| WaitError::WouldDeadlock(Deadlock::default())));
+        let would_deadlock = || WaitError::WouldDeadlock(Deadlock::default());
+        let refused = self.check_wait().err().or_else(|| ready_loop::works_for(self).then(would_deadlock));
         CountedWait::new(Arc::clone(self), refused, AllOps)
     }
 

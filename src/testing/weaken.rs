@@ -58,8 +58,8 @@ pub enum Step {
     EndChecksAgain,
     /// `PendingOps::leave` notifies the threads that wait for the count.
     LeaveNotifies,
-    /// A walk stops at a spent access (`tracker::walk_blocked`).
-    WalkStopsAtSpent,
+    /// A walk is pinned (`tracker::walk_blocked`).
+    WalkPins,
     /// A function that waits while the engine stops lets the other workers run again (`Aside::function_waits`).
     WaitsTakeUp,
     /// The end of a scope waits again if operations have entered meanwhile (`PendingOps::wait_until_idle`).

@@ -2,10 +2,7 @@
 
 use std::{collections::HashSet, ptr::NonNull};
 
-use super::{
-    access::{DONE, Mode, WRITE_OK},
-    op::Op,
-};
+use super::{access::Mode, op::Op};
 use crate::{
     memory::epoch,
     sync::Ordering::Acquire,
@@ -23,28 +20,29 @@ pub type Ahead<T> = Vec<(NonNull<Op<T>>, usize)>;
 /// that the walk came from. It returns whether the walk may end, and may add operations that cannot end before this one is
 /// complete. Returns whether `look` has ended the walk.
 ///
+/// The thread is pinned during the walk. Every operation that it visits was not complete at some moment since then, and so
+/// nothing behind it had been retired before.
+///
 /// # Safety
 /// 1. The operations in `ahead` are not complete when the walk begins, and those that `look` adds are not when it adds
 ///    them.
 pub unsafe fn walk_blocked<T>(mut ahead: Ahead<T>, mut look: impl FnMut(&Op<T>, usize, &mut Ahead<T>) -> bool) -> bool {
-    let _guard = epoch::pin();
+    let _guard = if removed(Step::WalkPins) { None } else { Some(epoch::pin()) };
     let mut visited: HashSet<NonNull<Op<T>>> = ahead.iter().map(|(op, _)| *op).collect();
     while let Some((op, from)) = ahead.pop() {
-        // SAFETY: (1), or it was found behind an access that was not spent. So the record was not retired when this thread
-        // was pinned.
+        // SAFETY: (1), or it was found behind an operation that was not complete when this thread was pinned, and before
+        // which it cannot start. So neither was it, and its record was not retired.
         let op = unsafe { op.as_ref() };
         for own in op.accesses() {
             let mut at = own;
             loop {
                 // Acquire (edge `link`): the next access and its operation.
                 let word = at.word.load(Acquire, epoch::unprotected());
-                // Behind a spent access there may be one whose record is gone. Behind one that is not spent, nothing was
-                // retired before this thread was pinned.
-                let is_spent = word.tag() & (WRITE_OK | DONE) == WRITE_OK | DONE;
-                if word.is_null() || is_spent && !removed(Step::WalkStopsAtSpent) {
+                if word.is_null() {
                     break;
                 }
-                // SAFETY: the access was not retired when this thread was pinned, as was just found.
+                // SAFETY: the operation of `own` was not complete when this thread was pinned, so no access behind `own`
+                // was retired.
                 at = unsafe { word.deref() };
                 at.check();
                 if own.mode().is_write() || at.mode() != Mode::Read {
