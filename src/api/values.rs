@@ -100,8 +100,8 @@ impl Engine {
     /// thread and without a clone. The variable is held for reading until `f` returns: other readers run meanwhile, and
     /// mutations wait.
     ///
-    /// `f` may push, while the engine is open, and wait. It must not wait for the variable itself, which fails with
-    /// [`WaitError::WouldDeadlock`], nor for a later operation that mutates the variable: that wait would never return.
+    /// `f` may push, while the engine is open, and wait. A wait for the variable itself, or for a later operation that
+    /// mutates it, returns [`WaitError::WouldDeadlock`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -30,9 +30,10 @@ pub enum WaitError {
     /// The wait would never return. The caller is an operation that holds the variable or sets the result. Or it waits for an
     /// operation that cannot start before it returns: one that stands behind it, directly or through others, or through
     /// other operations that wait. Of several operations that wait for each other, the one that began to wait last gets
-    /// this error, within 100 ms. Or the caller
-    /// is code that another crate has deferred in crossbeam-epoch's default collector, and that runs on a worker while
-    /// it looks for work.
+    /// this error, within 100 ms.
+    ///
+    /// Or the caller is code that another crate has deferred in crossbeam-epoch's default collector, and that runs on a
+    /// worker while it looks for work.
     WouldDeadlock(Deadlock),
     /// Too many operations wait inside their functions, so no thread could take over the worker. Declare what an
     /// operation needs as accesses instead of waiting for it.
