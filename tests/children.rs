@@ -633,6 +633,30 @@ fn a_shutdown_that_drains_waits_for_children_and_one_that_cancels_fails_their_pa
 }
 
 #[test]
+fn the_children_of_a_clean_up_are_not_cancelled() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (count, started, gate) = (Arc::new(AtomicUsize::new(0)), Gate::new(), Gate::new());
+        let (inside, at, pass) = (Arc::clone(&count), started.clone(), gate.clone());
+        engine
+            .op("clean up")
+            .cleanup()
+            .with_children()
+            .push(cx(), move |cx| {
+                let count = Arc::clone(&inside);
+                cx.child("child").push((), move |()| _ = count.fetch_add(1, Relaxed)).unwrap();
+                at.open();
+                pass.pass();
+            })
+            .unwrap();
+        started.pass();
+        engine.notify_shutdown();
+        gate.open();
+        engine.shutdown(Shutdown::Cancel, None).unwrap();
+        assert_eq!(count.load(Relaxed), 1);
+    });
+}
+
+#[test]
 fn what_parents_and_children_capture_is_dropped_once() {
     on_kinds(&KINDS, 2, |engine| {
         let drops = Drops::new();

@@ -365,6 +365,32 @@ fn scopes_nest_where_they_cannot_run_in_place() {
     });
 }
 
+#[test]
+fn a_long_scope_on_a_worker_keeps_no_list_of_what_is_complete() {
+    on_kinds(&THREADED, 2, |engine| {
+        let inner = engine.downgrade();
+        let grown = engine.op("around").submit((), move |()| {
+            let (count, mut before) = (AtomicUsize::new(0), 0);
+            inner
+                .scope(|s| {
+                    for n in 0..200_000 {
+                        s.op("short").push((), |()| _ = count.fetch_add(1, Relaxed)).unwrap();
+                        while n + 1 - count.load(Relaxed) > 100 {
+                            thread::yield_now();
+                        }
+                        if n == 50_000 {
+                            before = common::resident_bytes();
+                        }
+                    }
+                    common::resident_bytes().saturating_sub(before)
+                })
+                .unwrap()
+        });
+        let grown = grown.unwrap().wait().unwrap();
+        assert!(grown < 8 << 20, "{grown} bytes more");
+    });
+}
+
 /// Adds the numbers from `from` to `to`, by nested scopes.
 fn sum(engine: &Engine, from: u64, to: u64) -> u64 {
     if to - from < 8 {

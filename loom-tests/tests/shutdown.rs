@@ -93,10 +93,7 @@ fn end_of_a_scope() {
     shared.pending.wait_until_idle(|| None);
     for data in &shared.data {
         // SAFETY: both operations are over.
-        data.with_mut(|data| unsafe {
-            assert_eq!(*data, 1);
-            *data = 2;
-        });
+        assert_eq!(data.with_mut(|data| unsafe { data.replace(2) }), 1);
     }
     thread.join().unwrap().join().unwrap();
 }

@@ -719,8 +719,8 @@ impl Engine {
     /// Functions that run go on to their end, and the call waits for them; while one of them waits, the workers run what it
     /// may wait for. Operations that have not started stay where they are. Pushes are accepted, and their operations stay
     /// pending too, except that the engine's own deletions and [eager](crate::OpBuilder::eager) operations that are ready
-    /// run on the pushing thread. Waits return after a start. With a `timeout` the call gives up when that has passed, and
-    /// the engine runs on.
+    /// run on the pushing thread. Waits return after a start. If a function still runs when the `timeout` has passed, the
+    /// call gives up, and the engine runs on.
     ///
     /// The threads of devices stay: what was issued on a device completes, and operations of devices run. An engine of the
     /// kind [`Naive`](EngineKind::Naive) has no threads, so its operations run inside their pushes as ever. A shutdown, also
@@ -741,8 +741,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`ShutdownError::TimedOut`], [`ShutdownError::ThreadsLeft`] if no function runs but threads have not ended at the
-    /// deadline, [`ShutdownError::InsideOperation`] where the call would wait for itself, and [`ShutdownError::Forked`].
+    /// [`ShutdownError::TimedOut`]; [`ShutdownError::ThreadsLeft`] if the engine is stopped, but threads have not ended yet;
+    /// [`ShutdownError::InsideOperation`] where the call would wait for itself; and [`ShutdownError::Forked`].
     pub fn stop(&self, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         self.core.stop(deadline(timeout))
     }

@@ -175,6 +175,9 @@ impl<'e> OpBuilder<'e> {
                 builder.family = Some(family);
                 builder.spec.priority = family.priority();
                 builder.deadline = family.deadline();
+                if frame.is_kept() {
+                    builder = builder.cleanup();
+                }
             }
             None => builder.is_orphan = true,
         }
@@ -324,7 +327,8 @@ impl<'e> OpBuilder<'e> {
     /// a child fails, and no later one has cleared the failure, the parent fails with it; of several such failures with
     /// that of the child that was pushed first. The version of each variable that the parent mutates rises by one, however
     /// many children mutate it. Children have the priority, the deadline and the group of their parent, unless they set
-    /// their own priority or deadline.
+    /// their own priority or deadline, and those of a [clean-up](Self::cleanup) are clean-ups. Cancelling the group cancels
+    /// children that have not started; cancelling the parent by its handle does not, once it has started.
     ///
     /// Only operations of the CPU that end when their function returns can have children. A child may be of any kind but
     /// an operator, and may run on a device.

@@ -41,6 +41,18 @@ use crate::{
 /// thread for the worker unless thousands of operations wait.
 const RETRY: Duration = Duration::from_millis(1);
 
+/// The fewest operations in the list of a scope at which those that are complete are removed. Picked: a list of this length
+/// is small.
+const MANY: usize = 1024;
+
+/// The operations of a scope that may be run in place.
+#[derive(Debug, Default)]
+struct Members {
+    list: Vec<Arc<Handled<()>>>,
+    /// How many were left when those that were complete were removed last.
+    left: usize,
+}
+
 /// An open scope.
 #[derive(Debug)]
 pub(crate) struct Scoped {
@@ -50,7 +62,7 @@ pub(crate) struct Scoped {
     held: HeldQueues,
     /// What the operations of the scope share with their handles, if the scope was opened on a worker: its end runs those
     /// that are ready in place.
-    members: Option<Mutex<Vec<Arc<Handled<()>>>>>,
+    members: Option<Mutex<Members>>,
     variables: Mutex<Vec<OwnedVar>>,
 }
 
@@ -110,7 +122,12 @@ impl Scoped {
     /// Lets the end of the scope run an operation in place.
     pub(crate) fn add_member(&self, handled: &Arc<Handled<()>>) {
         if let Some(members) = &self.members {
-            lock(members).push(Arc::clone(handled));
+            let mut members = lock(members);
+            if members.list.len() >= MANY.max(2 * members.left) {
+                members.list.retain(|handled| !handled.is_done());
+                members.left = members.list.len();
+            }
+            members.list.push(Arc::clone(handled));
         }
     }
 
@@ -136,7 +153,7 @@ impl Scoped {
             return Err(PushError::Forked.into());
         }
         let mut left = Vec::new();
-        let next = || self.members.as_ref().and_then(|members| lock(members).pop());
+        let next = || self.members.as_ref().and_then(|members| lock(members).list.pop());
         while let Some(handled) = next() {
             self.core.run_in_place(&handled);
             if !handled.is_done() {
