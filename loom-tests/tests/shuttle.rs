@@ -529,7 +529,7 @@ fn scopes_and_children() {
                         s.op("look").push((left.read(), sum.write()), |(left, sum)| *sum += left).unwrap();
                         s.op("spread")
                             .push((), move |()| {
-                                s.op("look").push((right.read(), sum.write()), |(r, sum)| *sum += r).unwrap()
+                                s.op("look").push((right.read(), sum.write()), |(r, sum)| *sum += r).unwrap();
                             })
                             .unwrap();
                     });
