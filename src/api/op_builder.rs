@@ -88,9 +88,9 @@ impl OpContext<'_> {
     /// # }
     /// ```
     ///
-    /// A push through the builder returns [`PushError::NotHeld`](crate::PushError::NotHeld) for a variable that this
+    /// A push through the builder returns [`PushError::NotHeld`] for a variable that this
     /// operation does not hold, or only reads while the child mutates it, and
-    /// [`PushError::NotAParent`](crate::PushError::NotAParent) in an operation without children.
+    /// [`PushError::NotAParent`] in an operation without children.
     pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
         OpBuilder::child(name.into(), self.frame())
     }
