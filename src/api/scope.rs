@@ -116,16 +116,22 @@ impl Engine {
     {
         let scope = Scope { scoped: Scoped::open(self.core())?, scope: PhantomData, env: PhantomData };
         let result = panics::catch(|| f(&scope));
-        let closed = scope.scoped.close();
-        // SAFETY: (1): the scope was closed, only its operations and `f` can push to it, and they have ended.
-        let dropped = panics::catch(|| unsafe { scope.scoped.drop_variables() });
-        match (result, dropped) {
-            (Ok(result), Ok(())) => closed.map(|()| result),
-            (Err(payload), Ok(())) | (Ok(_), Err(payload)) => resume_unwind(payload),
-            (Err(payload), Err(second)) => {
-                panics::discard(second);
-                resume_unwind(payload)
+        let mut closed = scope.scoped.close();
+        let mut panicked = result.is_err();
+        let mut payload = None;
+        loop {
+            // SAFETY: (1): the scope was closed, `f` has ended, and nothing else can push to the scope.
+            match unsafe { scope.scoped.drop_values() } {
+                Ok(false) => break,
+                Ok(true) => {}
+                Err(second) if panicked => panics::discard(second),
+                Err(first) => (panicked, payload) = (true, Some(first)),
             }
+            closed = closed.and(scope.scoped.close());
+        }
+        match (result, payload) {
+            (Ok(result), None) => closed.map(|()| result),
+            (Err(payload), _) | (_, Some(payload)) => resume_unwind(payload),
         }
     }
 }

@@ -6,12 +6,14 @@
 //! 2. *Closing*: that function has returned or panicked. Only operations of the scope push to it now.
 //!    [`close`](Scoped::close) waits until none is pending.
 //! 3. *Closed*: every operation has ended, and what it captured is dropped. The values of the scope's variables are
-//!    dropped then ([`drop_variables`](Scoped::drop_variables)), and the frame may end.
+//!    dropped then ([`drop_values`](Scoped::drop_values)). Their drops are code of the program, which may push to the scope
+//!    and create variables; if there were any values, the scope is closing again.
+//! 4. *Over*: the scope is closed and has no variables. The frame may end.
 //!
 //! # Who may touch what
 //!
 //! * `held`: constant. The pointers are compared, and never read.
-//! * `members` and `variables`: under their locks.
+//! * `members`, `variables` and `emptied`: under their locks.
 //!
 //! There are no edges here: the count of the group hands over what the operations did.
 
@@ -64,6 +66,8 @@ pub(crate) struct Scoped {
     /// that are ready in place.
     members: Option<Mutex<Members>>,
     variables: Mutex<Vec<OwnedVar>>,
+    /// Variables without a value, which are freed with the scope.
+    emptied: Mutex<Vec<OwnedVar>>,
 }
 
 // SAFETY: the pointers in `held` are compared, and never read.
@@ -87,6 +91,7 @@ impl Scoped {
             held: frame::held_queues(),
             members: worker_thread::lane_of(core).map(|_| Mutex::default()),
             variables: Mutex::default(),
+            emptied: Mutex::default(),
         })
     }
 
@@ -176,26 +181,33 @@ impl Scoped {
         self.group.take_failure()
     }
 
-    /// Drops the values of the scope's variables, and the variables.
+    /// Drops the values of the scope's variables, which no operation can name from now on. Their drops may push to the scope,
+    /// so it must be [closed](Self::close) again unless this returns `false`: there was no variable.
+    ///
+    /// # Errors
+    /// The payload of a drop that has panicked. The other values are dropped as well.
     ///
     /// # Safety
-    /// 1. [`close`](Self::close) has returned, and nothing pushes to the scope any more.
-    pub(crate) unsafe fn drop_variables(&self) {
-        if self.core.is_forked() {
-            return;
-        }
-        let mut panicked = None;
+    /// 1. [`close`](Self::close) has returned, and only operations of the scope and drops of its values have pushed to it
+    ///    since it was called.
+    pub(crate) unsafe fn drop_values(&self) -> Result<bool, panics::Payload> {
         let variables = std::mem::take(&mut *lock(&self.variables));
+        if self.core.is_forked() || variables.is_empty() {
+            std::mem::forget(variables);
+            return Ok(false);
+        }
+        variables.iter().for_each(|var| _ = var.cell().queue().close());
+        let mut panicked = None;
         for var in &variables {
-            // SAFETY: (1): only operations of the scope could name the variable, and all of them have ended.
+            // SAFETY: (1): only operations of the scope could name the variable. All of them have ended, and further ones
+            // are refused.
             let result = panics::catch(|| unsafe { var.cell().empty() });
             if let Some(second) = result.err().and_then(|payload| panicked.replace(payload)) {
                 panics::discard(second);
             }
         }
-        drop(variables);
-        if let Some(payload) = panicked {
-            std::panic::resume_unwind(payload);
-        }
+        // Drops of other values may still try to name the variables.
+        lock(&self.emptied).extend(variables);
+        panicked.map_or(Ok(true), Err)
     }
 }
