@@ -142,6 +142,8 @@ pub mod guide {
     pub mod failures {}
     #[doc = include_str!("guide/cancellation.md")]
     pub mod cancellation {}
+    #[doc = include_str!("guide/life_cycle.md")]
+    pub mod life_cycle {}
     #[doc = include_str!("guide/latency.md")]
     pub mod latency {}
     #[doc = include_str!("guide/gpus.md")]
