@@ -1152,6 +1152,30 @@ fn a_child_that_waits_for_what_stands_behind_its_parent_is_refused() {
 }
 
 #[test]
+fn an_operation_of_a_scope_that_waits_for_what_the_operation_around_holds_back_is_refused() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (value, inner) = (engine.var(0), engine.downgrade());
+        let again = value.clone();
+        let around = engine.op("around").submit(value.write(), move |_| {
+            let inner = &inner;
+            let again = &again;
+            // The closing wait of the scope is on this thread, or runs the operation in place.
+            inner.scope(|s| {
+                let waits = s.op("inside").submit((), move |()| {
+                    let behind = inner.op("behind").submit(again.read(), |value| *value).unwrap();
+                    (behind.wait(), inner.get(again))
+                });
+                waits.unwrap().wait().unwrap()
+            })
+        });
+        let (behind, held) = around.unwrap().wait().unwrap().unwrap();
+        assert_eq!(deadlock(behind), ("inside".into(), "behind".into()));
+        assert_eq!(deadlock(held).0, "inside");
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
 fn long_waits_that_end_are_not_refused() {
     on_kinds(&THREADED, 2, |engine| {
         let (a, b) = (engine.var(0), engine.var(0));

@@ -1355,7 +1355,7 @@ impl<'e> OpBuilder<'e> {
         &mut self,
         location: &'static Location<'static>,
         accesses: &impl ScopedAccesses,
-        scoped: &Scoped,
+        scoped: &Arc<Scoped>,
         f: F,
     ) -> Result<(), PushError>
     where
@@ -1365,7 +1365,7 @@ impl<'e> OpBuilder<'e> {
             return self.submit_scoped(location, accesses, scoped, f).map(drop);
         }
         self.finish_scoped(location, accesses, scoped)?;
-        self.enqueue_finished(location, FnJob::new(f))
+        self.enqueue_in_group(location, FnJob::new(f), Some(scoped))
     }
 
     /// Pushes an operation of a scope, and returns its handle.
@@ -1373,7 +1373,7 @@ impl<'e> OpBuilder<'e> {
         &mut self,
         location: &'static Location<'static>,
         accesses: &impl ScopedAccesses,
-        scoped: &Scoped,
+        scoped: &Arc<Scoped>,
         f: F,
     ) -> Result<OpHandle<()>, PushError>
     where
@@ -1382,7 +1382,7 @@ impl<'e> OpBuilder<'e> {
         self.finish_scoped(location, accesses, scoped)?;
         let oneshot = result_job::shared(&self.spec, location, f);
         let core = Arc::clone(self.core);
-        self.enqueue_finished(location, ResultJob::new(Arc::clone(&oneshot)))?;
+        self.enqueue_in_group(location, ResultJob::new(Arc::clone(&oneshot)), Some(scoped))?;
         let oneshot: Arc<Handled<()>> = oneshot;
         scoped.add_member(&oneshot);
         Ok(OpHandle::new(oneshot, core))
@@ -1504,11 +1504,16 @@ impl<'e> OpBuilder<'e> {
                 drop(work);
                 Err(PushError::NotAParent)
             }
-            None => self.enqueue_in_group(location, work),
+            None => self.enqueue_in_group(location, work, None),
         }
     }
 
-    fn enqueue_in_group(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
+    fn enqueue_in_group(
+        &mut self,
+        location: &'static Location<'static>,
+        work: impl Job,
+        scoped: Option<&Arc<Scoped>>,
+    ) -> Result<(), PushError> {
         if let Some(group) = self.group.filter(|_| !self.spec.is_admitted) {
             if let Err(error) = self.core.admit(group) {
                 drop(work);
@@ -1516,7 +1521,10 @@ impl<'e> OpBuilder<'e> {
             }
             self.spec.is_admitted = true;
         }
-        let work = LimitedJob::new(work, self.group, self.deadline);
+        let mut work = LimitedJob::new(work, self.group, self.deadline);
+        if let Some(scoped) = scoped {
+            work.set_kin(Arc::<Scoped>::clone(scoped));
+        }
         let pushed = self.core.push(&self.spec, location, &mut self.entries, work);
         self.core.end_push();
         pushed

@@ -129,6 +129,7 @@ impl Engine {
             }
             closed = closed.and(scope.scoped.close());
         }
+        scope.scoped.free_variables();
         match (result, payload) {
             (Ok(result), None) => closed.map(|()| result),
             (Err(payload), _) | (_, Some(payload)) => resume_unwind(payload),
@@ -157,7 +158,7 @@ impl Engine {
 /// # }
 /// ```
 pub struct Scope<'scope, 'env: 'scope> {
-    scoped: Scoped,
+    scoped: Arc<Scoped>,
     /// Makes `'scope` invariant: an operation must not borrow for less than the scope.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
@@ -285,7 +286,7 @@ unsafe fn erase<'f, R: 'static>(f: Function<'f, R>) -> Function<'static, R> {
 #[derive(Debug)]
 #[must_use = "an operation does nothing until it is pushed"]
 pub struct ScopedOp<'scope> {
-    scoped: &'scope Scoped,
+    scoped: &'scope Arc<Scoped>,
     builder: OpBuilder<'scope>,
     /// Makes `'scope` invariant: an operation must not borrow for less than the scope.
     scope: PhantomData<&'scope mut &'scope ()>,

@@ -292,6 +292,10 @@ impl Kin for Family {
         self.plan.get().and_then(|plan| plan.within.as_ref()).iter().for_each(|family| family.each_parent(look));
     }
 
+    fn covers_outer_frames(&self) -> bool {
+        false
+    }
+
     fn holds_back(&self, place: &Place) -> bool {
         place.is_held_back_by(NonNull::from(self).cast())
     }

@@ -142,6 +142,12 @@ impl Frame {
         self.limits().parent_of.map(|family| unsafe { family.as_ref() })
     }
 
+    /// Whether the frames around this one need not be asked for what they hold, nor for their operations.
+    fn covers_outer_frames(&self) -> bool {
+        // SAFETY: these `Limits` are of a call of `in_group` that has not ended, and its caller has borrowed the family.
+        self.limits().child_of.is_some_and(|kin| unsafe { kin.as_ref() }.covers_outer_frames())
+    }
+
     /// Calls `look` with the queue of each variable that the operation holds, itself or through its parents.
     fn each_held(&self, mut look: impl FnMut(NonNull<()>)) {
         if self.holds == Holds::Nothing || self.is_over() {
@@ -398,11 +404,12 @@ pub(crate) fn in_operation_of(core: &Core) -> bool {
 
 /// Whether an operation that runs on this thread holds the variable whose queue is `queue`.
 pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
+    let mut names = false;
     any_frame(|frame| {
-        let mut names = false;
         frame.each_held(|held| names |= held == queue.cast());
-        names
-    })
+        names || frame.covers_outer_frames()
+    });
+    names
 }
 
 /// The queues of variables that operations hold. The pointers are to be compared only.
@@ -413,7 +420,7 @@ pub(super) fn held_queues() -> HeldQueues {
     let mut held = HeldQueues::new();
     any_frame(|frame| {
         frame.each_held(|queue| held.push(queue));
-        false
+        frame.covers_outer_frames()
     });
     held
 }
@@ -431,7 +438,7 @@ pub(super) fn running_ops(core: &Core) -> Ops {
                 unsafe { family.as_ref() }.each_parent(&mut |op| ops.push(op));
             }
         }
-        false
+        frame.is_of(core) && frame.covers_outer_frames()
     });
     ops
 }

@@ -1,16 +1,20 @@
-//! What the code of a parent, and that of a child, knows of their [family](super::family).
+//! What an operation knows of those that cannot complete before it: the [parent](super::family) of a child, and the
+//! operations around a [scope](super::scope).
 
 use std::{any::Any, ptr::NonNull};
 
 use crate::engine::cancellable::Place;
 
-/// The family of a parent, or of a child.
+/// A family, for its parent and its children; or a scope, for its operations.
 pub(crate) trait Kin: Send + Sync {
-    /// Calls `look` with the queue of each variable that the parent holds, itself or through its own parents. The pointers
-    /// are to be compared only.
+    /// Calls `look` with the queue of each variable that the parent holds, or the operations around the scope, and so on
+    /// outwards. The pointers are to be compared only.
     fn each_held(&self, look: &mut dyn FnMut(NonNull<()>));
-    /// Calls `look` with the parent, and with its own parents.
+    /// Calls `look` with the parent, or with the operations around the scope, and so on outwards.
     fn each_parent(&self, look: &mut dyn FnMut(NonNull<()>));
+    /// Whether the frames around this one on the calling thread are known by the two calls before: the scope was opened on
+    /// this thread.
+    fn covers_outer_frames(&self) -> bool;
     /// Whether a child with this place waits for the function of the parent to return.
     fn holds_back(&self, place: &Place) -> bool;
     fn as_any(&self) -> &dyn Any;

@@ -37,6 +37,13 @@ impl<W> LimitedJob<W> {
         Self { job, deadline, group: group.cloned(), is_claimed: false, membership: group.map(Group::enter) }
     }
 
+    /// Makes the operation one that others cannot complete before. It must have a group.
+    pub(crate) fn set_kin(&mut self, kin: Arc<dyn Kin>) {
+        if let Some(membership) = &mut self.membership {
+            membership.family = Some(kin);
+        }
+    }
+
     /// Creates the job of a child, which has a share of its family until it has ended, and belongs to its group.
     pub(super) fn of_child(
         job: W,

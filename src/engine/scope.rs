@@ -18,23 +18,27 @@
 //! There are no edges here: the count of the group hands over what the operations did.
 
 use std::{
+    any::Any,
     ptr::NonNull,
     sync::Arc,
+    thread::{self, ThreadId},
     time::{Duration, Instant},
 };
 
 use crate::{
     engine::{
-        cancellable::Handled,
+        cancellable::{Handled, Place},
         core::Core,
         frame::{self, HeldQueues},
         group::Group,
+        kin::Kin,
         room,
         variable::VarCell,
         variables::OwnedVar,
         worker_thread,
     },
     error::{deadlock::Deadlock, push::PushError, wait::WaitError},
+    notify::waiters::Ops,
     sync::{Mutex, lock},
     system::panics,
 };
@@ -60,8 +64,11 @@ struct Members {
 pub(crate) struct Scoped {
     core: Arc<Core>,
     group: Arc<Group>,
-    /// The variables that operations around the scope hold.
+    /// The operations around the scope, which cannot complete before it ends, and the variables that they hold.
+    around: Ops,
     held: HeldQueues,
+    /// The thread that has opened the scope.
+    thread: ThreadId,
     /// What the operations of the scope share with their handles, if the scope was opened on a worker: its end runs those
     /// that are ready in place.
     members: Option<Mutex<Members>>,
@@ -70,29 +77,54 @@ pub(crate) struct Scoped {
     emptied: Mutex<Vec<OwnedVar>>,
 }
 
-// SAFETY: the pointers in `held` are compared, and never read.
+// SAFETY: the pointers in `held` are compared, and never read. Those in `around` are given only to operations of the scope,
+// while the operations around it run.
 unsafe impl Send for Scoped {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Scoped {}
+
+impl Kin for Scoped {
+    fn each_held(&self, look: &mut dyn FnMut(NonNull<()>)) {
+        self.held.iter().for_each(|queue| look(*queue));
+    }
+
+    fn each_parent(&self, look: &mut dyn FnMut(NonNull<()>)) {
+        self.around.iter().for_each(|op| look(*op));
+    }
+
+    fn covers_outer_frames(&self) -> bool {
+        self.thread == thread::current().id()
+    }
+
+    fn holds_back(&self, _: &Place) -> bool {
+        false
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
 
 impl Scoped {
     /// Opens a scope.
     ///
     /// # Errors
     /// The calling thread must not wait.
-    pub(crate) fn open(core: &Arc<Core>) -> Result<Self, WaitError> {
+    pub(crate) fn open(core: &Arc<Core>) -> Result<Arc<Self>, WaitError> {
         core.check_wait()?;
         if worker_thread::uses_deque() {
             return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }
-        Ok(Self {
+        Ok(Arc::new(Self {
             core: Arc::clone(core),
             group: Group::new(None),
+            around: frame::running_ops(core),
             held: frame::held_queues(),
+            thread: thread::current().id(),
             members: worker_thread::lane_of(core).map(|_| Mutex::default()),
             variables: Mutex::default(),
             emptied: Mutex::default(),
-        })
+        }))
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -179,6 +211,12 @@ impl Scoped {
             return Err(PushError::Forked.into());
         }
         self.group.take_failure()
+    }
+
+    /// Frees the variables whose values were dropped. The scope must be over.
+    pub(crate) fn free_variables(&self) {
+        let emptied = std::mem::take(&mut *lock(&self.emptied));
+        drop(emptied);
     }
 
     /// Drops the values of the scope's variables, which no operation can name from now on. Their drops may push to the scope,
