@@ -1187,11 +1187,13 @@ fn long_waits_that_end_are_not_refused() {
                 thread::sleep(Duration::from_millis(250));
                 *b += 1;
             })?;
+            let reader = inner.op("reader beside").submit((a2.read(), b2.read()), |(_, b)| *b)?;
             inner.op("writer behind").push(a2.write(), |a| *a += 1)?;
             let beside = inner.op("after slow").submit(b2.read(), |b| *b)?;
-            Ok::<_, PushError>(beside.wait())
+            Ok::<_, PushError>((reader.wait(), beside.wait()))
         });
-        assert_eq!(outer.unwrap().wait().unwrap().unwrap().unwrap(), 1);
+        let (reader, beside) = outer.unwrap().wait().unwrap().unwrap();
+        assert_eq!((reader.unwrap(), beside.unwrap()), (1, 1));
         engine.wait_for_all().unwrap();
     });
 }

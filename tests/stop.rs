@@ -11,10 +11,12 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use common::{Gate, KINDS, MOMENT, PATIENCE, THREADED, child_succeeds, eventually, hold, is_child, on_kinds, watched};
+use common::{
+    Gate, KINDS, MOMENT, PATIENCE, SOON, THREADED, child_succeeds, eventually, hold, is_child, on_kinds, watched,
+};
 use raddle::{Engine, EngineKind, Property, Shutdown, ShutdownError};
 
 /// Pushes operations that count themselves.
@@ -86,9 +88,13 @@ fn in_a_child_threads_end_and_start() {
         assert!(with >= before + 4, "{before} {with}");
         let count = Arc::default();
         for _ in 0..5 {
+            let start = Instant::now();
             engine.stop(None).unwrap();
             // The kernel removes a thread from its list after the join.
-            eventually("the threads have ended", || common::thread_count() == before);
+            while common::thread_count() != before {
+                thread::yield_now();
+            }
+            assert!(start.elapsed() < SOON, "the threads have not ended in time");
             push_some(&engine, &count);
             engine.start().unwrap();
             engine.wait_for_all().unwrap();
