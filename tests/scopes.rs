@@ -405,6 +405,7 @@ fn scopes_nest_where_they_cannot_run_in_place() {
 }
 
 #[test]
+#[cfg_attr(any(raddle_unpooled, raddle_tsan), ignore = "sanitizers keep memory that was freed")]
 fn a_long_scope_on_a_worker_keeps_no_list_of_what_is_complete() {
     child_succeeds("in_a_child_memory_stays_flat_in_a_long_scope");
 }
