@@ -12,7 +12,7 @@ use std::{
 
 use super::*;
 use crate::{
-    Accesses, Engine, EngineKind, GpuStream, ImportedStream, OpBuilder, OpHandle, PushError,
+    Accesses, Engine, EngineKind, GpuStream, ImportedStream, OpBuilder, OpHandle, PushError, Refs,
     device::{
         memory::{DeviceVec, PinnedVec},
         simulated::SimulatedGpu,
