@@ -5,19 +5,18 @@
 use raddle_testkit as common;
 
 use std::{
-    future::poll_fn,
-    mem,
     sync::{
         Arc, Barrier, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
         mpsc,
     },
-    task::Poll,
     thread,
     time::{Duration, Instant},
 };
 
-use common::{Drops, Gate, KINDS, MOMENT, PATIENCE, THREADED, block_on, failure, hold, lock, on_kinds, poll_once};
+use common::{
+    Drops, Gate, KINDS, MOMENT, PATIENCE, THREADED, block_on, failure, hold, lock, on_kinds, poll_once, yield_now,
+};
 use raddle::{Cause, Device, Engine, EngineKind, OpContext, PushError, Shutdown, SimulatedGpu, Var, WaitError, cx};
 
 // --------------------------------------------------------------------------------------------------- the order ----
@@ -474,18 +473,6 @@ fn a_variable_that_is_deleted_behind_a_parent_is_there_for_its_children() {
     });
 }
 
-async fn yield_once() {
-    let mut yielded = false;
-    poll_fn(|cx| {
-        if mem::replace(&mut yielded, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
-}
-
 #[test]
 fn a_wait_for_what_the_parent_holds_is_refused_in_each_poll_of_a_future() {
     on_kinds(&KINDS, 2, |engine| {
@@ -494,7 +481,7 @@ fn a_wait_for_what_the_parent_holds_is_refused_in_each_poll_of_a_future() {
         let waited = engine.op("parent").with_children().submit((cx(), value.write()), move |(cx, _)| {
             let child = cx.child("child").submit_future((), |()| async move {
                 let first = inner.get(&inside);
-                yield_once().await;
+                yield_now().await;
                 (first, inner.get(&inside))
             });
             child.unwrap()

@@ -19,7 +19,7 @@ use std::{
 
 use common::{
     Drops, Gate, Journal, KINDS, MOMENT, Meeting, PATIENCE, PanicsOnDrop, THREADED, block_on, block_on_within,
-    eventually, failure, hold, lock, occupy, on_kinds, poll_once,
+    eventually, failure, hold, lock, occupy, on_kinds, poll_once, yield_now,
 };
 use raddle::{
     Acquire, Cause, Device, Engine, EngineKind, PushError, ReadGuard, Shutdown, SimulatedGpu, Var, WaitError,
@@ -66,18 +66,6 @@ impl Future for Signal {
         drop(before);
         Poll::Pending
     }
-}
-
-/// A future that wakes itself and is ready at its next poll.
-fn yield_now() -> impl Future<Output = ()> + Send {
-    let mut yielded = false;
-    poll_fn(move |cx| {
-        if std::mem::replace(&mut yielded, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
 }
 
 // -------------------------------------------------------------------------------------------------------- guards ----

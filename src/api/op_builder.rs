@@ -1521,10 +1521,14 @@ impl<'e> OpBuilder<'e> {
             }
             self.spec.is_admitted = true;
         }
-        let mut work = LimitedJob::new(work, self.group, self.deadline);
-        if let Some(scoped) = scoped {
-            work.set_kin(Arc::<Scoped>::clone(scoped));
-        }
+        let work = match scoped {
+            Some(scoped) => {
+                let kin = Arc::<Scoped>::clone(scoped);
+                let mutates = self.entries.iter().any(|entry| entry.mode.is_write());
+                LimitedJob::with_kin(work, scoped.group(), kin, self.deadline, mutates)
+            }
+            None => LimitedJob::new(work, self.group, self.deadline),
+        };
         let pushed = self.core.push(&self.spec, location, &mut self.entries, work);
         self.core.end_push();
         pushed

@@ -517,11 +517,12 @@ impl<R> fmt::Debug for ScopedHandle<'_, R> {
     }
 }
 
-impl<R> ScopedHandle<'_, R> {
-    fn take(&self) -> Result<R, WaitError> {
-        lock(&self.result).take().ok_or(WaitError::ValueTaken)
-    }
+/// Takes the result of an operation that is complete.
+fn take<R>(result: &Mutex<Option<R>>) -> Result<R, WaitError> {
+    lock(result).take().ok_or(WaitError::ValueTaken)
+}
 
+impl<R> ScopedHandle<'_, R> {
     /// Returns whether the operation is complete; see [`OpHandle::is_done`].
     #[must_use]
     pub fn is_done(&self) -> bool {
@@ -533,10 +534,8 @@ impl<R> ScopedHandle<'_, R> {
     /// # Errors
     /// Those of [`OpHandle::wait`].
     pub fn wait(self) -> Result<R, WaitError> {
-        let Self { handle, result, .. } = self;
-        handle.wait()?;
-        let value = lock(&result).take();
-        value.ok_or(WaitError::ValueTaken)
+        self.handle.wait()?;
+        take(&self.result)
     }
 
     /// Waits for the operation for at most `timeout` and takes its result; see [`OpHandle::wait_timeout`].
@@ -545,7 +544,7 @@ impl<R> ScopedHandle<'_, R> {
     /// Those of [`OpHandle::wait_timeout`].
     pub fn wait_timeout(&mut self, timeout: Duration) -> Result<R, WaitError> {
         self.handle.wait_timeout(timeout)?;
-        self.take()
+        take(&self.result)
     }
 
     /// Cancels the operation if it has not started, and returns whether it did; see [`OpHandle::cancel`].

@@ -216,7 +216,7 @@ impl Family {
         };
         let mutates = entries.iter().any(|entry| entry.mode.is_write());
         let Some(share) = self.this.upgrade() else { unreachable!("the function of the parent has a share") };
-        let job = LimitedJob::of_child(job, self.group(), share, deadline, mutates);
+        let job = LimitedJob::with_kin(job, self.group(), share, deadline, mutates);
         let entries = self.core.check_and_sort(&mut entries, &spec.name, location)?;
         let op = self.core.create(spec, spec.priority, location, entries, job)?;
         let mut children = lock(&self.children);
@@ -353,10 +353,6 @@ impl<W: Job> Job for ParentJob<W> {
             debug_assert!(set.is_ok(), "an operation starts once");
         }
         self.job.start(cx)
-    }
-
-    fn started(&mut self) -> Cleanup {
-        self.job.started()
     }
 
     fn discard(&mut self) {

@@ -37,25 +37,19 @@ impl<W> LimitedJob<W> {
         Self { job, deadline, group: group.cloned(), is_claimed: false, membership: group.map(Group::enter) }
     }
 
-    /// Makes the operation one that others cannot complete before. It must have a group.
-    pub(crate) fn set_kin(&mut self, kin: Arc<dyn Kin>) {
-        if let Some(membership) = &mut self.membership {
-            membership.family = Some(kin);
-        }
-    }
-
-    /// Creates the job of a child, which has a share of its family until it has ended, and belongs to its group.
-    pub(super) fn of_child(
+    /// Creates the job of a child, or of an operation of a scope, in the group of its family or scope. It has a share of `kin`
+    /// until it has ended. `mutates` says whether it mutates a variable.
+    pub(crate) fn with_kin(
         job: W,
         group: &Arc<Group>,
-        family: Arc<dyn Kin>,
+        kin: Arc<dyn Kin>,
         deadline: Option<Instant>,
         mutates: bool,
     ) -> Self {
         let mut limited = Self::new(job, Some(group), deadline);
         if let Some(membership) = &mut limited.membership {
             membership.mutates = mutates;
-            membership.family = Some(family);
+            membership.family = Some(kin);
         }
         limited
     }

@@ -93,17 +93,22 @@ impl Core {
         }
     }
 
+    /// Prepares the calling thread for a wait for all functions of the engine, which it must be outside of.
+    pub(super) fn make_way_outside(&self) -> Result<(), ShutdownError> {
+        // An operation of another engine hands its worker over before it waits: this engine may depend on that worker.
+        let may_not_wait = wait::check_wait().is_err() || ready_loop::works_for(self) || self.threads.owns_thread();
+        if may_not_wait || self.make_way().is_err() { Err(ShutdownError::InsideOperation) } else { Ok(()) }
+    }
+
     /// Waits until no operation is pending. If the caller must not wait, the engine ends in the background.
     fn drain(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         debug_assert!(!self.is_open());
         if self.is_forked() {
             return Err(ShutdownError::Forked);
         }
-        // An operation of another engine hands its worker over before it waits: this engine may depend on that worker.
-        let may_not_wait = wait::check_wait().is_err() || ready_loop::works_for(self) || self.threads.owns_thread();
-        if may_not_wait || self.make_way().is_err() {
+        if let Err(error) = self.make_way_outside() {
             self.end_in_background();
-            return Err(ShutdownError::InsideOperation);
+            return Err(error);
         }
         self.run_again();
         loop {

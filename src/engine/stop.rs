@@ -11,10 +11,9 @@ use crate::{
     engine::{
         core::Core,
         frame::{self, Call},
-        ready_loop,
         spec::Spec,
         task::{FnJob, Task, flag},
-        wait, worker_thread, workers,
+        worker_thread, workers,
     },
     error::build::{BuildError, ShutdownError},
     sync::thread,
@@ -32,10 +31,7 @@ impl Core {
         if self.is_forked() {
             return Err(ShutdownError::Forked);
         }
-        let may_not_wait = wait::check_wait().is_err() || ready_loop::works_for(self) || self.threads.owns_thread();
-        if may_not_wait || self.make_way().is_err() {
-            return Err(ShutdownError::InsideOperation);
-        }
+        self.make_way_outside()?;
         if self.kind == EngineKind::Naive || !self.is_open() {
             return Ok(());
         }

@@ -2,10 +2,9 @@
 
 use std::{collections::HashSet, ptr::NonNull};
 
-use super::{access::Mode, op::Op};
+use super::{followers::behind, op::Op};
 use crate::{
     memory::epoch,
-    sync::Ordering::Acquire,
     testing::weaken::{Step, removed},
 };
 
@@ -33,35 +32,18 @@ pub unsafe fn walk_blocked<T>(mut ahead: Ahead<T>, mut look: impl FnMut(&Op<T>, 
         // SAFETY: (1), or it was found behind an operation that was not complete when this thread was pinned, and before
         // which it cannot start. So neither was it, and its record was not retired.
         let op = unsafe { op.as_ref() };
-        for own in op.accesses() {
-            let mut at = own;
-            loop {
-                // Acquire (edge `link`): the next access and its operation.
-                let word = at.word.load(Acquire, epoch::unprotected());
-                if word.is_null() {
-                    break;
+        // SAFETY: (1): as for the operation.
+        for access in unsafe { behind(op, usize::MAX) } {
+            let Some(next) = access.op_ptr() else { continue };
+            if visited.len() < MAX_VISITED && visited.insert(next) {
+                let known = ahead.len();
+                // SAFETY: as for the access.
+                if look(unsafe { next.as_ref() }, from, &mut ahead) {
+                    return true;
                 }
-                // SAFETY: the operation of `own` was not complete when this thread was pinned, so no access behind `own`
-                // was retired.
-                at = unsafe { word.deref() };
-                at.check();
-                if own.mode().is_write() || at.mode() != Mode::Read {
-                    let Some(next) = at.op_ptr() else { break };
-                    if visited.len() < MAX_VISITED && visited.insert(next) {
-                        let known = ahead.len();
-                        // SAFETY: as for the access.
-                        if look(unsafe { next.as_ref() }, from, &mut ahead) {
-                            return true;
-                        }
-                        let added = ahead.split_off(known);
-                        ahead.extend(added.into_iter().filter(|(op, _)| visited.insert(*op)));
-                        ahead.push((next, from));
-                    }
-                }
-                if at.mode().is_write() {
-                    // What stands behind it is found from there.
-                    break;
-                }
+                let added = ahead.split_off(known);
+                ahead.extend(added.into_iter().filter(|(op, _)| visited.insert(*op)));
+                ahead.push((next, from));
             }
         }
     }

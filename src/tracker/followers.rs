@@ -16,25 +16,37 @@ pub(super) const MAX_FOLLOWERS: usize = 16;
 ///
 /// None of these operations can run before `op` is complete, so their tasks are as they were pushed.
 pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
-    for own in op.accesses() {
-        let mut at = own;
-        for _ in 0..MAX_FOLLOWERS {
+    // SAFETY: (1): `op` is not complete.
+    for access in unsafe { behind(op, MAX_FOLLOWERS) } {
+        if let Some(op) = access.op() {
+            look(op, access);
+        }
+    }
+}
+
+/// Returns the accesses that wait for `op`: in each queue those of the readers behind it and of the next writer, or only of
+/// that writer if `op` reads. Visits at most `max` accesses in a queue, and only those that are linked now.
+///
+/// # Safety
+/// 1. `op` is not complete, or the caller has been pinned since before it was, and stays so while it uses the accesses.
+pub(super) unsafe fn behind<T>(op: &Op<T>, max: usize) -> impl Iterator<Item = &Access<T>> {
+    op.accesses().iter().flat_map(move |own| {
+        let next = move |at: &Access<T>| {
+            if at.mode().is_write() && !std::ptr::eq(at, own) {
+                // What stands behind a writer waits for that.
+                return None;
+            }
             // Acquire (edge `link`): the next access and its operation.
             let word = at.word.load(Acquire, epoch::unprotected());
             if word.is_null() {
-                break;
+                return None;
             }
-            // SAFETY: `op` is incomplete, so no access behind one of its accesses is spent, and none is retired.
-            at = unsafe { word.deref() };
-            at.check();
-            if own.mode().is_write() || at.mode() != Mode::Read {
-                if let Some(op) = at.op() {
-                    look(op, at);
-                }
-            }
-            if at.mode().is_write() {
-                break;
-            }
-        }
-    }
+            // SAFETY: (1): while `op` is not complete, no access behind one of its accesses is spent, so none is retired.
+            let next: &Access<T> = unsafe { word.deref() };
+            next.check();
+            Some(next)
+        };
+        let waits = move |at: &&Access<T>| own.mode().is_write() || at.mode() != Mode::Read;
+        std::iter::successors(next(own), move |at| next(at)).take(max).filter(waits)
+    })
 }

@@ -22,7 +22,7 @@ use std::{
     env,
     fmt::Debug,
     fs,
-    future::Future,
+    future::{Future, poll_fn},
     panic,
     pin::pin,
     process::{Child, Command, Stdio},
@@ -287,6 +287,18 @@ pub fn block_on_within<F: Future>(future: F, limit: Duration) -> Result<F::Outpu
 #[track_caller]
 pub fn block_on<F: Future>(future: F) -> F::Output {
     block_on_within(future, PATIENCE).unwrap_or_else(|NotInTime| panic!("a future was not woken for {PATIENCE:?}"))
+}
+
+/// Returns a future that wakes itself and is ready at its next poll.
+pub fn yield_now() -> impl Future<Output = ()> + Send {
+    let mut yielded = false;
+    poll_fn(move |cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
 }
 
 /// Polls a future once.

@@ -33,6 +33,7 @@ use crate::shapes::*;
 use crate::{
     Droppable, Drops, PanicsOnDrop, THREADED, block_on, lock, poll_once,
     program::{Access, Finish, Source},
+    yield_now,
 };
 
 // ------------------------------------------------------------------------------------------------- programs ----
@@ -949,16 +950,9 @@ impl Run {
 
     async fn future(self) -> Result<(), BoxError> {
         let seen = self.enter();
-        let mut left = 1 + self.operation().yields;
-        std::future::poll_fn(|cx| {
-            left -= 1;
-            if left == 0 {
-                return Poll::Ready(());
-            }
-            cx.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
+        for _ in 0..self.operation().yields {
+            yield_now().await;
+        }
         self.leave(seen);
         Ok(self.end()?)
     }
