@@ -192,7 +192,9 @@ pub mod internals {
             poll_state::PollState,
             wakers::WakerKey,
         },
-        scheduler::{DEFAULT_BAND, Injector, Lane, LaneOptions, ParkKind, SearchState, Sleep, Worker, band_of},
+        scheduler::{
+            DEFAULT_BAND, Injector, Lane, LaneOptions, Loans, ParkKind, SearchState, Sleep, Stay, Worker, band_of,
+        },
         testing::weaken::{Step, remove},
         threads::{Aside, Laid, SpareThreads, Stopped},
         tracker::{Hold, Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, complete, end, push, walk_blocked},

@@ -175,7 +175,8 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
             let pushed = inner.op("another").submit((), |()| 7).expect("the engine is open");
             let refused = {
                 let _none = NoThreads::new();
-                inner.wait_for_var(pending(&inner)).map_err(|error| error.to_string())
+                // With a time limit as well.
+                inner.wait_for_var_timeout(pending(&inner), PATIENCE).map_err(|error| error.to_string())
             };
             (refused, pushed.wait())
         });

@@ -1,4 +1,4 @@
-//! Waits inside operations for the handles of other operations: a ready one runs on the stack of the waiter.
+//! Waits inside operations: what is ready, and what the wait depends on, runs on the stack of the waiter.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -7,17 +7,19 @@ use raddle_testkit as common;
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
         mpsc,
     },
-    thread,
+    thread::{self, ThreadId},
     time::{Duration, Instant},
 };
 
 use common::{
     Drops, KINDS, PATIENCE, THREADED, child_succeeds, engine, failure, hold, lock, on_kinds, thread_count, watched_for,
 };
-use raddle::{BoxError, Cause, Engine, EngineKind, OpHandle, Property, PushError, Shutdown, WaitError, blocking};
+use raddle::{
+    BoxError, Cause, Engine, EngineKind, Group, OpHandle, Property, PushError, Shutdown, Var, WaitError, blocking, cx,
+};
 
 fn fib(engine: &Engine, n: u64) -> Result<OpHandle<u64>, PushError> {
     let inside = engine.downgrade();
@@ -83,6 +85,146 @@ fn a_ready_operation_runs_on_the_thread_of_its_waiter() {
             Ok(inner.wait()? == thread::current().id())
         });
         assert!(same.unwrap().wait().unwrap());
+    });
+}
+
+/// Runs a function inside an operation, with the engine, and returns its result.
+fn inside<R: Send + 'static>(
+    engine: &Engine,
+    f: impl FnOnce(&Engine) -> Result<R, BoxError> + Send + 'static,
+) -> Result<R, WaitError> {
+    let inside = engine.downgrade();
+    engine.op("outer").try_submit((), move |()| f(&inside)).expect("the engine is open").wait()
+}
+
+/// Pushes operations that note their threads in a variable, and that take their turns there.
+fn push_chain(engine: &Engine, length: usize) -> Result<Var<Vec<ThreadId>>, PushError> {
+    let threads = engine.var(Vec::new());
+    for _ in 0..length {
+        engine.op("in turn").push(threads.write(), |threads| threads.push(thread::current().id()))?;
+    }
+    Ok(threads)
+}
+
+#[test]
+fn what_a_wait_for_a_variable_waits_for_runs_on_the_thread_of_the_waiter() {
+    on_kinds(&KINDS, 1, |engine| {
+        let here = inside(&engine, |engine| {
+            let threads = push_chain(engine, 100)?;
+            engine.wait_for_var(&threads)?;
+            let others = push_chain(engine, 100)?;
+            assert_eq!(engine.get(&others)?, [thread::current().id(); 100]);
+            Ok(engine.get(&threads)? == [thread::current().id(); 100])
+        });
+        assert!(here.unwrap());
+    });
+}
+
+#[test]
+fn what_stands_before_the_operation_of_a_handle_runs_on_the_thread_of_its_waiter() {
+    on_kinds(&KINDS, 1, |engine| {
+        let here = inside(&engine, |engine| {
+            let (first, second) = (push_chain(engine, 3)?, push_chain(engine, 3)?);
+            let both = engine.op("both").submit((first.read(), second.write()), |(first, second)| {
+                second.extend_from_slice(first);
+                second.clone()
+            });
+            Ok(both?.wait()? == [thread::current().id(); 6])
+        });
+        assert!(here.unwrap());
+    });
+}
+
+#[test]
+fn children_of_the_awaited_operation_run_on_the_thread_of_the_waiter() {
+    on_kinds(&KINDS, 1, |engine| {
+        let here = inside(&engine, |engine| {
+            let threads = engine.var(Vec::new());
+            let parent = engine.op("parent").with_children().submit((cx(), threads.write()), {
+                let threads = threads.clone();
+                move |(cx, _)| {
+                    for _ in 0..3 {
+                        let note = |threads: &mut Vec<_>| threads.push(thread::current().id());
+                        cx.child("child").push(threads.write(), note).expect("the parent holds the variable");
+                    }
+                }
+            });
+            parent?.wait()?;
+            Ok(engine.get(&threads)? == [thread::current().id(); 3])
+        });
+        assert!(here.unwrap());
+    });
+}
+
+#[test]
+fn members_of_the_awaited_group_run_on_the_thread_of_the_waiter() {
+    on_kinds(&KINDS, 1, |engine| {
+        let here = inside(&engine, |engine| {
+            let (group, threads) = (engine.group(), Arc::new(Mutex::new(Vec::new())));
+            for group in [&group, &group.group()] {
+                for _ in 0..3 {
+                    let threads = Arc::clone(&threads);
+                    group.op("member").push((), move |()| lock(&threads).push(thread::current().id()))?;
+                }
+            }
+            group.wait()?;
+            let threads = lock(&threads);
+            Ok(*threads == [thread::current().id(); 6])
+        });
+        assert!(here.unwrap());
+    });
+}
+
+/// Members that push members could prolong the wait for ever.
+#[test]
+fn a_wait_for_a_group_runs_no_members_that_were_pushed_later() {
+    on_kinds(&THREADED, 1, |engine| {
+        inside(&engine, |engine| {
+            fn again(group: &Arc<Group>, stop: &Arc<AtomicBool>) {
+                let (same, stopped) = (Arc::clone(group), Arc::clone(stop));
+                let next = move |()| {
+                    if !stopped.load(Relaxed) {
+                        again(&same, &stopped);
+                    }
+                };
+                group.op("again").push((), next).expect("the engine is open");
+            }
+            let (group, stop) = (Arc::new(engine.group()), Arc::new(AtomicBool::new(false)));
+            again(&group, &stop);
+            group.wait()?;
+            stop.store(true, Relaxed);
+            Ok(())
+        })
+        .unwrap();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// A wait could be buried under the waits of operations that nothing there depends on.
+#[test]
+fn a_waiter_runs_nothing_that_it_does_not_wait_for() {
+    on_kinds(&THREADED, 1, |engine| {
+        let busy = Arc::new(AtomicBool::new(true));
+        let seen = Arc::clone(&busy);
+        let (unrelated, here) = inside(&engine, move |engine| {
+            let other = engine.var(0);
+            let push = |engine: &Engine| {
+                let busy = Arc::clone(&seen);
+                engine.op("unrelated").submit((), move |()| assert!(!busy.load(Relaxed), "it runs during the wait"))
+            };
+            let mut unrelated: Vec<_> = (0..3).map(|_| push(engine)).collect::<Result<_, _>>()?;
+            for _ in 0..3 {
+                engine.op("behind").push(other.write(), |other| *other += 1)?;
+            }
+            let threads = push_chain(engine, 3)?;
+            unrelated.push(push(engine)?);
+            let here = engine.get(&threads)? == [thread::current().id(); 3];
+            seen.store(false, Relaxed);
+            Ok((unrelated, here))
+        })
+        .unwrap();
+        assert!(here);
+        unrelated.into_iter().for_each(|unrelated| unrelated.wait().unwrap());
     });
 }
 

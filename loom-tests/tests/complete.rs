@@ -527,7 +527,7 @@ fn walk_beside_completions() {
         false
     };
     // SAFETY: (1): the own operation completes below, and the other one after the flag was set.
-    unsafe { walk_blocked(vec![(NonNull::from(&*own), 0)], look) };
+    unsafe { walk_blocked(vec![(NonNull::from(&*own), 0)], usize::MAX, look) };
     assert!((1..=3).contains(&seen), "{seen} operations behind the two");
     world.run(own);
     thread.join().unwrap();

@@ -414,7 +414,8 @@ impl Engine {
 
     /// Waits for every operation on the variable that was pushed before the call.
     ///
-    /// Any thread may wait. An operation that waits hands its worker over to another thread.
+    /// Any thread may wait. An operation that waits runs what the wait depends on, if that is ready, or else hands its worker
+    /// over to another thread; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

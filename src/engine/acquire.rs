@@ -35,6 +35,7 @@ use crate::{
         deadlock::Target,
         frame::{self, Call, Holds},
         held::{KeepsOpen, Share},
+        regain::regain_worker,
         right::Right,
         spec::{Entry, Spec},
         task::{Claimed, Cleanup, Job, Task, flag},
@@ -122,10 +123,25 @@ impl Core {
     ) -> Result<Acquired, WaitError> {
         // SAFETY: the caller has a handle of the variable.
         let queue = unsafe { entry.cell.as_ref() }.queue();
-        if queue.owner() == self.tag() && !queue.is_idle(entry.mode) {
-            // Before the push: a wait that is refused leaves nothing in the queue.
-            self.make_way()?;
+        if queue.owner() != self.tag() || queue.is_idle(entry.mode) {
+            return self.acquire_now(name, location, entry, deadline);
         }
+        // Before the push: a wait that is refused leaves nothing in the queue.
+        self.make_way()?;
+        let acquired = self.acquire_now(name, location, entry, deadline);
+        // The variable may have become free meanwhile, without a wait.
+        regain_worker(deadline);
+        acquired
+    }
+
+    /// [`acquire`](Self::acquire) for a caller that has handed its worker over if it is likely to wait.
+    fn acquire_now(
+        self: &Arc<Self>,
+        name: &'static str,
+        location: &'static Location<'static>,
+        entry: Entry,
+        deadline: Option<Instant>,
+    ) -> Result<Acquired, WaitError> {
         let oneshot = Oneshot::new();
         // Like a wait, it takes no time on the thread that finds it ready, and needs no worker.
         let spec = Spec::internal(name, 0, flag::INLINE | flag::ASYNC | flag::SILENT);

@@ -24,8 +24,9 @@ use crate::{
         deadlock::{Awaited, Deadlock},
         wait::WaitError,
     },
+    memory::epoch,
     notify::{oneshot::Oneshot, waiters::Waiter},
-    tracker::{Ahead, Op, walk_blocked},
+    tracker::{Ahead, Op, OpRef, walk_blocked},
 };
 
 /// The first walk comes after this time, and each further one after twice the time before it, up to `LAST_PAUSE`. Picked:
@@ -33,11 +34,23 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(80);
 
+/// The most operations that a walk in search of a deadlock visits. Picked: so many take some milliseconds.
+const MAX_VISITED: usize = 100_000;
+
+/// The most operations that a walk in search of what a wait depends on visits. Picked: so many take some microseconds, less
+/// than to hand a worker over.
+const MAX_NEAR: usize = 256;
+
 /// What a wait waits for.
 pub(super) struct Target<'a> {
     /// The task of the operation. It identifies the operation until that is complete, and is never read.
     pub(super) task: NonNull<()>,
     pub(super) describe: &'a dyn Fn() -> Awaited,
+}
+
+/// What identifies an operation to waiters. It is never read.
+fn identity(op: &Op<Task>) -> Option<NonNull<()>> {
+    NonNull::new(op.shared_task_ptr().cast_mut().cast())
 }
 
 impl Core {
@@ -82,7 +95,7 @@ impl Core {
         let mut steps = vec![(waiter.number(), 0)];
         let mut cycle = Vec::new();
         let look = |op: &Op<Task>, from: usize, ahead: &mut Ahead<Task>| {
-            let Some(task) = NonNull::new(op.shared_task_ptr().cast_mut().cast::<()>()) else { return false };
+            let Some(task) = identity(op) else { return false };
             if task == target {
                 let mut step = from;
                 while step != 0 {
@@ -98,7 +111,34 @@ impl Core {
             false
         };
         // SAFETY: (1): the operations run on this thread, or on those of waiters that are in the list.
-        let found = unsafe { walk_blocked(ahead, look) };
+        let found = unsafe { walk_blocked(ahead, MAX_VISITED, look) };
         found && cycle.iter().all(|&number| number < waiter.number()) && self.waiters.all_wait(&cycle)
+    }
+
+    /// Whether `target` cannot complete before the ready operation `op`, which this thread owns, as far as a short walk finds.
+    pub(super) fn leads_to(&self, op: &OpRef<Task>, target: NonNull<()>) -> bool {
+        let mut ahead: Ahead<Task> = vec![(NonNull::from(&**op), 0)];
+        // SAFETY: (1): this thread owns the operation.
+        unsafe {
+            op.with_membership(|membership| {
+                let kin = membership.and_then(|membership| membership.family.as_ref());
+                kin.into_iter().for_each(|kin| kin.each_parent(&mut |parent| ahead.push((parent.cast(), 0))));
+            });
+        }
+        let look = |op: &Op<Task>, _: usize, ahead: &mut Ahead<Task>| {
+            let Some(task) = identity(op) else { return false };
+            self.waiters.each_for(task, |_, ops| ahead.extend(ops.iter().map(|op| (op.cast(), 0))));
+            task == target
+        };
+        // Pinned before the parents, and the operations of waiters, are known to be incomplete.
+        let _pinned = epoch::pin();
+        let mut more = Vec::new();
+        // SAFETY: the operation is not complete, and its parents are not before it is.
+        if ahead.iter().any(|(first, _)| look(unsafe { first.as_ref() }, 0, &mut more)) {
+            return true;
+        }
+        ahead.append(&mut more);
+        // SAFETY: (1): as above; an operation that waits is not complete while it is in the list.
+        unsafe { walk_blocked(ahead, MAX_NEAR, look) }
     }
 }

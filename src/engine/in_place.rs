@@ -1,13 +1,16 @@
-//! Waits in place: a worker that waits for the handle of a ready operation runs that operation on its own stack.
+//! Waits in place: a worker that waits runs operations on its own stack, if they are ready and the wait cannot end before
+//! they are complete.
 //!
-//! The operation is in a queue of its lane, whose entry owns it. A waiter takes the ownership away. The entry stays where
-//! it is, with a share of the record, until a worker pops it and finds it stale ([`OpRef::take`]).
+//! * The operation of a handle is in a queue of its lane, whose entry owns it. A waiter takes the ownership away. The entry
+//!   stays where it is, with a share of the record, until a worker pops it and finds it stale ([`OpRef::take`]).
+//! * An operation that the awaited one is known to wait for ([`leads_to`](Core::leads_to)), or a member of the awaited
+//!   group, is taken out of the deque of the waiter's own worker.
 //!
 //! # Limits
 //!
-//! A waiter runs nothing but the operation that it waits for, so no wait is buried under an unrelated one. It does not if
-//! its stack is short, if the operation belongs to another lane, or if the wait has a time limit: then it hands its
-//! worker over.
+//! A waiter runs nothing else, so no wait is buried under an unrelated one: what is on top of it on the stack, it waits
+//! for anyway. It hands its worker over if it finds no such operation, if its stack is short, or if the wait has a time
+//! limit.
 
 use std::{ptr::NonNull, sync::Arc};
 
@@ -15,7 +18,8 @@ use crate::{
     engine::{
         cancellable::{Cancellable, Function, Handled},
         core::Core,
-        ending::{Epilogues, Unfinished},
+        ending::Epilogues,
+        group::Group,
         ready_loop,
         task::{Task, flag},
         worker_thread,
@@ -48,11 +52,32 @@ impl Core {
     /// operation is in a queue.
     pub(super) fn run_in_place<R>(self: &Arc<Self>, handled: &Handled<R>) {
         let Some(op) = self.take_ready(handled.beside()) else { return };
+        worker_thread::note_stale();
         worker_thread::share_slot();
+        self.run_on_this_stack(op);
+    }
+
+    /// Runs operations from the deque of the calling thread's worker, as long as there is one of which `leads` says that the
+    /// calling wait cannot end before it, and the wait is not over.
+    pub(super) fn run_leading(self: &Arc<Self>, is_over: impl Fn() -> bool, leads: impl Fn(&OpRef<Task>) -> bool) {
+        while !is_over() && !ready_loop::is_stack_short() {
+            let Some(op) = worker_thread::take_queued(self, &leads) else { return };
+            let op = if op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
+            op.into_iter().for_each(|op| self.run_on_this_stack(op));
+        }
+    }
+
+    fn run_on_this_stack(self: &Arc<Self>, op: OpRef<Task>) {
         let mut ready = ReadyList::default();
-        let epilogue = self.execute_otherwise(Unfinished { op, called: None }, &mut ready);
+        let epilogue = self.execute(op, &mut ready);
         let epilogue = self.defer_epilogue(epilogue);
         self.dispatch_ready(&mut ready, Epilogues::from_iter([epilogue]));
+    }
+
+    /// Whether the ready operation `op`, which the calling thread owns, belongs to `group`, or to a group inside it.
+    pub(super) fn is_member(op: &OpRef<Task>, group: &Group) -> bool {
+        // SAFETY: (1): the calling thread owns the operation.
+        unsafe { op.with_membership(|membership| membership.is_some_and(|own| own.group().is_within(group))) }
     }
 
     /// Takes the operation of a handle from its queue.

@@ -92,6 +92,10 @@ impl<W: Job> Job for LimitedJob<W> {
         self.job.place()
     }
 
+    fn membership(&self) -> Option<&Membership> {
+        self.membership.as_ref()
+    }
+
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         self.will_fail_itself();
         let family = self.membership.as_ref().and_then(|membership| membership.family.clone());

@@ -22,6 +22,7 @@ mod kin;
 pub(crate) mod limited_job;
 pub(crate) mod push;
 pub(crate) mod ready_loop;
+mod regain;
 pub(crate) mod result_job;
 pub(crate) mod right;
 pub(crate) mod room;

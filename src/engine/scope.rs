@@ -32,7 +32,6 @@ use crate::{
         frame::{self, HeldQueues},
         group::Group,
         kin::Kin,
-        room,
         variable::VarCell,
         variables::OwnedVar,
         worker_thread,
@@ -198,15 +197,15 @@ impl Scoped {
             }
         }
         Core::catch_up();
-        let _waits = room::stop_running();
         // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this one runs what
         // it can, and tries again.
-        self.group.pending.wait_until_idle(|| {
+        let before_sleep = || {
             self.core.make_way().is_err().then(|| {
                 left.iter().for_each(|handled| self.core.run_in_place(handled));
                 Instant::now() + RETRY
             })
-        });
+        };
+        self.core.sleep(None, || self.group.pending.wait_until_idle(before_sleep));
         if self.core.is_forked() {
             return Err(PushError::Forked.into());
         }

@@ -252,6 +252,15 @@ impl Op<Task> {
         unsafe { self.with_body(InlineJob::place) }
     }
 
+    /// Calls `f` with the operation's membership of a group, if it has one.
+    ///
+    /// # Safety
+    /// 1. The operation is ready, and this thread owns it.
+    pub(super) unsafe fn with_membership<R>(&self, f: impl FnOnce(Option<&Membership>) -> R) -> R {
+        // SAFETY: (1) makes this thread the only user of the body.
+        unsafe { self.with_body(|body| f(body.membership())) }
+    }
+
     /// Calls the function.
     ///
     /// # Safety
@@ -385,6 +394,10 @@ pub(crate) trait Job: Send + 'static {
     fn place(&mut self) -> Option<NonNull<Place>> {
         None
     }
+    /// The operation's membership of a group, until it starts.
+    fn membership(&self) -> Option<&Membership> {
+        None
+    }
     /// Calls the function. Called once at most.
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause>;
     /// Returns the program code that the start of an asynchronous operation has left to run. Called if the job reports
@@ -419,6 +432,7 @@ pub(crate) struct InlineJob {
 struct VTable {
     claim: unsafe fn(*mut (), &Task) -> Claimed,
     place: unsafe fn(*mut ()) -> Option<NonNull<Place>>,
+    membership: for<'a> unsafe fn(*const (), &'a InlineJob) -> Option<&'a Membership>,
     start: unsafe fn(*mut (), &Call<'_>) -> Result<(), Cause>,
     started: unsafe fn(*mut ()) -> Cleanup,
     discard: unsafe fn(*mut ()),
@@ -470,6 +484,8 @@ impl VTable {
                 claim: |work, task| unsafe { &mut *work.cast::<W>() }.claim(task),
                 // SAFETY: the pointer is to the `W` that was stored with this table.
                 place: |work| unsafe { &mut *work.cast::<W>() }.place(),
+                // SAFETY: the pointer is to the `W` that was stored with this table, and that is a part of `body`.
+                membership: |work, _body| unsafe { &*work.cast::<W>() }.membership(),
                 // SAFETY: the pointer is to the `W` that was stored with this table.
                 start: |work, cx| unsafe { &mut *work.cast::<W>() }.start(cx),
                 // SAFETY: `work` points to the `W` that was stored with this table.
@@ -499,6 +515,11 @@ impl InlineJob {
     fn place(&mut self) -> Option<NonNull<Place>> {
         // SAFETY: the storage holds the type that `vtable` was made for.
         unsafe { (self.vtable.place)(self.storage.as_mut_ptr().cast()) }
+    }
+
+    fn membership(&self) -> Option<&Membership> {
+        // SAFETY: the storage holds the type that `vtable` was made for.
+        unsafe { (self.vtable.membership)(self.storage.as_ptr().cast(), self) }
     }
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
@@ -540,6 +561,9 @@ impl<W: Job> Job for Box<W> {
     }
     fn place(&mut self) -> Option<NonNull<Place>> {
         W::place(self)
+    }
+    fn membership(&self) -> Option<&Membership> {
+        W::membership(self)
     }
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         W::start(self, cx)

@@ -19,7 +19,9 @@ use crate::{
         deadlock::Target,
         frame::{self, Call, NoWait},
         group::Group,
-        ready_loop, room,
+        ready_loop,
+        regain::regain_worker,
+        room,
         spec::{Entry, Refs, Spec},
         task::{Cleanup, Job, flag},
         variable::{VarCell, VarRef},
@@ -161,18 +163,31 @@ impl Core {
         wait: impl Fn(&Oneshot<R, T>, Option<Instant>) -> Result<R, WaitError>,
     ) -> Result<R, WaitError> {
         self.check_wait()?;
-        if !oneshot.is_done() {
-            self.make_way()?;
-            if self.is_forked() {
-                // A deferred operation that ran on this thread has forked the process, and this is the child.
-                return Err(PushError::Forked.into());
-            }
+        if let (None, Some(target)) = (deadline, &target) {
+            self.run_leading(|| oneshot.is_done(), |op| self.leads_to(op, target.task));
         }
-        let _waits = room::stop_running();
-        if let Some(target) = target {
-            return self.wait_watching(oneshot, &target, deadline, wait);
+        if oneshot.is_done() {
+            return wait(oneshot, deadline);
         }
-        wait(oneshot, deadline)
+        self.make_way()?;
+        if self.is_forked() {
+            // A deferred operation that ran on this thread has forked the process, and this is the child.
+            return Err(PushError::Forked.into());
+        }
+        self.sleep(deadline, || match &target {
+            Some(target) => self.wait_watching(oneshot, target, deadline, wait),
+            None => wait(oneshot, deadline),
+        })
+    }
+
+    /// Calls `wait`, in which the calling thread sleeps until `deadline` at most. Then lets it get a worker again, if it has
+    /// [handed its own over](Self::make_way).
+    pub(super) fn sleep<R>(&self, deadline: Option<Instant>, wait: impl FnOnce() -> R) -> R {
+        let waits = room::stop_running();
+        let result = wait();
+        drop(waits);
+        regain_worker(deadline);
+        result
     }
 
     /// Runs the work that the calling thread has deferred, for every engine. A caller that waits, or that asks whether
@@ -207,8 +222,7 @@ impl Core {
             return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }
         self.make_way()?;
-        let _waits = room::stop_running();
-        match self.pending.wait(deadline) {
+        match self.sleep(deadline, || self.pending.wait(deadline)) {
             Waited::Idle | Waited::Over => self.first_unreported(),
             Waited::TimedOut => Err(WaitError::TimedOut),
         }
@@ -222,11 +236,16 @@ impl Core {
     }
 
     /// Waits for the operations of a group that were pushed before this call.
-    pub(crate) fn wait_for_group(&self, group: &Group, deadline: Option<Instant>) -> Result<(), WaitError> {
+    pub(crate) fn wait_for_group(self: &Arc<Self>, group: &Group, deadline: Option<Instant>) -> Result<(), WaitError> {
         self.check_group_wait(group)?;
-        self.make_way()?;
-        let _waits = room::stop_running();
-        match group.pending.wait(deadline) {
+        let covered = group.pending.begin();
+        if deadline.is_none() {
+            self.run_leading(|| group.pending.is_over(&covered), |op| Self::is_member(op, group));
+        }
+        if !group.pending.is_over(&covered) {
+            self.make_way()?;
+        }
+        match self.sleep(deadline, || group.pending.wait_for(&covered, deadline)) {
             Waited::Idle | Waited::Over => group.take_failure(),
             Waited::TimedOut => Err(WaitError::TimedOut),
         }
@@ -344,6 +363,11 @@ pub(super) fn check_wait() -> Result<(), WaitError> {
 /// Calls `f`, which blocks the calling thread: it reads a file, locks a mutex, or waits for another program. Inside an
 /// operation, another thread runs the worker meanwhile, so that other operations are not held up.
 ///
+/// When `f` has returned, the function of the operation goes on in the stead of an idle worker, or waits until another
+/// operation ends and leaves its worker to it. So an engine with one worker computes one function at a time. The same holds
+/// after each wait of the engine's inside an operation. A function goes on without a worker if none becomes free for 100 ms,
+/// or until the time limit of its wait; one that blocks without `blocking` may hold up others for that time.
+///
 /// The worker stays where it is, and is blocked, if no thread can take it over, and in functions of device operations and
 /// deletions, which must not wait. Outside operations `blocking` only calls `f`.
 ///
@@ -362,7 +386,9 @@ pub fn blocking<R>(f: impl FnOnce() -> R) -> R {
         // If no thread takes the worker over, the function blocks it.
         let _ = core.make_way();
     }
-    f()
+    let result = f();
+    regain_worker(None);
+    result
 }
 
 /// A wait for a variable: reports the failure that the variable has at this place in the order.

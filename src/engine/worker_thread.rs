@@ -15,6 +15,7 @@ use crate::{
     system::{panics, topology},
     threads::pool::{BoxedWorker, Ended, disown_thread},
     tracker::OpRef,
+    values::kind::Placement,
 };
 
 /// The main function of a thread that runs workers. Its arguments are the engine, the number of the thread, and its
@@ -34,11 +35,15 @@ pub(super) enum Duty {
 pub(super) struct WorkerThread {
     pub(super) worker: Cell<Option<BoxedWorker<Task>>>,
     /// The number of the worker's lane.
-    pub(super) lane: Cell<u8>,
+    lane: Cell<u8>,
     pub(super) core: Arc<Core>,
     duty: Duty,
-    /// The thread has given its worker to another one, and its function has not returned.
-    pub(super) gave_away: Cell<bool>,
+    /// A function on this thread has handed the worker over, and neither has it returned nor has the thread got a worker.
+    gave_away: Cell<bool>,
+    /// Such a function goes on in the stead of an idle worker.
+    borrows: Cell<bool>,
+    /// The thread may use all cores of the engine, whatever worker it has.
+    is_unpinned: Cell<bool>,
     /// The deque of the worker is in use: the worker looks for work, or an operation is pushed into it.
     deque_in_use: Cell<bool>,
 }
@@ -82,6 +87,8 @@ impl WorkerThread {
             core,
             duty,
             gave_away: Cell::new(false),
+            borrows: Cell::new(false),
+            is_unpinned: Cell::new(false),
             deque_in_use: Cell::new(false),
         }
     }
@@ -91,6 +98,48 @@ impl WorkerThread {
         CURRENT.with(|cell| cell.set(self));
         self.core.threads().adopt_thread();
         Entered(self)
+    }
+
+    /// Takes up a worker. Returns the number of its lane, and where the thread runs now.
+    pub(super) fn take_up(&self, worker: BoxedWorker<Task>) -> (usize, Placement) {
+        let threads = self.core.threads();
+        worker.lane().sleep().set_thread(worker.index());
+        let (lane, placement) = (threads.lane_of(&worker), threads.pin_to_core(&worker));
+        let core = if let Placement::Pinned(core) = placement { Some(core) } else { None };
+        worker.lane().sleep().set_core(worker.index(), core);
+        if self.is_unpinned.get() {
+            let _ = topology::keep_to(threads.mask());
+        }
+        self.lane.set(lane as u8);
+        self.worker.set(Some(worker));
+        self.end_without_worker();
+        (lane, placement)
+    }
+
+    /// Borrows the place of an idle worker for the function on this thread. Returns whether it has one now.
+    fn borrow_place(&self) -> bool {
+        let lane = self.core.threads().lane(self.lane.get());
+        self.borrows.set(self.borrows.get() || lane.borrow_place());
+        self.borrows.get()
+    }
+
+    /// Gives a borrowed place back.
+    fn give_place_back(&self) {
+        if self.borrows.replace(false) {
+            self.core.threads().lane(self.lane.get()).give_place_back();
+        }
+    }
+
+    /// Notes that no function on this thread goes on without a worker: it has ended, or has got one.
+    pub(super) fn end_without_worker(&self) {
+        if self.core.is_forked() {
+            return;
+        }
+        self.give_place_back();
+        if self.gave_away.replace(false) {
+            self.core.function_has_returned();
+            self.core.end_running();
+        }
     }
 
     /// The worker that the thread runs now. The reference must not be kept across code of other crates or of the
@@ -183,9 +232,12 @@ pub(crate) fn worker_index() -> Option<usize> {
     with_current(|thread| thread.worker().map(Worker::index)).flatten()
 }
 
-/// The lane of this thread's worker, if that is one of `core` and its deque is not in use.
+/// The lane of this thread's worker, if that is one of `core` and its deque is not in use. Also that of an idle worker in
+/// whose stead a function goes on.
 pub(super) fn lane_of(core: &Core) -> Option<u8> {
-    let is_own = |thread: &WorkerThread| ptr::eq(Arc::as_ptr(&thread.core), core) && thread.free_worker().is_some();
+    let is_own = |thread: &WorkerThread| {
+        ptr::eq(Arc::as_ptr(&thread.core), core) && (thread.free_worker().is_some() || thread.borrows.get())
+    };
     with_current(|thread| is_own(thread).then(|| thread.lane.get())).flatten()
 }
 
@@ -243,9 +295,26 @@ pub(crate) fn cores_here() -> Box<[usize]> {
 /// # }
 /// ```
 pub fn unpinned<R>(f: impl FnOnce() -> R) -> R {
-    let _back = with_current(|thread| {
+    /// Pins the thread again: to the core of the worker that it has by then, or else to the cores that it had before.
+    struct PinAgain(Box<[usize]>);
+    impl Drop for PinAgain {
+        fn drop(&mut self) {
+            with_current(|thread| {
+                thread.is_unpinned.set(false);
+                match thread.worker() {
+                    Some(worker) => _ = thread.core.threads().pin_to_core(worker),
+                    None => _ = topology::keep_to(&self.0),
+                }
+            });
+        }
+    }
+    let _again = with_current(|thread| {
         let before = topology::allowed();
-        topology::keep_to(thread.core.threads().mask()).then(|| topology::Restore(before))
+        let unpins = !thread.is_unpinned.get() && topology::keep_to(thread.core.threads().mask());
+        unpins.then(|| {
+            thread.is_unpinned.set(true);
+            PinAgain(before)
+        })
     });
     f()
 }
@@ -257,6 +326,45 @@ pub(super) fn take_worker(core: &Core) -> Option<BoxedWorker<Task>> {
         takes.then(|| thread.share_slot()).and_then(|()| thread.worker.take())
     })
     .flatten()
+}
+
+/// Takes the first operation that is `wanted` from the deque of the calling thread's worker, if that is one of `core`.
+pub(super) fn take_queued(core: &Core, wanted: impl FnMut(&OpRef<Task>) -> bool) -> Option<OpRef<Task>> {
+    with_current(|thread| {
+        let worker = thread.free_worker().filter(|_| ptr::eq(Arc::as_ptr(&thread.core), core))?;
+        let _in_use = thread.use_deque();
+        worker.share_slot();
+        worker.take(wanted)
+    })
+    .flatten()
+}
+
+/// Notes that a waiter on this thread has taken an operation from its entry in a queue.
+pub(super) fn note_stale() {
+    with_current(|thread| thread.worker().map(Worker::note_stale));
+}
+
+/// The engine of the calling thread, and the lane of the worker that it has handed over and not got back.
+pub(super) fn without_worker() -> Option<(Arc<Core>, u8)> {
+    with_current(|thread| thread.gave_away.get().then(|| (Arc::clone(&thread.core), thread.lane.get()))).flatten()
+}
+
+/// Borrows the place of an idle worker for the function on the calling thread, which has none. Returns whether it has one
+/// now.
+pub(super) fn borrow_place() -> bool {
+    with_current(WorkerThread::borrow_place) == Some(true)
+}
+
+/// Gives a worker to the calling thread, which has handed its own over.
+pub(super) fn resume(worker: BoxedWorker<Task>) {
+    let mut worker = Some(worker);
+    with_current(|thread| worker.take().map(|worker| thread.take_up(worker)));
+    debug_assert!(worker.is_none(), "only threads of an engine hand workers over");
+}
+
+/// Puts a worker back into the calling thread that was [taken](take_worker) out of it.
+pub(super) fn put_back(worker: BoxedWorker<Task>) {
+    with_current(|thread| thread.worker.set(Some(worker)));
 }
 
 /// Hands the worker of this thread, if it has one, over to a spare thread, since the calling operation is about to
@@ -272,10 +380,11 @@ pub(super) fn yield_worker() -> Result<(), WaitError> {
         }
         thread.share_slot();
         let Some(worker) = thread.worker.take() else {
+            thread.give_place_back();
             return Ok(());
         };
         let core = Arc::clone(&thread.core);
-        // Until the operation ends, in `run_thread`. Before the worker is seen to be idle elsewhere.
+        // Until the operation ends or the thread has a worker again. Before the worker is seen to be idle elsewhere.
         let counted = core.has_limits() && core.begin_running();
         let given = thread.core.threads().give_away(worker, move |number, worker| main(core, number, worker));
         if given.is_ok() {

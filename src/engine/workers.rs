@@ -2,8 +2,8 @@
 //!
 //! An operation that waits inside its function for the handle of a ready one runs that one
 //! ([`in_place`](super::in_place)). In all other waits it hands its worker over to a spare thread and sleeps. When it wakes it
-//! finishes without a worker, and its thread becomes a spare one. So a wait never occupies a worker. Nor can one wait
-//! bury another one beneath it on a stack, which happens where waiting threads run further operations.
+//! queues for a worker ([`regain`](super::regain)). So a wait never occupies a worker. Nor can one wait bury another one
+//! beneath it on a stack, which happens where waiting threads run operations that nobody there waits for.
 
 use std::{io, sync::Arc};
 
@@ -79,17 +79,13 @@ fn run_thread(
     let _entered = thread.enter();
     let mut next = Some(worker);
     while let Some(worker) = next {
-        worker.lane().sleep().set_thread(worker.index());
-        let (lane, index, placement) = (threads.lane_of(&worker), worker.index(), threads.pin_to_core(&worker));
-        let core = if let Placement::Pinned(core) = placement { Some(core) } else { None };
-        worker.lane().sleep().set_core(index, core);
+        let (index, lane_name) = (worker.index(), worker.lane().name());
+        let (lane, placement) = thread.take_up(worker);
+        let is_pinned = matches!(placement, Placement::Pinned(_));
         if let Some(started) = started.take() {
             // The receiver is gone if building the engine has failed.
             let _ = started.send((lane, index, placement));
         }
-        let lane_name = worker.lane().name();
-        thread.lane.set(lane as u8);
-        thread.worker.set(Some(worker));
         if let Placement::Refused(core) = placement {
             frame::enter_after(&thread.core, || {
                 panics::log!(
@@ -100,11 +96,7 @@ fn run_thread(
         }
         run(&thread, number);
         let worker = thread.worker.take();
-        if thread.gave_away.replace(false) && !thread.core.is_forked() {
-            // The operation that has given the worker away has ended.
-            thread.core.function_has_returned();
-            thread.core.end_running();
-        }
+        thread.end_without_worker();
         if thread.core.is_forked() {
             // This is a forked child, and the worker belongs to the parent process.
             std::mem::forget(worker);
@@ -116,7 +108,7 @@ fn run_thread(
         // A worker of a lane that has ended is not kept while the thread waits.
         drop(worker);
         // On systems other than Linux a pinned thread cannot run an unpinned worker.
-        next = if core.is_none() || topology::CAN_WIDEN { threads.await_offer() } else { None };
+        next = if !is_pinned || topology::CAN_WIDEN { threads.await_offer() } else { None };
     }
     if threads.has_ended() {
         return Ended::Over;

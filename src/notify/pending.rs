@@ -64,7 +64,7 @@ use crossbeam_utils::CachePadded;
 use crate::{
     notify::wakers::{self, Waiting, WakerKey, Wakers},
     sync::{
-        Condvar, Mutex, OnceLock,
+        Condvar, Mutex, MutexGuard, OnceLock,
         Ordering::{AcqRel, Acquire, Relaxed, Release},
         atomic::{AtomicU64, AtomicUsize},
         fork::ProcessMark,
@@ -564,6 +564,11 @@ impl PendingOps {
         if !entered_since && state.over() >= number {
             return Waited::Idle;
         }
+        self.wait_in(state, number, deadline)
+    }
+
+    /// Waits until the generation `number` and all before it are over.
+    fn wait_in(&self, mut state: MutexGuard<'_, State>, number: u64, deadline: Option<Instant>) -> Waited {
         while state.over() < number {
             state = match wait_until(&self.drained, state, deadline) {
                 Ok(state) => state,
@@ -571,6 +576,16 @@ impl PendingOps {
             };
         }
         Waited::Over
+    }
+
+    /// Waits until the operations that `wait` covers have left.
+    pub fn wait_for(&self, wait: &PendingWait, deadline: Option<Instant>) -> Waited {
+        self.wait_in(lock(&self.state), wait.0.target(), deadline)
+    }
+
+    /// Whether the operations that `wait` covers have left.
+    pub fn is_over(&self, wait: &PendingWait) -> bool {
+        lock(&self.state).over() >= wait.0.target()
     }
 
     /// Waits until no operation at all is pending. Operations that are pending may let others enter. Before each time that

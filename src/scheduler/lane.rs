@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{
     injector::{Injector, Rest},
+    loans::Loans,
     priority::DEFAULT_BAND,
     sleep::{IdlePolicy, Sleep},
     worker::Worker,
@@ -39,6 +40,7 @@ pub struct Lane<T> {
     injector: Injector<T>,
     stealers: Box<[Stealer<OpRef<T>>]>,
     sleep: Sleep,
+    loans: Loans,
     ended: AtomicBool,
 }
 
@@ -51,6 +53,7 @@ impl<T> Lane<T> {
             injector: Injector::default(),
             stealers: deques.iter().map(deque::Worker::stealer).collect(),
             sleep,
+            loans: Loans::default(),
             ended: AtomicBool::new(false),
             options,
         });
@@ -86,6 +89,21 @@ impl<T> Lane<T> {
     /// The lane's event count.
     pub fn sleep(&self) -> &Sleep {
         &self.sleep
+    }
+
+    pub(super) fn loans(&self) -> &Loans {
+        &self.loans
+    }
+
+    /// Borrows the place of an idle worker for the calling function, which has none. Returns `false` if no worker is idle.
+    #[must_use]
+    pub fn borrow_place(&self) -> bool {
+        self.loans.borrow(&self.sleep)
+    }
+
+    /// Gives a [borrowed](Self::borrow_place) place back.
+    pub fn give_place_back(&self) {
+        self.loans.give_back();
     }
 
     /// Injects a ready operation from outside and notifies the workers. An operation must enter a lane of several

@@ -8,6 +8,7 @@
 
 mod injector;
 mod lane;
+mod loans;
 mod priority;
 mod sleep;
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
@@ -17,8 +18,10 @@ mod worker;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use injector::Injector;
 pub use lane::{Lane, LaneOptions};
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub use loans::{Loans, Stay};
 pub use priority::{DEFAULT_BAND, band_of};
 pub use sleep::IdlePolicy;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use sleep::{ParkKind, SearchState, Sleep};
-pub use worker::Worker;
+pub use worker::{LONGEST_STAY, Worker};

@@ -201,6 +201,12 @@ impl Sleep {
         finds.store(count, Relaxed);
     }
 
+    /// The number of workers whose last call of `find` has found nothing.
+    pub fn count_idle(&self) -> usize {
+        // Relaxed: ordered by the caller's fence.
+        self.finds.iter().filter(|finds| finds.load(Relaxed) % 2 == 1).count()
+    }
+
     /// Returns how often all workers have called `find`.
     pub fn finds(&self) -> usize {
         // Relaxed: only compared with an earlier value.

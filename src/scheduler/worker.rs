@@ -9,6 +9,7 @@ use std::{
 use super::{
     injector::Rest,
     lane::Lane,
+    loans::Stay,
     priority::DEFAULT_BAND,
     sleep::{IdlePolicy, ParkKind, SearchState, Sleep},
 };
@@ -39,6 +40,14 @@ const MAX_BATCH: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 /// default collector in the middle of a push or a pop, and that runs destructors that other crates have deferred there:
 /// if one panicked, the operation in transit would be lost.
 const DEQUE_CAPACITY: usize = 64;
+
+/// A full deque is searched for stale entries if waiters have left at least this many. Picked: a quarter of the deque, so that
+/// a search pays for itself.
+const MANY_STALE: u32 = 16;
+
+/// The longest time that a worker stays idle because its place is lent. Picked: longer than most functions take, and short
+/// for a person. The function in its stead may be blocked by what the worker has found.
+pub const LONGEST_STAY: Duration = Duration::from_millis(100);
 
 /// Search rounds between two readings of the clock.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -91,6 +100,10 @@ pub struct Worker<T> {
     turn: Cell<Turn>,
     /// Rounds begun so far.
     rounds: Cell<u32>,
+    /// Entries of queues that waiters on this worker have made stale, since the deque was searched last.
+    stale: Cell<u32>,
+    /// The worker has stayed idle for the longest time, so it works next.
+    has_stayed: Cell<bool>,
     /// The worker at which the next sweep of stealing begins.
     victim: Cell<usize>,
     /// The last sample of the lane's count of `find` calls, and its time.
@@ -117,6 +130,8 @@ impl<T> Worker<T> {
             served_at: Cell::new(MAX_RUN),
             turn: Cell::new(Turn::Injector),
             rounds: Cell::new(0),
+            stale: Cell::new(0),
+            has_stayed: Cell::new(false),
             victim: Cell::new(index + 1),
             sample: Cell::new((Instant::now(), 0)),
         }
@@ -168,12 +183,46 @@ impl<T> Worker<T> {
     /// one. For operations in the deque the caller must [notify](Self::notify) others.
     #[inline(never)]
     fn enqueue(&self, op: OpRef<T>) {
-        if op.band == DEFAULT_BAND && self.deque.len() < DEQUE_CAPACITY {
+        if op.band == DEFAULT_BAND && (self.deque.len() < DEQUE_CAPACITY || self.drop_stale()) {
             self.deque.push(op);
             self.unnotified.set(true);
         } else {
             self.lane.inject(op);
         }
+    }
+
+    /// Takes the first operation of the deque that is `wanted`. The others stay in their order. Stale entries are dropped.
+    pub fn take(&self, mut wanted: impl FnMut(&OpRef<T>) -> bool) -> Option<OpRef<T>> {
+        self.stale.set(0);
+        let mut taken = None;
+        for _ in 0..self.deque.len() {
+            let Some(entry) = self.deque.pop() else { break };
+            let Some(op) = entry.unless_stale() else { continue };
+            if taken.is_none() && wanted(&op) {
+                taken = Some(op);
+            } else {
+                self.deque.push(op);
+                self.unnotified.set(true);
+            }
+        }
+        self.notify();
+        taken
+    }
+
+    /// Notes that a waiter on this worker has taken an operation from its entry in a queue.
+    pub fn note_stale(&self) {
+        self.stale.set(self.stale.get().saturating_add(1));
+    }
+
+    /// Drops the stale entries of the full deque, if there may be many. Returns whether there is room now.
+    #[cold]
+    fn drop_stale(&self) -> bool {
+        if self.stale.get() < MANY_STALE {
+            return false;
+        }
+        let none = self.take(|_| false);
+        debug_assert!(none.is_none(), "no operation is wanted");
+        self.deque.len() < DEQUE_CAPACITY
     }
 
     /// Notifies other workers once of all operations that were pushed to the deque.
@@ -419,8 +468,12 @@ impl<T> Worker<T> {
     #[cold]
     fn search(&self) -> Option<OpRef<T>> {
         let sleep = self.lane.sleep();
-        let mut state = if sleep.try_start_search() { SearchState::Searching } else { SearchState::Inactive };
+        let begin = |guard: &SearchGuard<'_>| {
+            guard.state.set(SearchState::Inactive);
+            if sleep.try_start_search() { SearchState::Searching } else { SearchState::Inactive }
+        };
         let guard = SearchGuard { sleep, worker: self.index, state: Cell::new(SearchState::Inactive) };
+        let mut state = begin(&guard);
         let mut was_timed = false;
         loop {
             sleep.note_idle(self.index);
@@ -431,7 +484,13 @@ impl<T> Worker<T> {
             if state == SearchState::Searching {
                 let found = if contended || was_timed { self.find_again() } else { self.spin() };
                 if let Some(op) = found {
-                    return self.finish_search(op);
+                    match self.finish_search(op) {
+                        None => {
+                            state = begin(&guard);
+                            continue;
+                        }
+                        op => return op,
+                    }
                 }
                 sleep.note_idle(self.index);
             }
@@ -452,7 +511,13 @@ impl<T> Worker<T> {
                 if let Some(op) = self.find_again() {
                     // A notifier may have counted on this worker while it was announced.
                     sleep.retract(self.index);
-                    return self.finish_search(op);
+                    match self.finish_search(op) {
+                        None => {
+                            state = begin(&guard);
+                            continue;
+                        }
+                        op => return op,
+                    }
                 }
                 sleep.note_idle(self.index);
                 if self.lane.has_ended() {
@@ -481,12 +546,29 @@ impl<T> Worker<T> {
     }
 
     /// Ends a search that has found `op`. The last searcher wakes another worker if there is more work, because
-    /// notifiers relied on it.
+    /// notifiers relied on it. Returns `None` if the worker has stayed idle because its place was lent: it must search
+    /// again.
     fn finish_search(&self, op: OpRef<T>) -> Option<OpRef<T>> {
         if self.lane.sleep().stop_search() && self.lane.has_work() {
             self.lane.sleep().notify();
         }
-        Some(op)
+        let may_stay = self.lane.loans().are_any() && !self.has_stayed.replace(false);
+        if may_stay { self.stay_idle(op) } else { Some(op) }
+    }
+
+    /// Continues [`finish_search`](Self::finish_search) if places are lent.
+    #[cold]
+    fn stay_idle(&self, op: OpRef<T>) -> Option<OpRef<T>> {
+        let op = Cell::new(Some(op));
+        let put_back = || {
+            // Into the deque, whatever its band is: an operation enters an injector once.
+            op.take().into_iter().for_each(|op| self.deque.push(op));
+            self.lane.sleep().notify();
+        };
+        let deadline = Instant::now() + LONGEST_STAY;
+        let stay = self.lane.loans().stay_idle(self.lane.sleep(), self.index, Some(deadline), put_back);
+        self.has_stayed.set(stay == Stay::TimedOut);
+        op.take()
     }
 
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]

@@ -91,7 +91,7 @@ pub(crate) fn parallelism(cores: &[usize]) -> usize {
 }
 
 /// Restricts the calling thread to these cores again when dropped.
-pub(crate) struct Restore(pub(crate) Box<[usize]>);
+struct Restore(Box<[usize]>);
 
 impl Drop for Restore {
     fn drop(&mut self) {

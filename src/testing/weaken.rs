@@ -62,6 +62,10 @@ pub enum Step {
     WalkPins,
     /// A function that waits while the engine stops lets the other workers run again (`Aside::function_waits`).
     WaitsTakeUp,
+    /// A function that borrows a place passes a fence before it looks for an idle worker (`Loans::borrow`).
+    BorrowFence,
+    /// The return of a lent place wakes the workers that stay idle for it (`Loans::give_back`).
+    GiveBackNotifies,
     /// The end of a scope waits again if operations have entered meanwhile (`PendingOps::wait_until_idle`).
     IdleWaitsAgain,
     /// `Access::stands_for_the_next` checks whether an access is behind the wait that is to be joined.

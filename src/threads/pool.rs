@@ -14,7 +14,7 @@ use std::{
 
 use super::{
     aside::Aside,
-    spares::SpareThreads,
+    spares::{Place, SpareThreads},
     thread_list::{Stay, ThreadList},
 };
 use crate::{
@@ -76,6 +76,8 @@ pub(crate) struct ThreadPool<T> {
     max_threads: usize,
     numbers: Mutex<Numbers>,
     spares: SpareThreads<BoxedWorker<T>>,
+    /// For each lane, the threads whose functions have waited, and that queue for a worker to go on.
+    returning: Box<[SpareThreads<BoxedWorker<T>>]>,
     aside: Aside<BoxedWorker<T>>,
     list: Arc<ThreadList>,
 }
@@ -117,6 +119,7 @@ impl<T: Send + 'static> ThreadPool<T> {
             max_threads,
             numbers: Mutex::new(Numbers::default()),
             spares: SpareThreads::default(),
+            returning: specs.iter().map(|_| SpareThreads::default()).collect(),
             aside: Aside::default(),
             list: Arc::default(),
         };
@@ -229,6 +232,34 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.spares.wait(until)
     }
 
+    /// Puts the calling thread into the queue for a worker of `lane`. Returns `None` if the engine has ended.
+    pub(crate) fn queue_for_worker(&self, lane: u8) -> Option<Place<BoxedWorker<T>>> {
+        self.returning[usize::from(lane)].enlist()
+    }
+
+    /// Waits, in the queue, for a worker of `lane`. Returns `None` if the wait was [dismissed](Self::dismiss), if the engine
+    /// has ended or if the time limit has passed.
+    pub(crate) fn await_worker(
+        &self,
+        lane: u8,
+        place: &Place<BoxedWorker<T>>,
+        until: Option<Instant>,
+    ) -> Option<BoxedWorker<T>> {
+        // Models have no clock, so the time limit would pass immediately.
+        let until = until.filter(|_| !cfg!(any(raddle_loom, raddle_shuttle)));
+        self.returning[usize::from(lane)].wait_in(place, until)
+    }
+
+    /// Hands `worker` to the first thread in the queue of its lane. Returns it if the queue is empty.
+    pub(crate) fn return_worker(&self, worker: BoxedWorker<T>) -> Result<(), BoxedWorker<T>> {
+        self.returning[self.lane_of(&worker)].offer_in_turn(worker)
+    }
+
+    /// Lets the first thread in the queue for a worker of `lane` go on without one.
+    pub(crate) fn dismiss(&self, lane: u8) {
+        self.returning[usize::from(lane)].dismiss();
+    }
+
     /// Wakes the workers that yielded their cores to the calling thread, which is about to wait.
     pub(crate) fn wake_yielded(&self) {
         self.lanes.iter().for_each(|lane| lane.wake_yielded());
@@ -240,6 +271,7 @@ impl<T: Send + 'static> ThreadPool<T> {
             lane.end();
         }
         self.spares.end();
+        self.returning.iter().for_each(SpareThreads::end);
     }
 
     /// Ends the spare threads, and those that would become spare, until [`allow_spares`](Self::allow_spares).

@@ -41,6 +41,15 @@ struct Slot<W> {
     changed: Condvar,
 }
 
+/// The place of a thread in the list.
+pub struct Place<W>(Arc<Slot<W>>);
+
+impl<W> std::fmt::Debug for Place<W> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Place").finish_non_exhaustive()
+    }
+}
+
 struct State<W> {
     slots: Vec<Arc<Slot<W>>>,
     ended: bool,
@@ -79,23 +88,58 @@ impl<W> SpareThreads<W> {
         }
     }
 
+    /// Hands `worker` to the thread that has waited for the longest time.
+    ///
+    /// # Errors
+    /// Returns the worker if no thread waits.
+    pub fn offer_in_turn(&self, worker: W) -> Result<(), W> {
+        match self.take_first() {
+            Some(slot) => {
+                slot.set(Offer::Worker(worker));
+                Ok(())
+            }
+            None => Err(worker),
+        }
+    }
+
+    /// Ends the wait of the thread that has waited for the longest time.
+    pub fn dismiss(&self) {
+        if let Some(slot) = self.take_first() {
+            slot.set(Offer::End);
+        }
+    }
+
+    fn take_first(&self) -> Option<Arc<Slot<W>>> {
+        let mut state = lock(&self.0);
+        if state.slots.is_empty() { None } else { Some(state.slots.remove(0)) }
+    }
+
     /// Waits for a worker. Returns `None` if the engine has ended or the deadline has passed. In models a deadline
     /// passes immediately.
     pub fn wait(&self, until: Option<Instant>) -> Option<W> {
+        self.enlist().and_then(|place| self.wait_in(&place, until))
+    }
+
+    /// Puts the calling thread into the list, before it [waits](Self::wait_in). Returns `None` if there will be no more
+    /// workers.
+    pub fn enlist(&self) -> Option<Place<W>> {
         let slot = Arc::new(Slot { offer: Mutex::new(Offer::None), changed: Condvar::new() });
-        {
-            let mut state = lock(&self.0);
-            if state.ended || state.paused {
-                return None;
-            }
-            state.slots.push(Arc::clone(&slot));
+        let mut state = lock(&self.0);
+        if state.ended || state.paused {
+            return None;
         }
+        state.slots.push(Arc::clone(&slot));
+        Some(Place(slot))
+    }
+
+    /// [Waits](Self::wait) for a worker, in the calling thread's place.
+    pub fn wait_in(&self, Place(slot): &Place<W>, until: Option<Instant>) -> Option<W> {
         match slot.wait(until) {
             Offer::Worker(worker) => return Some(worker),
             Offer::End => return None,
             Offer::None => {}
         }
-        if self.leave(&slot) {
+        if self.leave(slot) {
             return None;
         }
         // Another thread has taken the slot, and is about to make its offer.

@@ -8,16 +8,13 @@ use crate::{
     testing::weaken::{Step, removed},
 };
 
-/// The most operations that one walk visits. Picked: so many take some milliseconds.
-const MAX_VISITED: usize = 100_000;
-
 /// Operations that a walk has yet to visit, each with a number that tells how the walk came there.
 pub type Ahead<T> = Vec<(NonNull<Op<T>>, usize)>;
 
 /// Walks forward from the operations in `ahead`: to those that stand behind one of them and cannot start before it is
 /// complete, to those behind these, and so on. Calls `look` with each of them once, and with the number of the operation
 /// that the walk came from. It returns whether the walk may end, and may add operations that cannot end before this one is
-/// complete. Returns whether `look` has ended the walk.
+/// complete. Returns whether `look` has ended the walk. Visits at most `max` operations.
 ///
 /// The thread is pinned during the walk. Every operation that it visits was not complete at some moment since then, and so
 /// nothing behind it had been retired before.
@@ -25,7 +22,11 @@ pub type Ahead<T> = Vec<(NonNull<Op<T>>, usize)>;
 /// # Safety
 /// 1. The operations in `ahead` are not complete when the walk begins, and those that `look` adds are not when it adds
 ///    them.
-pub unsafe fn walk_blocked<T>(mut ahead: Ahead<T>, mut look: impl FnMut(&Op<T>, usize, &mut Ahead<T>) -> bool) -> bool {
+pub unsafe fn walk_blocked<T>(
+    mut ahead: Ahead<T>,
+    max: usize,
+    mut look: impl FnMut(&Op<T>, usize, &mut Ahead<T>) -> bool,
+) -> bool {
     let _guard = if removed(Step::WalkPins) { None } else { Some(epoch::pin()) };
     let mut visited: HashSet<NonNull<Op<T>>> = ahead.iter().map(|(op, _)| *op).collect();
     while let Some((op, from)) = ahead.pop() {
@@ -35,7 +36,7 @@ pub unsafe fn walk_blocked<T>(mut ahead: Ahead<T>, mut look: impl FnMut(&Op<T>, 
         // SAFETY: (1): as for the operation.
         for access in unsafe { behind(op, usize::MAX) } {
             let Some(next) = access.op_ptr() else { continue };
-            if visited.len() < MAX_VISITED && visited.insert(next) {
+            if visited.len() < max && visited.insert(next) {
                 let known = ahead.len();
                 // SAFETY: as for the access.
                 if look(unsafe { next.as_ref() }, from, &mut ahead) {

@@ -29,8 +29,6 @@
 //! | `publish` | store of the pointer by the closure of [`OpRef::publish`](super::OpRef::publish) | load by that of [`OpRef::take`](super::OpRef::take) | the ready operation, and the writes before it |
 //!
 //! The queue hands over the operation to the worker that pops it.
-//!
-//!
 
 use crate::{
     sync::{Ordering::Relaxed, atomic::AtomicU8},
@@ -86,6 +84,12 @@ impl Queued {
     pub(super) fn leave(&self) {
         // Relaxed: no other thread knows the operation.
         self.0.store(OUTSIDE, Relaxed);
+    }
+
+    /// Whether a waiter has taken the operation from its entry. That does not change any more.
+    pub(super) fn is_taken(&self) -> bool {
+        // Relaxed: the share of the entry keeps the record, and nothing else is read.
+        self.0.load(Relaxed) == TAKEN
     }
 
     /// Ends an entry. Called by the worker that has popped it.

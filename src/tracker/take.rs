@@ -40,6 +40,11 @@ impl<T> OpRef<T> {
         (popped == Popped::OpAndShare).then_some(self)
     }
 
+    /// Returns an entry that was removed from its queue and is to go back, or ends it if a waiter has taken its operation.
+    pub fn unless_stale(self) -> Option<Self> {
+        if self.queued.is_taken() { self.pop_entry() } else { Some(self) }
+    }
+
     /// Takes an operation from its entry, unless that was popped. `claim` claims the operation.
     ///
     /// # Safety

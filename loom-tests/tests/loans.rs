@@ -1,0 +1,137 @@
+//! Loans: functions go on in the stead of idle workers.
+#![cfg(raddle_loom)]
+
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+use loom::{sync::atomic::AtomicUsize, thread};
+use raddle::{
+    IdlePolicy,
+    internals::{Flavour, Loans, Sleep, Stay, Step},
+};
+use raddle_loom_tests::{COMPLETE, model, must_fail, without};
+
+/// A lane with idle workers, and how many functions compute in it.
+struct Lane {
+    sleep: Sleep,
+    loans: Loans,
+    computing: AtomicUsize,
+    workers: usize,
+}
+
+impl Lane {
+    fn new(workers: usize) -> Arc<Self> {
+        let sleep = Sleep::new(workers, IdlePolicy::Park);
+        (0..workers).for_each(|worker| sleep.note_idle(worker));
+        Arc::new(Self { sleep, loans: Loans::default(), computing: AtomicUsize::new(0), workers })
+    }
+
+    fn compute(&self) {
+        // Relaxed: the count is one word.
+        let others = self.computing.fetch_add(1, Relaxed);
+        assert!(others < self.workers, "more functions compute than there are workers");
+        self.computing.fetch_sub(1, Relaxed);
+    }
+
+    /// A worker that is idle finds something. Returns whether it has stayed idle.
+    fn work(&self, worker: usize) -> bool {
+        self.sleep.start_search();
+        self.sleep.note_busy(worker);
+        let _ = self.sleep.stop_search();
+        let stays = || self.loans.stay_idle(&self.sleep, worker, None, || {}) == Stay::Over;
+        let has_stayed = self.loans.are_any() && stays();
+        self.compute();
+        has_stayed
+    }
+
+    /// A function that has waited goes on, if it can borrow a place.
+    fn go_on(&self) {
+        if self.loans.borrow(&self.sleep) {
+            self.compute();
+            self.loans.give_back();
+        }
+    }
+}
+
+/// The only worker finds something while a function goes on in its stead.
+fn one_worker() {
+    let lane = Lane::new(1);
+    let other = Arc::clone(&lane);
+    let function = thread::spawn(move || other.go_on());
+    lane.work(0);
+    function.join().unwrap();
+}
+
+#[test]
+fn a_worker_stays_idle_while_a_function_goes_on_in_its_stead() {
+    model(COMPLETE, Flavour::Contract, one_worker);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_the_fence_of_the_borrower() {
+    without(Step::BorrowFence, || {
+        model(COMPLETE, Flavour::Contract, one_worker);
+    });
+}
+
+#[test]
+fn without_the_fence_of_the_borrower_the_worker_computes_as_well() {
+    must_fail("without_the_fence_of_the_borrower", "more functions compute than there are workers");
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_the_notification() {
+    without(Step::GiveBackNotifies, || {
+        model(COMPLETE, Flavour::Contract, one_worker);
+    });
+}
+
+#[test]
+fn without_the_notification_the_worker_stays_idle_for_ever() {
+    must_fail("without_the_notification", "deadlock");
+}
+
+/// A function goes on, waits and goes on again, while the worker that stays idle for it sees its place given back.
+#[test]
+fn a_worker_that_has_stayed_idle_sees_the_next_loan() {
+    model(3, Flavour::Contract, || {
+        let lane = Lane::new(1);
+        let other = Arc::clone(&lane);
+        let function = thread::spawn(move || {
+            other.go_on();
+            other.go_on();
+        });
+        lane.work(0);
+        function.join().unwrap();
+    });
+}
+
+/// Two workers find something at the same time, while a function goes on in the stead of one of them. One of them at most
+/// stays idle.
+#[test]
+fn of_two_workers_one_stays_idle_for_a_function() {
+    model(2, Flavour::Contract, || {
+        let lane = Lane::new(2);
+        let (other, third) = (Arc::clone(&lane), Arc::clone(&lane));
+        let borrowed = lane.loans.borrow(&lane.sleep);
+        assert!(borrowed, "both workers are idle");
+        let workers = [thread::spawn(move || other.work(0)), thread::spawn(move || third.work(1))];
+        lane.compute();
+        lane.loans.give_back();
+        let stayed = workers.map(|worker| worker.join().unwrap());
+        assert_ne!(stayed, [true; 2], "both stay idle for one function");
+    });
+}
+
+/// Two functions go on in the stead of one worker: at most one at a time.
+#[test]
+fn a_place_is_lent_once() {
+    model(COMPLETE, Flavour::Contract, || {
+        let lane = Lane::new(1);
+        let other = Arc::clone(&lane);
+        let function = thread::spawn(move || other.go_on());
+        lane.go_on();
+        function.join().unwrap();
+    });
+}

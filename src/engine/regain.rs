@@ -1,0 +1,66 @@
+//! How the function of an operation goes on when a wait for which it has handed its worker over has ended.
+//!
+//! * If a worker of the lane is idle, the function goes on in its stead
+//!   ([`Lane::borrow_place`](crate::scheduler::Lane::borrow_place)).
+//! * Otherwise its thread enters the queue of the lane for a worker, and pushes an operation of the highest priority. The
+//!   worker that runs this operation goes to the first thread in the queue, and its own thread becomes a spare one.
+//!
+//! So no more functions compute than there are workers, and workers pay nothing for the queue.
+//!
+//! # Limits
+//!
+//! A function goes on without a worker if no operation of its lane ends for [`LONGEST_STAY`]: all workers may be blocked by
+//! what this function is to do. It does not queue for longer than the time limit of its wait, nor while its engine is being
+//! stopped. If the operation runs outside a worker, where a push is held back, the function goes on as well.
+
+use std::{panic::Location, time::Instant};
+
+use crate::{
+    engine::{
+        core::Core,
+        frame::Call,
+        spec::Spec,
+        task::{FnJob, flag},
+        worker_thread,
+    },
+    scheduler::LONGEST_STAY,
+};
+
+/// Waits for a worker for the calling thread, if that has handed its own over, until `deadline` at most.
+#[track_caller]
+pub(super) fn regain_worker(deadline: Option<Instant>) {
+    let Some((core, lane)) = worker_thread::without_worker() else { return };
+    if core.is_forked() || !core.has_workers() || core.is_stopped() || worker_thread::borrow_place() {
+        return;
+    }
+    let now = Instant::now();
+    let until = deadline.map_or(now + LONGEST_STAY, |deadline| deadline.min(now + LONGEST_STAY));
+    if until <= now {
+        return;
+    }
+    let Some(place) = core.threads().queue_for_worker(lane) else { return };
+    let spec = Spec { lane, ..Spec::internal("return", i32::MAX, flag::NO_SKIP | flag::SILENT) };
+    let give = move |cx: &Call<'_>| {
+        cx.core().give_to_returning(lane);
+        Ok(())
+    };
+    let pushed = core.push(&spec, Location::caller(), &mut [], FnJob::new(give));
+    debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    if let Some(worker) = core.threads().await_worker(lane, &place, Some(until)) {
+        worker_thread::resume(worker);
+    }
+}
+
+impl Core {
+    /// Gives the worker of the calling thread to the first thread in the queue for one of `lane`.
+    fn give_to_returning(&self, lane: u8) {
+        match worker_thread::take_worker(self) {
+            Some(worker) => {
+                if let Err(worker) = self.threads.return_worker(worker) {
+                    worker_thread::put_back(worker);
+                }
+            }
+            None => self.threads.dismiss(lane),
+        }
+    }
+}

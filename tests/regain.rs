@@ -1,0 +1,222 @@
+//! Functions of operations get a worker again when they have waited, so no more of them compute than there are workers.
+
+#![cfg(not(any(raddle_loom, raddle_shuttle)))]
+
+use raddle_testkit as common;
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{Gate, MOMENT, PATIENCE, THREADED, hold, on_kinds, watched};
+use raddle::{Engine, EngineKind, Shutdown, blocking};
+
+/// How many functions compute now, and how often there were too many.
+#[derive(Default)]
+struct Computing {
+    now: AtomicUsize,
+    too_many: AtomicUsize,
+}
+
+impl Computing {
+    /// Computes for a while, beside `most - 1` others at most.
+    fn compute(&self, most: usize) {
+        if self.now.fetch_add(1, Relaxed) >= most {
+            self.too_many.fetch_add(1, Relaxed);
+        }
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_micros(100) {
+            std::hint::spin_loop();
+        }
+        self.now.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Pushes operations that compute, wait by `wait`, and compute again. Returns how often too many of them computed.
+fn overlaps(
+    engine: &Engine,
+    workers: usize,
+    wait: impl Fn(&Engine, &Arc<Computing>) + Clone + Send + 'static,
+) -> usize {
+    let computing = Arc::new(Computing::default());
+    for _ in 0..ROUNDS {
+        let (inside, computing, wait) = (engine.downgrade(), Arc::clone(&computing), wait.clone());
+        let f = move |()| {
+            computing.compute(workers);
+            wait(&inside, &computing);
+            computing.compute(workers);
+        };
+        engine.op("outer").push((), f).unwrap();
+    }
+    engine.wait_for_all().unwrap();
+    computing.too_many.load(Relaxed)
+}
+
+const ROUNDS: usize = 100;
+
+/// On a busy machine a function may go on without a worker, because no operation has ended for long. Without a queue for
+/// workers, nearly all do.
+const FEW: usize = ROUNDS / 10;
+
+#[test]
+fn after_a_wait_no_more_functions_compute_than_there_are_workers() {
+    for workers in [1, 2] {
+        on_kinds(&THREADED, workers, move |engine| {
+            let overlaps = overlaps(&engine, workers, move |engine, computing| {
+                let computing = Arc::clone(computing);
+                let mut inner = engine.op("inner").submit((), move |()| computing.compute(workers)).unwrap();
+                // With a time limit, since the operation would run in place otherwise.
+                inner.wait_timeout(PATIENCE).unwrap();
+            });
+            assert!(overlaps <= FEW, "{overlaps} with {workers} workers");
+        });
+    }
+}
+
+/// When the wait ends, the worker is idle. It stays so, whatever it finds, until the function returns or waits again.
+#[test]
+fn an_idle_worker_does_not_compute_beside_the_function_in_its_stead() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (computing, start) = (Arc::new(Computing::default()), Instant::now());
+        for _ in 0..ROUNDS {
+            let (inside, computing) = (engine.downgrade(), Arc::clone(&computing));
+            let f = move |()| {
+                for _ in 0..2 {
+                    let mut inner = inside.op("inner").submit((), |()| ()).unwrap();
+                    inner.wait_timeout(PATIENCE).unwrap();
+                    let same = Arc::clone(&computing);
+                    inside.op("next").push((), move |()| same.compute(1)).unwrap();
+                    computing.compute(1);
+                }
+            };
+            engine.op("outer").submit((), f).unwrap().wait().unwrap();
+        }
+        engine.wait_for_all().unwrap();
+        let overlaps = computing.too_many.load(Relaxed);
+        assert!(overlaps <= FEW, "{overlaps}");
+        // It does not stay idle for longer either.
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    });
+}
+
+#[test]
+fn after_other_blocking_no_more_functions_compute_than_there_are_workers() {
+    on_kinds(&THREADED, 1, |engine| {
+        let overlaps = overlaps(&engine, 1, |_, _| blocking(|| thread::sleep(Duration::from_micros(50))));
+        assert!(overlaps <= FEW, "{overlaps}");
+    });
+}
+
+#[test]
+fn after_a_look_at_a_variable_no_more_functions_compute_than_there_are_workers() {
+    on_kinds(&THREADED, 1, |engine| {
+        let value = engine.var(0);
+        let overlaps = overlaps(&engine, 1, move |engine, computing| {
+            let computing = Arc::clone(computing);
+            engine.op("inner").push(value.write(), move |_| computing.compute(1)).unwrap();
+            engine.with(&value, |_| ()).unwrap();
+        });
+        assert!(overlaps <= FEW, "{overlaps}");
+    });
+}
+
+/// The only worker blocks, without `blocking`, until the function that has waited goes on.
+#[test]
+fn a_function_goes_on_without_a_worker_if_none_becomes_free() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (sender, receiver) = mpsc::channel();
+        let (started, inside) = (Gate::new(), engine.downgrade());
+        let begins = started.clone();
+        let waits = engine.op("waits").submit((), move |()| {
+            let blocks = inside.op("blocks").submit((), move |()| {
+                begins.open();
+                receiver.recv_timeout(PATIENCE)
+            });
+            blocking(|| started.pass());
+            sender.send(7).unwrap();
+            blocks.unwrap().wait().unwrap()
+        });
+        assert_eq!(waits.unwrap().wait().unwrap(), Ok(7));
+        let mut next = engine.op("next").submit((), |()| 7).unwrap();
+        assert_eq!(next.wait_timeout(PATIENCE).unwrap(), 7, "there is no worker any more");
+    });
+}
+
+/// The time limit of a wait holds for the queue as well.
+#[test]
+fn a_wait_that_times_out_does_not_queue_for_a_worker() {
+    on_kinds(&THREADED, 1, |engine| {
+        let value = engine.var(0);
+        let held = hold(&engine, value.as_ref());
+        let (inside, release) = (engine.downgrade(), Gate::new());
+        let (blocked, started) = (release.clone(), Gate::new());
+        let begins = started.clone();
+        let took = engine.op("waits").submit((), move |()| {
+            let occupied = inside.op("occupies").push((), move |()| {
+                begins.open();
+                blocked.pass();
+            });
+            occupied.unwrap();
+            blocking(|| started.pass());
+            let start = Instant::now();
+            assert!(inside.wait_for_var_timeout(&value, MOMENT).is_err());
+            let took = start.elapsed();
+            release.open();
+            took
+        });
+        let took = took.unwrap().wait().unwrap();
+        held.open();
+        assert!(took < MOMENT + Duration::from_millis(80), "{took:?}");
+    });
+}
+
+/// A thread that has given its worker up takes the next one.
+#[test]
+fn waits_one_after_the_other_need_no_further_threads() {
+    watched(|| {
+        let engine = common::engine(EngineKind::PerDevice, 1);
+        let inside = engine.downgrade();
+        let threads = engine.op("waits").submit((), move |()| {
+            let mut threads = HashSet::new();
+            for _ in 0..200 {
+                let mut inner = inside.op("inner").submit((), |()| thread::current().id()).unwrap();
+                threads.insert(inner.wait_timeout(PATIENCE).unwrap());
+            }
+            threads.len()
+        });
+        // A thread that has just given its worker up may not be ready for another one yet.
+        let threads = threads.unwrap().wait().unwrap();
+        assert!(threads <= 4, "{threads}");
+    });
+}
+
+/// A function that waits may be on its way to a worker when the engine is stopped, started and shut down.
+#[test]
+fn functions_that_wait_end_while_the_engine_is_stopped_and_started() {
+    for kind in THREADED {
+        watched(move || {
+            for round in 0..30 {
+                let engine = common::engine(kind, 1 + round % 2);
+                for _ in 0..20 {
+                    let inside = engine.downgrade();
+                    let waits = move |()| {
+                        let mut inner = inside.op("inner").submit((), |()| ()).unwrap();
+                        inner.wait_timeout(PATIENCE).unwrap();
+                    };
+                    engine.op("waits").push((), waits).unwrap();
+                }
+                let _ = engine.stop(Some(MOMENT));
+                engine.start().unwrap();
+                engine.wait_for_all().unwrap();
+                engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
+            }
+        });
+    }
+}
