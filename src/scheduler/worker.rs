@@ -183,7 +183,19 @@ impl<T> Worker<T> {
     /// one. For operations in the deque the caller must [notify](Self::notify) others.
     #[inline(never)]
     fn enqueue(&self, op: OpRef<T>) {
-        if op.band == DEFAULT_BAND && (self.deque.len() < DEQUE_CAPACITY || self.drop_stale()) {
+        if op.band == DEFAULT_BAND && self.deque.len() < DEQUE_CAPACITY {
+            self.deque.push(op);
+            self.unnotified.set(true);
+        } else {
+            self.enqueue_elsewhere(op);
+        }
+    }
+
+    /// Continues [`enqueue`](Self::enqueue) if the deque is full or the band is not the default one.
+    #[cold]
+    #[inline(never)]
+    fn enqueue_elsewhere(&self, op: OpRef<T>) {
+        if op.band == DEFAULT_BAND && self.drop_stale() {
             self.deque.push(op);
             self.unnotified.set(true);
         } else {
@@ -215,7 +227,6 @@ impl<T> Worker<T> {
     }
 
     /// Drops the stale entries of the full deque, if there may be many. Returns whether there is room now.
-    #[cold]
     fn drop_stale(&self) -> bool {
         if self.stale.get() < MANY_STALE {
             return false;
