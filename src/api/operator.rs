@@ -103,28 +103,41 @@ impl Drop for Owner {
     }
 }
 
-/// How a run refers to its operator: by a pointer if it has variables, otherwise by a count.
-enum Own {
-    NoWait(NonNull<Inner>),
-    Counted(Arc<Owner>),
+impl Inner {
+    #[inline]
+    fn call(&self, call: &Call<'_>) -> Result<(), Cause> {
+        let (Function::Sync(f) | Function::Async(f)) = &self.function;
+        f(call)
+    }
 }
 
-// SAFETY: an `Inner` is `Sync`, and `get` says why the pointer is valid.
-unsafe impl Send for Own {}
+/// How a synchronous run over variables refers to its operator. It is complete before the operation that drops the `Inner`
+/// runs.
+struct Uncounted(NonNull<Inner>);
+
+// SAFETY: an `Inner` is `Sync`.
+unsafe impl Send for Uncounted {}
+
+impl Uncounted {
+    #[inline]
+    fn get(&self) -> &Inner {
+        // SAFETY: the run is not complete, so the `Inner` has not been dropped.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+/// How a run refers to its operator.
+enum Own {
+    Uncounted(Uncounted),
+    Counted(Arc<Owner>),
+}
 
 impl Own {
     fn get(&self) -> &Inner {
         match self {
-            // SAFETY: a run over variables is complete before the operation that drops the `Inner` runs.
-            Self::NoWait(inner) => unsafe { inner.as_ref() },
+            Self::Uncounted(run) => run.get(),
             Self::Counted(owner) => owner.get(),
         }
-    }
-
-    #[inline]
-    fn call(&self, call: &Call<'_>) -> Result<(), Cause> {
-        let (Function::Sync(f) | Function::Async(f)) = &self.get().function;
-        f(call)
     }
 }
 
@@ -233,10 +246,17 @@ impl Operator {
         location: &'static Location<'static>,
     ) -> Result<(), PushError> {
         self.check(location)?;
-        let own = self.own();
         let inner = self.inner();
         let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
-        self.enqueue::<ADMITTED>(priority, location, FnJob::new(move |call: &Call<'_>| own.call(call)))
+        // Two kinds of jobs, since one that owns nothing costs less to push and to run.
+        match self.own() {
+            Own::Uncounted(run) => {
+                self.enqueue::<ADMITTED>(priority, location, FnJob::new(move |call: &Call<'_>| run.get().call(call)))
+            }
+            Own::Counted(owner) => {
+                self.enqueue::<ADMITTED>(priority, location, FnJob::new(move |call: &Call<'_>| owner.get().call(call)))
+            }
+        }
     }
 
     /// Returns an error immediately if there is no room for a run, because the engine or the operator's group has a
@@ -325,7 +345,7 @@ impl Operator {
         self.check(location)?;
         let own = self.own();
         let inner = self.inner();
-        let f = move |call: &Call<'_>| own.call(call);
+        let f = move |call: &Call<'_>| own.get().call(call);
         let oneshot = result_job::shared(&inner.spec, location, f);
         match inner.function {
             Function::Sync(_) => {
@@ -356,7 +376,7 @@ impl Operator {
     fn own(&self) -> Own {
         let inner = self.inner();
         match inner.function {
-            Function::Sync(_) if !inner.entries.is_empty() => Own::NoWait(self.0.inner),
+            Function::Sync(_) if !inner.entries.is_empty() => Own::Uncounted(Uncounted(self.0.inner)),
             // The function of an asynchronous run may go on after its completion has ended the operation.
             Function::Sync(_) | Function::Async(_) => Own::Counted(Arc::clone(&self.0)),
         }

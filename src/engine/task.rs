@@ -39,38 +39,38 @@ use crate::{
     values::name::Name,
 };
 
-/// Bits of [`Task::flags`].
+/// Bits of [`Task::flags`]. Those that every run tests are in the low byte, where a test is one instruction.
 pub(crate) mod flag {
     /// Runs immediately, on the thread that finds it ready.
     pub(crate) const INLINE: u16 = 1;
-    /// Runs even if one of its variables has failed.
-    pub(crate) const NO_SKIP: u16 = 2;
-    /// Belongs to the engine: a shutdown neither refuses nor cancels it.
-    pub(crate) const INTERNAL: u16 = 4;
+    /// Must be claimed before it starts: [`Job::CLAIMS`](super::Job::CLAIMS).
+    pub(crate) const CLAIMS: u16 = 2;
+    /// Runs on the pushing thread if it is ready when it is pushed.
+    pub(crate) const EAGER: u16 = 4;
     /// Does not change the versions and failures of its variables when it completes.
     pub(crate) const SILENT: u16 = 8;
     /// Completes when its completion is used, not when its function returns.
     pub(crate) const ASYNC: u16 = 16;
-    /// Runs on the pushing thread if it is ready when it is pushed.
-    pub(crate) const EAGER: u16 = 32;
+    /// Belongs to a lane of a device.
+    pub(crate) const ON_DEVICE: u16 = 32;
     /// Reports its result: [`Job::REPORTS`](super::Job::REPORTS).
     pub(crate) const REPORTS: u16 = 64;
+    /// Belongs to the engine: a shutdown neither refuses nor cancels it.
+    pub(crate) const INTERNAL: u16 = 128;
+    /// Runs even if one of its variables has failed.
+    pub(crate) const NO_SKIP: u16 = 256;
     /// Has a name.
-    pub(crate) const NAMED: u16 = 128;
+    pub(crate) const NAMED: u16 = 512;
     /// Is not cancelled by a shutdown.
-    pub(crate) const KEPT: u16 = 256;
+    pub(crate) const KEPT: u16 = 1024;
     /// Issues work on the stream of a device.
-    pub(crate) const DEVICE: u16 = 512;
+    pub(crate) const DEVICE: u16 = 2048;
     /// Copies values in the host's memory by the device. Its function does not read or write them.
-    pub(crate) const COPY: u16 = 1024;
+    pub(crate) const COPY: u16 = 4096;
     /// Is accepted by closed variables: it is a deletion or a wait.
-    pub(crate) const PASSES_CLOSED: u16 = 2048;
+    pub(crate) const PASSES_CLOSED: u16 = 8192;
     /// Has a name that owns memory.
-    pub(crate) const OWNS_NAME: u16 = 4096;
-    /// Belongs to a lane of a device.
-    pub(crate) const ON_DEVICE: u16 = 8192;
-    /// Must be claimed before it starts: [`Job::CLAIMS`](super::Job::CLAIMS).
-    pub(crate) const CLAIMS: u16 = 16384;
+    pub(crate) const OWNS_NAME: u16 = 16384;
     /// Has children, and completes when they are complete.
     pub(crate) const PARENT: u16 = 32768;
 }

@@ -332,6 +332,7 @@ impl<T> Share<T> {
     ///
     /// # Safety
     /// 1. The access is spent, the tail is past it, and this is called once.
+    #[cold]
     #[inline(never)]
     unsafe fn retire_of(op: NonNull<Op<T>>, last: bool) {
         if last {

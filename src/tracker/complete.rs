@@ -100,6 +100,24 @@ fn add_flags<'g, T>(word: &Atomic<Access<T>>, flags: usize) -> Shared<'g, Access
 #[inline]
 fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     // SAFETY: the access cannot be spent before it has `WRITE_OK`, which this thread sets.
+    let next = unsafe { at.as_ref() };
+    if !next.mode().is_write() {
+        return propagate_from_reader(at, ready);
+    }
+    // Read before the flags are set, because the access may be reclaimed afterwards.
+    let (mode, op) = (next.mode(), next.op_ptr());
+    let old = add_flags(&next.word, READ_OK | WRITE_OK);
+    // A writer that was not satisfied is not done, so it grants nothing to the accesses behind it.
+    if let Some(op) = op.filter(|_| mode.is_satisfied_by((READ_OK | WRITE_OK) & !old.tag())) {
+        pause::at(Point::CompleteBeforeSatisfy);
+        // SAFETY: this thread has satisfied the access, and counts it once, here.
+        unsafe { OpRef::satisfy(op, ready) };
+    }
+}
+
+/// [`propagate`], if `at` does not write.
+fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
+    // SAFETY: the access cannot be spent before it has `WRITE_OK`, which this thread sets.
     let mut at = unsafe { at.as_ref() };
     let mut add = READ_OK | WRITE_OK;
     // The operation of an access before `at`, which this thread has satisfied but not yet counted. Its decrement is
