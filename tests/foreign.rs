@@ -2,7 +2,8 @@
 //! operations, push, block, panic, and drop the last handle of the engine.
 //!
 //! The first tests visit every place of [`places_after_release`], where an operation has released its variables. The
-//! tests of deletions visit every entry of [`DELETIONS`], where it has not. The others are about devices and wakers.
+//! tests of deletions visit every entry of [`DELETIONS`], where an operation still holds them. The others are about
+//! devices and wakers.
 
 use raddle_testkit as common;
 

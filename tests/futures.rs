@@ -183,7 +183,7 @@ fn an_operation_ends_with_its_last_guard() {
     });
 }
 
-/// Dropped before its turn, while it waits with a waker, and when the guards are there but were not taken.
+/// It is dropped before its turn, while it waits with a waker, and when its guards exist but were not taken.
 #[test]
 fn a_dropped_acquisition_changes_nothing() {
     on_kinds(&KINDS, 1, |engine| {

@@ -137,7 +137,7 @@ pub struct Pattern {
     pub dependence: Dependence,
     /// The number of columns.
     pub width: usize,
-    /// By place in the period, whether the step is odd, and point.
+    /// The points that each point reads. The indices are the place of the step in the period, its parity, and the point.
     reads: Vec<[Vec<Vec<u32>>; 2]>,
 }
 

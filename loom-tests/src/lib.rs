@@ -1,5 +1,5 @@
-//! Shared code of the models of `raddle`: runs a model, checks that a twin fails, and has a world of variables and
-//! operations for the tracker's models, and pending operations for the models of waits.
+//! Shared code of the models of `raddle`: it runs a model, and checks that a twin fails. The models of the tracker use its
+//! world of variables and operations, and the models of waits its pending operations.
 //!
 //! The models themselves are in `tests/`, one file for each protocol. They run the library's own types under loom,
 //! with `RUSTFLAGS="--cfg raddle_loom --cfg crossbeam_loom"`; without these flags all files but `shim_is_live` are

@@ -748,7 +748,7 @@ impl Engine {
         self.core.stop(deadline(timeout))
     }
 
-    /// Starts the threads of an engine that was [stopped](Self::stop). Does nothing if it was not.
+    /// Starts the threads of an engine that was [stopped](Self::stop). On any other engine this does nothing.
     ///
     /// # Errors
     /// [`BuildError::Thread`] if a thread could not be started. The workers that have one run; a further call tries again.

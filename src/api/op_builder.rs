@@ -358,8 +358,8 @@ impl<'e> OpBuilder<'e> {
     // ---------------------------------------------------------------------------------------------------- limits ----
 
     /// Returns an error immediately if there is no room for the operation, because the engine or a group has a
-    /// [limit](crate::EngineBuilder::max_pending). Otherwise the push that follows on this builder is not held back. No
-    /// function was given away then, so nothing is lost.
+    /// [limit](crate::EngineBuilder::max_pending). Otherwise the push that follows on this builder is not held back. In
+    /// both cases the program still has the function of the operation.
     ///
     /// The room is not reserved: of several threads that find room for one operation, each may push one. Inside operations
     /// there is always room.

@@ -74,7 +74,7 @@ impl<F, R> Running<F, R> {
     }
 }
 
-/// Calls `f`, program code of an operation that has a handle if it has a `delivery`.
+/// Calls `f`, program code of an operation. With a `delivery` the operation has a handle, which may cancel it.
 fn claimed<R, T>(delivery: Option<&Delivery<R>>, frame: &Frame, f: impl FnOnce() -> T) -> T {
     match delivery {
         Some(delivery) => frame.claimed_by(delivery.handle.beside().claim(), f),

@@ -137,7 +137,7 @@ where
 }
 
 /// The function of an asynchronous operation with a handle. The [right](super::right::Right) to the operation tells the
-/// handle how it has ended; this job does if the function is not called.
+/// handle how the operation has ended. If the function is not called, this job does.
 pub(crate) struct AsyncResultJob<F>(Shared<F, ()>);
 
 impl<F> AsyncResultJob<F> {

@@ -100,7 +100,7 @@ pub struct Worker<T> {
     turn: Cell<Turn>,
     /// Rounds begun so far.
     rounds: Cell<u32>,
-    /// Entries of queues that waiters on this worker have made stale, since the deque was searched last.
+    /// How many entries of queues waiters on this worker have made stale since the deque was last searched.
     stale: Cell<u32>,
     /// The worker has stayed idle for the longest time, so it works next.
     has_stayed: Cell<bool>,

@@ -106,7 +106,7 @@ impl<T> std::fmt::Debug for Op<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Rejection {
-    /// The operation is marked rejected, now or before.
+    /// The operation is marked rejected, by this call or an earlier one.
     Rejected,
     /// The access is already in its queue, where it was accepted or rejected before.
     AlreadyLinked,

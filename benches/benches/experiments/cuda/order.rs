@@ -76,8 +76,8 @@ fn part(arguments: &[&str]) {
 fn is_right(target: &Pinned, value: u32) -> bool {
     let word = |index: usize| {
         let at = target.host.cast::<u32>().wrapping_add(index);
-        // SAFETY: it is a word of the pinned memory, which stays. The device might write it still, which is what is
-        // looked for.
+        // SAFETY: it is a word of the pinned memory, which is never freed. The device may still write it; the experiment
+        // looks for such writes.
         let word = unsafe { AtomicU32::from_ptr(at) };
         // Relaxed: the caller has loaded the mark with acquire.
         word.load(Relaxed) == value
