@@ -92,6 +92,15 @@ enum Bound {
     Scope,
     /// A parent of its own, which names the same and does nothing else.
     Parent,
+    /// Its handle, loudly or quietly. Sometimes the operation is held up until it is cancelled, and sometimes it is not,
+    /// so that it may start first.
+    Handle(Cancel),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cancel {
+    Loudly,
+    Quietly,
 }
 
 #[derive(Clone, Debug)]
@@ -239,13 +248,13 @@ impl Program {
                     let id = program.add_operation(&live, is_typed, bytes);
                     // The functions of operators return no values, and their runs use no foreign variables.
                     let operation = &mut program.operations[id];
-                    if matches!(operation.kind, Kind::Submit | Kind::TrySubmit) {
+                    if operation.returns_a_handle() {
                         operation.kind = Kind::Push;
                     }
                     if operation.kind == Kind::Future {
                         operation.kind = Kind::Sync;
                     }
-                    if operation.is_wrapped() {
+                    if matches!(operation.bound, Bound::Scope | Bound::Parent | Bound::Handle(_)) {
                         operation.bound = Bound::None;
                     }
                     operators.push(id);
@@ -261,7 +270,7 @@ impl Program {
                 },
                 _ => {
                     let id = program.add_operation(&live, is_typed, bytes);
-                    if matches!(program.operations[id].kind, Kind::Submit | Kind::TrySubmit) {
+                    if program.operations[id].returns_a_handle() {
                         handles.push(id);
                     }
                     Step::Push(id)
@@ -361,10 +370,17 @@ impl Program {
                 7 => Bound::PassedOver,
                 8 => Bound::Scope,
                 9 => Bound::Parent,
+                10..=11 => Bound::Handle(Cancel::Loudly),
+                12 => Bound::Handle(Cancel::Quietly),
                 _ => Bound::None,
             },
         };
-        if operation.is_wrapped() && !operation.can_be_wrapped() {
+        let fits = match operation.bound {
+            Bound::Scope | Bound::Parent => operation.can_be_wrapped(),
+            Bound::Handle(_) => operation.returns_a_handle(),
+            _ => true,
+        };
+        if !fits {
             operation.bound = Bound::None;
         }
         self.operations.push(operation);
@@ -412,9 +428,8 @@ impl Operation {
         }
     }
 
-    /// Whether the operation is one of a scope, or a child.
-    fn is_wrapped(&self) -> bool {
-        matches!(self.bound, Bound::Scope | Bound::Parent)
+    fn returns_a_handle(&self) -> bool {
+        matches!(self.kind, Kind::Submit | Kind::TrySubmit)
     }
 
     /// Whether the operation can be one of a scope, or a child.
@@ -423,18 +438,29 @@ impl Operation {
         self.kind == Kind::Sync && self.gpu.is_none() && is_plain
     }
 
-    fn is_never_skipped(&self) -> bool {
-        self.no_skip || matches!(self.property, Property::NoSkip | Property::DeleteVar)
+    fn is_clean_up(&self) -> bool {
+        self.property == Property::DeleteVar
     }
 
-    /// Returns how the operation ends if it is cancelled.
-    fn cancelled(&self) -> Option<&'static str> {
+    fn is_never_skipped(&self) -> bool {
+        self.no_skip || self.property == Property::NoSkip || self.is_clean_up()
+    }
+
+    /// Returns how the operation ends if it is cancelled. `by_handle` says whether its handle has cancelled it.
+    fn cancelled(&self, by_handle: bool) -> Option<&'static str> {
+        const BEFORE: &str = "it was cancelled before it started";
         match self.bound {
-            _ if self.property == Property::DeleteVar => None,
+            _ if self.is_clean_up() => None,
             Bound::Late => Some("its deadline passed before it started"),
-            Bound::Cancelled | Bound::PassedOver => Some("it was cancelled before it started"),
+            Bound::Cancelled | Bound::PassedOver => Some(BEFORE),
+            Bound::Handle(_) => by_handle.then_some(BEFORE),
             Bound::None | Bound::InTime | Bound::Group | Bound::Scope | Bound::Parent => None,
         }
+    }
+
+    /// Whether the operation changes nothing if it is cancelled.
+    fn is_passed_over(&self) -> bool {
+        matches!(self.bound, Bound::PassedOver | Bound::Handle(Cancel::Quietly))
     }
 
     /// Returns the text of the operation's failure.
@@ -552,6 +578,8 @@ struct Model {
     deletions: BTreeMap<usize, u64>,
     /// The failures of the group's operations since the last wait for it, and whether they began there.
     of_group: Vec<(usize, bool)>,
+    /// The operations that their handles have cancelled, which the run decides.
+    withdrawn: BTreeSet<usize>,
 }
 
 impl Model {
@@ -738,9 +766,9 @@ impl Model {
     fn run_unreported(&mut self, program: &Program, id: usize) {
         let operation = &program.operations[id];
         let effective = operation.effective();
-        if let Some(cause) = operation.cancelled() {
+        if let Some(cause) = operation.cancelled(self.withdrawn.contains(&id)) {
             let failure = self.fails(format!("#{id}: {cause}"));
-            if operation.bound == Bound::PassedOver {
+            if operation.is_passed_over() {
                 self.unreported.remove(&failure);
             } else {
                 self.fail(&effective, failure);
@@ -1036,6 +1064,10 @@ struct Runner {
     group: Group,
     /// Groups that were cancelled, and cancelled quietly.
     cancelled: [Group; 2],
+    /// The operations that their handles have cancelled.
+    withdrawn: BTreeSet<usize>,
+    /// Whether the engine has a limit of pending operations. Then nothing is held up, since a push may wait for that.
+    is_limited: bool,
 }
 
 fn show(failure: &OpError) -> String {
@@ -1092,7 +1124,19 @@ impl Runner {
         cancelled[0].cancel();
         outer.cancel_quietly();
         let group = engine.group().group();
-        Self { world, engine, foreign, scratch, variables: Vec::new(), operators, handles, group, cancelled }
+        Self {
+            world,
+            engine,
+            foreign,
+            scratch,
+            variables: Vec::new(),
+            operators,
+            handles,
+            group,
+            cancelled,
+            withdrawn: BTreeSet::new(),
+            is_limited: false,
+        }
     }
 
     fn run_of(&self, id: usize) -> Run {
@@ -1102,7 +1146,7 @@ impl Runner {
     fn describe<'r>(&'r self, id: usize, operation: &Operation) -> OpBuilder<'r> {
         let name = format!("#{id}");
         let builder = match operation.bound {
-            Bound::None | Bound::Scope | Bound::Parent => self.engine.op(name),
+            Bound::None | Bound::Scope | Bound::Parent | Bound::Handle(_) => self.engine.op(name),
             Bound::InTime => self.engine.op(name).deadline(Instant::now() + Duration::from_secs(3600)),
             Bound::Late => self.engine.op(name).deadline(Instant::now()),
             Bound::Group => self.group.op(name),
@@ -1144,6 +1188,11 @@ impl Runner {
             },
             _ => block_on(self.describe(id, operation).when_room())?,
         };
+        let gate = self.engine.var(());
+        let may_be_held_up = operation.gpu.is_none() && operation.yields % 2 == 0 && !self.is_limited;
+        let is_held_up = matches!(operation.bound, Bound::Handle(_)) && may_be_held_up;
+        let held_up = is_held_up.then(|| block_on(self.engine.acquire(gate.write())).expect("nothing fails the gate"));
+        let builder = if is_held_up { builder.reads([gate.token()]) } else { builder };
         let run = self.run_of(id);
         let handle = match operation.kind {
             Kind::Sync if operation.gpu == Some(0) => {
@@ -1181,7 +1230,19 @@ impl Runner {
             Kind::Submit => shapes::submit(builder, operation.shape, &operation.typed, &self.variables, run),
             Kind::TrySubmit => shapes::try_submit(builder, operation.shape, &operation.typed, &self.variables, run),
         };
-        self.handles.insert(id, handle?);
+        let handle = handle?;
+        if let Bound::Handle(how) = operation.bound {
+            let is_withdrawn = match how {
+                Cancel::Loudly => handle.cancel(),
+                Cancel::Quietly => handle.cancel_quietly(),
+            };
+            if is_withdrawn == operation.is_clean_up() && (is_held_up || is_withdrawn) {
+                lock(&self.world.violations).push(format!("operation {id}: the cancellation returned {is_withdrawn}"));
+            }
+            self.withdrawn.extend(is_withdrawn.then_some(id));
+        }
+        drop(held_up);
+        self.handles.insert(id, handle);
         Ok(())
     }
 
@@ -1422,6 +1483,7 @@ fn run(program: &Arc<Program>, plan: &EngineBuilder, limit: Option<usize>, watch
     let foreign = abroad.token();
     let mut runner = Runner::new(program, engine, foreign);
     if let Some(limit) = limit {
+        runner.is_limited = true;
         runner.group = runner.group.max_pending(1 + limit / 2);
     }
     let (world, shown_plan) = (Arc::clone(&runner.world), plan.clone());
@@ -1440,8 +1502,9 @@ fn run(program: &Arc<Program>, plan: &EngineBuilder, limit: Option<usize>, watch
     for (index, &step) in program.steps.iter().enumerate() {
         // Relaxed: only for messages.
         runner.world.at.store(index, Relaxed);
-        let expected = model.step(program, step);
         let answer = runner.step(step);
+        model.withdrawn.clone_from(&runner.withdrawn);
+        let expected = model.step(program, step);
         if answer == Answer::InTime && matches!(step, Step::Wait(_, Limit::Micros(_) | Limit::Poll)) {
             continue;
         }
