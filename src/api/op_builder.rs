@@ -140,6 +140,8 @@ pub struct OpBuilder<'e> {
     spec: Spec,
     property: Property,
     device: Device,
+    /// The property or the device was set, so the lane is yet to be derived from them.
+    is_unrouted: bool,
     entries: Entries,
     /// The group and the deadline count only with `flag::CLAIMS`.
     group: Option<&'e Arc<Group>>,
@@ -158,6 +160,7 @@ impl<'e> OpBuilder<'e> {
             spec: Spec::new(name),
             property: Property::Normal,
             device: Device::Cpu,
+            is_unrouted: false,
             entries: Entries::new(),
             group: None,
             deadline: None,
@@ -229,6 +232,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     pub fn property(mut self, property: Property) -> Self {
         self.property = property;
+        self.is_unrouted = true;
         self
     }
 
@@ -436,6 +440,7 @@ impl<'e> OpBuilder<'e> {
     /// are complete, like those of the CPU.
     pub fn on(mut self, device: Device) -> Self {
         self.device = device;
+        self.is_unrouted = true;
         self
     }
 
@@ -1539,7 +1544,7 @@ impl<'e> OpBuilder<'e> {
     fn finish(&mut self, accesses: &impl ScopedAccesses, flags: u16) -> Result<(), PushError> {
         accesses.declare(&mut List(&mut self.entries));
         self.spec.flags |= flags;
-        if self.property == Property::Normal && self.device == Device::Cpu { Ok(()) } else { self.route() }
+        if self.is_unrouted { self.route() } else { Ok(()) }
     }
 
     /// Derives the lane and the flags from the operation's property and device.
