@@ -20,8 +20,8 @@ use std::{
 
 use common::shapes::*;
 use common::{
-    AWHILE, Gate, Journal, Meeting, PATIENCE, THREADED, child_succeeds, eventually, is_child, on_kinds, thread_count,
-    watched_for,
+    AWHILE, Gate, Journal, Meeting, PATIENCE, THREADED, block_on, child_succeeds, eventually, is_child, on_kinds,
+    thread_count, watched_for,
 };
 use crossbeam_epoch as epoch;
 use logger::log_to;
@@ -194,14 +194,16 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
 fn a_look_that_cannot_wait_releases_its_variable() {
     on_kinds(&THREADED, 1, |engine| {
         let value = engine.var(1);
+        let mut before = block_on(engine.acquire(value.write())).expect("the variable is idle");
         let (inner, same) = (engine.clone(), value.clone());
         let waiting = engine.op("waits").submit((), move |()| {
-            inner.op("before").push(same.write(), |value| *value += 1).expect("the engine is open");
             let _none = NoThreads::new();
             inner.with(&same, |value| *value).map_err(|error| error.to_string())
         });
         let refused = waiting.expect("the engine is open").wait().expect("no operation fails");
         assert_eq!(refused, Err(WaitError::TooManyWaiting.to_string()));
+        *before += 1;
+        drop(before);
         engine.op("after").push(value.write(), |value| *value += 1).expect("the engine is open");
         assert_eq!(engine.get_timeout(&value, PATIENCE).expect("the variable is released"), 3);
         engine.wait_for_all().expect("no operation fails");
@@ -212,16 +214,17 @@ fn a_look_that_cannot_wait_releases_its_variable() {
 fn a_replacement_that_cannot_wait_leaves_the_value() {
     on_kinds(&THREADED, 1, |engine| {
         let value = engine.var(String::from("precious"));
+        let before = block_on(engine.acquire(value.write())).expect("the variable is idle");
         let (inner, same) = (engine.clone(), value.clone());
         let waiting = engine.op("waits").submit((), move |()| {
-            inner.op("before").push(same.write(), |_| ()).expect("the engine is open");
             let _none = NoThreads::new();
             [inner.take(&same), inner.replace(&same, String::from("new"))].map(|result| result.map_err(|_| ()))
         });
         let refused = waiting.expect("the engine is open").wait().expect("no operation fails");
         assert_eq!(refused, [Err(()), Err(())]);
+        drop(before);
         assert_eq!(engine.get(&value).expect("the variable is released"), "precious");
-        assert_eq!(value.version(), 1, "only the operation before has mutated it");
+        assert_eq!(value.version(), 1, "only the guard before has mutated it");
         engine.wait_for_all().expect("no operation fails");
     });
 }

@@ -121,6 +121,19 @@ fn what_a_wait_for_a_variable_waits_for_runs_on_the_thread_of_the_waiter() {
 }
 
 #[test]
+fn what_a_look_at_a_variable_waits_for_runs_on_the_thread_of_the_waiter() {
+    on_kinds(&KINDS, 1, |engine| {
+        let here = inside(&engine, |engine| {
+            let looked_at = push_chain(engine, 3)?;
+            let before = engine.with(&looked_at, Vec::clone)?;
+            let taken = push_chain(engine, 3)?;
+            Ok([before, engine.take(&taken)?] == [[thread::current().id(); 3]; 2])
+        });
+        assert!(here.unwrap());
+    });
+}
+
+#[test]
 fn what_stands_before_the_operation_of_a_handle_runs_on_the_thread_of_its_waiter() {
     on_kinds(&KINDS, 1, |engine| {
         let here = inside(&engine, |engine| {

@@ -35,7 +35,6 @@ use crate::{
         deadlock::Target,
         frame::{self, Call, Holds},
         held::{KeepsOpen, Share},
-        regain::regain_worker,
         right::Right,
         spec::{Entry, Spec},
         task::{Claimed, Cleanup, Job, Task, flag},
@@ -115,27 +114,6 @@ impl Core {
     /// Pushes an operation with this entry, and waits until it may run, until `deadline` at most. Then the operation
     /// holds the variable until the returned value is dropped.
     pub(crate) fn acquire(
-        self: &Arc<Self>,
-        name: &'static str,
-        location: &'static Location<'static>,
-        entry: Entry,
-        deadline: Option<Instant>,
-    ) -> Result<Acquired, WaitError> {
-        // SAFETY: the caller has a handle of the variable.
-        let queue = unsafe { entry.cell.as_ref() }.queue();
-        if queue.owner() != self.tag() || queue.is_idle(entry.mode) {
-            return self.acquire_now(name, location, entry, deadline);
-        }
-        // Before the push: a wait that is refused leaves nothing in the queue.
-        self.make_way()?;
-        let acquired = self.acquire_now(name, location, entry, deadline);
-        // The variable may have become free meanwhile, without a wait.
-        regain_worker(deadline);
-        acquired
-    }
-
-    /// [`acquire`](Self::acquire) for a caller that has handed its worker over if it is likely to wait.
-    fn acquire_now(
         self: &Arc<Self>,
         name: &'static str,
         location: &'static Location<'static>,
