@@ -697,35 +697,48 @@ fn an_operation_runs_beside_the_one_that_pushed_it() {
 /// while a worker steals from the deque of another one. Here, they push and wait.
 #[test]
 fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
+    /// The number of deferred functions that the collector passes on together.
+    const BAG: usize = 64;
     watched_for(AWHILE, || {
         let engine = engine(EngineKind::PerDevice, 2);
-        let (ran, pushed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let end = Instant::now() + Duration::from_millis(500);
+        let [deferred, called, pushed, ran] = [(); 4].map(|()| Arc::new(AtomicUsize::new(0)));
+        let end = Instant::now() + Duration::from_millis(1500);
         while Instant::now() < end {
-            for _ in 0..64 {
-                let (engine, ran, pushed) = (engine.clone(), Arc::clone(&ran), Arc::clone(&pushed));
-                epoch::pin().defer(move || {
+            // This thread pins seldom, so most of them are called by workers.
+            let guard = epoch::pin();
+            for waits in [false, true] {
+                deferred.fetch_add(1, SeqCst);
+                let (engine, called) = (engine.clone(), Arc::clone(&called));
+                let (pushed, ran) = (Arc::clone(&pushed), Arc::clone(&ran));
+                guard.defer(move || {
                     let token = engine.token();
-                    let result =
-                        engine.op("deferred").writes([&token]).push_sync(move |_| _ = ran.fetch_add(1, SeqCst));
-                    if result.is_ok() {
-                        pushed.fetch_add(1, SeqCst);
-                        match engine.wait_for_var(&token) {
-                            Ok(()) | Err(WaitError::WouldDeadlock(_)) => {}
-                            other => panic!("{other:?}"),
-                        }
+                    let op = engine.op("deferred").writes([&token]);
+                    op.push_sync(move |_| _ = ran.fetch_add(1, SeqCst)).expect("the engine is open");
+                    pushed.fetch_add(1, SeqCst);
+                    // With a time limit, since the operation might run in place otherwise.
+                    match waits.then(|| engine.wait_for_var_timeout(&token, PATIENCE)) {
+                        None | Some(Ok(()) | Err(WaitError::WouldDeadlock(_))) => {}
+                        other => panic!("{other:?}"),
                     }
+                    drop((token, engine));
+                    called.fetch_add(1, SeqCst);
                 });
             }
-            epoch::pin().flush();
-            // Workers steal these operations, and find nothing once all have run.
-            for _ in 0..16 {
+            (2..BAG).for_each(|_| guard.defer(|| ()));
+            drop(guard);
+            // Workers steal these operations, find nothing once all have run, and park.
+            for _ in 0..4 {
                 engine.push_sync(|_| std::hint::spin_loop(), [], []).expect("the engine is open");
             }
-            thread::sleep(Duration::from_micros(300));
+            thread::sleep(Duration::from_micros(100));
+            // Each time: the next pushes would wake a worker that has overlooked an operation.
+            eventually("all pushed operations have run", || ran.load(SeqCst) == pushed.load(SeqCst));
         }
-        eventually("all pushed operations have run", || ran.load(SeqCst) == pushed.load(SeqCst));
-        assert!(pushed.load(SeqCst) > 0, "no deferred function has run");
+        assert!(called.load(SeqCst) > 0, "no deferred function was called");
+        eventually("all deferred functions have been called", || {
+            epoch::pin().flush();
+            called.load(SeqCst) == deferred.load(SeqCst)
+        });
         engine.wait_for_all().expect("no operation fails");
     });
 }
@@ -1187,10 +1200,10 @@ fn long_waits_that_end_are_not_refused() {
                 thread::sleep(Duration::from_millis(250));
                 *b += 1;
             })?;
-            let reader = inner.op("reader beside").submit((a2.read(), b2.read()), |(_, b)| *b)?;
+            let mut reader = inner.op("reader beside").submit((a2.read(), b2.read()), |(_, b)| *b)?;
             inner.op("writer behind").push(a2.write(), |a| *a += 1)?;
-            let beside = inner.op("after slow").submit(b2.read(), |b| *b)?;
-            Ok::<_, PushError>((reader.wait(), beside.wait()))
+            let mut beside = inner.op("after slow").submit(b2.read(), |b| *b)?;
+            Ok::<_, PushError>((reader.wait_timeout(PATIENCE), beside.wait_timeout(PATIENCE)))
         });
         let (reader, beside) = outer.unwrap().wait().unwrap().unwrap();
         assert_eq!((reader.unwrap(), beside.unwrap()), (1, 1));

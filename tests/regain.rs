@@ -115,13 +115,51 @@ fn after_other_blocking_no_more_functions_compute_than_there_are_workers() {
 }
 
 #[test]
-fn after_a_look_at_a_variable_no_more_functions_compute_than_there_are_workers() {
+fn after_a_read_of_a_variable_no_more_functions_compute_than_there_are_workers() {
     on_kinds(&THREADED, 1, |engine| {
         let value = engine.var(0);
         let overlaps = overlaps(&engine, 1, move |engine, computing| {
             let computing = Arc::clone(computing);
             engine.op("inner").push(value.write(), move |_| computing.compute(1)).unwrap();
-            engine.with(&value, |_| ()).unwrap();
+            // With a time limit, since the operation would run in place otherwise.
+            engine.get_timeout(&value, PATIENCE).unwrap();
+        });
+        assert!(overlaps <= FEW, "{overlaps}");
+    });
+}
+
+#[test]
+fn after_another_engine_has_ended_no_more_functions_compute_than_there_are_workers() {
+    on_kinds(&THREADED, 1, |engine| {
+        let overlaps = overlaps(&engine, 1, |engine, computing| {
+            let other = Engine::builder().workers(1).build().unwrap();
+            let (inside, same) = (engine.clone(), Arc::clone(computing));
+            // The other engine ends after this operation, which needs the worker.
+            let f = move |()| {
+                let inner = inside.op("inner").submit((), move |()| same.compute(1)).unwrap();
+                inner.wait().unwrap();
+            };
+            other.op("waits").push((), f).unwrap();
+            other.shutdown(Shutdown::Drain, None).unwrap();
+        });
+        assert!(overlaps <= FEW, "{overlaps}");
+    });
+}
+
+#[test]
+fn after_another_engine_was_stopped_no_more_functions_compute_than_there_are_workers() {
+    on_kinds(&THREADED, 1, |engine| {
+        let other = Engine::builder().workers(1).build().unwrap();
+        let overlaps = overlaps(&engine, 1, move |engine, computing| {
+            let (inside, same) = (engine.clone(), Arc::clone(computing));
+            let f = move |()| {
+                let inner = inside.op("inner").submit((), move |()| same.compute(1)).unwrap();
+                inner.wait().unwrap();
+            };
+            let waits = other.op("waits").submit((), f).unwrap();
+            other.stop(None).unwrap();
+            other.start().unwrap();
+            waits.wait().unwrap();
         });
         assert!(overlaps <= FEW, "{overlaps}");
     });

@@ -7,7 +7,7 @@ use raddle_testkit as common;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
         mpsc,
     },
     thread,
@@ -217,6 +217,30 @@ fn stops_and_starts_may_be_repeated_and_race() {
                     }
                 });
             }
+        });
+        engine.start().unwrap();
+        assert_eq!(engine.op("").submit((), |()| 1).unwrap().wait().unwrap(), 1);
+    });
+}
+
+/// The threads that a start has given to the workers do not end, so a stop must not wait for them.
+#[test]
+fn a_start_ends_stops_without_a_time_limit() {
+    on_kinds(&KINDS, 2, |engine| {
+        let over = AtomicBool::new(false);
+        thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| {
+                    while !over.load(Relaxed) {
+                        engine.stop(None).unwrap();
+                    }
+                });
+            }
+            for _ in 0..100 {
+                thread::sleep(Duration::from_micros(200));
+                engine.start().unwrap();
+            }
+            over.store(true, Relaxed);
         });
         engine.start().unwrap();
         assert_eq!(engine.op("").submit((), |()| 1).unwrap().wait().unwrap(), 1);

@@ -174,7 +174,7 @@ fn a_start_overtakes_a_stop_and_no_worker_is_lost() {
         let worker = thread::spawn(move || other.lay(|| Some(())));
         let other = Arc::clone(&aside);
         let stop = thread::spawn(move || other.wait_for(1, None));
-        aside.cancel();
+        aside.cancel(|| ());
         let taken = aside.take().len();
         let laid = worker.join().unwrap();
         let left = aside.take().len();

@@ -21,7 +21,9 @@ use std::{
 use crate::{
     engine::{
         core::{Core, phase},
-        frame, ready_loop, wait,
+        frame, ready_loop,
+        regain::regain_worker,
+        wait,
     },
     error::{build::ShutdownError, op::OpError},
     notify::{
@@ -73,9 +75,12 @@ impl Core {
 
     /// Waits until no operation is pending and the threads have ended. The shutdown must have begun.
     pub(crate) fn finish_shutdown(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
-        self.drain(deadline)?;
-        self.end(deadline);
-        self.threads.join(deadline).map_err(ShutdownError::ThreadsLeft)
+        let ended = self.drain(deadline).and_then(|()| {
+            self.end(deadline);
+            self.threads.join(deadline).map_err(ShutdownError::ThreadsLeft)
+        });
+        regain_worker(deadline);
+        ended
     }
 
     /// Runs [`finish_shutdown`](Self::finish_shutdown) for the drop of the last handle. It does not wait for threads
@@ -96,6 +101,7 @@ impl Core {
     /// Prepares the calling thread for a wait for all functions of the engine, which it must be outside of.
     pub(super) fn make_way_outside(&self) -> Result<(), ShutdownError> {
         // An operation of another engine hands its worker over before it waits: this engine may depend on that worker.
+        // It gets one again when the wait is over.
         let may_not_wait = wait::check_wait().is_err() || ready_loop::works_for(self) || self.threads.owns_thread();
         if may_not_wait || self.make_way().is_err() { Err(ShutdownError::InsideOperation) } else { Ok(()) }
     }

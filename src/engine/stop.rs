@@ -11,6 +11,7 @@ use crate::{
     engine::{
         core::Core,
         frame::{self, Call},
+        regain::regain_worker,
         spec::Spec,
         task::{FnJob, Task, flag},
         worker_thread, workers,
@@ -32,6 +33,12 @@ impl Core {
             return Err(ShutdownError::Forked);
         }
         self.make_way_outside()?;
+        let stopped = self.stop_from_outside(deadline);
+        regain_worker(deadline);
+        stopped
+    }
+
+    fn stop_from_outside(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         if self.kind == EngineKind::Naive || !self.is_open() {
             return Ok(());
         }
@@ -47,10 +54,7 @@ impl Core {
             }
         }
         match self.threads.aside().wait_for(self.threads.workers(), deadline) {
-            Stopped::All => {
-                self.threads.end_spares();
-                self.threads.join_workers(deadline).map_err(ShutdownError::ThreadsLeft)
-            }
+            Stopped::All => self.threads.end_passing(deadline).map_err(ShutdownError::ThreadsLeft),
             Stopped::Cancelled => Ok(()),
             Stopped::TimedOut => {
                 self.run_again();
@@ -64,8 +68,7 @@ impl Core {
         if self.is_forked() {
             return Ok(());
         }
-        self.threads.aside().cancel();
-        self.threads.allow_spares();
+        self.threads.cancel_stop();
         self.take_up(self.threads.aside().take())
     }
 

@@ -10,7 +10,8 @@
 //!
 //! # Who may touch what
 //!
-//! * The state: under the lock. No foreign code runs there, and no thread is started.
+//! * The state: under the lock. No foreign code runs there, and no thread is started. The lock of the spare threads is
+//!   taken inside it, and it is taken inside that of the list of threads.
 //! * The workers that are aside: the thread that has [taken](Aside::take) them.
 //!
 //! # Edges
@@ -80,10 +81,22 @@ impl<W> Aside<W> {
         !mem::replace(&mut lock(&self.state).requested, true)
     }
 
-    /// Cancels a stop. The caller must give threads to the workers that it [takes](Self::take).
-    pub fn cancel(&self) {
-        lock(&self.state).requested = false;
+    /// Cancels a stop, and calls `f`, which undoes what [`while_requested`](Self::while_requested) has done. The caller
+    /// must give threads to the workers that it [takes](Self::take).
+    pub fn cancel(&self, f: impl FnOnce()) {
+        let mut state = lock(&self.state);
+        state.requested = false;
+        f();
+        drop(state);
         self.changed.notify_all();
+    }
+
+    /// Calls `f` if a stop is requested. It is not cancelled before `f` returns.
+    pub fn while_requested(&self, f: impl FnOnce()) {
+        let state = lock(&self.state);
+        if state.requested {
+            f();
+        }
     }
 
     /// Whether a stop was requested, and not cancelled since.

@@ -274,20 +274,17 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.returning.iter().for_each(SpareThreads::end);
     }
 
-    /// Ends the spare threads, and those that would become spare, until [`allow_spares`](Self::allow_spares).
-    pub(crate) fn end_spares(&self) {
-        self.spares.pause();
+    /// Ends the threads that run workers, which are all aside, and those that wait for one, unless the stop is
+    /// [cancelled](Self::cancel_stop) meanwhile. Returns the names of those that have not been joined by the deadline.
+    pub(crate) fn end_passing(&self, deadline: Option<Instant>) -> Result<(), Vec<String>> {
+        self.aside.while_requested(|| self.spares.pause());
+        self.list.join_passing(deadline, || self.aside.is_requested())
     }
 
-    /// Lets threads without a worker wait for one again.
-    pub(crate) fn allow_spares(&self) {
-        self.spares.resume();
-    }
-
-    /// Waits until the threads that run workers have ended. Returns the names of those that have not been joined by the
-    /// deadline.
-    pub(crate) fn join_workers(&self, deadline: Option<Instant>) -> Result<(), Vec<String>> {
-        self.list.join_passing(deadline)
+    /// Cancels a stop. The caller must give threads to the workers that are aside.
+    pub(crate) fn cancel_stop(&self) {
+        self.aside.cancel(|| self.spares.resume());
+        self.list.look_again();
     }
 
     /// The workers that are laid aside.

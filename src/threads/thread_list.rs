@@ -243,9 +243,15 @@ impl ThreadList {
         self.join_where(|_| true);
     }
 
-    /// Joins the threads of workers, until `deadline` at most. Returns the names of those that have not been joined.
-    pub(crate) fn join_passing(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), Vec<String>> {
-        let is_passing = |entry: &Entry| entry.stay == Stay::Passing;
+    /// Joins the threads of workers, as long as they `are_to_end`, and until `deadline` at most. Returns the names of
+    /// those that have not been joined by then. A caller that changes what `are_to_end` returns lets the joining threads
+    /// [look again](Self::look_again).
+    pub(crate) fn join_passing(
+        self: &Arc<Self>,
+        deadline: Option<Instant>,
+        are_to_end: impl Fn() -> bool,
+    ) -> Result<(), Vec<String>> {
+        let is_passing = |entry: &Entry| entry.stay == Stay::Passing && are_to_end();
         match deadline {
             Some(deadline) => self.join_where_until(deadline, is_passing),
             None => {
@@ -253,6 +259,13 @@ impl ThreadList {
                 Ok(())
             }
         }
+    }
+
+    /// Wakes the threads that join others, so that they look again for which ones they wait.
+    pub(crate) fn look_again(&self) {
+        // A joining thread has the lock from its look until it sleeps.
+        drop(lock(&self.list));
+        self.changed.notify_all();
     }
 
     /// Waits until the threads that are `wanted` have ended and been joined.
@@ -352,7 +365,14 @@ impl ThreadList {
 
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
 mod tests {
-    use std::{cell::RefCell, sync::mpsc, thread};
+    use std::{
+        cell::RefCell,
+        sync::{
+            atomic::{AtomicBool, Ordering::Relaxed},
+            mpsc,
+        },
+        thread,
+    };
 
     use super::*;
 
@@ -476,6 +496,31 @@ mod tests {
         }
         drop(releases);
         assert_eq!(join(AWHILE), Ok(()));
+    }
+
+    #[test]
+    fn a_join_ends_when_its_threads_are_not_to_end_any_more() {
+        let threads = Arc::new(ThreadList::default());
+        let (release, held) = mpsc::channel::<()>();
+        threads.spawn(Stay::Passing, "held".to_owned(), move |_| _ = held.recv()).expect("a thread starts");
+        for limit in [None, Some(AWHILE)] {
+            let are_to_end = AtomicBool::new(true);
+            thread::scope(|scope| {
+                let join_passing = || {
+                    let deadline = limit.map(|limit| Instant::now() + limit);
+                    threads.join_passing(deadline, || are_to_end.load(Relaxed))
+                };
+                let join = scope.spawn(join_passing);
+                thread::sleep(MOMENT);
+                assert!(!join.is_finished());
+                // Relaxed: the lock of the list comes afterwards.
+                are_to_end.store(false, Relaxed);
+                threads.look_again();
+                assert_eq!(join.join().expect("it does not panic"), Ok(()));
+            });
+        }
+        drop(release);
+        threads.join_all();
     }
 
     #[test]
