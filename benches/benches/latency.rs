@@ -501,7 +501,7 @@ fn main() {
     let mut table = Table::new(
         "parked",
         "A parked worker against the raw futex wake",
-        "Quotients of the percentiles above, same rate, rounds in turns.",
+        "Quotients of the percentiles above, same rate, interleaved rounds.",
         &["per second", "p50", "p90", "p99"],
     );
     for (row, &rate) in slow.iter().enumerate() {

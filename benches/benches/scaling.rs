@@ -112,7 +112,7 @@ fn main() {
         "scaling",
         "More workers, more pushing threads",
         &format!(
-            "Medians of {rounds} rounds in turns, least and largest in brackets; {operations} operations each. On \
+            "Medians of {rounds} interleaved rounds of {operations} operations, with the least and the greatest in brackets. On \
              {cores} cores, a thread that pushes takes one from the workers while it does."
         ),
     );

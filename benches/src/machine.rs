@@ -34,7 +34,7 @@ pub fn choose<T>(full: T, quick: T) -> T {
     if self::quick() { quick } else { full }
 }
 
-/// Returns how many times each figure is taken, in turns.
+/// Returns how many interleaved rounds measure each figure.
 #[must_use]
 pub fn rounds(full: usize) -> usize {
     let wanted = env::var("RADDLE_BENCH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());

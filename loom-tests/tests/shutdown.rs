@@ -199,8 +199,8 @@ fn a_wait_for_all_that_is_polled_is_woken_when_it_is_over() {
     model(COMPLETE, Flavour::Contract, a_wait_is_polled);
 }
 
-/// A future is dropped while the operation that it waits for leaves: it may be woken before, and its waker is gone
-/// after.
+/// A future is dropped while the operation that it waits for leaves. The operation may wake it first, but afterwards no
+/// waker is left.
 #[test]
 fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
     model(COMPLETE, Flavour::Contract, || {

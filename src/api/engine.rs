@@ -65,8 +65,9 @@ pub enum Shutdown {
 ///
 /// Any number of threads may push concurrently, operations included. Each push is atomic over all its variables: there
 /// is one order of all pushes that every variable agrees with, and it respects each thread's own order and real time. A
-/// push never waits for other operations, unless the engine has a [limit](crate::EngineBuilder::max_pending). Only operations of a [`Naive`](EngineKind::Naive) engine, and
-/// [eager](crate::OpBuilder::eager) operations that are ready, run inside a push; and those that a full engine has ready.
+/// push never waits for other operations, unless the engine has a [limit](crate::EngineBuilder::max_pending). Only three
+/// kinds of operations run inside a push: those of a [`Naive`](EngineKind::Naive) engine,
+/// [eager](crate::OpBuilder::eager) ones that are ready, and ready ones of an engine that is full.
 ///
 /// Clones are handles of the same engine. Dropping the last one drains the engine: the drop waits for the pending
 /// operations and ends the threads. Inside an operation of any engine, and in other code that an engine calls, the drop

@@ -111,7 +111,7 @@ impl Job for AcquireJob {
 }
 
 impl Core {
-    /// Pushes an operation with this entry, and waits until it may run, until `deadline` at most. Then the operation
+    /// Pushes an operation with this entry, and waits until it may run, until `deadline` at the latest. Then the operation
     /// holds the variable until the returned value is dropped.
     pub(crate) fn acquire(
         self: &Arc<Self>,

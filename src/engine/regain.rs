@@ -26,7 +26,7 @@ use crate::{
     scheduler::LONGEST_STAY,
 };
 
-/// Waits for a worker for the calling thread, if that has handed its own over, until `deadline` at most.
+/// Waits for a worker for the calling thread, if that has handed its own over, until `deadline` at the latest.
 #[track_caller]
 pub(super) fn regain_worker(deadline: Option<Instant>) {
     let Some((core, lane)) = worker_thread::without_worker() else { return };

@@ -180,7 +180,7 @@ impl Core {
         })
     }
 
-    /// Calls `wait`, in which the calling thread sleeps until `deadline` at most. Then lets it get a worker again, if it has
+    /// Calls `wait`, in which the calling thread sleeps until `deadline` at the latest. Then lets it get a worker again, if it has
     /// [handed its own over](Self::make_way).
     pub(super) fn sleep<R>(&self, deadline: Option<Instant>, wait: impl FnOnce() -> R) -> R {
         let waits = room::stop_running();

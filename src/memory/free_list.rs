@@ -89,7 +89,7 @@ impl<N: Node> Stack<N> {
             // Relaxed: acquired with the head. If the node has been popped, the CAS fails.
             let next = next.load(Relaxed);
             // Relaxed: the head has been in the stack since it was read, so its contents were acquired then.
-            // Acquire (edge `batch`) on failure: the node and its contents, of the new head.
+            // Acquire (edge `batch`) on failure: the node at the new head, and its contents.
             match self.head.compare_exchange_weak(head, next, Relaxed, Acquire) {
                 Ok(_) => return Some(node),
                 Err(now) => head = now,

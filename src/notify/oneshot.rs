@@ -175,7 +175,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         !matches!(*lock(&self.state), State::Pending(..))
     }
 
-    /// Takes the result, waiting for it until `deadline` at most.
+    /// Takes the result, waiting for it until `deadline` at the latest.
     pub fn wait(&self, deadline: Option<Instant>) -> Result<R, WaitError> {
         self.wait_for(deadline, State::take)
     }

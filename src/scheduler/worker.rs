@@ -90,9 +90,9 @@ pub struct Worker<T> {
     slot: Cell<Option<OpRef<T>>>,
     /// Operations were pushed to the deque since the last notification.
     unnotified: Cell<bool>,
-    /// Operations of its own, from slot and deque, that the worker may still run before it is the others' turn.
+    /// How many more operations of its own, from slot and deque, the worker may run before it is the others' turn.
     budget: Cell<u32>,
-    /// Urgent operations from the slot that the worker may still run in a row although less urgent ones are due.
+    /// How many more urgent operations from the slot the worker may run in a row while less urgent ones are due.
     urgent_budget: Cell<u32>,
     /// The budget when the deque was served last in this round; `MAX_RUN` if it was not.
     served_at: Cell<u32>,
@@ -100,7 +100,8 @@ pub struct Worker<T> {
     turn: Cell<Turn>,
     /// Rounds begun so far.
     rounds: Cell<u32>,
-    /// How many entries of queues waiters on this worker have made stale since the deque was last searched.
+    /// How many queue entries became stale, since the deque was last searched, because waiters on this worker took
+    /// their operations.
     stale: Cell<u32>,
     /// The worker has stayed idle for the longest time, so it works next.
     has_stayed: Cell<bool>,

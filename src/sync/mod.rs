@@ -285,7 +285,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Waits on `condvar`, until `deadline` at most. On `Err` the deadline has passed, and the lock is released.
+/// Waits on `condvar`, until `deadline` at the latest. On `Err` the deadline has passed, and the lock is released.
 #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(unused_variables, clippy::unnecessary_wraps))]
 pub(crate) fn wait_until<'m, T>(
     condvar: &Condvar,

@@ -243,7 +243,7 @@ impl ThreadList {
         self.join_where(|_| true);
     }
 
-    /// Joins the threads of workers, as long as they `are_to_end`, and until `deadline` at most. Returns the names of
+    /// Joins the threads of workers, as long as they `are_to_end`, and until `deadline` at the latest. Returns the names of
     /// those that have not been joined by then. A caller that changes what `are_to_end` returns lets the joining threads
     /// [look again](Self::look_again).
     pub(crate) fn join_passing(
@@ -277,7 +277,7 @@ impl ThreadList {
         }
     }
 
-    /// Joins all threads until `deadline` at most. Returns the names of those that have not been joined.
+    /// Joins all threads until `deadline` at the latest. Returns the names of those that have not been joined.
     pub(crate) fn join_until(self: &Arc<Self>, deadline: Instant) -> Result<(), Vec<String>> {
         let result = self.join_where_until(deadline, |_| true);
         if result.is_err() {

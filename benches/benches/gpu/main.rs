@@ -242,7 +242,7 @@ fn cross_stream(bed: &Bed, report: &mut Report) {
     let found = in_turns(rounds, &figures);
     let note = format!("{count} kernels as above, each on the other one of two streams: ns per kernel, of {rounds}.");
     let mut table = Table::new("cross_stream", "From stream to stream", &note, &["", "ns per kernel"]);
-    let names = ["all on one stream", "in turns on two streams"].into_iter();
+    let names = ["all on one stream", "alternately on two streams"].into_iter();
     for (name, figures) in names.chain(bed.peers.cross_stream.iter().map(|peer| peer.0)).zip(&found) {
         table.row(name, [spread(figures)]);
     }

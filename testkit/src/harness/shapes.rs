@@ -66,7 +66,7 @@ pub enum Ref<'a> {
     Exclusive(Option<u64>, Box<dyn FnMut(u64) + 'a>),
 }
 
-/// Shapes of references, which iterate over them in the order of declaration.
+/// A shape of references, which can be listed in the order of declaration.
 pub trait Flat<'a> {
     fn flat(self, all: &mut Vec<Ref<'a>>);
 }

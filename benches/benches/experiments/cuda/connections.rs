@@ -17,7 +17,7 @@ use super::{
 pub const EXPERIMENT: Experiment = Experiment {
     name: "connections",
     about: "16 streams of short kernels with CUDA_DEVICE_MAX_CONNECTIONS at 8 and at 32: the time until all are done, \
-            launched stream by stream and in turns",
+            launched stream by stream and alternately",
     run,
     part,
 };
@@ -30,7 +30,7 @@ const KERNELS: usize = 20;
 /// The duration of each kernel. Much longer than a launch, so that streams can run in parallel.
 const KERNEL: Duration = Duration::from_micros(100);
 
-const ORDERS: [&str; 2] = ["by stream", "in turns"];
+const ORDERS: [&str; 2] = ["by stream", "alternately"];
 
 fn run() -> Outcome {
     let ideal = KERNELS as f64 * ns(KERNEL) / 1e6;
