@@ -10,6 +10,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex},
     thread,
+    time::Duration,
 };
 
 use common::shapes::*;
@@ -247,6 +248,9 @@ fn a_wait_inside_unpinned_leaves_every_thread_on_its_own_cores() {
             let waits = engine.op("waits").submit((), move |()| {
                 unpinned(|| {
                     let mut other = inside.op("other").submit((), |()| allowed_cores()).expect("the engine is open");
+                    // So the worker is not idle when the wait ends, and the function queues for it.
+                    let busy = inside.op("busy").push((), |()| thread::sleep(Duration::from_millis(2)));
+                    busy.expect("the engine is open");
                     open.open();
                     // With a time limit, since the operation would run in place otherwise.
                     (other.wait_timeout(PATIENCE).expect("no operation fails"), allowed_cores())

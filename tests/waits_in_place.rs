@@ -246,6 +246,9 @@ fn a_waiter_runs_nothing_that_it_does_not_wait_for() {
 fn an_operation_of_another_lane_runs_on_that_lane() {
     on_kinds(&THREADED, 1, |engine| {
         let inside = engine.downgrade();
+        // So the other lane's own worker is not faster.
+        let busy = engine.op("busy").property(Property::CopyToGpu);
+        busy.push((), |()| thread::sleep(Duration::from_millis(50))).unwrap();
         let same = engine.op("outer").try_submit((), move |()| {
             let here = thread::current().id();
             let inner = inside.op("copy").property(Property::CopyToGpu).submit((), |()| thread::current().id())?;

@@ -1,4 +1,5 @@
-//! Waits in place: a waiter takes a ready operation from its queue while a worker pops it, or another thread cancels it.
+//! Waits in place: a waiter takes a ready operation from its queue while a worker pops it or looks at it, or another thread
+//! cancels it.
 #![cfg(raddle_loom)]
 
 use std::{panic::Location, ptr::NonNull, sync::Arc};
@@ -109,4 +110,45 @@ fn a_record_is_used_by_a_waiter_that_is_not_pinned() {
 #[test]
 fn a_cancelled_operation_in_a_queue_is_run_by_nobody() {
     one_thread_runs_it(true);
+}
+
+/// A worker looks at the operation of an entry, which then goes back into the queue, while a waiter takes the operation.
+fn a_worker_looks() {
+    model(2, Flavour::Contract, || {
+        let runs = Arc::<Runs>::default();
+        let shared = Arc::new(Cancellable::new(Default::default(), Name::from("op"), Location::caller(), ()));
+        let queue = Arc::new(Mutex::new(None));
+        // SAFETY: there are no variables.
+        let op = unsafe { OpRef::new(Arc::clone(&runs), DEFAULT_BAND, false, std::iter::empty()) };
+        let place = NonNull::new(op.as_ptr()).unwrap().cast();
+        op.publish(|| {
+            shared.place().publish(place, 0);
+            true
+        });
+        let waiter = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || wait_in_place(&shared))
+        };
+        // SAFETY: `look_at_entry` lends the operation while nobody else owns it.
+        let look = |op: &OpRef<Task>| unsafe { &*op.task_ptr() }.get();
+        if let Some((entry, runs)) = op.look_at_entry(look) {
+            assert_eq!(runs, 0, "the operation has run");
+            *queue.lock().unwrap() = Some(entry);
+        }
+        work(&queue, &shared);
+        waiter.join().unwrap();
+        assert_eq!(runs.get(), 1);
+    });
+}
+
+#[test]
+fn a_waiter_takes_no_operation_that_a_worker_looks_at() {
+    a_worker_looks();
+    must_fail("an_operation_is_taken_while_a_worker_looks_at_it", "Causality violation");
+}
+
+#[test]
+#[ignore = "a twin of the model above, which must fail"]
+fn an_operation_is_taken_while_a_worker_looks_at_it() {
+    without(Step::LookPops, a_worker_looks);
 }

@@ -10,7 +10,7 @@
 //! walk, and the awaited operation is not complete, by which its record is known to be its own still. The youngest waiter
 //! ends it: it finds the others in the list. A walk may see a push that is not over, so it is repeated.
 //!
-//! Tasks of other executors, and waits for groups, are not followed.
+//! Tasks of other executors, waits for groups, and waits with a time limit are not followed.
 
 use std::{
     ptr::NonNull,
@@ -25,7 +25,11 @@ use crate::{
         wait::WaitError,
     },
     memory::epoch,
-    notify::{oneshot::Oneshot, waiters::Waiter},
+    notify::{
+        async_state::AsyncState,
+        oneshot::Oneshot,
+        waiters::{Ops, Waiter},
+    },
     tracker::{Ahead, Op, OpRef, walk_blocked},
 };
 
@@ -53,6 +57,19 @@ fn identity(op: &Op<Task>) -> Option<NonNull<()>> {
     NonNull::new(op.shared_task_ptr().cast_mut().cast())
 }
 
+/// Those of `ops` that are not complete. A function may go on when its asynchronous operation is complete already.
+///
+/// # Safety
+/// 1. Their records exist: their functions have not returned, or they are not complete.
+unsafe fn incomplete(ops: &[NonNull<()>]) -> impl Iterator<Item = NonNull<Op<Task>>> {
+    let is_over = |op: &NonNull<Op<Task>>| {
+        // SAFETY: (1).
+        let op = unsafe { op.as_ref() };
+        op.task().async_state().is_some_and(AsyncState::is_resolved)
+    };
+    ops.iter().map(|op| op.cast()).filter(move |op| !is_over(op))
+}
+
 impl Core {
     /// Calls `wait`, which blocks until a time limit, until it returns something else than [`WaitError::TimedOut`], or
     /// until `deadline`. Returns [`WaitError::WouldDeadlock`] if the operations on this thread would wait for ever.
@@ -68,7 +85,7 @@ impl Core {
             // Models have no clock.
             return wait(oneshot, deadline);
         }
-        let waiter = self.waiters.enter(ops.clone(), target.task);
+        let waiter = self.waiters.enter(ops.clone(), target.task, deadline.is_some());
         let mut pause = FIRST_PAUSE;
         loop {
             let look_at = Instant::now() + pause;
@@ -80,17 +97,20 @@ impl Core {
             if self.is_forked() {
                 return wait(oneshot, deadline);
             }
-            let ahead = ops.iter().map(|op| (op.cast(), 0)).collect();
-            if self.is_cycle(ahead, &waiter, target.task) && !oneshot.is_done() {
+            if self.is_cycle(&ops, &waiter, target.task) && !oneshot.is_done() {
                 return Err(WaitError::WouldDeadlock(Deadlock::new(frame::running_op(self), (target.describe)())));
             }
             pause = LAST_PAUSE.min(2 * pause);
         }
     }
 
-    /// Whether `target` cannot complete before the operations in `ahead`, which run on this thread, and this thread is the
-    /// youngest of the waiters in between.
-    fn is_cycle(&self, ahead: Ahead<Task>, waiter: &Waiter<'_>, target: NonNull<()>) -> bool {
+    /// Whether `target` cannot complete before the operations `ops`, which run on this thread, and this thread is to end that:
+    /// it is the youngest of the waiters in between, or its wait has a time limit.
+    fn is_cycle(&self, ops: &[NonNull<()>], waiter: &Waiter<'_>, target: NonNull<()>) -> bool {
+        // Before operations are found to be incomplete.
+        let _pinned = epoch::pin();
+        // SAFETY: (1): they run on this thread.
+        let ahead = unsafe { incomplete(ops) }.map(|op| (op, 0)).collect();
         // The number of each waiter that the walk passes, and the step before it; step 0 is this thread.
         let mut steps = vec![(waiter.number(), 0)];
         let mut cycle = Vec::new();
@@ -105,40 +125,40 @@ impl Core {
                 return true;
             }
             self.waiters.each_for(task, |number, ops| {
-                ahead.extend(ops.iter().map(|op| (op.cast(), steps.len())));
+                // SAFETY: (1): they run on the thread of a waiter that is in the list.
+                ahead.extend(unsafe { incomplete(ops) }.map(|op| (op, steps.len())));
                 steps.push((number, from));
             });
             false
         };
-        // SAFETY: (1): the operations run on this thread, or on those of waiters that are in the list.
+        // SAFETY: (1): all of them were found to be incomplete since this thread was pinned.
         let found = unsafe { walk_blocked(ahead, MAX_VISITED, look) };
-        found && cycle.iter().all(|&number| number < waiter.number()) && self.waiters.all_wait(&cycle)
+        // Others do not follow a wait with a time limit, so it ends the cycle itself.
+        let ends_it = waiter.is_timed() || cycle.iter().all(|&number| number < waiter.number());
+        found && ends_it && self.waiters.all_wait(&cycle)
     }
 
     /// Whether `target` cannot complete before the ready operation `op`, which this thread owns, as far as a short walk finds.
     pub(super) fn leads_to(&self, op: &OpRef<Task>, target: NonNull<()>) -> bool {
-        let mut ahead: Ahead<Task> = vec![(NonNull::from(&**op), 0)];
+        // Before operations are found to be incomplete.
+        let _pinned = epoch::pin();
+        let mut ops = Ops::from_iter([NonNull::from(&**op).cast()]);
         // SAFETY: (1): this thread owns the operation.
         unsafe {
             op.with_membership(|membership| {
                 let kin = membership.and_then(|membership| membership.family.as_ref());
-                kin.into_iter().for_each(|kin| kin.each_parent(&mut |parent| ahead.push((parent.cast(), 0))));
+                kin.into_iter().for_each(|kin| kin.each_parent(&mut |parent| ops.push(parent)));
             });
         }
+        // SAFETY: (1): this thread owns the operation, and its parents, or the functions around its scope, end after it.
+        let ahead = unsafe { incomplete(&ops) }.map(|op| (op, 0)).collect();
         let look = |op: &Op<Task>, _: usize, ahead: &mut Ahead<Task>| {
             let Some(task) = identity(op) else { return false };
-            self.waiters.each_for(task, |_, ops| ahead.extend(ops.iter().map(|op| (op.cast(), 0))));
+            // SAFETY: (1): they run on the thread of a waiter that is in the list.
+            self.waiters.each_for(task, |_, ops| ahead.extend(unsafe { incomplete(ops) }.map(|op| (op, 0))));
             task == target
         };
-        // Pinned before the parents, and the operations of waiters, are known to be incomplete.
-        let _pinned = epoch::pin();
-        let mut more = Vec::new();
-        // SAFETY: the operation is not complete, and its parents are not before it is.
-        if ahead.iter().any(|(first, _)| look(unsafe { first.as_ref() }, 0, &mut more)) {
-            return true;
-        }
-        ahead.append(&mut more);
-        // SAFETY: (1): as above; an operation that waits is not complete while it is in the list.
+        // SAFETY: (1): all of them were found to be incomplete since this thread was pinned.
         unsafe { walk_blocked(ahead, MAX_NEAR, look) }
     }
 }

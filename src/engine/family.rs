@@ -292,8 +292,8 @@ impl Kin for Family {
         self.plan.get().and_then(|plan| plan.within.as_ref()).iter().for_each(|family| family.each_parent(look));
     }
 
-    fn covers_outer_frames(&self) -> bool {
-        false
+    fn known_from(&self) -> Option<*const ()> {
+        None
     }
 
     fn holds_back(&self, place: &Place) -> bool {

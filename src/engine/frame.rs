@@ -142,10 +142,10 @@ impl Frame {
         self.limits().parent_of.map(|family| unsafe { family.as_ref() })
     }
 
-    /// Whether the frames around this one need not be asked for what they hold, nor for their operations.
-    fn covers_outer_frames(&self) -> bool {
+    /// The frame from which on the frames around this one need not be asked for what they hold, nor for their operations.
+    fn known_from(&self) -> Option<*const ()> {
         // SAFETY: these `Limits` are of a call of `in_group` that has not ended, and its caller has borrowed the family.
-        self.limits().child_of.is_some_and(|kin| unsafe { kin.as_ref() }.covers_outer_frames())
+        self.limits().child_of.and_then(|kin| unsafe { kin.as_ref() }.known_from())
     }
 
     /// Calls `look` with the queue of each variable that the operation holds, itself or through its parents.
@@ -336,6 +336,19 @@ pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     false
 }
 
+/// Calls `look` with the frames of this thread, innermost first, as long as it returns `true`. Leaves out those that are
+/// known by an operation of a scope that was opened inside them, if `counts` says that this operation counts.
+fn each_unknown(counts: impl Fn(&Frame) -> bool, mut look: impl FnMut(&Frame) -> bool) {
+    let mut known_from = None;
+    any_frame(|frame| {
+        if known_from == Some(ptr::from_ref(frame).cast()) {
+            return true;
+        }
+        known_from = frame.known_from().filter(|_| counts(frame)).or(known_from);
+        !look(frame)
+    });
+}
+
 /// Takes the right to an operation on this thread whose completion was dropped by a panic of its function. Returns it
 /// with its engine.
 pub(crate) fn take_lost() -> Option<(Arc<Core>, Right<Task>)> {
@@ -405,10 +418,11 @@ pub(crate) fn in_operation_of(core: &Core) -> bool {
 /// Whether an operation that runs on this thread holds the variable whose queue is `queue`.
 pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
     let mut names = false;
-    any_frame(|frame| {
+    let look = |frame: &Frame| {
         frame.each_held(|held| names |= held == queue.cast());
-        names || frame.covers_outer_frames()
-    });
+        !names
+    };
+    each_unknown(|_| true, look);
     names
 }
 
@@ -418,10 +432,11 @@ pub(super) type HeldQueues = SmallVec<[NonNull<()>; 4]>;
 /// Returns the queues of the variables that the operations that run on this thread hold.
 pub(super) fn held_queues() -> HeldQueues {
     let mut held = HeldQueues::new();
-    any_frame(|frame| {
+    let look = |frame: &Frame| {
         frame.each_held(|queue| held.push(queue));
-        frame.covers_outer_frames()
-    });
+        true
+    };
+    each_unknown(|_| true, look);
     held
 }
 
@@ -429,7 +444,7 @@ pub(super) fn held_queues() -> HeldQueues {
 /// of children.
 pub(super) fn running_ops(core: &Core) -> Ops {
     let mut ops = Ops::new();
-    any_frame(|frame| {
+    let look = |frame: &Frame| {
         if frame.is_of(core) && frame.holds != Holds::Nothing && !frame.is_over() {
             ops.extend(frame.op.map(NonNull::cast));
             if let Some(family) = frame.limits().child_of {
@@ -438,8 +453,10 @@ pub(super) fn running_ops(core: &Core) -> Ops {
                 unsafe { family.as_ref() }.each_parent(&mut |op| ops.push(op));
             }
         }
-        frame.is_of(core) && frame.covers_outer_frames()
-    });
+        true
+    };
+    // A scope knows the operations of its own engine only.
+    each_unknown(|frame| frame.is_of(core), look);
     ops
 }
 

@@ -164,6 +164,12 @@ impl Membership {
         &self.group
     }
 
+    /// The member's ticket in `group`, if it belongs to that or to a group inside it.
+    pub(super) fn ticket_in(&self, group: &Group) -> Option<Ticket> {
+        let mut tickets = self.group.path().zip(&self.tickets);
+        tickets.find_map(|(at, &ticket)| std::ptr::eq(&raw const **at, group).then_some(ticket))
+    }
+
     /// Keeps the failure of the member in its group and in those around it.
     pub(super) fn fail(&self, failure: &OpError) {
         let kept = || Kept { failure: failure.clone(), is_own: self.fails_itself, mutates: self.mutates };

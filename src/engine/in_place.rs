@@ -4,7 +4,7 @@
 //! * The operation of a handle is in a queue of its lane, whose entry owns it. A waiter takes the ownership away. The entry
 //!   stays where it is, with a share of the record, until a worker pops it and finds it stale ([`OpRef::take`]).
 //! * An operation that the awaited one is known to wait for ([`leads_to`](Core::leads_to)), or a member of the awaited
-//!   group, is taken out of the deque of the waiter's own worker.
+//!   group that the wait covers, is taken out of the deque of the waiter's own worker.
 //!
 //! # Limits
 //!
@@ -24,6 +24,7 @@ use crate::{
         task::{Task, flag},
         worker_thread,
     },
+    notify::pending::PendingWait,
     tracker::{OpRef, ReadyList},
 };
 
@@ -61,23 +62,27 @@ impl Core {
     /// calling wait cannot end before it, and the wait is not over.
     pub(super) fn run_leading(self: &Arc<Self>, is_over: impl Fn() -> bool, leads: impl Fn(&OpRef<Task>) -> bool) {
         while !is_over() && !ready_loop::is_stack_short() {
-            let Some(op) = worker_thread::take_queued(self, &leads) else { return };
+            // The wait is looked at last: if it goes on, nothing that it waits for has ended since the first look.
+            let Some(op) = worker_thread::take_queued(self, |op| leads(op) && !is_over()) else { return };
             let op = if op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
             op.into_iter().for_each(|op| self.run_on_this_stack(op));
         }
     }
 
     fn run_on_this_stack(self: &Arc<Self>, op: OpRef<Task>) {
-        let mut ready = ReadyList::default();
-        let epilogue = self.execute(op, &mut ready);
-        let epilogue = self.defer_epilogue(epilogue);
-        self.dispatch_ready(&mut ready, Epilogues::from_iter([epilogue]));
+        ready_loop::in_place(|| {
+            let mut ready = ReadyList::default();
+            let epilogue = self.execute(op, &mut ready);
+            let epilogue = self.defer_epilogue(epilogue);
+            self.dispatch_ready(&mut ready, Epilogues::from_iter([epilogue]));
+        });
     }
 
-    /// Whether the ready operation `op`, which the calling thread owns, belongs to `group`, or to a group inside it.
-    pub(super) fn is_member(op: &OpRef<Task>, group: &Group) -> bool {
+    /// Whether `covered`, a wait for `group`, covers the ready operation `op`, which the calling thread owns.
+    pub(super) fn is_covered(op: &OpRef<Task>, group: &Group, covered: &PendingWait) -> bool {
+        let is_covered = |ticket| group.pending.covers(covered, ticket);
         // SAFETY: (1): the calling thread owns the operation.
-        unsafe { op.with_membership(|membership| membership.is_some_and(|own| own.group().is_within(group))) }
+        unsafe { op.with_membership(|own| own.and_then(|own| own.ticket_in(group)).is_some_and(is_covered)) }
     }
 
     /// Takes the operation of a handle from its queue.

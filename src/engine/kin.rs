@@ -12,9 +12,9 @@ pub(crate) trait Kin: Send + Sync {
     fn each_held(&self, look: &mut dyn FnMut(NonNull<()>));
     /// Calls `look` with the parent, or with the operations around the scope, and so on outwards.
     fn each_parent(&self, look: &mut dyn FnMut(NonNull<()>));
-    /// Whether the frames around this one on the calling thread are known by the two calls before: the scope was opened on
-    /// this thread.
-    fn covers_outer_frames(&self) -> bool;
+    /// The frame in which the scope was opened, if that was on the calling thread, to be compared only. This frame and those
+    /// around it are known by the two calls before.
+    fn known_from(&self) -> Option<*const ()>;
     /// Whether a child with this place waits for the function of the parent to return.
     fn holds_back(&self, place: &Place) -> bool;
     fn as_any(&self) -> &dyn Any;

@@ -112,8 +112,9 @@ impl<W: Job> Job for LimitedJob<W> {
     }
 
     fn discard(&mut self) {
-        // Dropped afterwards, also if the program's code panics.
-        let _membership = self.membership.take();
+        // Dropped afterwards, also if the program's code panics. Nothing is left for the drop of the record, which may come
+        // where program code must not run.
+        let _group = (self.membership.take(), self.group.take());
         self.job.discard();
     }
 
@@ -121,6 +122,8 @@ impl<W: Job> Job for LimitedJob<W> {
         let mut cleanup = self.job.report(result);
         if let Some(membership) = self.membership.take() {
             cleanup.set_membership(membership, result);
+            // Not the last share: the membership has one.
+            self.group = None;
         }
         cleanup
     }

@@ -127,10 +127,27 @@ pub(crate) fn with_loop<R>(core: &Core, f: impl FnOnce(&ReadyLoop) -> R) -> Opti
     find_loop(|ready_loop| f.take_if(|_| ready_loop.is_of(core)).map(|f| f(ready_loop)))
 }
 
-/// Whether the loops of this thread are nested to [`MAX_DEPTH`].
+// How many operations run in place on the stack of this thread, one on top of the other.
+thread_static!(static IN_PLACE: Cell<usize> = Cell::new(0));
+
+/// Calls `f`, which runs an operation on top of the one that waits on this thread.
+pub(super) fn in_place<R>(f: impl FnOnce() -> R) -> R {
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            IN_PLACE.with(|depth| depth.set(depth.get() - 1));
+        }
+    }
+    IN_PLACE.with(|depth| depth.set(depth.get() + 1));
+    let _leave = Leave;
+    f()
+}
+
+/// Whether the loops of this thread, and the operations that run in place, are nested to [`MAX_DEPTH`].
 pub(crate) fn is_deep() -> bool {
     // SAFETY: a loop lives on the stack of this thread, or of one that stands still for it, until it has left the list.
-    unsafe { seen(INNERMOST.with(Cell::get)).as_ref() }.is_some_and(|innermost| innermost.depth >= MAX_DEPTH)
+    let depth = unsafe { seen(INNERMOST.with(Cell::get)).as_ref() }.map_or(0, |innermost| innermost.depth);
+    depth + IN_PLACE.with(Cell::get) >= MAX_DEPTH
 }
 
 /// Whether the stack of this thread has no room for another nested operation.

@@ -2,8 +2,8 @@
 //!
 //! * If a worker of the lane is idle, the function goes on in its stead
 //!   ([`Lane::borrow_place`](crate::scheduler::Lane::borrow_place)).
-//! * Otherwise its thread enters the queue of the lane for a worker, and pushes an operation of the highest priority. The
-//!   worker that runs this operation goes to the first thread in the queue, and its own thread becomes a spare one.
+//! * Otherwise its thread enters the queue of the lane for a worker, and pushes an operation, most often of the highest
+//!   priority. The worker that runs this operation goes to the first thread in the queue, and its own thread becomes a spare one.
 //!
 //! So no more functions compute than there are workers, and workers pay nothing for the queue.
 //!
@@ -13,7 +13,7 @@
 //! what this function is to do. It does not queue for longer than the time limit of its wait, nor while its engine is being
 //! stopped. If the operation runs outside a worker, where a push is held back, the function goes on as well.
 
-use std::{panic::Location, time::Instant};
+use std::{cell::Cell, panic::Location, time::Instant};
 
 use crate::{
     engine::{
@@ -24,11 +24,37 @@ use crate::{
         worker_thread,
     },
     scheduler::LONGEST_STAY,
+    sync::thread_static,
 };
+
+/// How often a thread returns before ready operations until it returns behind them once. So functions that wait on and on,
+/// for something that an operation is to do, do not keep that operation from a worker. Picked.
+const RETURNS_AHEAD: u32 = 16;
+
+// How many calls of `without_regaining` are on the stack of this thread.
+thread_static!(static BLOCKING: Cell<usize> = Cell::new(0));
+
+/// Calls `f`, which blocks the calling thread. A function that has handed its worker over gets one when the outermost call
+/// has returned or panicked, and not after waits inside.
+pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            BLOCKING.with(|depth| depth.set(depth.get() - 1));
+            regain_worker(None);
+        }
+    }
+    BLOCKING.with(|depth| depth.set(depth.get() + 1));
+    let _leave = Leave;
+    f()
+}
 
 /// Waits for a worker for the calling thread, if that has handed its own over, until `deadline` at the latest.
 #[track_caller]
 pub(super) fn regain_worker(deadline: Option<Instant>) {
+    if BLOCKING.with(Cell::get) > 0 {
+        return;
+    }
     let Some((core, lane)) = worker_thread::without_worker() else { return };
     if core.is_forked() || !core.has_workers() || core.is_stopped() || worker_thread::borrow_place() {
         return;
@@ -39,7 +65,9 @@ pub(super) fn regain_worker(deadline: Option<Instant>) {
         return;
     }
     let Some(place) = core.threads().queue_for_worker(lane) else { return };
-    let spec = Spec { lane, ..Spec::internal("return", i32::MAX, flag::NO_SKIP | flag::SILENT) };
+    let is_behind = worker_thread::count_return() % (RETURNS_AHEAD + 1) == RETURNS_AHEAD;
+    let priority = if is_behind { 0 } else { i32::MAX };
+    let spec = Spec { lane, ..Spec::internal("return", priority, flag::NO_SKIP | flag::SILENT) };
     let give = move |cx: &Call<'_>| {
         cx.core().give_to_returning(lane);
         Ok(())

@@ -66,8 +66,9 @@ pub(crate) struct Scoped {
     /// The operations around the scope, which cannot complete before it ends, and the variables that they hold.
     around: Ops,
     held: HeldQueues,
-    /// The thread that has opened the scope.
+    /// The thread that has opened the scope, and its innermost frame at that time, or null.
     thread: ThreadId,
+    opened_in: *const (),
     /// What the operations of the scope share with their handles, if the scope was opened on a worker: its end runs those
     /// that are ready in place.
     members: Option<Mutex<Members>>,
@@ -76,7 +77,7 @@ pub(crate) struct Scoped {
     emptied: Mutex<Vec<OwnedVar>>,
 }
 
-// SAFETY: the pointers in `held` are compared, and never read. Those in `around` are given only to operations of the scope,
+// SAFETY: `opened_in` and the pointers in `held` are compared, and never read. Those in `around` are given only to operations of the scope,
 // while the operations around it run.
 unsafe impl Send for Scoped {}
 // SAFETY: as for `Send`.
@@ -91,8 +92,8 @@ impl Kin for Scoped {
         self.around.iter().for_each(|op| look(*op));
     }
 
-    fn covers_outer_frames(&self) -> bool {
-        self.thread == thread::current().id()
+    fn known_from(&self) -> Option<*const ()> {
+        (self.thread == thread::current().id()).then_some(self.opened_in)
     }
 
     fn holds_back(&self, _: &Place) -> bool {
@@ -120,6 +121,7 @@ impl Scoped {
             around: frame::running_ops(core),
             held: frame::held_queues(),
             thread: thread::current().id(),
+            opened_in: frame::innermost().cast(),
             members: worker_thread::lane_of(core).map(|_| Mutex::default()),
             variables: Mutex::default(),
             emptied: Mutex::default(),

@@ -20,7 +20,7 @@ use crate::{
         frame::{self, Call, NoWait},
         group::Group,
         ready_loop,
-        regain::regain_worker,
+        regain::{self, regain_worker},
         room,
         spec::{Entry, Refs, Spec},
         task::{Cleanup, Job, flag},
@@ -222,6 +222,10 @@ impl Core {
             return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }
         self.make_way()?;
+        if self.is_forked() {
+            // A deferred operation that ran on this thread has forked the process, and this is the child.
+            return Err(PushError::Forked.into());
+        }
         match self.sleep(deadline, || self.pending.wait(deadline)) {
             Waited::Idle | Waited::Over => self.first_unreported(),
             Waited::TimedOut => Err(WaitError::TimedOut),
@@ -240,10 +244,17 @@ impl Core {
         self.check_group_wait(group)?;
         let covered = group.pending.begin();
         if deadline.is_none() {
-            self.run_leading(|| group.pending.is_over(&covered), |op| Self::is_member(op, group));
+            self.run_leading(|| group.pending.is_over(&covered), |op| Self::is_covered(op, group, &covered));
+        }
+        if self.is_forked() {
+            // An operation that ran on this thread has forked the process, and this is the child.
+            return Err(PushError::Forked.into());
         }
         if !group.pending.is_over(&covered) {
             self.make_way()?;
+            if self.is_forked() {
+                return Err(PushError::Forked.into());
+            }
         }
         match self.sleep(deadline, || group.pending.wait_for(&covered, deadline)) {
             Waited::Idle | Waited::Over => group.take_failure(),
@@ -386,9 +397,7 @@ pub fn blocking<R>(f: impl FnOnce() -> R) -> R {
         // If no thread takes the worker over, the function blocks it.
         let _ = core.make_way();
     }
-    let result = f();
-    regain_worker(None);
-    result
+    regain::without_regaining(f)
 }
 
 /// A wait for a variable: reports the failure that the variable has at this place in the order.

@@ -40,6 +40,8 @@ pub(super) struct WorkerThread {
     duty: Duty,
     /// A function on this thread has handed the worker over, and neither has it returned nor has the thread got a worker.
     gave_away: Cell<bool>,
+    /// How often functions on this thread have queued for a worker, modulo 2³².
+    returns: Cell<u32>,
     /// Such a function goes on in the stead of an idle worker.
     borrows: Cell<bool>,
     /// The thread may use all cores of the engine, whatever worker it has.
@@ -87,6 +89,7 @@ impl WorkerThread {
             core,
             duty,
             gave_away: Cell::new(false),
+            returns: Cell::new(0),
             borrows: Cell::new(false),
             is_unpinned: Cell::new(false),
             deque_in_use: Cell::new(false),
@@ -347,6 +350,11 @@ pub(super) fn note_stale() {
 /// The engine of the calling thread, and the lane of the worker that it has handed over and not got back.
 pub(super) fn without_worker() -> Option<(Arc<Core>, u8)> {
     with_current(|thread| thread.gave_away.get().then(|| (Arc::clone(&thread.core), thread.lane.get()))).flatten()
+}
+
+/// Counts that a function on the calling thread queues for a worker. Returns how often that has happened before.
+pub(super) fn count_return() -> u32 {
+    with_current(|thread| thread.returns.replace(thread.returns.get().wrapping_add(1))).unwrap_or(0)
 }
 
 /// Borrows the place of an idle worker for the function on the calling thread, which has none. Returns whether it has one

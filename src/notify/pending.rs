@@ -583,6 +583,13 @@ impl PendingOps {
         self.wait_in(lock(&self.state), wait.0.target(), deadline)
     }
 
+    /// Whether `wait` covers the operation with this ticket, which has not left.
+    pub fn covers(&self, wait: &PendingWait, Ticket(generation): Ticket) -> bool {
+        let (state, generation) = (lock(&self.state), generation as usize);
+        // Relaxed: only changed under the lock.
+        generation != self.current.load(Relaxed) && state.numbers[generation] <= wait.0.target()
+    }
+
     /// Whether the operations that `wait` covers have left.
     pub fn is_over(&self, wait: &PendingWait) -> bool {
         lock(&self.state).over() >= wait.0.target()

@@ -4,8 +4,8 @@
 //!
 //! * The list: under the lock. No foreign code runs there.
 //!
-//! The pointers are those of operations. An entry is in the list while its thread waits, so its operations are not
-//! complete as long as it is there. There are no edges.
+//! The pointers are those of operations. An entry is in the list while its thread waits inside them, so their records exist
+//! as long as it is there. There are no edges.
 
 use std::ptr::NonNull;
 
@@ -34,6 +34,8 @@ struct Entry {
     ops: Ops,
     /// What identifies the operation that the thread waits for. Never read.
     target: NonNull<()>,
+    /// The wait has a time limit.
+    is_timed: bool,
 }
 
 // SAFETY: the list does not read through its pointers.
@@ -44,22 +46,25 @@ unsafe impl Send for Entry {}
 pub struct Waiter<'w> {
     waiters: &'w Waiters,
     number: u64,
+    is_timed: bool,
 }
 
 impl Waiters {
-    /// Adds a waiter that waits inside `ops` for `target`.
-    pub fn enter(&self, ops: Ops, target: NonNull<()>) -> Waiter<'_> {
+    /// Adds a waiter that waits inside `ops` for `target`. `is_timed` says whether its wait has a time limit.
+    pub fn enter(&self, ops: Ops, target: NonNull<()>, is_timed: bool) -> Waiter<'_> {
         let mut list = lock(&self.0);
         list.last += 1;
         let number = list.last;
-        list.entries.push(Entry { number, ops, target });
-        Waiter { waiters: self, number }
+        list.entries.push(Entry { number, ops, target, is_timed });
+        Waiter { waiters: self, number, is_timed }
     }
 
-    /// Calls `found` with the number of each waiter that waits for `target`, and with the operations that it waits inside.
+    /// Calls `found` with the number of each waiter that waits for `target` without a time limit, and with the operations that
+    /// it waits inside.
     pub fn each_for(&self, target: NonNull<()>, mut found: impl FnMut(u64, &[NonNull<()>])) {
         let list = lock(&self.0);
-        list.entries.iter().filter(|entry| entry.target == target).for_each(|entry| found(entry.number, &entry.ops));
+        let waiters = list.entries.iter().filter(|entry| entry.target == target && !entry.is_timed);
+        waiters.for_each(|entry| found(entry.number, &entry.ops));
     }
 
     /// Whether all of these waiters still wait.
@@ -73,6 +78,11 @@ impl Waiter<'_> {
     /// The number of the waiter: later ones have higher numbers.
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Whether its wait has a time limit.
+    pub fn is_timed(&self) -> bool {
+        self.is_timed
     }
 }
 

@@ -210,8 +210,8 @@ impl<T> Worker<T> {
         let mut taken = None;
         for _ in 0..self.deque.len() {
             let Some(entry) = self.deque.pop() else { break };
-            let Some(op) = entry.unless_stale() else { continue };
-            if taken.is_none() && wanted(&op) {
+            let Some((op, is_wanted)) = entry.look_at_entry(|op| taken.is_none() && wanted(op)) else { continue };
+            if is_wanted {
                 taken = Some(op);
             } else {
                 self.deque.push(op);
@@ -564,8 +564,8 @@ impl<T> Worker<T> {
         if self.lane.sleep().stop_search() && self.lane.has_work() {
             self.lane.sleep().notify();
         }
-        let may_stay = self.lane.loans().are_any() && !self.has_stayed.replace(false);
-        if may_stay { self.stay_idle(op) } else { Some(op) }
+        let has_stayed = self.has_stayed.replace(false);
+        if self.lane.loans().are_any() && !has_stayed { self.stay_idle(op) } else { Some(op) }
     }
 
     /// Continues [`finish_search`](Self::finish_search) if places are lent.

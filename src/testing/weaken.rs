@@ -80,6 +80,8 @@ pub enum Step {
     ClaimOnce,
     /// A waiter takes an operation only from an entry that no worker has popped (`OpRef::take`).
     TakeQueued,
+    /// No waiter takes an operation from an entry while a worker looks at it (`OpRef::look_at_entry`).
+    LookPops,
     /// A waiter is pinned from before it claims an operation until it has taken it (`OpRef::take`).
     PinBeforeTake,
     /// Who waits for room watches the count before it looks again (`PendingOps::watch`).

@@ -12,9 +12,9 @@ use crate::{
 pub type Ahead<T> = Vec<(NonNull<Op<T>>, usize)>;
 
 /// Walks forward from the operations in `ahead`: to those that stand behind one of them and cannot start before it is
-/// complete, to those behind these, and so on. Calls `look` with each of them once, and with the number of the operation
-/// that the walk came from. It returns whether the walk may end, and may add operations that cannot end before this one is
-/// complete. Returns whether `look` has ended the walk. Visits at most `max` operations.
+/// complete, to those behind these, and so on. Calls `look` with each of them once, those in `ahead` included, and with the
+/// number of the operation that the walk came from. It returns whether the walk may end, and may add operations that cannot
+/// end before this one is complete. Returns whether `look` has ended the walk. Visits at most `max` operations.
 ///
 /// The thread is pinned during the walk. Every operation that it visits was not complete at some moment since then, and so
 /// nothing behind it had been retired before.
@@ -28,25 +28,25 @@ pub unsafe fn walk_blocked<T>(
     mut look: impl FnMut(&Op<T>, usize, &mut Ahead<T>) -> bool,
 ) -> bool {
     let _guard = if removed(Step::WalkPins) { None } else { Some(epoch::pin()) };
-    let mut visited: HashSet<NonNull<Op<T>>> = ahead.iter().map(|(op, _)| *op).collect();
-    while let Some((op, from)) = ahead.pop() {
-        // SAFETY: (1), or it was found behind an operation that was not complete when this thread was pinned, and before
-        // which it cannot start. So neither was it, and its record was not retired.
+    let mut visited = HashSet::new();
+    let mut looked_at: Ahead<T> = Vec::new();
+    loop {
+        while let Some((op, from)) = ahead.pop() {
+            if visited.len() < max && visited.insert(op) {
+                // SAFETY: (1), or it was found behind an operation that was not complete when this thread was pinned, and
+                // before which it cannot start. So neither was it, and its record was not retired.
+                if look(unsafe { op.as_ref() }, from, &mut ahead) {
+                    return true;
+                }
+                looked_at.push((op, from));
+            }
+        }
+        let Some((op, from)) = looked_at.pop() else { return false };
+        // SAFETY: as above.
         let op = unsafe { op.as_ref() };
         // SAFETY: (1): as for the operation.
         for access in unsafe { behind(op, usize::MAX) } {
-            let Some(next) = access.op_ptr() else { continue };
-            if visited.len() < max && visited.insert(next) {
-                let known = ahead.len();
-                // SAFETY: as for the access.
-                if look(unsafe { next.as_ref() }, from, &mut ahead) {
-                    return true;
-                }
-                let added = ahead.split_off(known);
-                ahead.extend(added.into_iter().filter(|(op, _)| visited.insert(*op)));
-                ahead.push((next, from));
-            }
+            ahead.extend(access.op_ptr().map(|next| (next, from)));
         }
     }
-    false
 }

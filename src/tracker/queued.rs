@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | `OUTSIDE` | no entry of a queue owns the operation | `QUEUED` by the owner of the ready operation |
 //! | `QUEUED` | an entry of a queue owns it, and has a share of the record | `POPPED` by the worker that pops the entry, `TAKEN` by a waiter |
-//! | `POPPED` | the worker that popped the entry owns it | – |
+//! | `POPPED` | the worker that popped the entry owns it | `QUEUED` by that worker, if it puts the entry back |
 //! | `TAKEN` | a waiter owns it, and the entry is stale | – |
 //!
 //! A waiter claims the operation before it takes it. If a worker has popped the entry meanwhile, that worker runs the
@@ -26,12 +26,16 @@
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
+//! | `look` | store in [`put_back`](Queued::put_back) | CAS in [`take`](Queued::take) | what the worker has read of the operation that it has put back |
 //! | `publish` | store of the pointer by the closure of [`OpRef::publish`](super::OpRef::publish) | load by that of [`OpRef::take`](super::OpRef::take) | the ready operation, and the writes before it |
 //!
 //! The queue hands over the operation to the worker that pops it.
 
 use crate::{
-    sync::{Ordering::Relaxed, atomic::AtomicU8},
+    sync::{
+        Ordering::{Acquire, Relaxed, Release},
+        atomic::AtomicU8,
+    },
     testing::weaken::{Step, removed},
 };
 
@@ -86,10 +90,10 @@ impl Queued {
         self.0.store(OUTSIDE, Relaxed);
     }
 
-    /// Whether a waiter has taken the operation from its entry. That does not change any more.
-    pub(super) fn is_taken(&self) -> bool {
-        // Relaxed: the share of the entry keeps the record, and nothing else is read.
-        self.0.load(Relaxed) == TAKEN
+    /// Takes back [`pop`](Self::pop), which has returned [`Popped::OpAndShare`], before the entry goes back into a queue.
+    pub(super) fn put_back(&self) {
+        // Release (edge `look`).
+        self.0.store(QUEUED, Release);
     }
 
     /// Ends an entry. Called by the worker that has popped it.
@@ -105,7 +109,7 @@ impl Queued {
     /// Takes the operation from its entry. Called by a waiter that has won the claim. Returns whether no worker has
     /// popped the entry.
     pub(super) fn take(&self) -> bool {
-        // Relaxed: the pointer has handed over the operation.
-        self.0.compare_exchange(QUEUED, TAKEN, Relaxed, Relaxed).is_ok() || removed(Step::TakeQueued)
+        // Acquire (edge `look`). Otherwise the pointer has handed over the operation.
+        self.0.compare_exchange(QUEUED, TAKEN, Acquire, Relaxed).is_ok() || removed(Step::TakeQueued)
     }
 }

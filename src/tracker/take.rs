@@ -40,9 +40,20 @@ impl<T> OpRef<T> {
         (popped == Popped::OpAndShare).then_some(self)
     }
 
-    /// Returns an entry that was removed from its queue and is to go back, or ends it if a waiter has taken its operation.
-    pub fn unless_stale(self) -> Option<Self> {
-        if self.queued.is_taken() { self.pop_entry() } else { Some(self) }
+    /// Calls `look` with the operation of an entry that was removed from its queue and is to go back. No waiter can take the
+    /// operation meanwhile. Returns the entry and the result, or ends the entry if a waiter has taken its operation before.
+    pub fn look_at_entry<R>(self, look: impl FnOnce(&Self) -> R) -> Option<(Self, R)> {
+        let popped = if removed(Step::LookPops) { Popped::Op } else { self.queued.pop() };
+        if popped == Popped::Share {
+            // SAFETY: the share was counted for the entry, which ends here.
+            drop(unsafe { Hold::from_ptr(NonNull::from(&*self)) });
+            return None;
+        }
+        let result = look(&self);
+        if popped == Popped::OpAndShare {
+            self.queued.put_back();
+        }
+        Some((self, result))
     }
 
     /// Takes an operation from its entry, unless that was popped. `claim` claims the operation.

@@ -1,0 +1,393 @@
+//! Waits inside waits: what a waiter runs in place, when a function gets a worker again, and which waits are refused.
+
+#![forbid(unsafe_code)]
+#![cfg(not(any(raddle_loom, raddle_shuttle)))]
+use raddle_testkit as common;
+
+use std::{
+    panic,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{Gate, Meeting, hold, watched_for};
+use raddle::{Engine, EngineKind, OpHandle, WaitError, blocking};
+
+const LIMIT: Duration = Duration::from_secs(8);
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+fn engine(workers: usize) -> Engine {
+    common::engine(EngineKind::PerDevice, workers)
+}
+
+/// A wait for a group runs a member in place that was pushed after the wait had begun, and is buried under it.
+#[test]
+fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
+    watched_for(LIMIT, || {
+        let engine = engine(1);
+        let inside = engine.downgrade();
+        let took = engine.op("F").submit((), move |()| {
+            let group = Arc::new(inside.group());
+            let (tx, rx) = mpsc::channel::<()>();
+            // Covered, and ends by itself after 300 ms.
+            group
+                .op("covered async")
+                .push_async((), |(), done| {
+                    thread::spawn(move || {
+                        thread::sleep(ms(300));
+                        done.complete();
+                    });
+                })
+                .unwrap();
+            let same = Arc::clone(&group);
+            // Covered, and pushes a member that the wait does not cover.
+            group
+                .op("covered")
+                .push((), move |()| {
+                    same.op("later").push((), move |()| _ = blocking(|| rx.recv())).unwrap();
+                })
+                .unwrap();
+            let start = Instant::now();
+            group.wait().unwrap(); // must end after 300 ms: `later` was pushed after it had begun
+            let took = start.elapsed();
+            tx.send(()).unwrap();
+            took
+        });
+        let took = took.unwrap().wait().unwrap();
+        assert!(took < ms(2000), "{took:?}");
+    });
+}
+
+/// A wait runs what another waiter waits for *with a time limit*, and so waits for longer than it depends on.
+#[test]
+fn a_wait_is_not_buried_under_what_a_waiter_with_a_time_limit_awaits() {
+    watched_for(LIMIT, || {
+        let engine = engine(2);
+        let inside = engine.downgrade();
+        let v = engine.token();
+        let outer = engine.op("F").submit((), move |()| {
+            let (handle_tx, handle_rx) = mpsc::channel::<OpHandle<()>>();
+            let (tx, rx) = mpsc::channel::<()>();
+            let waits = Gate::new();
+            let (g_started, h_started, release) = (Gate::new(), Gate::new(), Gate::new());
+            let (g_s, g_w) = (g_started.clone(), waits.clone());
+            inside
+                .op("G")
+                .writes([&v])
+                .push((), move |()| {
+                    g_s.open();
+                    let mut t = blocking(|| handle_rx.recv()).unwrap();
+                    g_w.open();
+                    let _ = t.wait_timeout(ms(600));
+                })
+                .unwrap();
+            g_started.pass();
+            let (h_s, rel) = (h_started.clone(), release.clone());
+            inside
+                .op("H")
+                .push((), move |()| {
+                    h_s.open();
+                    rel.pass_within(ms(5000));
+                })
+                .unwrap();
+            h_started.pass(); // both workers are busy: with F and H
+            let t = inside.op("T").submit((), move |()| _ = blocking(|| rx.recv())).unwrap();
+            handle_tx.send(t).unwrap();
+            waits.pass();
+            thread::sleep(ms(100)); // G waits for T
+            let start = Instant::now();
+            inside.wait_for_var(&v).unwrap(); // ends when G has given up
+            let took = start.elapsed();
+            tx.send(()).unwrap();
+            release.open();
+            took
+        });
+        let took = outer.unwrap().wait().unwrap();
+        assert!(took < ms(2500), "{took:?}");
+    });
+}
+
+/// After a nested `blocking`, the outer one blocks a worker.
+#[test]
+fn blocking_inside_blocking_leaves_the_worker_free() {
+    watched_for(LIMIT, || {
+        let engine = engine(1);
+        let inside = engine.downgrade();
+        let (tx, rx) = mpsc::channel::<()>();
+        let ops = engine.op("F").submit((), move |()| {
+            let start = Instant::now();
+            let (started, ends) = (Gate::new(), Gate::new());
+            let (s, e) = (started.clone(), ends.clone());
+            blocking(|| {
+                // The worker is busy for a moment, so the place is not borrowed, but a worker is regained.
+                inside
+                    .op("busy")
+                    .push((), move |()| {
+                        s.open();
+                        e.pass();
+                        thread::sleep(ms(20));
+                    })
+                    .unwrap();
+                blocking(|| {
+                    started.pass();
+                    ends.open();
+                });
+                inside.op("sends").push((), move |()| tx.send(()).unwrap()).unwrap();
+                rx.recv_timeout(ms(4000)).expect("`sends` runs while F is blocked");
+            });
+            start.elapsed()
+        });
+        let took = ops.unwrap().wait().unwrap();
+        assert!(took < ms(2000), "{took:?}");
+    });
+}
+
+/// The same with a wait of the engine's inside `blocking`.
+#[test]
+fn a_wait_inside_blocking_leaves_the_worker_free() {
+    watched_for(LIMIT, || {
+        let engine = engine(1);
+        let inside = engine.downgrade();
+        let (tx, rx) = mpsc::channel::<()>();
+        let ops = engine.op("F").submit((), move |()| {
+            blocking(|| {
+                let mut h = inside.op("inner").submit((), move |()| ()).unwrap();
+                inside.op("busy").push((), move |()| thread::sleep(ms(20))).unwrap();
+                h.wait_timeout(ms(3000)).unwrap();
+                inside.op("sends").push((), move |()| tx.send(()).unwrap()).unwrap();
+                rx.recv_timeout(ms(4000)).expect("`sends` runs while F is blocked");
+            });
+        });
+        ops.unwrap().wait().unwrap();
+    });
+}
+
+/// A panic out of `blocking` that the function catches leaves it without a worker: two compute on one worker.
+#[test]
+fn a_function_that_catches_a_panic_of_blocking_gets_a_worker_again() {
+    watched_for(LIMIT, || {
+        let engine = engine(1);
+        let (now, too_many) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let compute = move |time: Duration| {
+            if now.fetch_add(1, SeqCst) > 0 {
+                too_many.fetch_add(1, SeqCst);
+            }
+            let start = Instant::now();
+            while start.elapsed() < time {
+                std::hint::spin_loop();
+            }
+            now.fetch_sub(1, SeqCst);
+            too_many.load(SeqCst)
+        };
+        let mut overlaps = 0;
+        for round in 0..20 {
+            let (inside, c) = (engine.downgrade(), compute.clone());
+            let handle = engine.op("F").submit((), move |()| {
+                let c2 = c.clone();
+                inside.op("other").push((), move |()| _ = c2(ms(10))).unwrap();
+                let _ = panic::catch_unwind(|| {
+                    blocking(|| {
+                        thread::sleep(ms(2));
+                        if round < 20 {
+                            panic::resume_unwind(Box::new(1));
+                        }
+                    });
+                });
+                c(ms(10))
+            });
+            overlaps = handle.unwrap().wait().unwrap();
+        }
+        engine.wait_for_all().unwrap();
+        assert!(overlaps <= 4, "{overlaps} of 20");
+    });
+}
+
+/// Two operations wait for the handles of each other.
+#[test]
+fn of_two_operations_that_wait_for_the_handles_of_each_other_one_is_refused() {
+    watched_for(LIMIT, || {
+        let engine = engine(2);
+        let (results, ends) = mpsc::channel();
+        let [(first, to_first), (second, to_second)] = ["first", "second"].map(|name| {
+            let (sender, receiver) = mpsc::channel::<OpHandle<()>>();
+            let results = results.clone();
+            let op = engine.op(name).submit((), move |()| {
+                let other = blocking(|| receiver.recv()).unwrap();
+                results.send(matches!(other.wait(), Err(WaitError::WouldDeadlock(_)))).unwrap();
+            });
+            (op.unwrap(), sender)
+        });
+        to_first.send(second).unwrap();
+        to_second.send(first).unwrap();
+        engine.wait_for_all().unwrap();
+        assert_ne!(ends.recv().unwrap(), ends.recv().unwrap());
+    });
+}
+
+/// An operation of a scope that runs in place on top of one that is not of the scope.
+fn scoped_on_top(in_place: bool) {
+    watched_for(LIMIT, move || {
+        let engine = engine(1);
+        let inside = engine.downgrade();
+        let (v, x) = (engine.token(), engine.token());
+        let outer = engine.op("F").submit((), move |()| {
+            let found = Mutex::new(None);
+            let (inside, v, x, found) = (&inside, &v, &x, &found);
+            inside
+                .scope(|s| {
+                    s.op("O")
+                        .writes([x])
+                        .push((), move |()| {
+                            *found.lock().unwrap() = Some(inside.wait_for_var(v));
+                        })
+                        .unwrap();
+                    let (deep, x2) = (inside.clone(), x.clone());
+                    let p = inside.op("P").writes([v]).submit((), move |()| {
+                        if in_place { deep.wait_for_var(&x2) } else { deep.wait_for_var_timeout(&x2, ms(60_000)) }
+                    });
+                    let waited = p.unwrap().wait().unwrap();
+                    assert_eq!(matches!(waited, Err(WaitError::WouldDeadlock(_))), !in_place, "{waited:?}");
+                })
+                .unwrap();
+            let waited = found.lock().unwrap().take().unwrap();
+            assert_eq!(matches!(waited, Err(WaitError::WouldDeadlock(_))), in_place, "{waited:?}");
+        });
+        outer.unwrap().wait().unwrap();
+    });
+}
+
+#[test]
+fn an_operation_of_a_scope_that_runs_on_top_of_a_holder_is_refused() {
+    scoped_on_top(true);
+}
+
+#[test]
+fn an_operation_of_a_scope_that_runs_beside_a_holder_ends_its_wait() {
+    scoped_on_top(false);
+}
+
+/// A scope inside an asynchronous operation that completes while the scope is open: the walk follows a stale pointer.
+#[test]
+fn a_wait_in_the_function_of_a_complete_operation_is_not_refused() {
+    watched_for(Duration::from_secs(60), || {
+        let mut refused = 0;
+        for round in 0..10 {
+            let engine = engine(1 + round % 2);
+            let (v, u) = (engine.token(), engine.token());
+            let gate = hold(&engine, &u);
+            let inside = engine.downgrade();
+            let (tx, rx) = mpsc::channel();
+            let v2 = v.clone();
+            engine
+                .op("F")
+                .writes([&v2])
+                .push_async((), move |(), done| {
+                    let inside = &inside;
+                    let tx = Mutex::new(tx);
+                    let tx = &tx;
+                    let u = &u;
+                    inside
+                        .scope(|s| {
+                            inside.op("N").writes([&v]).push((), |()| ()).unwrap();
+                            inside.op("N2").writes([&v]).push((), |()| ()).unwrap();
+                            let n = inside.op("N3").writes([&v]).submit((), |()| ()).unwrap();
+                            done.complete();
+                            n.wait().unwrap();
+                            for _ in 0..5000 {
+                                inside.op("churn").submit((), |()| ()).unwrap().wait().unwrap();
+                            }
+                            for _ in 0..3000 {
+                                inside.op("Z").writes([u]).push((), |()| ()).unwrap();
+                            }
+                            let x = inside.op("X").writes([u]).submit((), |()| ()).unwrap();
+                            s.op("S").push((), move |()| tx.lock().unwrap().send(x.wait()).unwrap()).unwrap();
+                        })
+                        .unwrap();
+                })
+                .unwrap();
+            let opener = thread::spawn(move || {
+                thread::sleep(ms(700));
+                gate.open();
+            });
+            let waited = rx.recv().unwrap();
+            refused += usize::from(waited.is_err());
+            opener.join().unwrap();
+            engine.wait_for_all().unwrap();
+        }
+        assert_eq!(refused, 0, "waits that would have ended were refused");
+    });
+}
+
+/// A waiter with a time limit ends by itself, so it makes no cycle.
+#[test]
+fn a_cycle_that_a_time_limit_ends_is_no_deadlock() {
+    watched_for(LIMIT, || {
+        let engine = engine(2);
+        let (a, b) = (engine.token(), engine.token());
+        let (ia, ib) = (engine.downgrade(), engine.downgrade());
+        let meeting = Meeting::new(2);
+        let (ma, mb) = (meeting.clone(), meeting);
+        let (a2, b2) = (a.clone(), b.clone());
+        let first = engine.op("timed").writes([&a]).submit((), move |()| {
+            ma.join();
+            let mut behind = ia.op("behind b").writes([&b2]).submit((), |()| ()).unwrap();
+            format!("{:?}", behind.wait_timeout(ms(400)).is_ok())
+        });
+        let second = engine.op("untimed").writes([&b]).submit((), move |()| {
+            mb.join();
+            thread::sleep(ms(60));
+            let behind = ib.op("behind a").writes([&a2]).submit((), |()| ()).unwrap();
+            format!("{:?}", behind.wait())
+        });
+        let (first, second) = (first.unwrap().wait().unwrap(), second.unwrap().wait().unwrap());
+        assert_eq!(first, "false");
+        assert_eq!(second, "Ok(())");
+    });
+}
+
+/// What the drop of an error does inside the deque of a worker: it may do everything, says the table of program code.
+#[test]
+fn the_drop_of_an_error_in_a_stale_entry_may_wait() {
+    #[derive(Debug)]
+    struct Waits(Engine, mpsc::Sender<String>);
+    impl std::fmt::Display for Waits {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("waits")
+        }
+    }
+    impl std::error::Error for Waits {}
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            let waited = self.0.op("in drop").submit((), |()| ()).map(|handle| format!("{:?}", handle.wait()));
+            self.1.send(format!("{waited:?}")).unwrap();
+        }
+    }
+    watched_for(LIMIT, || {
+        let engine = engine(1);
+        let inside = engine.downgrade();
+        let v = engine.token();
+        let (tx, rx) = mpsc::channel();
+        let outer = engine.op("F").submit((), move |()| {
+            let group = inside.group();
+            inside.op("chain").writes([&v]).push((), |()| ()).unwrap();
+            let (deep, tx) = (inside.clone(), Mutex::new(Some(tx)));
+            let x = group.op("X").try_submit((), move |()| {
+                let tx = tx.lock().unwrap().take().unwrap();
+                Err::<(), _>(Waits(deep, tx).into())
+            });
+            let failed = x.unwrap().wait();
+            drop(group);
+            drop(failed);
+            inside.wait_for_var(&v).unwrap();
+        });
+        outer.unwrap().wait().unwrap();
+        let waited = rx.recv_timeout(ms(3000)).unwrap();
+        assert_eq!(waited, "Ok(\"Ok(())\")");
+    });
+}
