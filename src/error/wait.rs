@@ -30,7 +30,11 @@ pub enum WaitError {
     /// The wait would never return. The caller is an operation that holds the variable or sets the result. Or it waits for an
     /// operation that cannot start before it returns: one that stands behind it, directly or through others, or through
     /// other operations that wait. Of several operations that wait for each other, the one that began to wait last gets
-    /// this error, within 100 ms.
+    /// this error, within 100 ms. Waits with a time limit end by themselves, so the others do not count them; a wait with
+    /// a time limit gets the error itself if all others in the cycle have none.
+    ///
+    /// The function of an asynchronous operation gets the error for whatever stands behind that operation, as long as the
+    /// completion was not used: even if another thread is about to use it.
     ///
     /// Or the caller is code that another crate has deferred in crossbeam-epoch's default collector, and that runs on a
     /// worker while it looks for work.
