@@ -19,7 +19,7 @@ use raddle::{Engine, EngineKind, IdlePolicy};
 use raddle_benches::{
     machine,
     report::{Cell, Report, Table, grouped, number},
-    runtime::{Raddle, Runtime, occupy},
+    runtime::{Raddle, Runtime, occupy, settle},
     workload::Workload,
 };
 
@@ -75,6 +75,7 @@ fn inside() {
                 dump(&format!("push {pushed} {}", workload.name()));
             }
             drop(go);
+            settle(raddle.engine());
             raddle.wait();
             if counted {
                 dump(&format!("run {pushed} {}", workload.name()));

@@ -102,6 +102,15 @@ pub fn occupy(engine: &Engine) -> std::sync::mpsc::Sender<()> {
     go
 }
 
+/// Sleeps until no operation of the engine is pending, without a wait of the engine's: while such a wait goes on, the end of
+/// each operation takes a few more instructions.
+#[inline(never)]
+pub fn settle(engine: &Engine) {
+    while engine.pending() > 0 {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}
+
 impl Runtime for Raddle {
     fn name(&self) -> &str {
         &self.name
