@@ -57,6 +57,7 @@ mod sync;
 mod system;
 mod testing;
 mod threads;
+mod trace;
 mod tracker;
 mod values;
 
@@ -102,6 +103,12 @@ pub use error::{
     wait::WaitError,
 };
 pub use scheduler::IdlePolicy;
+pub use trace::{
+    event::{AccessMode, OpId, Outcome, Place, VarId},
+    history::{Run, Trace, TracedOp},
+    observer::{ObservedOp, Observer},
+    recorder::Recorder,
+};
 pub use values::{
     device::Device,
     kind::{EngineKind, Placement},

@@ -6,9 +6,10 @@ use crate::{
     api::{handle::OpHandle, token::Token},
     engine::{
         core::Core,
-        frame::{self, Call, NoWait},
+        frame::Call,
         group::Group,
         limited_job::LimitedJob,
+        no_wait::{self, NoWait},
         result_job::{self, AsyncResultJob, ResultJob},
         room::WhenRoom,
         spec::{Entry, Refs, Spec},
@@ -89,12 +90,12 @@ impl Drop for Owner {
             // Runs without variables hold a count of the `Owner`, so none is left.
             return drop(remains);
         };
-        let spec = Spec::internal("delete_operator", i32::MAX, flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED);
+        let spec = Spec::internal("delete_operator", i32::MAX, flag::NO_SKIP | flag::SILENT).passing_closed();
         // Every run names the variable, so all of them are complete when this operation runs.
         let entry = Entry { mode: Mode::Await, refs: Refs::None, ..entry };
         let core = Arc::clone(&self.get().core);
         let delete = move |_: &Call<'_>| {
-            frame::without_waits(NoWait::InDeletion, || drop(remains));
+            no_wait::without_waits(NoWait::Deletion, || drop(remains));
             Ok(())
         };
         // The tokens are dropped after this push, so that a wait for all covers the operations that their drops push.

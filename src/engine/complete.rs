@@ -13,8 +13,20 @@ use crate::{
     },
     notify::pending::Ticket,
     testing::pause::{self, Point},
+    trace::event::Outcome,
     tracker::{self, Mode, Op, OpRef, ReadyList},
 };
+
+impl Outcome {
+    /// The outcome of an operation with this result.
+    pub(crate) fn of(result: &Result<(), OpError>, function: FnState) -> Self {
+        match result {
+            Ok(()) => Self::Succeeded,
+            Err(_) if function == FnState::NotCalled => Self::Skipped,
+            Err(_) => Self::Failed,
+        }
+    }
+}
 
 impl Core {
     /// Completes an operation that has succeeded, that reports to no handle or wait, and that no GPU ran.
@@ -46,6 +58,7 @@ impl Core {
             std::mem::forget(result);
             return Epilogue::Nothing;
         }
+        self.record_end(&op, Outcome::of(&result, function));
         let mut ended = Vec::new();
         if op.task().has(flag::SILENT | flag::DEVICE) {
             self.note_special(&op, &mut result, &mut ended);
@@ -82,6 +95,7 @@ impl Core {
         if self.is_forked() {
             return Epilogue::Nothing;
         }
+        self.record_end(&op, Outcome::Skipped);
         Epilogue::CleanUp(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
     }
 

@@ -2,7 +2,7 @@
 //!
 //! # States
 //!
-//! The [phases](phase) of an engine only rise. A shutdown goes from `OPEN` or `BOUNDED` through `DRAINING` or `CANCELLING`, or
+//! The [phases](phase) of an engine only rise. A shutdown goes from `OPEN`, `OBSERVED` or `BOUNDED` through `DRAINING` or `CANCELLING`, or
 //! both, to `CLOSED`. A forked child goes from any phase to `FORKED`.
 //!
 //! # Who may touch what
@@ -21,7 +21,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::{
     device::gpus::Gpus,
-    engine::{bounds::Bounds, fault::FaultLock, task::Task},
+    engine::{bounds::Bounds, fault::FaultLock, recording::Recording, task::Task},
     error::failures::Failures,
     notify::{pending::PendingOps, waiters::Waiters},
     sync::{
@@ -36,16 +36,18 @@ use crate::{
 pub(super) mod phase {
     /// Any thread may push.
     pub(crate) const OPEN: u8 = 0;
+    /// Any thread may push, except in an observer.
+    pub(crate) const OBSERVED: u8 = 1;
     /// Any thread may push, but the engine has a limit: pushes from outside wait for room.
-    pub(crate) const BOUNDED: u8 = 1;
+    pub(crate) const BOUNDED: u8 = 2;
     /// Only operations of this engine, and the engine itself, may push.
-    pub(crate) const DRAINING: u8 = 2;
+    pub(crate) const DRAINING: u8 = 3;
     /// Only the engine itself may push. Operations that have not started are cancelled.
-    pub(crate) const CANCELLING: u8 = 3;
+    pub(crate) const CANCELLING: u8 = 4;
     /// Only the engine itself may push. Nothing was pending in the phase before, and the threads may end.
-    pub(crate) const CLOSED: u8 = 4;
+    pub(crate) const CLOSED: u8 = 5;
     /// The engine belongs to the parent of this forked process. Every call returns before it takes a lock.
-    pub(crate) const FORKED: u8 = 5;
+    pub(crate) const FORKED: u8 = 6;
 }
 
 /// The engine.
@@ -65,6 +67,8 @@ pub(crate) struct Core {
     pub(super) bounds: Bounds,
     /// Held while a thread reads or changes the failure of a variable that several streams may be using.
     pub(super) fault_lock: FaultLock,
+    /// What is recorded, and who observes the engine.
+    pub(super) recording: Option<Box<Recording>>,
     /// The placement of each worker of the first lane.
     pub(crate) placements: OnceLock<Box<[Placement]>>,
     /// The number of handles that keep the engine open.
@@ -88,8 +92,13 @@ impl Core {
         gpus: Gpus<Task>,
         shards: usize,
         limit: Option<u64>,
+        recording: Option<Box<Recording>>,
     ) -> Self {
-        let phase = if limit.is_some() { phase::BOUNDED } else { phase::OPEN };
+        let phase = match (limit, &recording) {
+            (Some(_), _) => phase::BOUNDED,
+            (None, Some(recording)) if recording.is_observed() => phase::OBSERVED,
+            (None, _) => phase::OPEN,
+        };
         let core = Self {
             kind,
             is_bounded: limit.is_some(),
@@ -102,6 +111,7 @@ impl Core {
             gpus,
             bounds: Bounds::default(),
             fault_lock: FaultLock::default(),
+            recording,
             placements: OnceLock::new(),
             handles: AtomicUsize::new(1),
         };

@@ -22,7 +22,7 @@ use crate::{
     engine::{
         core::Core,
         ending::{Epilogue, Epilogues},
-        frame,
+        no_wait,
         ready_loop::{self, ReadyLoop},
         task::{Task, flag},
         worker_thread,
@@ -40,7 +40,7 @@ impl Core {
     #[inline]
     pub(super) fn dispatch(self: &Arc<Self>, op: OpRef<Task>) {
         let flags = op.task().flags;
-        let special = flag::INLINE | flag::EAGER | flag::CLAIMS;
+        let special = flag::INLINE | flag::EAGER | flag::CLAIMS | flag::RECORDED;
         // A closed engine accepts only its own operations, and its threads may have ended.
         let closed = flags & flag::INTERNAL != 0 && self.is_closed();
         if flags & special != 0 || closed || self.kind == EngineKind::Naive {
@@ -50,7 +50,7 @@ impl Core {
         }
     }
 
-    /// [`dispatch`](Self::dispatch) for an operation that may run on this thread, or that a waiter may take.
+    /// [`dispatch`](Self::dispatch) for an operation that may run on this thread, that a waiter may take, or that is recorded.
     #[inline(never)]
     fn dispatch_specially(self: &Arc<Self>, op: OpRef<Task>) {
         if op.task().has(flag::INLINE | flag::EAGER) || !self.has_workers() {
@@ -60,8 +60,9 @@ impl Core {
         }
     }
 
-    /// Schedules a ready operation on its lane, where a waiter may take it.
+    /// Schedules a ready operation on its lane, where a waiter may take it, and records that it is ready.
     fn schedule(&self, op: OpRef<Task>) {
+        self.record_ready(&op);
         if self.gpus.is_empty() {
             Self::publish(&op);
             worker_thread::schedule(self, op);
@@ -119,7 +120,7 @@ impl Core {
         // Operations for other threads go first, since those that run here may take their time.
         let mut here = ReadyList::default();
         while let Some(op) = ready.pop() {
-            if !op.task().has(flag::INLINE | flag::CLAIMS) {
+            if !op.task().has(flag::INLINE | flag::CLAIMS | flag::RECORDED) {
                 self.schedule_with(op, &schedule);
             } else if op.task().has(flag::INLINE) {
                 here.push(op);
@@ -163,7 +164,7 @@ impl Core {
     fn run_now(self: &Arc<Self>, op: OpRef<Task>) {
         // The work that the function of a device operation has issued is not complete when it returns, so no operation
         // of the program may run inside that function.
-        let forbidden = !op.task().has(flag::INLINE) && frame::in_device_function();
+        let forbidden = !op.task().has(flag::INLINE) && no_wait::in_device_function();
         if forbidden && self.has_workers() {
             return self.schedule(op);
         }
@@ -281,7 +282,7 @@ impl Core {
             }
         };
         let _running = self.run_without_worker();
-        frame::outside_deletion(|| ready_loop::run(self, run));
+        no_wait::outside_deletion(|| ready_loop::run(self, run));
     }
 
     /// Runs the next operations of `ready`, or the next work that was left to `ready_loop`.

@@ -43,6 +43,7 @@ use crate::{
         core::Core,
         group::Group,
         kin::Kin,
+        no_wait::{self, NoWait},
         right::Right,
         task::{Task, flag},
     },
@@ -297,7 +298,7 @@ fn enter_with<R>(
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn leave_all() {
     FRAME.with(|cell| cell.set(ptr::null()));
-    NO_WAIT.with(|cell| cell.set(None));
+    no_wait::forget();
     // Frames and loops of a thread that stood still for this one are on a stack that may soon be reused, and they
     // become the innermost again when those of this thread end.
     STACK.with(|cell| cell.set(if cell.get() == Stack::Own { Stack::Own } else { Stack::Lost }));
@@ -358,55 +359,6 @@ pub(crate) fn take_lost() -> Option<(Arc<Core>, Right<Task>)> {
         lost.is_some()
     });
     lost
-}
-
-/// Why the program code that runs on this thread must not wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoWait {
-    /// The function of a device operation, of any engine, runs. The work that it has issued is not complete when it
-    /// returns.
-    InDeviceFunction,
-    /// A deletion, of any engine, runs.
-    InDeletion,
-}
-
-// The innermost reason on this thread. It is kept apart from the frames, since there may be many of them and every push
-// of a naive engine asks for the reason.
-thread_static!(static NO_WAIT: Cell<Option<NoWait>> = Cell::new(None));
-
-/// Calls `f`, program code that must not wait.
-pub(crate) fn without_waits<R>(why: NoWait, f: impl FnOnce() -> R) -> R {
-    set_no_wait(Some(why), f)
-}
-
-/// Calls `f`, which runs operations. Those that run inside a deletion are not a part of it, and may wait.
-pub(crate) fn outside_deletion<R>(f: impl FnOnce() -> R) -> R {
-    match NO_WAIT.with(Cell::get) {
-        Some(NoWait::InDeletion) => set_no_wait(None, f),
-        _ => f(),
-    }
-}
-
-/// Calls `f` with `no_wait` as the reason why program code on this thread must not wait.
-pub(super) fn set_no_wait<R>(no_wait: Option<NoWait>, f: impl FnOnce() -> R) -> R {
-    struct Restore(Option<NoWait>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            NO_WAIT.with(|cell| cell.set(self.0));
-        }
-    }
-    let _restore = Restore(NO_WAIT.with(|cell| cell.replace(no_wait)));
-    f()
-}
-
-/// Returns why the program code that runs on this thread must not wait, or `None` if it may wait.
-pub(super) fn no_wait() -> Option<NoWait> {
-    NO_WAIT.with(Cell::get)
-}
-
-/// Whether the function of a device operation, of any engine, or program code that a device calls runs on this thread.
-pub(crate) fn in_device_function() -> bool {
-    in_kernel() || NO_WAIT.with(Cell::get) == Some(NoWait::InDeviceFunction)
 }
 
 /// Whether this thread is inside an operation of `core`.
@@ -570,7 +522,7 @@ pub(super) struct Frames {
 
 /// Returns the frames of the calling thread.
 pub(super) fn current() -> Frames {
-    Frames { innermost: seen(innermost()), no_wait: NO_WAIT.with(Cell::get), in_kernel: in_kernel() }
+    Frames { innermost: seen(innermost()), no_wait: no_wait::no_wait(), in_kernel: in_kernel() }
 }
 
 impl Frames {
@@ -578,7 +530,7 @@ impl Frames {
     pub(super) fn adopt(self, f: impl FnOnce()) {
         STACK.with(|cell| cell.set(Stack::Another));
         FRAME.with(|cell| cell.set(self.innermost));
-        let run = || set_no_wait(self.no_wait, f);
+        let run = || no_wait::set_no_wait(self.no_wait, f);
         if self.in_kernel { as_kernel(run) } else { run() }
     }
 }

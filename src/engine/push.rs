@@ -17,7 +17,8 @@ use std::{panic::Location, ptr::NonNull, sync::Arc};
 use crate::{
     engine::{
         core::{Core, phase},
-        frame, ready_loop,
+        frame, no_wait, ready_loop,
+        recording::is_observing,
         spec::{Entry, Refs, Spec},
         task::{Job, Task, flag},
         variable::VarCell,
@@ -186,16 +187,15 @@ impl Core {
             return Err(PushError::InDeviceFunction);
         }
         let band = if priority == 0 { DEFAULT_BAND } else { band_of(priority) };
-        let passes_closed = spec.flags & flag::PASSES_CLOSED != 0;
         let accesses = entries.iter().map(|entry| (VarCell::queue_ptr(entry.cell), entry.mode));
         // SAFETY: `task` points to uninitialised room for a task in the record, and the caller fills the task (1).
         let init = |task: *mut Task| unsafe { Task::begin(task, ticket, spec.lane, spec.flags) };
         // SAFETY: the maker of the entries keeps handles of their variables until the push returns. `init` begins the
         // task, and the caller fills it (1). The iterator over a slice reports its exact length.
-        Ok(unsafe { OpRef::new_with(init, band, passes_closed, accesses) })
+        Ok(unsafe { OpRef::new_with(init, band, spec.passes_closed, accesses) })
     }
 
-    /// Decides whether an engine whose shutdown has begun, or that has a limit, accepts an operation. If not, counts it
+    /// Decides whether an engine whose shutdown has begun, that is observed, or that has a limit accepts an operation. If not, counts it
     /// out again. If the operation is held back until there is room, it is counted once more, and the ticket changes.
     #[cold]
     #[inline(never)]
@@ -205,6 +205,7 @@ impl Core {
             return Err(PushError::Forked);
         }
         let is_accepted = || match phase {
+            phase::OBSERVED => true,
             phase::BOUNDED if spec.is_admitted => {
                 self.begin_push();
                 true
@@ -213,6 +214,10 @@ impl Core {
             phase::DRAINING => frame::in_operation_of(self),
             _ => false,
         };
+        if is_observing() && self.is_observed() && spec.flags & flag::INTERNAL == 0 {
+            self.count_out(ticket);
+            return Err(PushError::InObserver);
+        }
         if spec.flags & flag::INTERNAL != 0 || is_accepted() {
             return Ok(ticket);
         }
@@ -241,11 +246,14 @@ impl Core {
     /// function of a device operation forbids, unless a loop of this engine around that function can run them later.
     #[cold]
     fn naive_engine_accepts(&self, spec: &Spec) -> bool {
-        spec.flags & flag::INTERNAL != 0 || !frame::in_device_function() || ready_loop::has_loop(self)
+        spec.flags & flag::INTERNAL != 0 || !no_wait::in_device_function() || ready_loop::has_loop(self)
     }
 
     /// Appends an operation, whose task is filled, to the queues of its variables, and dispatches it if it is ready.
     pub(super) fn enqueue(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), Rejected> {
+        if self.is_recorded() {
+            self.record_push(&op);
+        }
         let pushed = tracker::push(op);
         if let Some(op) = pushed.ready {
             self.dispatch(op);

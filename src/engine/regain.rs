@@ -57,14 +57,14 @@ pub(super) fn regain_worker(deadline: Option<Instant>) {
     }
     let Some((core, lane)) = worker_thread::without_worker() else { return };
     if core.is_forked() || !core.has_workers() || core.is_stopped() || worker_thread::borrow_place() {
-        return;
+        return core.record_return_to_work();
     }
     let now = Instant::now();
     let until = deadline.map_or(now + LONGEST_STAY, |deadline| deadline.min(now + LONGEST_STAY));
     if until <= now {
-        return;
+        return core.record_return_to_work();
     }
-    let Some(place) = core.threads().queue_for_worker(lane) else { return };
+    let Some(place) = core.threads().queue_for_worker(lane) else { return core.record_return_to_work() };
     let is_behind = worker_thread::count_return() % (RETURNS_AHEAD + 1) == RETURNS_AHEAD;
     let priority = if is_behind { 0 } else { i32::MAX };
     let spec = Spec { lane, ..Spec::internal("return", priority, flag::NO_SKIP | flag::SILENT) };
@@ -76,6 +76,8 @@ pub(super) fn regain_worker(deadline: Option<Instant>) {
     debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     if let Some(worker) = core.threads().await_worker(lane, &place, Some(until)) {
         worker_thread::resume(worker);
+    } else {
+        core.record_return_to_work();
     }
 }
 

@@ -55,7 +55,7 @@ use std::{
 };
 
 use crate::{
-    engine::{bounds::any_limits, core::Core, frame, group::Group},
+    engine::{bounds::any_limits, core::Core, frame, group::Group, no_wait},
     error::push::PushError,
     notify::{
         pending::{PendingOps, UNLIMITED, slack},
@@ -88,7 +88,7 @@ thread_static!(static HOLDING: Cell<bool> = Cell::new(false));
 
 /// Whether pushes of the calling thread are held back: no engine has called the code that runs there.
 fn is_outside() -> bool {
-    !frame::in_program() && !is_engine_thread() && !frame::in_device_function() && !HOLDING.with(Cell::get)
+    !frame::in_program() && !is_engine_thread() && !no_wait::in_device_function() && !HOLDING.with(Cell::get)
 }
 
 /// The counts that an operation enters, from the innermost group to the engine.

@@ -12,8 +12,9 @@ use crate::{
         core::Core,
         ending::{Disposition, Epilogue, Epilogues, FnState, Unfinished},
         family::Family,
-        frame::{self, Call, Frame, Holds, NoWait},
+        frame::{self, Call, Frame, Holds},
         kin::Kin,
+        no_wait::{self, NoWait},
         right::Right,
         task::{Task, flag},
     },
@@ -21,6 +22,7 @@ use crate::{
     notify::{async_state::AsyncState, pending::Ticket},
     system::panics,
     testing::weaken::{Step, removed},
+    trace::event::Outcome,
     tracker::{self, Op, OpRef, ReadyList},
     values::device::Device,
 };
@@ -52,7 +54,7 @@ impl Core {
         op: OpRef<Task>,
         ready: &mut ReadyList<Task>,
     ) -> Result<Ticket, Unfinished> {
-        if op.task().has(flag::ON_DEVICE | flag::ASYNC | flag::CLAIMS)
+        if op.task().has(flag::ON_DEVICE | flag::ASYNC | flag::CLAIMS | flag::RECORDED)
             || removed(Step::ScheduleThenNotify)
             || !self.is_sound(&op)
         {
@@ -76,7 +78,11 @@ impl Core {
         if let Some(result) = called {
             return self.complete(op, result, FnState::Called, ready);
         }
-        match self.disposition_at(&op, Device::Cpu) {
+        let disposition = self.disposition_at(&op, Device::Cpu);
+        if let Disposition::Run = disposition {
+            self.record_start(&op);
+        }
+        match disposition {
             Disposition::Run if op.task().has(flag::DEVICE) => self.run_on_device(op, ready),
             Disposition::Run if op.task().has(flag::ASYNC) => self.start_async(op, ready),
             Disposition::Run if op.task().has(flag::PARENT) => {
@@ -111,7 +117,7 @@ impl Core {
     /// Calls the function of `op`, an operation of a GPU, with `stream`.
     pub(crate) fn call_on(self: &Arc<Self>, op: &OpRef<Task>, stream: &mut GpuStream) -> Result<(), OpError> {
         let result = panics::catch(|| {
-            frame::without_waits(NoWait::InDeviceFunction, || {
+            no_wait::without_waits(NoWait::DeviceFunction, || {
                 frame::enter(self, op, Holds::Variables, |frame| {
                     // SAFETY: this thread owns the ready operation, and starts it only here.
                     unsafe { op.start(&Call::new(frame, self, Some(stream))) }
@@ -148,6 +154,7 @@ impl Core {
             })
         });
         let result = self.result_of(&hold, result);
+        self.record_return(&hold);
         drop((hold, kin));
         family.release(result);
     }
@@ -181,6 +188,9 @@ impl Core {
             // The parent process completes the operation.
             std::mem::forget((hold, failure));
             return Epilogue::Nothing;
+        }
+        if lost.is_none() {
+            self.record_return(&hold);
         }
         match (lost, failure) {
             (None, None) if hold.task().has(flag::REPORTS) => {
@@ -267,6 +277,7 @@ impl Core {
         let ticket = op.task().ticket;
         let _running = self.run_without_worker();
         let mut ready = ReadyList::default();
+        self.record_end(&op, Outcome::Succeeded);
         tracker::end(op, &mut ready);
         self.dispatch_ready(&mut ready, Epilogues::from_iter([Epilogue::CountOut(ticket)]));
     }
@@ -298,7 +309,7 @@ impl Core {
         // operation.
         let mut end = || stream.finish().map_err(|error| gpu.lose(&error));
         let ended =
-            frame::without_waits(NoWait::InDeviceFunction, || frame::enter(self, &op, Holds::Variables, |_| end()));
+            no_wait::without_waits(NoWait::DeviceFunction, || frame::enter(self, &op, Holds::Variables, |_| end()));
         if let Err(loss) = ended {
             let failure = op.task().failed_by(Cause::Device(loss));
             result = result.and(Err(failure));

@@ -176,6 +176,7 @@ impl Core {
         if let Some(failure) = failure {
             self.warn(failure);
         }
+        self.recording.iter().for_each(|recording| recording.end());
     }
 
     /// Warns of `failure`. An engine that the logger shuts down ends in the background, since the logger may run on a

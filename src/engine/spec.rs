@@ -42,6 +42,8 @@ pub(crate) struct Spec {
     pub(crate) lane: u8,
     /// There is room for the operation, or it needs none: its push is not held back.
     pub(crate) is_admitted: bool,
+    /// Closed variables accept the operation: it is a deletion or a wait.
+    pub(crate) passes_closed: bool,
 }
 
 impl Spec {
@@ -50,13 +52,18 @@ impl Spec {
     pub(crate) fn new(name: Name) -> Self {
         let flags = if name.is_empty() { 0 } else { flag::NAMED };
         let flags = if name.is_shared() { flags | flag::OWNS_NAME } else { flags };
-        Self { name, priority: 0, flags, lane: 0, is_admitted: false }
+        Self { name, priority: 0, flags, lane: 0, is_admitted: false, passes_closed: false }
     }
 
     /// Returns the properties of an internal operation.
     pub(crate) fn internal(name: &'static str, priority: i32, flags: u16) -> Self {
         let spec = Self::new(Name::from(name));
         Self { priority, flags: spec.flags | flags | flag::INTERNAL, ..spec }
+    }
+
+    /// Lets closed variables accept the operation.
+    pub(crate) fn passing_closed(self) -> Self {
+        Self { passes_closed: true, ..self }
     }
 }
 

@@ -3,7 +3,8 @@
 //! # States
 //!
 //! 1. *Begun* ([`Task::begin`]): the ticket, the lane and the flags are set.
-//! 2. *Filled* ([`Task::fill`]): the name, the location and the function are set. The operation may be enqueued.
+//! 2. *Filled* ([`Task::fill`]): the name, the location and the function are set. The operation may be enqueued. If the
+//!    engine records, it gets a number first ([`Task::set_recorded`]).
 //! 3. *Started* ([`Op::start`]), at most once: the function has run, or runs. A function that does not run is
 //!    [discarded](Op::discard) instead, in the epilogue.
 //! 4. *Reported* ([`Op::report`]): the result is set, if it has a handle or a wait.
@@ -35,6 +36,7 @@ use crate::{
     notify::{async_state::AsyncState, oneshot::Oneshot, pending::Ticket, wakers::Wakers},
     sync::{Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell},
     system::panics,
+    trace::event::OpId,
     tracker::Op,
     values::name::Name,
 };
@@ -55,8 +57,8 @@ pub(crate) mod flag {
     pub(crate) const ON_DEVICE: u16 = 32;
     /// Reports its result: [`Job::REPORTS`](super::Job::REPORTS).
     pub(crate) const REPORTS: u16 = 64;
-    /// Belongs to the engine: a shutdown neither refuses nor cancels it.
-    pub(crate) const INTERNAL: u16 = 128;
+    /// Its events are recorded.
+    pub(crate) const RECORDED: u16 = 128;
     /// Runs even if one of its variables has failed.
     pub(crate) const NO_SKIP: u16 = 256;
     /// Has a name.
@@ -67,8 +69,8 @@ pub(crate) mod flag {
     pub(crate) const DEVICE: u16 = 2048;
     /// Copies values in the host's memory by the device. Its function does not read or write them.
     pub(crate) const COPY: u16 = 4096;
-    /// Is accepted by closed variables: it is a deletion or a wait.
-    pub(crate) const PASSES_CLOSED: u16 = 8192;
+    /// Belongs to the engine: a shutdown neither refuses nor cancels it.
+    pub(crate) const INTERNAL: u16 = 8192;
     /// Has a name that owns memory.
     pub(crate) const OWNS_NAME: u16 = 16384;
     /// Has children, and completes when they are complete.
@@ -94,11 +96,13 @@ pub(crate) struct Task {
     body: UnsafeCell<MaybeUninit<InlineJob>>,
     /// Initialised with [`flag::ASYNC`].
     progress: MaybeUninit<AsyncState<OpError>>,
+    /// The operation's number. Initialised with [`flag::RECORDED`].
+    op_id: MaybeUninit<OpId>,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () = assert!(
-    size_of::<Task>() == 152 && (cfg!(raddle_unpooled) || crate::memory::pool::fits::<Op<Task>>()),
+    size_of::<Task>() == 160 && (cfg!(raddle_unpooled) || crate::memory::pool::fits::<Op<Task>>()),
     "a record of the pool must hold an operation with its task"
 );
 
@@ -183,6 +187,23 @@ impl Task {
     /// Where the operation was pushed.
     pub(crate) fn location(&self) -> &'static Location<'static> {
         self.location
+    }
+
+    /// Lets the operation be recorded, with this number.
+    ///
+    /// # Safety
+    /// 1. `task` is filled, and no other thread knows it yet.
+    pub(super) unsafe fn set_recorded(task: *mut Self, id: OpId) {
+        set! { task, op_id: MaybeUninit::new(id) }
+        // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
+        unsafe { (*task).flags |= flag::RECORDED };
+    }
+
+    /// Returns the operation's number, if its events are recorded.
+    #[inline]
+    pub(crate) fn op_id(&self) -> Option<OpId> {
+        // SAFETY: with this flag, `set_recorded` has initialised the number.
+        self.has(flag::RECORDED).then(|| unsafe { self.op_id.assume_init() })
     }
 
     /// Returns the state of an asynchronous operation.

@@ -193,7 +193,8 @@ impl VarCell {
     /// Names the variable, unless it has a name.
     pub(crate) fn set_name(&self, name: Name) {
         // The first name stays: clones of a handle may name the variable as well.
-        let _ = self.name.set(name);
+        let name = self.name.get_or_init(|| name);
+        self.core.record_name(self.queue.id(), name);
     }
 
     /// Returns the name of the variable.

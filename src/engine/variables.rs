@@ -9,7 +9,8 @@ use std::{
 use crate::{
     engine::{
         core::Core,
-        frame::{self, Call, NoWait},
+        frame::Call,
+        no_wait::{self, NoWait},
         spec::{Entry, Refs, Spec},
         task::{Cleanup, FnJob, Job, flag},
         variable::{ValueMemory, VarCell, VarRef},
@@ -45,8 +46,8 @@ impl Core {
             return Err(PushError::Forked);
         }
         // A deletion has the highest priority, since it frees memory.
-        let flags = flag::EAGER | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
-        let spec = Spec::internal("delete_variable", i32::MAX, flags);
+        let flags = flag::EAGER | flag::NO_SKIP | flag::SILENT;
+        let spec = Spec::internal("delete_variable", i32::MAX, flags).passing_closed();
         let entry = Entry { cell: var.ptr(), mode: Mode::Overwrite, refs: Refs::None };
         let closed = self.check_variable(var.cell(), &spec.name, location).and_then(|()| {
             let deleted = || PushError::DeletedVariable(var.cell().refused_access(&spec.name, location));
@@ -66,7 +67,7 @@ impl Core {
                 }
             };
             // A panic of the value's drop must not keep `f` from being called.
-            frame::without_waits(NoWait::InDeletion, || {
+            no_wait::without_waits(NoWait::Deletion, || {
                 let emptied = panics::catch(empty);
                 match (emptied, panics::catch(|| f(cx))) {
                     (Ok(()), Ok(())) => {}
@@ -97,8 +98,8 @@ impl Core {
         // The drop of the value is program code, so it runs on a worker. If the value needs no drop, no program code
         // runs.
         let inline = if needs_drop { 0 } else { flag::INLINE };
-        let flags = inline | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
-        let spec = Spec::internal("drop", i32::MAX, flags);
+        let flags = inline | flag::NO_SKIP | flag::SILENT;
+        let spec = Spec::internal("drop", i32::MAX, flags).passing_closed();
         let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
         let pushed = core.push_sorted(&spec, spec.priority, location, &[entry], FreeJob::new(cell));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
@@ -198,7 +199,7 @@ impl Job for FreeJob {
         // SAFETY: the operation holds the variable for writing, and the operations of devices before it are complete.
         self.failure = unsafe { cell.fault().set_failure(None) };
         // SAFETY: the operation holds the variable for writing, and is the last one on it.
-        frame::without_waits(NoWait::InDeletion, || unsafe { cell.empty() });
+        no_wait::without_waits(NoWait::Deletion, || unsafe { cell.empty() });
         Ok(())
     }
 

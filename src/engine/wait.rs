@@ -17,8 +17,9 @@ use crate::{
         cancellable::{Cancellable, Handled},
         core::Core,
         deadlock::Target,
-        frame::{self, Call, NoWait},
+        frame::{self, Call},
         group::Group,
+        no_wait::{self, NoWait},
         ready_loop,
         regain::{self, regain_worker},
         room,
@@ -88,8 +89,8 @@ impl Core {
         }
         let oneshot = Oneshot::new();
         // A wait may be pushed behind a deletion, and then ends with it.
-        let flags = flag::INLINE | flag::NO_SKIP | flag::SILENT | flag::PASSES_CLOSED;
-        let spec = Spec::internal(WAIT, 0, flags);
+        let flags = flag::INLINE | flag::NO_SKIP | flag::SILENT;
+        let spec = Spec::internal(WAIT, 0, flags).passing_closed();
         let entry = Entry { cell: var.ptr(), mode: kind.mode(), refs: Refs::None };
         let entries = [entry];
         let op = self.create(&spec, 0, location, &entries, WaitJob::new(Arc::clone(&oneshot)))?;
@@ -195,7 +196,7 @@ impl Core {
     pub(crate) fn catch_up() {
         // The work that the function of a device operation has issued is not complete when it returns, so no operation
         // of the program may run inside that function.
-        if frame::in_device_function() {
+        if no_wait::in_device_function() {
             return;
         }
         while let Some((core, lost)) = frame::take_lost() {
@@ -362,12 +363,14 @@ impl<C: Counted> Drop for CountedWait<C> {
 
 /// Returns an error if the calling thread must not wait, for any engine.
 pub(super) fn check_wait() -> Result<(), WaitError> {
-    if worker_thread::serves_device() || frame::in_device_function() {
+    if worker_thread::serves_device() || no_wait::in_device_function() {
         Err(WaitError::OnDevice)
-    } else if frame::no_wait() == Some(NoWait::InDeletion) {
-        Err(WaitError::InDeletion)
     } else {
-        Ok(())
+        match no_wait::no_wait() {
+            Some(NoWait::Deletion) => Err(WaitError::InDeletion),
+            Some(NoWait::Observer) => Err(WaitError::InObserver),
+            Some(NoWait::DeviceFunction) | None => Ok(()),
+        }
     }
 }
 

@@ -235,6 +235,12 @@ pub(crate) fn worker_index() -> Option<usize> {
     with_current(|thread| thread.worker().map(Worker::index)).flatten()
 }
 
+/// The lane of this thread's worker and its number there, if it is one of `core`.
+pub(super) fn worker_of(core: &Core) -> Option<(u8, usize)> {
+    let is_own = |thread: &WorkerThread| ptr::eq(Arc::as_ptr(&thread.core), core);
+    with_current(|thread| Some((thread.lane.get(), thread.worker().filter(|_| is_own(thread))?.index()))).flatten()
+}
+
 /// The lane of this thread's worker, if that is one of `core` and its deque is not in use. Also that of an idle worker in
 /// whose stead a function goes on.
 pub(super) fn lane_of(core: &Core) -> Option<u8> {
@@ -326,7 +332,11 @@ pub fn unpinned<R>(f: impl FnOnce() -> R) -> R {
 pub(super) fn take_worker(core: &Core) -> Option<BoxedWorker<Task>> {
     with_current(|thread| {
         let takes = ptr::eq(Arc::as_ptr(&thread.core), core) && thread.free_worker().is_some();
-        takes.then(|| thread.share_slot()).and_then(|()| thread.worker.take())
+        takes.then(|| {
+            thread.share_slot();
+            core.record_wait();
+        });
+        if takes { thread.worker.take() } else { None }
     })
     .flatten()
 }
@@ -366,13 +376,19 @@ pub(super) fn borrow_place() -> bool {
 /// Gives a worker to the calling thread, which has handed its own over.
 pub(super) fn resume(worker: BoxedWorker<Task>) {
     let mut worker = Some(worker);
-    with_current(|thread| worker.take().map(|worker| thread.take_up(worker)));
+    with_current(|thread| {
+        worker.take().map(|worker| thread.take_up(worker));
+        thread.core.record_return_to_work();
+    });
     debug_assert!(worker.is_none(), "only threads of an engine hand workers over");
 }
 
 /// Puts a worker back into the calling thread that was [taken](take_worker) out of it.
 pub(super) fn put_back(worker: BoxedWorker<Task>) {
-    with_current(|thread| thread.worker.set(Some(worker)));
+    with_current(|thread| {
+        thread.worker.set(Some(worker));
+        thread.core.record_return_to_work();
+    });
 }
 
 /// Hands the worker of this thread, if it has one, over to a spare thread, since the calling operation is about to
@@ -394,6 +410,8 @@ pub(super) fn yield_worker() -> Result<(), WaitError> {
         let core = Arc::clone(&thread.core);
         // Until the operation ends or the thread has a worker again. Before the worker is seen to be idle elsewhere.
         let counted = core.has_limits() && core.begin_running();
+        // Before another thread has the worker.
+        thread.core.record_wait();
         let given = thread.core.threads().give_away(worker, move |number, worker| main(core, number, worker));
         if given.is_ok() {
             thread.gave_away.set(true);
@@ -404,6 +422,7 @@ pub(super) fn yield_worker() -> Result<(), WaitError> {
         given.map_err(|(worker, error)| {
             // Set before the logger is called, since the logger may wait as well.
             thread.worker.set(Some(worker));
+            thread.core.record_return_to_work();
             if let Some(error) = error {
                 panics::log!(
                     Warn,

@@ -1,6 +1,6 @@
 //! Why an engine could not be built or shut down.
 
-use std::{error::Error, fmt, str::FromStr};
+use std::{error::Error, fmt, path::PathBuf, str::FromStr};
 
 use super::push::FORKED;
 use crate::values::kind::EngineKind;
@@ -29,6 +29,9 @@ pub enum BuildError {
     Thread(std::io::Error),
     /// The builder was given more GPUs than this maximum.
     TooManyGpus(usize),
+    /// The file of the [profile](crate::EngineBuilder::profile) at this path could not be created, or no thread could be
+    /// started to write it.
+    Profile(PathBuf, std::io::Error),
 }
 
 impl fmt::Display for BuildError {
@@ -41,6 +44,13 @@ impl fmt::Display for BuildError {
             }
             Self::TooManyGpus(max) => write!(f, "an engine has at most {max} GPUs; add fewer"),
             Self::Thread(error) => write!(f, "a worker thread could not be started: {error}"),
+            Self::Profile(path, error) => {
+                let path = path.display();
+                write!(
+                    f,
+                    "the profile {path} cannot be written: {error}; give a path that can, or unset RADDLE_PROFILE"
+                )
+            }
         }
     }
 }
@@ -49,7 +59,7 @@ impl Error for BuildError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             // The message includes this error, so the chain continues with its source.
-            Self::Thread(error) => error.source(),
+            Self::Thread(error) | Self::Profile(_, error) => error.source(),
             _ => None,
         }
     }

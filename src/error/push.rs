@@ -62,6 +62,9 @@ pub enum PushError {
     /// operation inside the push, but no operation may run inside the function of a device operation. Push elsewhere,
     /// or on an engine of another kind.
     InDeviceFunction,
+    /// An [`Observer`](crate::Observer) pushes on an engine that is recorded or observed. It runs between the steps of the
+    /// engine, and what it pushes would be observed again. Send what it has seen to another thread, and push there.
+    InObserver,
     /// The property selects a lane of the CPU, and the operation is for a device.
     NotOfDevice(Property),
     /// [`OpBuilder::eager`](crate::OpBuilder::eager) starts an operation on the pushing thread, but operations of a
@@ -110,6 +113,9 @@ impl fmt::Display for PushError {
             }
             Self::InDeviceFunction => {
                 f.write_str("the function of a device operation cannot push on another engine that is naive; push from an operation of the CPU")
+            }
+            Self::InObserver => {
+                f.write_str("an observer cannot push; send what it has seen to another thread, and push there")
             }
             Self::NotOfDevice(property) => {
                 write!(f, "the property {property:?} selects a lane of the CPU; leave it out, or choose another, for an operation of a device")

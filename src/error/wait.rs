@@ -48,6 +48,9 @@ pub enum WaitError {
     /// The caller is a deletion: the function of [`Engine::delete_variable`](crate::Engine::delete_variable), or the
     /// drop of a variable's value or of an operator's function. Push an operation that waits, or wait elsewhere.
     InDeletion,
+    /// The caller is an [`Observer`](crate::Observer), which runs between the steps of the engine. Send what it has seen to
+    /// another thread, and wait there.
+    InObserver,
     /// The wait could not be enqueued.
     Refused(PushError),
     /// An earlier wait on the same handle has taken the value.
@@ -67,6 +70,7 @@ impl fmt::Display for WaitError {
                 f.write_str("the function of a device operation cannot wait; declare what it needs as accesses")
             }
             Self::InDeletion => f.write_str("a deletion cannot wait; push an operation that waits"),
+            Self::InObserver => f.write_str("an observer cannot wait; send what it has seen to another thread"),
             Self::Refused(error) => error.fmt(f),
             Self::ValueTaken => f.write_str("an earlier wait on this handle has taken the value"),
         }

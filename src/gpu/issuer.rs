@@ -32,7 +32,7 @@ use crate::{
     },
     engine::{
         core::Core,
-        ending::{Disposition, Epilogue, Epilogues},
+        ending::{Disposition, Epilogue, Epilogues, FnState},
         frame,
         task::{Task, flag},
         variable::VarCell,
@@ -44,6 +44,7 @@ use crate::{
     },
     scheduler::Worker,
     system::panics,
+    trace::event::Outcome,
     tracker::{self, Hold, Op, OpRef, ReadyList},
     values::device::Device,
 };
@@ -355,6 +356,7 @@ impl Issuer<'_> {
         for access in op.accesses() {
             VarCell::of(access).fault().note_on_device(lanes, self.number, seq, access.mode());
         }
+        self.core.record_start(&op);
         let mut result = self.core.call_on(&op, &mut self.stream);
         if self.core.is_forked() {
             return;
@@ -382,6 +384,7 @@ impl Issuer<'_> {
                 *failure = self.core.fail_on_device(&op, failure.clone());
             }
         }
+        self.core.record_return(&op);
         let op = tracker::complete(op, &mut self.ready);
         self.in_flight.push_back(InFlight { seq, op, result, ended, clock: self.seen });
         if host || self.marked == self.passed || self.issued - self.marked >= MAX_UNMARKED {
@@ -501,6 +504,7 @@ impl Issuer<'_> {
                 (Ok(()), Some(error)) => flight.result = Err(self.core.lose_on_device(&flight.op, error)),
                 (Err(_), _) => {}
             }
+            self.core.record_end(&flight.op, Outcome::of(&flight.result, FnState::Called));
         }
         self.passed = seq;
         self.lane().timeline.complete(seq);

@@ -1,5 +1,6 @@
-//! Services of the process and the operating system: stacks, cores, panics.
+//! Services of the process and the operating system: clocks, cores, panics, stacks.
 
+pub(crate) mod clock;
 pub(crate) mod panics;
 pub(crate) mod stack;
 pub(crate) mod topology;

@@ -350,6 +350,11 @@ impl<T: Send + 'static> ThreadPool<T> {
         &self.lanes[usize::from(number)]
     }
 
+    /// Returns the number of the engine.
+    pub(crate) fn engine(&self) -> u64 {
+        self.engine
+    }
+
     /// All lanes.
     pub(crate) fn lanes(&self) -> &[Arc<Lane<T>>] {
         &self.lanes
@@ -405,10 +410,5 @@ impl<T> ThreadPool<T> {
     /// How many numbers of threads were used.
     pub(crate) fn numbers_given(&self) -> usize {
         lock(&self.numbers).given
-    }
-
-    /// The number of the engine.
-    pub(crate) fn engine(&self) -> u64 {
-        self.engine
     }
 }

@@ -1,6 +1,6 @@
 //! Names of operations and variables.
 
-use std::sync::Arc;
+use std::{ptr, sync::Arc};
 
 /// The name of an operation or a variable: a `&'static str`, or a `String` or `Arc<str>` made at run time.
 ///
@@ -48,6 +48,9 @@ impl Name {
     }
 }
 
+/// The length in the words of a name that owns memory. No string is so long.
+const SHARED: usize = usize::MAX;
+
 impl Name {
     /// The empty name.
     pub(crate) const EMPTY: Self = Self(Repr::Static(""));
@@ -56,6 +59,30 @@ impl Name {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         matches!(self.0, Repr::Static(""))
+    }
+
+    /// Returns two words, of which [`from_words`](Self::from_words) makes the name again. Until then they own it.
+    #[inline]
+    pub(crate) fn into_words(self) -> [usize; 2] {
+        match self.0 {
+            Repr::Static(name) => [name.as_ptr().expose_provenance(), name.len()],
+            Repr::Shared(name) => [Arc::into_raw(name).expose_provenance(), SHARED],
+        }
+    }
+
+    /// Makes a name of the words that [`into_words`](Self::into_words) has returned.
+    ///
+    /// # Safety
+    /// 1. They came from `into_words`, and this is called once with them.
+    pub(crate) unsafe fn from_words([start, len]: [usize; 2]) -> Self {
+        if len == SHARED {
+            // SAFETY: by (1) the pointer is that of an `Arc` which the words own.
+            return Self(Repr::Shared(unsafe { Arc::from_raw(ptr::with_exposed_provenance(start)) }));
+        }
+        // SAFETY: by (1) it is the start of a static string of this length.
+        let bytes = unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance(start), len) };
+        // SAFETY: by (1) the bytes are a string's.
+        Self(Repr::Static(unsafe { std::str::from_utf8_unchecked(bytes) }))
     }
 
     /// Whether the name owns memory.

@@ -1,0 +1,62 @@
+//! Why program code must not wait: what runs on this thread is no ordinary function.
+
+use std::cell::Cell;
+
+use crate::{device::callback::in_kernel, sync::thread_static};
+
+/// Why the program code that runs on this thread must not wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoWait {
+    /// The function of a device operation, of any engine, runs. The work that it has issued is not complete when it
+    /// returns.
+    DeviceFunction,
+    /// A deletion, of any engine, runs.
+    Deletion,
+    /// An observer, of any engine, runs.
+    Observer,
+}
+
+// The innermost reason on this thread. It is kept apart from the frames, since there may be many of them and every push
+// of a naive engine asks for the reason.
+thread_static!(static NO_WAIT: Cell<Option<NoWait>> = Cell::new(None));
+
+/// Calls `f`, program code that must not wait.
+pub(crate) fn without_waits<R>(why: NoWait, f: impl FnOnce() -> R) -> R {
+    set_no_wait(Some(why), f)
+}
+
+/// Calls `f`, which runs operations. Those that run inside a deletion are not a part of it, and may wait.
+pub(crate) fn outside_deletion<R>(f: impl FnOnce() -> R) -> R {
+    match NO_WAIT.with(Cell::get) {
+        Some(NoWait::Deletion) => set_no_wait(None, f),
+        _ => f(),
+    }
+}
+
+/// Calls `f` with `no_wait` as the reason why program code on this thread must not wait.
+pub(crate) fn set_no_wait<R>(no_wait: Option<NoWait>, f: impl FnOnce() -> R) -> R {
+    struct Restore(Option<NoWait>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            NO_WAIT.with(|cell| cell.set(self.0));
+        }
+    }
+    let _restore = Restore(NO_WAIT.with(|cell| cell.replace(no_wait)));
+    f()
+}
+
+/// Returns why the program code that runs on this thread must not wait, or `None` if it may wait.
+pub(crate) fn no_wait() -> Option<NoWait> {
+    NO_WAIT.with(Cell::get)
+}
+
+/// Forgets the reason, in a forked child.
+#[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
+pub(crate) fn forget() {
+    NO_WAIT.with(|cell| cell.set(None));
+}
+
+/// Whether the function of a device operation, of any engine, or program code that a device calls runs on this thread.
+pub(crate) fn in_device_function() -> bool {
+    in_kernel() || NO_WAIT.with(Cell::get) == Some(NoWait::DeviceFunction)
+}

@@ -1,0 +1,169 @@
+//! What the engine records: events of operations, for the [recorder](crate::trace::recorder) and for observers.
+//!
+//! An engine that records gives its operations a flag, by which runs find them in the test that finds operations which are
+//! not plain. An engine that does not record does nothing more for it than one test in a push.
+
+use crate::{
+    device::gpus::FIRST_LANE,
+    engine::{
+        core::Core,
+        recording::Recording,
+        task::{Task, flag},
+        variable::VarCell,
+        worker_thread,
+    },
+    trace::{
+        event::{AccessMode, AccessWord, OpId, Outcome, Place, PushHead, Short, VarId},
+        observer::{ObservedOp, Observer},
+        recorder::EngineInfo,
+    },
+    tracker::{Mode, Op, OpRef},
+    values::name::Name,
+};
+
+impl Core {
+    /// Adds this engine to its recorder.
+    pub(crate) fn introduce(&self) {
+        let Some(recording) = self.recording.as_deref().filter(|recording| recording.is_kept) else { return };
+        let gpu_lanes =
+            self.gpus.lanes().iter().map(|lane| format!("gpu({}) {}", lane.gpu, lane.lane.name())).collect();
+        recording.recorder.add_engine(EngineInfo {
+            number: recording.engine,
+            lanes: self.threads.lanes().iter().map(|lane| lane.name()).collect(),
+            gpu_lanes,
+            first_gpu_lane: FIRST_LANE,
+        });
+    }
+
+    /// The recording, unless this is a forked child, which must not take its locks.
+    #[inline]
+    fn recording(&self) -> Option<&Recording> {
+        self.recording.as_deref().filter(|_| !self.is_forked())
+    }
+
+    /// Whether operations of the engine are recorded or observed.
+    #[inline]
+    pub(super) fn is_recorded(&self) -> bool {
+        self.recording.is_some()
+    }
+
+    /// Whether the engine has observers.
+    pub(super) fn is_observed(&self) -> bool {
+        self.recording.as_deref().is_some_and(Recording::is_observed)
+    }
+
+    /// Records the name of a variable.
+    pub(crate) fn record_name(&self, variable: u64, name: &Name) {
+        if let Some(recording) = self.recording().filter(|recording| recording.is_kept) {
+            recording.recorder.name_variable(VarId::new(recording.engine, variable), name.clone());
+        }
+    }
+
+    /// Records that `op` is about to be pushed, and gives it a number.
+    #[cold]
+    pub(super) fn record_push(&self, op: &OpRef<Task>) {
+        let Some(recording) = self.recording() else { return };
+        let id = recording.recorder.next_op();
+        // SAFETY: (1): the caller has filled the task, and pushes it after this.
+        unsafe { Task::set_recorded(op.task_ptr(), id) };
+        let task = op.task();
+        if recording.is_kept {
+            let head = PushHead {
+                location: task.location(),
+                priority: op.band,
+                engine: recording.engine,
+                lane: task.lane,
+                internal: task.has(flag::INTERNAL),
+            };
+            let accesses = op.accesses().iter().map(|access| {
+                let mode = match access.mode() {
+                    Mode::Write => AccessMode::Write,
+                    Mode::Overwrite => AccessMode::Overwrite,
+                    _ => AccessMode::Read,
+                };
+                AccessWord::new(VarId::new(recording.engine, VarCell::of(access).queue().id()), mode)
+            });
+            recording.recorder.pushed(id, &head, task.name().clone(), accesses);
+        }
+        self.tell(recording, op, id, |observer, op| observer.pushed(op));
+    }
+
+    /// Records that `op` has become ready, by the last event on this thread.
+    #[inline]
+    pub(super) fn record_ready(&self, op: &Op<Task>) {
+        if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
+            if recording.is_kept {
+                recording.recorder.note_with_last(id, Short::Ready);
+            }
+            self.tell(recording, op, id, |observer, op| observer.ready(op));
+        }
+    }
+
+    /// Records that the function of `op` is about to be called.
+    #[inline]
+    pub(crate) fn record_start(&self, op: &Op<Task>) {
+        if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
+            if recording.is_kept {
+                recording.recorder.note(id, Short::Started(self.place(recording, op.task().lane)));
+            }
+            self.tell(recording, op, id, |observer, op| observer.started(op));
+        }
+    }
+
+    /// Records that the function of `op` has returned, but that the operation goes on.
+    #[inline]
+    pub(crate) fn record_return(&self, op: &Op<Task>) {
+        if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
+            if recording.is_kept {
+                recording.recorder.note(id, Short::Returned);
+            }
+            self.tell(recording, op, id, |observer, op| observer.returned(op));
+        }
+    }
+
+    /// Records that `op` ends. Called before it is completed.
+    #[inline]
+    pub(crate) fn record_end(&self, op: &Op<Task>, outcome: Outcome) {
+        if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
+            if recording.is_kept {
+                recording.recorder.note(id, Short::Ended(outcome));
+            }
+            self.tell(recording, op, id, |observer, op| observer.ended(op, outcome));
+        }
+    }
+
+    /// Records that the function on this thread hands its worker over.
+    pub(super) fn record_wait(&self) {
+        if let Some(recording) = self.recording().filter(|recording| recording.is_kept) {
+            recording.recorder.note(OpId(0), Short::Waits);
+        }
+    }
+
+    /// Records that the function on this thread, which has handed its worker over, goes on.
+    pub(super) fn record_return_to_work(&self) {
+        if let Some(recording) = self.recording().filter(|recording| recording.is_kept) {
+            recording.recorder.note(OpId(0), Short::GoesOn(self.place(recording, 0)));
+        }
+    }
+
+    /// Tells the observers.
+    #[inline]
+    fn tell(&self, recording: &Recording, op: &Op<Task>, id: OpId, tell: impl Fn(&dyn Observer, &ObservedOp<'_>)) {
+        if recording.is_observed() {
+            let task = op.task();
+            let (name, internal) = (task.name().as_str(), task.has(flag::INTERNAL));
+            recording.tell(&ObservedOp { id, name, location: task.location(), internal }, tell);
+        }
+    }
+
+    /// Where an operation of `lane` runs on this thread.
+    fn place(&self, recording: &Recording, lane: u8) -> Place {
+        if worker_thread::serves_device() && lane >= FIRST_LANE {
+            return Place::Gpu { engine: recording.engine, lane };
+        }
+        match worker_thread::worker_of(self) {
+            Some((lane, worker)) => Place::Worker { engine: recording.engine, lane, worker: worker as u16 },
+            None => Place::Thread(recording.recorder.thread()),
+        }
+    }
+}

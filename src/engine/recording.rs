@@ -1,0 +1,89 @@
+//! `Recording`: the recorder and the observers of an engine.
+
+use std::{cell::Cell, io, path::Path, sync::Arc};
+
+use crate::{
+    engine::no_wait::{self, NoWait},
+    sync::thread_static,
+    system::panics,
+    trace::{
+        observer::{ObservedOp, Observer},
+        profile::Profile,
+        recorder::Recorder,
+    },
+};
+
+/// What an engine tells about its operations, and to whom.
+pub(crate) struct Recording {
+    pub(super) recorder: Recorder,
+    /// Whether somebody takes the recorder's traces.
+    pub(super) is_kept: bool,
+    observers: Vec<Arc<dyn Observer>>,
+    profile: Option<Profile>,
+    /// The number of the engine.
+    pub(super) engine: u16,
+}
+
+/// The bytes of each ring if only a profile is written. Picked: what a thread records in the time between two readings,
+/// several times over.
+const PROFILED_BYTES: usize = 8 << 20;
+
+// An observer runs on this thread.
+thread_static!(static OBSERVING: Cell<bool> = Cell::new(false));
+
+/// Whether an observer runs on this thread.
+pub(super) fn is_observing() -> bool {
+    OBSERVING.with(Cell::get)
+}
+
+impl Recording {
+    /// Returns the recording of an engine with a `recorder`, `observers`, or a profile at a path.
+    pub(crate) fn new(
+        recorder: Option<Recorder>,
+        observers: Vec<Arc<dyn Observer>>,
+        profile: Option<&Path>,
+        engine: u64,
+    ) -> io::Result<Option<Box<Self>>> {
+        if recorder.is_none() && observers.is_empty() && profile.is_none() {
+            return Ok(None);
+        }
+        let is_kept = recorder.is_some() || profile.is_some();
+        recorder.iter().for_each(Recorder::keep);
+        // Numbers repeat after 65,535 engines, of which no recorder has so many at a time.
+        let engine = (engine % u64::from(u16::MAX)) as u16;
+        // Without a recorder, one gives the operations their numbers.
+        let recorder = recorder.unwrap_or_else(|| {
+            if is_kept { Recorder::with_capacity(PROFILED_BYTES) } else { Recorder::with_capacity(0) }
+        });
+        let profile = profile.map(|path| Profile::begin(&recorder, path)).transpose()?;
+        Ok(Some(Box::new(Self { recorder, is_kept, observers, profile, engine })))
+    }
+
+    /// Writes the rest of the profile, if there is one.
+    pub(super) fn end(&self) {
+        self.profile.iter().for_each(Profile::end);
+    }
+
+    pub(super) fn is_observed(&self) -> bool {
+        !self.observers.is_empty()
+    }
+
+    /// Tells the observers. An observer that observes an engine of its own is not told of that.
+    pub(super) fn tell(&self, observed: &ObservedOp<'_>, tell: impl Fn(&dyn Observer, &ObservedOp<'_>)) {
+        if !self.is_observed() || OBSERVING.with(|observing| observing.replace(true)) {
+            return;
+        }
+        for observer in &self.observers {
+            let told = panics::catch(|| no_wait::without_waits(NoWait::Observer, || tell(&**observer, observed)));
+            if let Err(payload) = told {
+                let (message, payload) = panics::message(payload);
+                let message = message.as_deref().unwrap_or("its payload is no string");
+                // The logger is program code, and here it must not wait or push either.
+                let log = || panics::log!(Error, "raddle: an observer panicked: {message}");
+                let logged = panics::catch(|| no_wait::without_waits(NoWait::Observer, log)).err();
+                payload.into_iter().chain(logged).for_each(panics::discard);
+            }
+        }
+        OBSERVING.with(|observing| observing.set(false));
+    }
+}

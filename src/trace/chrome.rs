@@ -1,0 +1,117 @@
+//! Chrome's JSON format of traces ("Trace Event Format", Google, 2016).
+
+use std::{
+    collections::HashSet,
+    fmt,
+    io::{self, Write},
+    time::Duration,
+};
+
+use super::export::{Format, Slice, Track};
+
+/// Writes the JSON format.
+#[derive(Debug, Default)]
+pub(super) struct Chrome {
+    has_events: bool,
+    /// The engines that have a name in the file.
+    engines: HashSet<u16>,
+}
+
+/// A string in JSON, with its quotes.
+struct Json<'a>(&'a str);
+
+impl fmt::Display for Json<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("\"")?;
+        for char in self.0.chars() {
+            match char {
+                '"' => f.write_str("\\\"")?,
+                '\\' => f.write_str("\\\\")?,
+                char if (char as u32) < 0x20 => write!(f, "\\u{:04x}", char as u32)?,
+                char => write!(f, "{char}")?,
+            }
+        }
+        f.write_str("\"")
+    }
+}
+
+/// A time in microseconds.
+struct Micros(Duration);
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nanos = self.0.as_nanos();
+        write!(f, "{}.{:03}", nanos / 1000, nanos % 1000)
+    }
+}
+
+impl Chrome {
+    fn event(&mut self, out: &mut dyn Write, event: fmt::Arguments<'_>) -> io::Result<()> {
+        let before = if std::mem::replace(&mut self.has_events, true) { ",\n" } else { "" };
+        write!(out, "{before}{event}")
+    }
+
+    fn arrow(&mut self, out: &mut dyn Write, slice: &Slice<'_>, id: u64, begins: bool) -> io::Result<()> {
+        let (pid, tid) = (slice.track.engine, slice.track.id);
+        let (phase, at, bound) = if begins { ("s", slice.to, "") } else { ("f", slice.from, r#","bp":"e""#) };
+        // The arrow must lie in its rectangle.
+        let at = if begins { at.saturating_sub(Duration::from_nanos(1)).max(slice.from) } else { at };
+        let at = Micros(at);
+        self.event(
+            out,
+            format_args!(
+                r#"{{"ph":"{phase}","id":{id},"pid":{pid},"tid":{tid},"ts":{at},"name":"depends on","cat":"dependency"{bound}}}"#
+            ),
+        )
+    }
+}
+
+impl Format for Chrome {
+    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        // The tools do not miss the closing bracket, if the program is killed.
+        writeln!(out, "[")
+    }
+
+    fn track(&mut self, out: &mut dyn Write, track: &Track) -> io::Result<()> {
+        let Track { id, engine, name, rank } = track;
+        if self.engines.insert(*engine) {
+            let name = if *engine == 0 { "other threads".to_owned() } else { format!("engine {engine}") };
+            let name = Json(&name);
+            self.event(
+                out,
+                format_args!(r#"{{"ph":"M","name":"process_name","pid":{engine},"args":{{"name":{name}}}}}"#),
+            )?;
+        }
+        let name = Json(name);
+        self.event(
+            out,
+            format_args!(r#"{{"ph":"M","name":"thread_name","pid":{engine},"tid":{id},"args":{{"name":{name}}}}}"#),
+        )?;
+        self.event(
+            out,
+            format_args!(
+                r#"{{"ph":"M","name":"thread_sort_index","pid":{engine},"tid":{id},"args":{{"sort_index":{rank}}}}}"#
+            ),
+        )
+    }
+
+    fn slice(&mut self, out: &mut dyn Write, slice: &Slice<'_>) -> io::Result<()> {
+        let (pid, tid, name, category) = (slice.track.engine, slice.track.id, Json(slice.name), slice.category);
+        let (from, length) = (Micros(slice.from), Micros(slice.to.saturating_sub(slice.from)));
+        let notes: Vec<String> =
+            slice.notes.iter().map(|(name, note)| format!("{}:{}", Json(name), Json(note))).collect();
+        let notes = notes.join(",");
+        self.event(
+            out,
+            format_args!(
+                r#"{{"ph":"X","name":{name},"cat":"{category}","pid":{pid},"tid":{tid},"ts":{from},"dur":{length},"args":{{{notes}}}}}"#
+            ),
+        )?;
+        slice.arrows_in.iter().try_for_each(|&id| self.arrow(out, slice, id, false))?;
+        slice.arrows_out.iter().try_for_each(|&id| self.arrow(out, slice, id, true))
+    }
+
+    fn end(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "\n]")
+    }
+}

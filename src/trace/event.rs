@@ -1,0 +1,363 @@
+//! Events, and how they lie in a ring.
+//!
+//! A ring holds *slots* of four words, so that threads write an event in one or a few stores of half a cache line.
+//!
+//! | event | slots | words, four in each slot |
+//! |---|---|---|
+//! | a push | 2 and more | head, time, operation, location; two words of the name, the first two accesses; four accesses each |
+//! | any other | 1 | head, time, operation, what is particular to the kind |
+//!
+//! The head is the kind in the lowest byte, and above it what is particular to the kind.
+
+use std::{fmt, panic::Location};
+
+use crate::values::name::Name;
+
+/// The unit of a ring.
+pub(super) type Slot = [u64; 4];
+
+/// Identifies an operation in the traces of one [`Recorder`](crate::Recorder).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpId(pub(crate) u64);
+
+impl fmt::Display for OpId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+/// Identifies a variable in the traces of one [`Recorder`](crate::Recorder).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VarId(pub(crate) u64);
+
+/// The bits of a [`VarId`] for the variable; those above are for the engine.
+const VARIABLE_BITS: u32 = 44;
+
+impl VarId {
+    pub(crate) fn new(engine: u16, variable: u64) -> Self {
+        Self(u64::from(engine) << VARIABLE_BITS | variable & ((1 << VARIABLE_BITS) - 1))
+    }
+}
+
+impl fmt::Display for VarId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0 & ((1 << VARIABLE_BITS) - 1))
+    }
+}
+
+/// How an operation uses a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AccessMode {
+    /// It reads the variable.
+    Read,
+    /// It mutates the variable.
+    Write,
+    /// It replaces the value, whatever it was.
+    Overwrite,
+}
+
+impl AccessMode {
+    /// Returns whether the operation mutates the variable.
+    #[must_use]
+    pub fn is_write(self) -> bool {
+        self != Self::Read
+    }
+}
+
+/// One access of a recorded operation, in a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AccessWord(u64);
+
+impl AccessWord {
+    #[inline]
+    pub(crate) fn new(variable: VarId, mode: AccessMode) -> Self {
+        Self(variable.0 << 2 | mode as u64)
+    }
+
+    pub(super) fn parts(self) -> (VarId, AccessMode) {
+        let mode = match self.0 & 3 {
+            0 => AccessMode::Read,
+            1 => AccessMode::Write,
+            _ => AccessMode::Overwrite,
+        };
+        (VarId(self.0 >> 2), mode)
+    }
+}
+
+/// Where a function runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// On a worker of an engine.
+    Worker {
+        /// The number of the engine in the trace.
+        engine: u16,
+        /// The number of the worker's lane.
+        lane: u8,
+        /// The number of the worker in its lane.
+        worker: u16,
+    },
+    /// On the thread of a GPU's lane.
+    Gpu {
+        /// The number of the engine in the trace.
+        engine: u16,
+        /// The number of the lane among those of all GPUs of the engine.
+        lane: u8,
+    },
+    /// On a thread that has no worker, by its number in the trace.
+    Thread(u16),
+}
+
+const ON_WORKER: u64 = 1 << 62;
+const ON_GPU: u64 = 1 << 63;
+
+impl Place {
+    fn to_word(self) -> u64 {
+        match self {
+            Self::Worker { engine, lane, worker } => {
+                ON_WORKER | u64::from(engine) << 24 | u64::from(lane) << 16 | u64::from(worker)
+            }
+            Self::Gpu { engine, lane } => ON_GPU | u64::from(engine) << 24 | u64::from(lane) << 16,
+            Self::Thread(thread) => u64::from(thread),
+        }
+    }
+
+    fn from_word(word: u64) -> Self {
+        let (engine, lane, low) = ((word >> 24) as u16, (word >> 16) as u8, word as u16);
+        if word & ON_WORKER != 0 {
+            Self::Worker { engine, lane, worker: low }
+        } else if word & ON_GPU != 0 {
+            Self::Gpu { engine, lane }
+        } else {
+            Self::Thread(low)
+        }
+    }
+}
+
+/// How an operation has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It has succeeded.
+    Succeeded,
+    /// It has failed itself.
+    Failed,
+    /// It was skipped: a variable that it names had failed, or it was cancelled.
+    Skipped,
+}
+
+/// What is recorded with a push.
+#[derive(Clone, Debug)]
+pub(crate) struct Pushed {
+    pub(crate) name: Name,
+    pub(crate) location: &'static Location<'static>,
+    pub(crate) priority: u8,
+    pub(crate) engine: u16,
+    pub(crate) lane: u8,
+    /// The operation is the engine's own.
+    pub(crate) internal: bool,
+    pub(crate) accesses: Vec<(VarId, AccessMode)>,
+}
+
+/// An event, as it is read from a ring.
+#[derive(Debug)]
+pub(super) struct Event {
+    pub(super) ticks: u64,
+    pub(super) op: OpId,
+    pub(super) what: What,
+}
+
+#[derive(Debug)]
+pub(super) enum What {
+    Pushed(Box<Pushed>),
+    /// The operation has become ready, and enters a lane.
+    Ready,
+    /// Its function is called.
+    Started(Place),
+    /// Its function has returned, although the operation has not ended.
+    Returned,
+    Ended(Outcome),
+    /// The thread hands its worker over, since the function that runs on it waits. The operation is not known.
+    Waits,
+    /// The function on the thread goes on.
+    GoesOn(Place),
+}
+
+/// The parts of a push that fit into words.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PushHead {
+    pub(crate) location: &'static Location<'static>,
+    pub(crate) priority: u8,
+    pub(crate) engine: u16,
+    pub(crate) lane: u8,
+    pub(crate) internal: bool,
+}
+
+/// A kind of event that takes one slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Short {
+    Ready,
+    Started(Place),
+    Returned,
+    Ended(Outcome),
+    Waits,
+    GoesOn(Place),
+}
+
+/// The place of the number of accesses in the head of a push.
+const COUNT_AT: u32 = 41;
+
+/// The most accesses that a push is recorded with.
+pub(super) const MAX_ACCESSES: usize = (1 << (u64::BITS - COUNT_AT)) - 1;
+
+mod kind {
+    pub(super) const PUSHED: u8 = 1;
+    pub(super) const READY: u8 = 2;
+    pub(super) const STARTED: u8 = 3;
+    pub(super) const RETURNED: u8 = 4;
+    pub(super) const ENDED: u8 = 5;
+    pub(super) const WAITS: u8 = 6;
+    pub(super) const GOES_ON: u8 = 7;
+}
+
+/// Returns the slot of an event.
+#[inline]
+pub(super) fn short(ticks: u64, op: OpId, event: Short) -> Slot {
+    let (kind, word) = match event {
+        Short::Ready => (kind::READY, 0),
+        Short::Started(place) => (kind::STARTED, place.to_word()),
+        Short::Returned => (kind::RETURNED, 0),
+        Short::Ended(outcome) => (kind::ENDED, outcome as u64),
+        Short::Waits => (kind::WAITS, 0),
+        Short::GoesOn(place) => (kind::GOES_ON, place.to_word()),
+    };
+    [u64::from(kind), ticks, op.0, word]
+}
+
+/// The number of slots of a push with `accesses` accesses.
+#[inline]
+pub(super) fn slots_of_push(accesses: usize) -> usize {
+    2 + accesses.saturating_sub(2).div_ceil(4)
+}
+
+/// Returns the slots of a push. The words own the name until [`read`] makes a name of them again.
+#[inline]
+pub(super) fn push(
+    ticks: u64,
+    op: OpId,
+    head: &PushHead,
+    name: Name,
+    mut accesses: impl ExactSizeIterator<Item = AccessWord>,
+) -> impl Iterator<Item = Slot> {
+    let count = accesses.len();
+    let packed = u64::from(kind::PUSHED)
+        | u64::from(head.priority) << 8
+        | u64::from(head.engine) << 16
+        | u64::from(head.lane) << 32
+        | u64::from(head.internal) << 40
+        | (count as u64) << COUNT_AT;
+    let first = [packed, ticks, op.0, std::ptr::from_ref(head.location).expose_provenance() as u64];
+    let mut next = move || accesses.next().map_or(0, |word| word.0);
+    let [start, len] = name.into_words();
+    let second = [start as u64, len as u64, next(), next()];
+    let more = (2..slots_of_push(count)).map(move |_| [next(), next(), next(), next()]);
+    [first, second].into_iter().chain(more)
+}
+
+/// Reads the next event from the slots of a ring.
+///
+/// # Safety
+/// 1. `next` yields the slots that [`push`] and [`short`] have made, in their order, each once.
+pub(super) unsafe fn read(mut next: impl FnMut() -> Option<Slot>) -> Option<Event> {
+    let [head, ticks, op, word] = next()?;
+    let what = match head as u8 {
+        kind::READY => What::Ready,
+        kind::STARTED => What::Started(Place::from_word(word)),
+        kind::RETURNED => What::Returned,
+        kind::ENDED => What::Ended(match word {
+            0 => Outcome::Succeeded,
+            1 => Outcome::Failed,
+            _ => Outcome::Skipped,
+        }),
+        kind::WAITS => What::Waits,
+        kind::GOES_ON => What::GoesOn(Place::from_word(word)),
+        _ => {
+            let location: *const Location<'static> = std::ptr::with_exposed_provenance(word as usize);
+            let second = next()?;
+            let count = (head >> COUNT_AT) as usize;
+            let mut words = Vec::with_capacity(4 * slots_of_push(count));
+            words.extend_from_slice(&second[2..]);
+            for _ in 2..slots_of_push(count) {
+                words.extend(next()?);
+            }
+            words.truncate(count);
+            What::Pushed(Box::new(Pushed {
+                // SAFETY: by (1), `push` has stored the address of a static location.
+                location: unsafe { &*location },
+                // SAFETY: (1): `push` has stored the words of a name, which are read once.
+                name: unsafe { Name::from_words([second[0] as usize, second[1] as usize]) },
+                priority: (head >> 8) as u8,
+                engine: (head >> 16) as u16,
+                lane: (head >> 32) as u8,
+                internal: head >> 40 & 1 != 0,
+                accesses: words.into_iter().map(|word| AccessWord(word).parts()).collect(),
+            }))
+        }
+    };
+    Some(Event { ticks, op: OpId(op), what })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_push_is_read_as_it_was_written() {
+        for count in 0..20 {
+            for name in [Name::EMPTY, Name::from("static"), Name::from(format!("made at run time {count}"))] {
+                let accesses: Vec<_> = (0..count)
+                    .map(|number| {
+                        let mode = [AccessMode::Read, AccessMode::Write, AccessMode::Overwrite][number as usize % 3];
+                        (VarId::new(7, number), mode)
+                    })
+                    .collect();
+                let head = PushHead {
+                    location: Location::caller(),
+                    priority: 33,
+                    engine: 500,
+                    lane: 9,
+                    internal: count % 2 == 0,
+                };
+                let words = accesses.iter().map(|&(variable, mode)| AccessWord::new(variable, mode));
+                let mut slots: Vec<Slot> = push(123, OpId(u64::MAX), &head, name.clone(), words).collect();
+                assert_eq!(slots.len(), slots_of_push(accesses.len()));
+                slots.push(short(124, OpId(1), Short::Ready));
+                let mut slots = slots.into_iter();
+                // SAFETY: (1): they are the slots of a push and of another event.
+                let event = unsafe { read(|| slots.next()) }.expect("there is an event");
+                assert_eq!((event.ticks, event.op), (123, OpId(u64::MAX)));
+                let What::Pushed(pushed) = event.what else { panic!("not a push: {event:?}") };
+                assert_eq!((pushed.name, pushed.location), (name, head.location));
+                assert_eq!((pushed.priority, pushed.engine, pushed.lane), (33, 500, 9));
+                assert_eq!((pushed.internal, pushed.accesses), (head.internal, accesses));
+                // SAFETY: (1): the slots that are left are those of the other event.
+                let event = unsafe { read(|| slots.next()) }.expect("there is another event");
+                assert!(matches!(event.what, What::Ready) && slots.next().is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn a_place_is_read_as_it_was_written() {
+        let places = [
+            Place::Worker { engine: u16::MAX, lane: 3, worker: 1023 },
+            Place::Gpu { engine: 1, lane: 200 },
+            Place::Thread(u16::MAX),
+        ];
+        for place in places {
+            let mut slots = [short(1, OpId(2), Short::Started(place))].into_iter();
+            // SAFETY: (1): it is the slot of an event.
+            let event = unsafe { read(|| slots.next()) }.expect("there is an event");
+            assert!(matches!(event.what, What::Started(read) if read == place), "{event:?}");
+        }
+    }
+}

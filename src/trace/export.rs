@@ -1,0 +1,252 @@
+//! Files of traces: what the formats have in common.
+
+use std::{
+    collections::HashMap,
+    io::{self, Write},
+    time::Duration,
+};
+
+use super::{
+    event::{OpId, Place},
+    history::{Trace, TracedOp},
+};
+
+/// A format of traces.
+pub(super) trait Format {
+    /// Writes what comes before all operations.
+    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()>;
+
+    /// Names a track.
+    fn track(&mut self, out: &mut dyn Write, track: &Track) -> io::Result<()>;
+
+    /// Writes a slice.
+    fn slice(&mut self, out: &mut dyn Write, slice: &Slice<'_>) -> io::Result<()>;
+
+    /// Writes what comes after all operations.
+    fn end(&mut self, out: &mut dyn Write) -> io::Result<()>;
+}
+
+impl<F: Format + ?Sized> Format for Box<F> {
+    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        (**self).begin(out)
+    }
+
+    fn track(&mut self, out: &mut dyn Write, track: &Track) -> io::Result<()> {
+        (**self).track(out, track)
+    }
+
+    fn slice(&mut self, out: &mut dyn Write, slice: &Slice<'_>) -> io::Result<()> {
+        (**self).slice(out, slice)
+    }
+
+    fn end(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        (**self).end(out)
+    }
+}
+
+/// A row of the picture.
+#[derive(Clone, Debug)]
+pub(super) struct Track {
+    /// A number above zero.
+    pub(super) id: u64,
+    /// The engine, or 0 for threads outside.
+    pub(super) engine: u16,
+    pub(super) name: String,
+    /// Tracks of one engine are shown in this order.
+    pub(super) rank: u32,
+}
+
+/// A rectangle of the picture.
+#[derive(Debug)]
+pub(super) struct Slice<'a> {
+    pub(super) track: &'a Track,
+    pub(super) name: &'a str,
+    pub(super) from: Duration,
+    pub(super) to: Duration,
+    pub(super) category: &'static str,
+    /// Names and values for people.
+    pub(super) notes: &'a [(&'static str, String)],
+    /// The numbers of arrows that end here, and of those that begin at the end.
+    pub(super) arrows_in: &'a [u64],
+    pub(super) arrows_out: &'a [u64],
+}
+
+/// Writes the operations of one or several traces of a recorder, in the order in which they were taken.
+pub(super) struct Exporter<F> {
+    format: F,
+    tracks: HashMap<(bool, Place), Track>,
+    /// Operations that are not written yet, because others may be found to depend on them.
+    held: Vec<TracedOp>,
+    /// The arrows between operations, by their ends, until those are written.
+    arrows_in: HashMap<OpId, Vec<u64>>,
+    arrows_out: HashMap<OpId, Vec<u64>>,
+    next_arrow: u64,
+    /// The end of the last operation on each stream, since the operations of a stream run one after the other.
+    streams: HashMap<Place, Duration>,
+}
+
+impl<F: Format> Exporter<F> {
+    pub(super) fn begin(mut format: F, out: &mut dyn Write) -> io::Result<Self> {
+        format.begin(out)?;
+        Ok(Self {
+            format,
+            tracks: HashMap::new(),
+            held: Vec::new(),
+            arrows_in: HashMap::new(),
+            arrows_out: HashMap::new(),
+            next_arrow: 1,
+            streams: HashMap::new(),
+        })
+    }
+
+    /// Writes the operations of the trace before, and holds those of `trace` that have ended.
+    pub(super) fn add(&mut self, out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
+        let mut held: Vec<OpId> = self.held.iter().map(|op| op.id).collect();
+        let ended = || trace.ops.iter().filter(|op| op.ended.is_some());
+        held.extend(ended().map(|op| op.id));
+        held.sort_unstable();
+        for op in &trace.ops {
+            if self.arrows_in.contains_key(&op.id) {
+                // It was seen when it had started and not ended.
+                continue;
+            }
+            for before in op.depends_on.iter().filter(|before| held.binary_search(before).is_ok()) {
+                self.arrows_out.entry(*before).or_default().push(self.next_arrow);
+                self.arrows_in.entry(op.id).or_default().push(self.next_arrow);
+                self.next_arrow += 1;
+            }
+        }
+        let before = std::mem::replace(&mut self.held, ended().cloned().collect());
+        before.iter().try_for_each(|op| self.write(out, trace, op))
+    }
+
+    /// Writes what is left, also operations of `last` that have not ended.
+    pub(super) fn end(mut self, out: &mut dyn Write, last: &Trace) -> io::Result<()> {
+        let before = std::mem::take(&mut self.held);
+        let open = last.ops.iter().filter(|op| op.ended.is_none());
+        before.iter().chain(open).try_for_each(|op| self.write(out, last, op))?;
+        self.format.end(out)?;
+        out.flush()
+    }
+
+    fn write(&mut self, out: &mut dyn Write, trace: &Trace, op: &TracedOp) -> io::Result<()> {
+        let arrows_in = self.arrows_in.remove(&op.id).unwrap_or_default();
+        let arrows_out = self.arrows_out.remove(&op.id).unwrap_or_default();
+        if op.runs.is_empty() {
+            // It was skipped, or never ran.
+            return Ok(());
+        }
+        let (label, notes) = (op.label(), notes(trace, op));
+        let category = if op.internal { "engine" } else { "operation" };
+        let on_gpu = op.runs.first().map(|run| run.place).filter(|place| matches!(place, Place::Gpu { .. }));
+        for (index, run) in op.runs.iter().enumerate() {
+            let (is_first, is_last) = (index == 0, index + 1 == op.runs.len());
+            let track = self.track(out, trace, false, run.place)?;
+            let name = if is_first { label.clone() } else { format!("{label} (goes on)") };
+            let slice = Slice {
+                track: &track,
+                name: &name,
+                from: run.from,
+                to: run.to,
+                category: if on_gpu.is_some() { "issue" } else { category },
+                notes: &notes,
+                arrows_in: if is_first && on_gpu.is_none() { &arrows_in } else { &[] },
+                arrows_out: if is_last && on_gpu.is_none() { &arrows_out } else { &[] },
+            };
+            self.format.slice(out, &slice)?;
+        }
+        let (Some(place), Some(returned), Some(ended)) = (on_gpu, op.returned, op.ended) else { return Ok(()) };
+        let track = self.track(out, trace, true, place)?;
+        let before = self.streams.insert(place, ended).unwrap_or_default();
+        let slice = Slice {
+            track: &track,
+            name: &label,
+            // A rectangle that began where another ends would count as inside that one.
+            from: returned.max(before + Duration::from_nanos(1)).min(ended),
+            to: ended,
+            category,
+            notes: &notes,
+            arrows_in: &arrows_in,
+            arrows_out: &arrows_out,
+        };
+        self.format.slice(out, &slice)
+    }
+
+    /// Returns the track of a place, or of the stream of a GPU's lane.
+    fn track(&mut self, out: &mut dyn Write, trace: &Trace, is_stream: bool, place: Place) -> io::Result<Track> {
+        if let Some(track) = self.tracks.get(&(is_stream, place)) {
+            return Ok(track.clone());
+        }
+        let (engine, rank) = match place {
+            Place::Worker { engine, lane, worker } => (engine, u32::from(lane) << 16 | u32::from(worker)),
+            Place::Gpu { engine, lane } => (engine, u32::from(lane) << 16 | u32::from(is_stream)),
+            Place::Thread(thread) => (0, u32::from(thread)),
+        };
+        let name = trace.place(place);
+        let name = if is_stream { format!("{name}: stream") } else { name };
+        let track = Track { id: self.tracks.len() as u64 + 1, engine, name, rank };
+        self.format.track(out, &track)?;
+        self.tracks.insert((is_stream, place), track.clone());
+        Ok(track)
+    }
+}
+
+/// What the picture says of an operation.
+fn notes(trace: &Trace, op: &TracedOp) -> Vec<(&'static str, String)> {
+    let variables = |write: bool| {
+        let named = op.accesses.iter().filter(|(_, mode)| mode.is_write() == write);
+        named.map(|&(variable, _)| trace.variable(variable)).collect::<Vec<_>>().join(", ")
+    };
+    let time = |time: Duration| format!("{time:?}");
+    let notes = [
+        ("pushed at", Some(op.location.to_string())),
+        ("reads", Some(variables(false))),
+        ("mutates", Some(variables(true))),
+        ("waited for operations", op.ready.map(|ready| time(ready.saturating_sub(op.pushed)))),
+        ("waited for a worker", op.queued().map(time)),
+        ("priority", (op.priority != 0).then(|| op.priority.to_string())),
+        ("outcome", op.outcome.map(|outcome| format!("{outcome:?}"))),
+        ("ended after its push", op.took().map(time)),
+    ];
+    let noted = |(name, note): (&'static str, Option<String>)| Some((name, note.filter(|note| !note.is_empty())?));
+    notes.into_iter().filter_map(noted).collect()
+}
+
+impl Trace {
+    /// Writes the trace in the format of [Perfetto](https://ui.perfetto.dev), which draws it: a row for each worker, a
+    /// rectangle for each operation, and an arrow from each operation to those that had to wait for it. Click an operation
+    /// to see its variables, where it was pushed, and what it waited for.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let recorder = raddle::Recorder::new();
+    /// let engine = raddle::Engine::builder().workers(1).recorder(&recorder).build()?;
+    /// engine.op("hello").push((), |()| println!("hello"))?;
+    /// engine.wait_for_all()?;
+    /// let mut file = Vec::new(); // or a `BufWriter` of a file `hello.pftrace`
+    /// recorder.take().write_perfetto(&mut file)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write_perfetto(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.write_as(super::perfetto::Perfetto::default(), out)
+    }
+
+    /// Writes the trace in Chrome's JSON format, for `chrome://tracing`, Perfetto, and many other tools. It shows the same
+    /// as [`write_perfetto`](Self::write_perfetto), in a larger file that people can read.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write_chrome(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.write_as(super::chrome::Chrome::default(), out)
+    }
+
+    fn write_as(&self, format: impl Format, out: &mut dyn Write) -> io::Result<()> {
+        let mut exporter = Exporter::begin(format, out)?;
+        exporter.add(out, self)?;
+        exporter.end(out, self)
+    }
+}

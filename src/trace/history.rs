@@ -1,0 +1,452 @@
+//! Histories of operations, put together from their events.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    fmt,
+    panic::Location,
+    time::Duration,
+};
+
+use super::{
+    event::{AccessMode, Event, OpId, Outcome, Place, Pushed, VarId, What},
+    recorder::{EngineInfo, Names, max_threads},
+};
+use crate::{scheduler::DEFAULT_BAND, values::name::Name};
+
+/// The history of one operation. Times are those since the recorder was made.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct TracedOp {
+    /// Identifies the operation in the traces of its recorder.
+    pub id: OpId,
+    /// Its name, which is empty if it was not given one.
+    pub name: Name,
+    /// Where it was pushed.
+    pub location: &'static Location<'static>,
+    /// The number of its engine in the trace.
+    pub engine: u16,
+    /// The number of its lane: see [`Trace::lane`].
+    pub lane: u8,
+    /// Its priority, or the one closest to 0 among those that the engine treats as equal.
+    pub priority: i32,
+    /// It is an operation of the engine's own: a wait, a deletion, the poll of a future.
+    pub internal: bool,
+    /// The variables that it names.
+    pub accesses: Vec<(VarId, AccessMode)>,
+    /// The number of the thread that pushed it.
+    pub pushed_by: u16,
+    /// The operation whose function pushed it. `None` for children, which are pushed when the function of their parent has
+    /// returned.
+    pub parent: Option<OpId>,
+    /// When it was pushed.
+    pub pushed: Duration,
+    /// When it became ready.
+    pub ready: Option<Duration>,
+    /// When its function was called. `None` if it never was, or if the trace ends before that.
+    pub started: Option<Duration>,
+    /// When its function returned. For an operation of a GPU, when it had been issued.
+    pub returned: Option<Duration>,
+    /// When it ended: from then on, operations behind it could run. An operation of a GPU has ended when the GPU has
+    /// completed it.
+    pub ended: Option<Duration>,
+    /// How it ended.
+    pub outcome: Option<Outcome>,
+    /// Where and when its function ran. There are several if it waited inside.
+    pub runs: Vec<Run>,
+    /// The operations before it on its variables that it had to wait for, if their ends were not known to be earlier than
+    /// the trace.
+    pub depends_on: Vec<OpId>,
+}
+
+/// A time in which a function ran on one thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Run {
+    /// Where it ran.
+    pub place: Place,
+    /// When that began.
+    pub from: Duration,
+    /// When that ended. The end of the trace if the function runs still.
+    pub to: Duration,
+}
+
+impl TracedOp {
+    /// Returns how long the function ran, without the times in which it waited for other operations.
+    #[must_use]
+    pub fn ran(&self) -> Duration {
+        self.runs.iter().map(|run| run.to.saturating_sub(run.from)).sum()
+    }
+
+    /// Returns the time between the push and the call of the function.
+    #[must_use]
+    pub fn waited(&self) -> Option<Duration> {
+        self.started.map(|started| started.saturating_sub(self.pushed))
+    }
+
+    /// Returns the time between the moment in which the operation became ready and the call of the function: what it
+    /// waited for a worker.
+    #[must_use]
+    pub fn queued(&self) -> Option<Duration> {
+        Some(self.started?.saturating_sub(self.ready?))
+    }
+
+    /// Returns the time between the push and the end.
+    #[must_use]
+    pub fn took(&self) -> Option<Duration> {
+        self.ended.map(|ended| ended.saturating_sub(self.pushed))
+    }
+
+    /// Returns the name of the operation, or where it was pushed if it has none.
+    #[must_use]
+    pub fn label(&self) -> String {
+        if self.name.is_empty() {
+            format!("{}:{}", self.location.file(), self.location.line())
+        } else {
+            self.name.to_string()
+        }
+    }
+}
+
+/// What a [`Recorder`](crate::Recorder) has recorded.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    pub(super) ops: Vec<TracedOp>,
+    pub(super) threads: Vec<String>,
+    pub(super) engines: Vec<EngineInfo>,
+    pub(super) names: Names,
+    pub(super) lost: u64,
+}
+
+impl Trace {
+    /// Returns the operations, in the order of their pushes.
+    #[must_use]
+    pub fn ops(&self) -> &[TracedOp] {
+        &self.ops
+    }
+
+    /// Returns the number of events that were lost because a ring was full. Operations of which the push was lost are not
+    /// in the trace; others may lack what was lost.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Returns the name of a thread by its number. It is `thread N` if the thread has no name.
+    #[must_use]
+    pub fn thread(&self, thread: u16) -> &str {
+        self.threads.get(usize::from(thread)).map_or("", String::as_str)
+    }
+
+    /// Returns the name of a variable, or its number if it has no name.
+    #[must_use]
+    pub fn variable(&self, variable: VarId) -> String {
+        self.names.get(&variable).map_or_else(|| variable.to_string(), Name::to_string)
+    }
+
+    /// Returns the name of a lane, such as `cpu` or `copy`.
+    #[must_use]
+    pub fn lane(&self, engine: u16, lane: u8) -> &str {
+        let info = self.engines.iter().find(|info| info.number == engine);
+        info.map_or("", |info| info.lane(lane))
+    }
+
+    /// Returns a name for a place, such as `cpu 0`.
+    #[must_use]
+    pub fn place(&self, place: Place) -> String {
+        let several = self.engines.len() > 1;
+        let prefix = |engine: u16| if several { format!("engine {engine}: ") } else { String::new() };
+        match place {
+            Place::Worker { engine, lane, worker } => format!("{}{} {worker}", prefix(engine), self.lane(engine, lane)),
+            Place::Gpu { engine, lane } => format!("{}{}", prefix(engine), self.lane(engine, lane)),
+            Place::Thread(thread) => self.thread(thread).to_owned(),
+        }
+    }
+
+    /// Returns when the first operation of the trace was pushed, and when the last event was.
+    #[must_use]
+    pub fn range(&self) -> (Duration, Duration) {
+        let start = self.ops.iter().map(|op| op.pushed).min().unwrap_or_default();
+        let ends = self.ops.iter().map(|op| {
+            let end = op.ended.into_iter().chain(op.started).chain(op.ready).max().unwrap_or(op.pushed);
+            op.runs.iter().map(|run| run.to).fold(end, Duration::max)
+        });
+        (start, ends.max().unwrap_or_default())
+    }
+}
+
+impl EngineInfo {
+    pub(super) fn lane(&self, lane: u8) -> &str {
+        let gpu = lane.checked_sub(self.first_gpu_lane).and_then(|lane| self.gpu_lanes.get(usize::from(lane)));
+        gpu.map(String::as_str).or_else(|| self.lanes.get(usize::from(lane)).copied()).unwrap_or("")
+    }
+}
+
+/// Histories that are not taken yet.
+#[derive(Default)]
+pub(super) struct History {
+    threads: Vec<Thread>,
+    engines: Vec<EngineInfo>,
+    names: Names,
+    /// The operations that have not ended.
+    open: HashMap<OpId, TracedOp>,
+    /// Operations that have ended, for the program.
+    ended: Vec<TracedOp>,
+    /// Whether the program takes traces.
+    pub(super) is_kept: bool,
+    /// Operations that have ended, for a profile.
+    to_export: Vec<TracedOp>,
+    /// Whether a profile is written.
+    pub(super) is_exported: bool,
+    variables: HashMap<VarId, Variable>,
+    /// Variables that were freed, but whose names may still be wanted.
+    freed: VecDeque<VarId>,
+    /// Events that were lost, or whose operations are not known since their pushes were lost, for the program and for a
+    /// profile.
+    lost: u64,
+    lost_to_export: u64,
+    last: Duration,
+}
+
+impl fmt::Debug for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("History")
+            .field("open", &self.open.len())
+            .field("ended", &self.ended.len())
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
+struct Thread {
+    name: String,
+    /// The operations whose functions run on the thread, innermost last.
+    stack: Vec<OpId>,
+    /// The function on the thread waits without a worker.
+    waits: bool,
+}
+
+/// The last operations that have used a variable.
+#[derive(Default)]
+struct Variable {
+    writer: Option<OpId>,
+    /// Those that have read it since.
+    readers: Vec<OpId>,
+}
+
+/// The readers of a variable that are remembered, so that a variable which is never mutated takes no memory without end.
+const MAX_READERS: usize = 1024;
+
+/// The most operations that are kept for the program while a profile is written. Picked: some 300 MB.
+const MAX_ENDED: usize = 1 << 20;
+
+/// The most freed variables whose names are kept.
+const MAX_FREED: usize = 1 << 16;
+
+impl History {
+    /// Adds a thread, and returns its number.
+    pub(super) fn add_thread(&mut self, name: Option<&str>) -> Option<usize> {
+        let number = self.threads.len();
+        let name = name.map_or_else(|| format!("thread {number}"), str::to_owned);
+        (number < max_threads()).then(|| self.threads.push(Thread { name, ..Thread::default() })).map(|()| number)
+    }
+
+    pub(super) fn add_engine(&mut self, engine: EngineInfo) {
+        self.engines.push(engine);
+    }
+
+    pub(super) fn name_variable(&mut self, variable: VarId, name: Name) {
+        self.names.entry(variable).or_insert(name);
+    }
+
+    /// Adds an event of `thread`. Events come in the order of their times.
+    pub(super) fn add(&mut self, thread: u16, time: Duration, event: Event) {
+        self.last = time;
+        let Some(on) = self.threads.get_mut(usize::from(thread)) else { return };
+        match event.what {
+            What::Pushed(pushed) => {
+                let op = TracedOp::new(event.op, *pushed, (thread, time), on.stack.last().copied());
+                self.open.insert(event.op, op);
+                return;
+            }
+            What::Waits => {
+                on.waits = true;
+                for op in &on.stack {
+                    self.open.get_mut(op).into_iter().for_each(|op| op.leave(time));
+                }
+                return;
+            }
+            What::GoesOn(place) => {
+                if std::mem::take(&mut on.waits) {
+                    for op in &on.stack {
+                        self.open.get_mut(op).into_iter().for_each(|op| op.run(place, time));
+                    }
+                }
+                return;
+            }
+            _ => {}
+        }
+        let Some(op) = self.open.get_mut(&event.op) else {
+            self.lose(1);
+            return;
+        };
+        match event.what {
+            What::Ready => op.ready = Some(time.max(op.pushed)),
+            What::Started(place) => {
+                op.started = Some(time);
+                op.run(place, time);
+                on.stack.push(event.op);
+                for &(variable, mode) in &op.accesses {
+                    self.variables.entry(variable).or_default().use_by(event.op, mode, &mut op.depends_on);
+                }
+                op.depends_on.sort_unstable();
+                op.depends_on.dedup();
+            }
+            What::Returned => on.leave(op, time),
+            What::Ended(outcome) => {
+                if on.stack.contains(&event.op) {
+                    on.leave(op, time);
+                }
+                op.ended = Some(time);
+                op.outcome = Some(outcome);
+                let op = self.open.remove(&event.op);
+                for op in op.iter().filter(|op| op.internal) {
+                    // The engine itself overwrites a variable only as the last one that uses it.
+                    for (variable, _) in op.accesses.iter().filter(|(_, mode)| *mode == AccessMode::Overwrite) {
+                        self.variables.remove(variable);
+                        self.freed.push_back(*variable);
+                    }
+                }
+                if self.freed.len() > MAX_FREED {
+                    self.freed.pop_front().and_then(|variable| self.names.remove(&variable));
+                }
+                if self.is_exported {
+                    self.to_export.extend(op.clone());
+                }
+                if self.is_kept && self.ended.len() == MAX_ENDED {
+                    self.lost += 1;
+                } else if self.is_kept {
+                    self.ended.extend(op);
+                }
+            }
+            What::Pushed(_) | What::Waits | What::GoesOn(_) => unreachable!("they were handled above"),
+        }
+    }
+
+    /// Counts events that were lost.
+    pub(super) fn lose(&mut self, events: u64) {
+        self.lost += events;
+        self.lost_to_export += events;
+    }
+
+    /// Returns what has ended since the last call, and copies of what has not.
+    pub(super) fn take(&mut self) -> Trace {
+        let (ended, lost) = (std::mem::take(&mut self.ended), std::mem::take(&mut self.lost));
+        let mut trace = self.trace(ended, lost);
+        let known: HashSet<OpId> = trace.ops.iter().map(|op| op.id).collect();
+        trace.ops.iter_mut().for_each(|op| op.depends_on.retain(|dependency| known.contains(dependency)));
+        trace
+    }
+
+    /// Returns the same as [`take`](Self::take), for a profile. Operations may depend on some of earlier traces.
+    pub(super) fn export(&mut self) -> Trace {
+        let (ended, lost) = (std::mem::take(&mut self.to_export), std::mem::take(&mut self.lost_to_export));
+        self.trace(ended, lost)
+    }
+
+    fn trace(&self, mut ops: Vec<TracedOp>, lost: u64) -> Trace {
+        ops.extend(self.open.values().cloned());
+        let last = self.last;
+        // What runs still has run up to here.
+        ops.iter_mut().flat_map(|op| &mut op.runs).filter(|run| run.to == Duration::MAX).for_each(|run| run.to = last);
+        ops.sort_by_key(|op| (op.pushed, op.id));
+        Trace {
+            ops,
+            threads: self.threads.iter().map(|thread| thread.name.clone()).collect(),
+            engines: self.engines.clone(),
+            names: self.names.clone(),
+            lost,
+        }
+    }
+}
+
+impl Thread {
+    /// Notes that the function of `op` has returned.
+    fn leave(&mut self, op: &mut TracedOp, time: Duration) {
+        op.leave(time);
+        op.returned = Some(time);
+        self.stack.retain(|&running| running != op.id);
+    }
+}
+
+impl TracedOp {
+    fn new(id: OpId, pushed: Pushed, (thread, time): (u16, Duration), parent: Option<OpId>) -> Self {
+        Self {
+            id,
+            name: pushed.name,
+            location: pushed.location,
+            engine: pushed.engine,
+            lane: pushed.lane,
+            priority: priority_of(pushed.priority),
+            internal: pushed.internal,
+            accesses: pushed.accesses,
+            pushed_by: thread,
+            parent,
+            pushed: time,
+            ready: None,
+            started: None,
+            returned: None,
+            ended: None,
+            outcome: None,
+            runs: Vec::new(),
+            depends_on: Vec::new(),
+        }
+    }
+
+    fn run(&mut self, place: Place, from: Duration) {
+        self.runs.push(Run { place, from, to: Duration::MAX });
+    }
+
+    fn leave(&mut self, time: Duration) {
+        self.runs.last_mut().filter(|run| run.to == Duration::MAX).into_iter().for_each(|run| run.to = time);
+    }
+}
+
+impl Variable {
+    /// Notes that `op` uses the variable now, and adds those that it had to wait for to `before`.
+    fn use_by(&mut self, op: OpId, mode: AccessMode, before: &mut Vec<OpId>) {
+        if !mode.is_write() {
+            before.extend(self.writer);
+            if self.readers.len() == MAX_READERS {
+                self.readers.remove(0);
+            }
+            self.readers.push(op);
+        } else if self.readers.is_empty() {
+            before.extend(self.writer.replace(op));
+        } else {
+            before.append(&mut self.readers);
+            self.writer = Some(op);
+        }
+    }
+}
+
+/// The priority closest to 0 among those of a band.
+fn priority_of(band: u8) -> i32 {
+    let level = i32::from(band) - i32::from(DEFAULT_BAND);
+    let magnitude = if level.abs() < 8 { level.abs() } else { 1 << (level.abs() - 5) };
+    magnitude * level.signum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::band_of;
+
+    #[test]
+    fn the_priority_of_a_band_is_in_that_band() {
+        for priority in [0, 1, -1, 7, 8, -8, 9, 100, 1 << 26, i32::MAX, i32::MIN] {
+            let band = band_of(priority);
+            assert_eq!(band_of(priority_of(band)), band, "{priority}");
+            assert!(priority_of(band).unsigned_abs() <= priority.unsigned_abs());
+        }
+    }
+}

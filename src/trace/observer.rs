@@ -1,0 +1,80 @@
+//! Observers: program code that is told what an engine does while it does it.
+
+use std::panic::Location;
+
+use super::event::{OpId, Outcome};
+
+/// Is told about each operation of an engine, on the thread on which it happens. See
+/// [`EngineBuilder::observer`](crate::EngineBuilder::observer).
+///
+/// The calls are made at once, between the steps of the engine, so they should take little time. They must not push and must
+/// not wait: such calls return errors. A panic is logged and changes nothing else. Calls for one operation come in the order
+/// of these methods, but `ready` may come before `pushed` has returned, and on another thread.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+/// use raddle::{Engine, ObservedOp, Observer, Outcome};
+///
+/// static FAILED: AtomicU64 = AtomicU64::new(0);
+///
+/// struct Failures;
+/// impl Observer for Failures {
+///     fn ended(&self, op: &ObservedOp<'_>, outcome: Outcome) {
+///         if outcome == Outcome::Failed {
+///             println!("{} from {} failed", op.name, op.location);
+///             FAILED.fetch_add(1, Relaxed);
+///         }
+///     }
+/// }
+///
+/// let engine = Engine::builder().workers(1).observer(Failures).build()?;
+/// let value = engine.var(0);
+/// engine.op("parse").try_push(value.write(), |value| Ok(*value = "x".parse()?))?;
+/// assert!(engine.wait_for_all().is_err());
+/// assert_eq!(FAILED.load(Relaxed), 1);
+/// # Ok(())
+/// # }
+/// ```
+pub trait Observer: Send + Sync + 'static {
+    /// The operation is about to be pushed, by this thread.
+    fn pushed(&self, op: &ObservedOp<'_>) {
+        let _ = op;
+    }
+
+    /// The operation has become ready, and is about to enter a lane. Operations that run inside their push have no such
+    /// call.
+    fn ready(&self, op: &ObservedOp<'_>) {
+        let _ = op;
+    }
+
+    /// The function of the operation is about to be called, by this thread.
+    fn started(&self, op: &ObservedOp<'_>) {
+        let _ = op;
+    }
+
+    /// The function has returned, on the thread on which it was called, although the operation goes on: it is asynchronous,
+    /// has children, or was issued on a GPU. It may have ended meanwhile.
+    fn returned(&self, op: &ObservedOp<'_>) {
+        let _ = op;
+    }
+
+    /// The operation ends: operations behind it may run when this returns. Those that are skipped end without a start.
+    fn ended(&self, op: &ObservedOp<'_>, outcome: Outcome) {
+        let _ = (op, outcome);
+    }
+}
+
+/// An operation, as an [`Observer`] sees it.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct ObservedOp<'a> {
+    /// Identifies the operation among those of its engine, and in traces of the engine's recorder.
+    pub id: OpId,
+    /// Its name, which is empty if it was not given one.
+    pub name: &'a str,
+    /// Where it was pushed.
+    pub location: &'static Location<'static>,
+    /// It is an operation of the engine's own: a wait, a deletion, the poll of a future.
+    pub internal: bool,
+}

@@ -1,0 +1,140 @@
+//! Perfetto's binary format of traces: packets in the wire format of protocol buffers.
+//!
+//! The numbers of the fields are those of `trace_packet.proto`, `track_descriptor.proto`, `track_event.proto` and
+//! `debug_annotation.proto` in the sources of Perfetto.
+
+use std::{
+    collections::HashSet,
+    io::{self, Write},
+    time::Duration,
+};
+
+use super::export::{Format, Slice, Track};
+
+/// Writes packets.
+#[derive(Debug, Default)]
+pub(super) struct Perfetto {
+    /// The engines that have a track in the file.
+    engines: HashSet<u16>,
+}
+
+/// A message of protocol buffers.
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+const VARINT: u64 = 0;
+const FIXED64: u64 = 1;
+const BYTES: u64 = 2;
+
+impl Message {
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+
+    fn number(&mut self, field: u64, value: u64) {
+        self.varint(field << 3 | VARINT);
+        self.varint(value);
+    }
+
+    fn fixed(&mut self, field: u64, value: u64) {
+        self.varint(field << 3 | FIXED64);
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn bytes(&mut self, field: u64, bytes: &[u8]) {
+        self.varint(field << 3 | BYTES);
+        self.varint(bytes.len() as u64);
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn message(&mut self, field: u64, fill: impl FnOnce(&mut Self)) {
+        let mut inner = Self::default();
+        fill(&mut inner);
+        self.bytes(field, &inner.0);
+    }
+}
+
+/// Writes a packet of the trace.
+fn packet(out: &mut dyn Write, fill: impl FnOnce(&mut Message)) -> io::Result<()> {
+    let mut trace = Message::default();
+    trace.message(1, |packet| {
+        // The sequence that all packets belong to.
+        packet.number(10, 1);
+        fill(packet);
+    });
+    out.write_all(&trace.0)
+}
+
+/// The number of the track that has those of an engine below it.
+fn engine_track(engine: u16) -> u64 {
+    1 << 32 | u64::from(engine)
+}
+
+impl Format for Perfetto {
+    fn begin(&mut self, _out: &mut dyn Write) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn track(&mut self, out: &mut dyn Write, track: &Track) -> io::Result<()> {
+        if self.engines.insert(track.engine) {
+            let name = if track.engine == 0 { "other threads".to_owned() } else { format!("engine {}", track.engine) };
+            packet(out, |packet| {
+                packet.message(60, |descriptor| {
+                    descriptor.number(1, engine_track(track.engine));
+                    descriptor.message(3, |process| {
+                        process.number(1, u64::from(track.engine) + 1);
+                        process.bytes(6, name.as_bytes());
+                    });
+                });
+            })?;
+        }
+        packet(out, |packet| {
+            packet.message(60, |descriptor| {
+                descriptor.number(1, track.id);
+                descriptor.number(5, engine_track(track.engine));
+                descriptor.message(4, |thread| {
+                    thread.number(1, u64::from(track.engine) + 1);
+                    // Rows are sorted by this number.
+                    thread.number(2, u64::from(track.rank) + 1);
+                    thread.bytes(5, track.name.as_bytes());
+                });
+            });
+        })
+    }
+
+    fn slice(&mut self, out: &mut dyn Write, slice: &Slice<'_>) -> io::Result<()> {
+        let nanos = |time: Duration| time.as_nanos() as u64;
+        packet(out, |packet| {
+            packet.number(8, nanos(slice.from));
+            packet.message(11, |event| {
+                event.number(9, 1);
+                event.number(11, slice.track.id);
+                event.bytes(22, slice.category.as_bytes());
+                event.bytes(23, slice.name.as_bytes());
+                slice.arrows_out.iter().for_each(|&arrow| event.fixed(47, arrow));
+                slice.arrows_in.iter().for_each(|&arrow| event.fixed(48, arrow));
+                for (name, note) in slice.notes {
+                    event.message(4, |annotation| {
+                        annotation.bytes(10, name.as_bytes());
+                        annotation.bytes(6, note.as_bytes());
+                    });
+                }
+            });
+        })?;
+        packet(out, |packet| {
+            packet.number(8, nanos(slice.to));
+            packet.message(11, |event| {
+                event.number(9, 2);
+                event.number(11, slice.track.id);
+            });
+        })
+    }
+
+    fn end(&mut self, _out: &mut dyn Write) -> io::Result<()> {
+        Ok(())
+    }
+}

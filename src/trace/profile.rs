@@ -1,0 +1,116 @@
+//! Profiles: traces that a thread writes to a file while the engine runs.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
+    sync::{
+        LazyLock,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use super::{
+    chrome::Chrome,
+    export::{Exporter, Format},
+    perfetto::Perfetto,
+    recorder::Recorder,
+};
+use crate::{
+    sync::{Mutex, lock},
+    system::panics,
+};
+
+/// The time between two readings of the rings. In this time a thread can push and run some 10,000 operations without a
+/// loss, which is as fast as most programs are. Picked.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// A trace that is being written.
+#[derive(Debug)]
+pub(crate) struct Profile {
+    /// Tells the thread to write the rest and to end.
+    stop: Mutex<Option<(mpsc::Sender<()>, JoinHandle<()>)>>,
+}
+
+impl Profile {
+    /// Begins to write what `recorder` records to the file at `path`, in Chrome's format if its name ends with `.json`, and
+    /// else in Perfetto's. If this process writes another profile there already, a number is added to the name.
+    pub(crate) fn begin(recorder: &Recorder, path: &Path) -> io::Result<Self> {
+        let path = unused(path);
+        let file = BufWriter::new(File::create(&path)?);
+        let format: Box<dyn Format + Send> = if path.extension().is_some_and(|extension| extension == "json") {
+            Box::new(Chrome::default())
+        } else {
+            Box::new(Perfetto::default())
+        };
+        recorder.begin_export();
+        let (sender, receiver) = mpsc::channel();
+        let recorder = recorder.clone();
+        let write = move || {
+            if let Err(error) = write(&recorder, format, file, &receiver) {
+                recorder.end_export();
+                panics::log!(Error, "raddle: the profile {} could not be written: {error}", path.display());
+            }
+        };
+        let thread = thread::Builder::new().name("raddle-profile".to_owned()).spawn(write)?;
+        Ok(Self { stop: Mutex::new(Some((sender, thread))) })
+    }
+
+    /// Writes the rest, and waits until that is done.
+    pub(crate) fn end(&self) {
+        let stop = lock(&self.stop).take();
+        if let Some((sender, thread)) = stop {
+            drop(sender);
+            // It has logged why, if it has failed.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Returns `path`, or one with a number if this process has used it before.
+fn unused(path: &Path) -> PathBuf {
+    static USED: LazyLock<Mutex<HashMap<PathBuf, u32>>> = LazyLock::new(Mutex::default);
+    let mut used = lock(&USED);
+    let times = used.entry(path.to_owned()).or_insert(0);
+    *times += 1;
+    if *times == 1 {
+        return path.to_owned();
+    }
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(format!("-{times}"));
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
+/// Writes until the sender of `stop` is gone.
+fn write(
+    recorder: &Recorder,
+    format: Box<dyn Format + Send>,
+    mut file: BufWriter<File>,
+    stop: &mpsc::Receiver<()>,
+) -> io::Result<()> {
+    let mut exporter = Exporter::begin(format, &mut file)?;
+    let mut lost = 0;
+    loop {
+        let is_last = matches!(stop.recv_timeout(INTERVAL), Err(RecvTimeoutError::Disconnected));
+        let trace = recorder.export();
+        lost += trace.lost();
+        exporter.add(&mut file, &trace)?;
+        if is_last {
+            exporter.end(&mut file, &trace)?;
+            break;
+        }
+        // What is in the file can be looked at, even if the program is killed.
+        file.flush()?;
+    }
+    if lost > 0 {
+        panics::log!(Warn, "raddle: {lost} events are not in the profile, since they came too fast to be written");
+    }
+    Ok(())
+}

@@ -1,0 +1,370 @@
+//! The recorder: a ring of events for each thread, and who reads them.
+//!
+//! # Who may touch what
+//!
+//! * The writing end of a ring: the thread that it belongs to, in a thread-local.
+//! * The reading ends, and the histories that are not taken yet: the holder of the lock.
+//!
+//! A thread that writes takes no lock and allocates nothing, except that its first event makes its ring. An event that
+//! finds the ring full is counted instead.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use rtrb::{Consumer, Producer, RingBuffer};
+
+use super::{
+    event::{self, AccessWord, Event, MAX_ACCESSES, OpId, PushHead, Short, Slot, VarId, What},
+    history::{History, Trace},
+};
+use crate::{
+    sync::{Mutex, lock},
+    system::clock::Clock,
+    values::name::Name,
+};
+
+/// The slots of a ring, if the program does not say: 2 MiB for each thread. Picked: some 10,000 operations on each thread.
+const SLOTS: usize = 1 << 16;
+
+/// The bits of an operation's number for the thread that has pushed it; those above are for the time. Engines of one
+/// recorder have fewer threads at a time.
+const THREAD_BITS: u32 = 12;
+const MAX_THREADS: usize = 1 << THREAD_BITS;
+
+/// An operation's number has the time of its push in units of this many ticks, less than a push takes.
+const TICKS_BITS: u32 = 4;
+
+/// Records what an engine does: each push, start and end of an operation, and more; see [`Trace`].
+///
+/// Engines are given a recorder when they are [built](crate::EngineBuilder::recorder). Several engines may share one. Clones
+/// stand for the same recorder.
+///
+/// Each thread writes to a ring of its own, without a lock or an allocation. An event that finds the ring full is lost; the
+/// trace says [how many](Trace::lost). A program that runs for long takes the trace from time to time, or lets
+/// [`EngineBuilder::profile`](crate::EngineBuilder::profile) write it to a file.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Engine, Recorder};
+///
+/// let recorder = Recorder::new();
+/// let engine = Engine::builder().workers(2).recorder(&recorder).build()?;
+/// let image = engine.var(vec![0u8; 64]).named("image");
+/// engine.op("load").push(image.write(), |image| image.fill(7))?;
+/// engine.op("sum").push(image.read(), |image| assert_eq!(image.iter().map(|&pixel| u32::from(pixel)).sum::<u32>(), 448))?;
+/// engine.wait_for_all()?;
+///
+/// let trace = recorder.take();
+/// let sum = trace.ops().iter().find(|op| op.name == "sum".into()).unwrap();
+/// println!("`sum` waited for {:?} and ran for {:?}", sum.waited().unwrap(), sum.ran());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Recorder {
+    shared: Arc<Shared>,
+}
+
+/// What the clones of a recorder share.
+#[derive(Debug)]
+struct Shared {
+    /// By which threads find their rings.
+    number: u64,
+    slots: usize,
+    clock: Clock,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    rings: Vec<Ring>,
+    history: History,
+}
+
+/// The reading end of a ring.
+#[derive(Debug)]
+struct Ring {
+    slots: Consumer<Slot>,
+    thread: u16,
+    lost: Arc<AtomicU64>,
+}
+
+/// The writing end of a ring.
+struct Writer {
+    recorder: u64,
+    slots: Producer<Slot>,
+    thread: u16,
+    /// The time of the last event.
+    last: u64,
+    /// The number of the last operation that this thread has pushed.
+    last_op: u64,
+    lost: Arc<AtomicU64>,
+}
+
+thread_local! {
+    static WRITERS: RefCell<Vec<Writer>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A description of an engine in a trace.
+#[derive(Clone, Debug)]
+pub(crate) struct EngineInfo {
+    pub(crate) number: u16,
+    /// The names of the lanes of workers.
+    pub(crate) lanes: Vec<&'static str>,
+    /// The names of the lanes of GPUs.
+    pub(crate) gpu_lanes: Vec<String>,
+    /// The first number of a lane of a GPU.
+    pub(crate) first_gpu_lane: u8,
+}
+
+impl Default for Recorder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Recorder {
+    /// Returns a recorder with 2 MiB for each thread: some 10,000 operations that a thread pushes and runs.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_slots(SLOTS)
+    }
+
+    /// Returns a recorder with room for `bytes` of events on each thread. A push takes 64 bytes and 32 for each four accesses
+    /// beyond the first two; the other events of an operation take 32 bytes each, and most operations have three.
+    ///
+    /// ```
+    /// let recorder = raddle::Recorder::with_capacity(64 << 20); // for long runs
+    /// # drop(recorder);
+    /// ```
+    #[must_use]
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self::with_slots((bytes / size_of::<Slot>()).max(16))
+    }
+
+    fn with_slots(slots: usize) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        // Relaxed: the numbers must only be distinct.
+        let number = NEXT.fetch_add(1, Relaxed);
+        Self { shared: Arc::new(Shared { number, slots, clock: Clock::new(), state: Mutex::default() }) }
+    }
+
+    /// Takes the trace of everything since the last call, or since the recorder was made. Operations that have not ended
+    /// are in this trace as far as they have come, and in the next one as a whole.
+    ///
+    /// It may be called at any time, also while operations run. The first call of a recorder that is younger than 10 ms
+    /// sleeps until then, to learn how fast the processor's clock is.
+    #[must_use]
+    pub fn take(&self) -> Trace {
+        let mut state = lock(&self.shared.state);
+        state.history.is_kept = true;
+        state.read(&self.shared.clock);
+        state.history.take()
+    }
+
+    /// Begins to keep what is recorded for [`export`](Self::export).
+    pub(super) fn begin_export(&self) {
+        lock(&self.shared.state).history.is_exported = true;
+    }
+
+    /// Ends that.
+    pub(super) fn end_export(&self) {
+        lock(&self.shared.state).history.is_exported = false;
+    }
+
+    /// Returns the same as [`take`](Self::take), for a profile.
+    pub(super) fn export(&self) -> Trace {
+        let mut state = lock(&self.shared.state);
+        state.read(&self.shared.clock);
+        state.history.export()
+    }
+
+    /// Keeps what is recorded for the program, although a profile is written.
+    pub(crate) fn keep(&self) {
+        lock(&self.shared.state).history.is_kept = true;
+    }
+
+    /// Notes an engine, whose events come with its number.
+    pub(crate) fn add_engine(&self, engine: EngineInfo) {
+        lock(&self.shared.state).history.add_engine(engine);
+    }
+
+    /// Notes the name of a variable.
+    pub(crate) fn name_variable(&self, variable: VarId, name: Name) {
+        lock(&self.shared.state).history.name_variable(variable, name);
+    }
+
+    /// Returns a number for an operation that the calling thread is about to push.
+    #[inline]
+    pub(crate) fn next_op(&self) -> OpId {
+        let number = self.write(|writer, now| {
+            let time = (now >> TICKS_BITS) << THREAD_BITS;
+            let next = (writer.last_op & !(MAX_THREADS as u64 - 1)) + MAX_THREADS as u64;
+            writer.last_op = time.max(next) | u64::from(writer.thread);
+            writer.last_op
+        });
+        OpId(number.unwrap_or(u64::MAX))
+    }
+
+    /// Records a push, at the time that [`next_op`](Self::next_op) has read.
+    #[inline]
+    pub(crate) fn pushed(
+        &self,
+        op: OpId,
+        head: &PushHead,
+        name: Name,
+        accesses: impl ExactSizeIterator<Item = AccessWord>,
+    ) {
+        self.write_last(|writer, last| {
+            let count = event::slots_of_push(accesses.len());
+            match writer.slots.write_chunk_uninit(count) {
+                Ok(chunk) if accesses.len() <= MAX_ACCESSES => {
+                    chunk.fill_from_iter(event::push(last, op, head, name, accesses));
+                }
+                // Relaxed: only a count.
+                _ => _ = writer.lost.fetch_add(1, Relaxed),
+            }
+        });
+    }
+
+    /// Records another event, now.
+    #[inline]
+    pub(crate) fn note(&self, op: OpId, event: Short) {
+        self.write(|writer, now| writer.put(now, op, event));
+    }
+
+    /// Records another event that the last one on this thread has caused, at the time of that one.
+    #[inline]
+    pub(crate) fn note_with_last(&self, op: OpId, event: Short) {
+        self.write_last(|writer, last| writer.put(last, op, event));
+    }
+
+    /// Returns the number of the calling thread.
+    #[inline]
+    pub(crate) fn thread(&self) -> u16 {
+        self.write_last(|writer, _| writer.thread).unwrap_or(0)
+    }
+
+    /// Calls `f` with the writer of the calling thread and the time, which it keeps.
+    #[inline]
+    fn write<R>(&self, f: impl FnOnce(&mut Writer, u64) -> R) -> Option<R> {
+        self.write_last(|writer, _| {
+            writer.last = self.shared.clock.now();
+            f(writer, writer.last)
+        })
+    }
+
+    /// Calls `f` with the writer of the calling thread and the time that it has kept.
+    #[inline]
+    fn write_last<R>(&self, f: impl FnOnce(&mut Writer, u64) -> R) -> Option<R> {
+        // The writers are gone if the thread is ending.
+        let written = WRITERS.try_with(|writers| {
+            let mut writers = writers.borrow_mut();
+            let index = match &**writers {
+                [first, ..] if first.recorder == self.shared.number => 0,
+                _ => self.find_writer(&mut writers)?,
+            };
+            let writer = &mut writers[index];
+            Some(f(writer, writer.last))
+        });
+        written.ok().flatten()
+    }
+
+    /// Returns the index of the thread's writer, which is made if there is none yet.
+    #[cold]
+    fn find_writer(&self, writers: &mut Vec<Writer>) -> Option<usize> {
+        if let Some(known) = writers.iter().position(|writer| writer.recorder == self.shared.number) {
+            // The engine that was used last is found first.
+            writers.swap(0, known);
+            return Some(0);
+        }
+        writers.retain(|writer| !writer.slots.is_abandoned());
+        let mut state = lock(&self.shared.state);
+        let thread = u16::try_from(state.history.add_thread(std::thread::current().name())?).ok()?;
+        let (slots, consumer) = RingBuffer::new(self.shared.slots);
+        let lost = Arc::new(AtomicU64::new(0));
+        state.rings.push(Ring { slots: consumer, thread, lost: Arc::clone(&lost) });
+        writers.insert(0, Writer { recorder: self.shared.number, slots, thread, last: 0, last_op: 0, lost });
+        Some(0)
+    }
+}
+
+/// When an operation was pushed, rounded down.
+fn ticks_of(op: OpId) -> u64 {
+    (op.0 >> THREAD_BITS) << TICKS_BITS
+}
+
+/// The most threads that a recorder tells apart.
+pub(super) const fn max_threads() -> usize {
+    MAX_THREADS
+}
+
+impl Writer {
+    #[inline]
+    fn put(&mut self, ticks: u64, op: OpId, event: Short) {
+        if self.slots.push(event::short(ticks, op, event)).is_err() {
+            // Relaxed: only a count.
+            self.lost.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+impl State {
+    /// Reads all rings, and continues the histories.
+    fn read(&mut self, clock: &Clock) {
+        let (mut events, mut lost) = (Vec::<(u16, Event)>::new(), 0);
+        self.rings.retain_mut(|ring| {
+            // Before the ring is read: a thread that has ended writes no more.
+            let is_over = ring.slots.is_abandoned();
+            let thread = ring.thread;
+            ring.read(|mut event| {
+                if let What::Ready = event.what {
+                    // An operation may have been pushed after the end that has made it ready was recorded.
+                    event.ticks = event.ticks.max(ticks_of(event.op) + (1 << TICKS_BITS));
+                }
+                events.push((thread, event));
+            });
+            // Relaxed: only a count.
+            lost += ring.lost.swap(0, Relaxed);
+            !is_over
+        });
+        self.history.lose(lost);
+        // Those of one thread, which may have the same time, stay in their order.
+        events.sort_by_key(|(_, event)| event.ticks);
+        for (thread, event) in events {
+            let time = clock.time(event.ticks);
+            self.history.add(thread, time, event);
+        }
+    }
+}
+
+impl Ring {
+    /// Calls `f` with each event that is in the ring.
+    fn read(&mut self, mut f: impl FnMut(Event)) {
+        // Only what is there now, so that a busy thread cannot keep the reader here.
+        let available = self.slots.slots();
+        let Ok(chunk) = self.slots.read_chunk(available) else { return };
+        let mut slots = chunk.into_iter();
+        // SAFETY: (1): the ring holds what its writer has put there, whole events, each slot of which is read once.
+        while let Some(event) = unsafe { event::read(|| slots.next()) } {
+            f(event);
+        }
+    }
+}
+
+impl Drop for Shared {
+    /// Reads what is left, since names in the rings own memory.
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        state.rings.iter_mut().for_each(|ring| ring.read(drop));
+    }
+}
+
+/// The names of variables, by their numbers.
+pub(super) type Names = HashMap<VarId, Name>;

@@ -1,0 +1,625 @@
+//! Traces and observers.
+
+#![cfg(not(any(raddle_loom, raddle_shuttle)))]
+
+use raddle_testkit as common;
+
+use std::{
+    panic::Location,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use common::{KINDS, MOMENT, THREADED, on_kinds, watched, watched_for};
+use raddle::{
+    AccessMode, Device, Engine, EngineKind, ObservedOp, Observer, Outcome, Place, PushError, Recorder, SimulatedGpu,
+    Trace, TracedOp, WaitError, cx,
+};
+
+/// Calls `f` with an engine of each kind and its recorder.
+fn recorded(kinds: &[EngineKind], f: impl Fn(&Engine, &Recorder) + Clone + Send + 'static) {
+    for &kind in kinds {
+        let f = f.clone();
+        watched(move || {
+            let recorder = Recorder::new();
+            let engine = Engine::builder().kind(kind).workers(2).recorder(&recorder).build().unwrap();
+            f(&engine, &recorder);
+        });
+    }
+}
+
+fn named<'t>(trace: &'t Trace, name: &str) -> &'t TracedOp {
+    let mut found = trace.ops().iter().filter(|op| op.name.as_str() == name);
+    let op = found.next().unwrap_or_else(|| panic!("`{name}` is not in the trace"));
+    assert!(found.next().is_none(), "`{name}` is in the trace twice");
+    op
+}
+
+// ------------------------------------------------------------------------------------------------------- histories ----
+
+#[test]
+fn each_operation_has_its_times_in_order() {
+    recorded(&KINDS, |engine, recorder| {
+        let vars: Vec<_> = (0..4).map(|number| engine.var(0u64).named(format!("var {number}"))).collect();
+        for number in 0..1000 {
+            let (from, to) = (&vars[number % 4], &vars[(number * 7 + 1) % 4]);
+            if number % 4 == (number * 7 + 1) % 4 {
+                engine.op("mutate").push(to.write(), |to| *to += 1).unwrap();
+            } else {
+                engine.op("copy").push((from.read(), to.write()), |(from, to)| *to += from).unwrap();
+            }
+        }
+        engine.wait_for_all().unwrap();
+        let trace = recorder.take();
+        assert_eq!(trace.lost(), 0);
+        let ops: Vec<_> = trace.ops().iter().filter(|op| !op.internal).collect();
+        assert_eq!(ops.len(), 1000);
+        assert!(ops.windows(2).all(|pair| pair[0].pushed <= pair[1].pushed));
+        for op in ops {
+            let (started, ended) = (op.started.unwrap(), op.ended.unwrap());
+            assert!(op.pushed <= started && started <= ended, "{op:?}");
+            if let Some(ready) = op.ready {
+                assert!(op.pushed <= ready && ready <= started, "{op:?}");
+            }
+            assert_eq!(op.ready.is_none(), engine.kind() == EngineKind::Naive, "{op:?}");
+            assert_eq!(op.outcome, Some(Outcome::Succeeded));
+            assert_eq!(op.runs.len(), 1);
+            assert_eq!((op.runs[0].from, op.runs[0].to), (started, ended));
+            assert_eq!(op.accesses.iter().filter(|(_, mode)| *mode == AccessMode::Write).count(), 1);
+            assert!(op.accesses.iter().all(|&(variable, _)| trace.variable(variable).starts_with("var ")));
+            assert_eq!(op.location.file(), Location::caller().file());
+        }
+        assert!(recorder.take().ops().iter().all(|op| op.internal), "what was taken is gone");
+    });
+}
+
+#[test]
+fn an_operation_depends_on_those_that_it_waited_for() {
+    recorded(&KINDS, |engine, recorder| {
+        let (x, y) = (engine.var(0), engine.var(0));
+        engine.op("write x").push(x.write(), |x| *x += 1).unwrap();
+        engine.op("read x").push(x.read(), |_| {}).unwrap();
+        engine.op("read x, write y").push((x.read(), y.write()), |(x, y)| *y = *x).unwrap();
+        engine.op("write both").push((x.write(), y.write()), |(x, y)| *x = *y).unwrap();
+        engine.op("neither").push((), |()| {}).unwrap();
+        engine.wait_for_all().unwrap();
+        let trace = recorder.take();
+        let id = |name| named(&trace, name).id;
+        let expected = [
+            ("write x", vec![]),
+            ("read x", vec![id("write x")]),
+            ("read x, write y", vec![id("write x")]),
+            ("write both", vec![id("read x"), id("read x, write y")]),
+            ("neither", vec![]),
+        ];
+        for (name, mut before) in expected {
+            before.sort_unstable();
+            assert_eq!(named(&trace, name).depends_on, before, "{name}");
+        }
+    });
+}
+
+#[test]
+fn failures_and_skips_are_told_apart() {
+    recorded(&KINDS, |engine, recorder| {
+        let x = engine.var(0);
+        engine.op("fail").try_push(x.write(), |_| Err("broken".into())).unwrap();
+        engine.op("skipped").push(x.write(), |x| *x += 1).unwrap();
+        engine.op("panic").push((), |()| panic!("a part of this test")).unwrap();
+        let cancelled = engine.group();
+        cancelled.cancel();
+        let refused = cancelled.op("cancelled").push((), |()| {});
+        let _ = engine.wait_for_all();
+        let trace = recorder.take();
+        let outcome = |name| named(&trace, name).outcome;
+        assert_eq!(outcome("fail"), Some(Outcome::Failed));
+        assert_eq!(outcome("skipped"), Some(Outcome::Skipped));
+        assert_eq!(outcome("panic"), Some(Outcome::Failed));
+        if refused.is_ok() {
+            assert_eq!(outcome("cancelled"), Some(Outcome::Skipped));
+        }
+        assert!(named(&trace, "skipped").runs.is_empty());
+        let _ = engine.clear_error(&x);
+        while engine.wait_for_all().is_err() {}
+    });
+}
+
+#[test]
+fn an_asynchronous_operation_returns_before_it_ends() {
+    recorded(&KINDS, |engine, recorder| {
+        let (sender, receiver) = mpsc::channel();
+        engine.op("ask").push_async((), move |(), completion| sender.send(completion).unwrap()).unwrap();
+        let completion = receiver.recv().unwrap();
+        thread::sleep(MOMENT);
+        completion.complete();
+        engine.wait_for_all().unwrap();
+        let trace = recorder.take();
+        let op = named(&trace, "ask");
+        let (returned, ended) = (op.returned.unwrap(), op.ended.unwrap());
+        assert!(op.ran() < op.took().unwrap());
+        assert!(returned + MOMENT / 2 < ended, "{op:?}");
+    });
+}
+
+#[test]
+fn a_parent_ends_after_its_children() {
+    recorded(&KINDS, |engine, recorder| {
+        let value = engine.var(0);
+        let inside = value.clone();
+        engine
+            .op("parent")
+            .with_children()
+            .push((cx(), value.write()), move |(cx, _)| {
+                cx.child("child").push(inside.write(), |value| *value += 1).unwrap();
+            })
+            .unwrap();
+        engine.wait_for_all().unwrap();
+        let trace = recorder.take();
+        let (parent, child) = (named(&trace, "parent"), named(&trace, "child"));
+        assert!(parent.returned.unwrap() <= child.started.unwrap());
+        assert!(child.ended.unwrap() <= parent.ended.unwrap());
+    });
+}
+
+#[test]
+fn a_function_that_waits_has_several_runs() {
+    recorded(&THREADED, |engine, recorder| {
+        let inner = engine.downgrade();
+        let gate = engine.var(());
+        let opened = gate.clone();
+        let (sender, receiver) = mpsc::channel();
+        let waiter = engine
+            .op("waiter")
+            .submit((), move |()| {
+                let mut hold = inner.op("hold").submit((), move |()| receiver.recv().unwrap()).unwrap();
+                // With a time limit, so that the thread hands its worker over.
+                hold.wait_timeout(Duration::from_secs(60)).unwrap();
+                inner.get(&opened).unwrap();
+            })
+            .unwrap();
+        thread::sleep(MOMENT);
+        sender.send(()).unwrap();
+        waiter.wait().unwrap();
+        engine.wait_for_all().unwrap();
+        let trace = recorder.take();
+        let (waiter, hold) = (named(&trace, "waiter"), named(&trace, "hold"));
+        assert!(waiter.runs.len() >= 2, "{waiter:?}");
+        assert!(waiter.runs.windows(2).all(|pair| pair[0].to <= pair[1].from), "{waiter:?}");
+        assert!(
+            waiter.runs[0].to <= hold.ended.unwrap() && hold.ended.unwrap() <= waiter.runs[1].from,
+            "{waiter:?}\n{hold:?}"
+        );
+        assert_eq!(hold.parent, Some(waiter.id));
+        for pair in trace.ops().windows(2) {
+            assert!(pair[0].id != pair[1].id);
+        }
+    });
+}
+
+#[test]
+fn no_worker_runs_two_functions_at_once_in_a_trace() {
+    recorded(&THREADED, |engine, recorder| {
+        for _ in 0..50 {
+            let inner = engine.downgrade();
+            engine
+                .op("outer")
+                .push((), move |()| {
+                    let mut inside = inner.op("inside").submit((), |()| std::hint::black_box(1)).unwrap();
+                    inside.wait_timeout(Duration::from_secs(60)).unwrap();
+                })
+                .unwrap();
+        }
+        engine.wait_for_all().unwrap();
+        let trace = recorder.take();
+        let on_workers =
+            |op: &TracedOp| op.runs.clone().into_iter().filter(|run| matches!(run.place, Place::Worker { .. }));
+        let mut runs: Vec<_> = trace.ops().iter().flat_map(on_workers).collect();
+        runs.sort_by_key(|run| (trace.place(run.place), run.from));
+        for pair in runs.windows(2).filter(|pair| pair[0].place == pair[1].place) {
+            let nested = pair[1].to <= pair[0].to;
+            assert!(pair[0].to <= pair[1].from || nested, "{pair:?}");
+        }
+    });
+}
+
+#[test]
+fn operations_of_a_gpu_are_issued_and_end_later() {
+    for kind in KINDS {
+        watched(move || {
+            let recorder = Recorder::new();
+            let gpu = SimulatedGpu::new();
+            let engine = Engine::builder().kind(kind).workers(1).gpu(gpu).recorder(&recorder).build().unwrap();
+            let value = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap();
+            for name in ["first", "second"] {
+                engine
+                    .op(name)
+                    .on(Device::Gpu(0))
+                    .try_launch(value.write(), |stream, value| {
+                        Ok(stream
+                            .simulated()
+                            .unwrap()
+                            .launch(Duration::from_millis(2), value, |value| value.fill(1))?)
+                    })
+                    .unwrap();
+            }
+            engine.wait_for_all().unwrap();
+            let trace = recorder.take();
+            let (first, second) = (named(&trace, "first"), named(&trace, "second"));
+            for op in [first, second] {
+                assert!(op.ended.unwrap() >= op.started.unwrap() + Duration::from_millis(2), "{op:?}");
+                if kind != EngineKind::Naive {
+                    assert!(op.returned.unwrap() < op.ended.unwrap(), "{op:?}");
+                    assert!(matches!(op.runs[0].place, Place::Gpu { .. }));
+                    assert!(trace.place(op.runs[0].place).starts_with("gpu(0)"), "{}", trace.place(op.runs[0].place));
+                }
+            }
+            assert_eq!(second.depends_on, [first.id]);
+            assert!(first.ended.unwrap() <= second.ended.unwrap());
+        });
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_counted() {
+    recorded(&KINDS[..1], |_, _| {});
+    watched(|| {
+        let recorder = Recorder::with_capacity(4096);
+        let engine = Engine::builder().workers(1).recorder(&recorder).build().unwrap();
+        let x = engine.var(0);
+        for _ in 0..1000 {
+            engine.op("add").push(x.write(), |x| *x += 1).unwrap();
+        }
+        engine.wait_for_all().unwrap();
+        let trace = recorder.take();
+        let kept = trace.ops().iter().filter(|op| op.name.as_str() == "add").count();
+        assert!(kept > 0 && kept < 1000, "{kept}");
+        assert!(trace.lost() > 0);
+        assert!(trace.ops().iter().all(|op| op.started.is_none_or(|started| started >= op.pushed)));
+        // There is room again.
+        engine.op("later").push(x.write(), |x| *x += 1).unwrap();
+        engine.wait_for_all().unwrap();
+        assert_eq!(named(&recorder.take(), "later").outcome, Some(Outcome::Succeeded));
+    });
+}
+
+#[test]
+fn an_operation_that_has_not_ended_is_in_both_traces() {
+    recorded(&THREADED, |engine, recorder| {
+        let (started, has_started) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel::<()>();
+        engine
+            .op("long")
+            .push((), move |()| {
+                started.send(()).unwrap();
+                receiver.recv().unwrap();
+            })
+            .unwrap();
+        has_started.recv().unwrap();
+        let trace = recorder.take();
+        let before = named(&trace, "long").clone();
+        assert!(before.started.is_some() && before.ended.is_none());
+        assert!(before.runs[0].to < Duration::MAX);
+        sender.send(()).unwrap();
+        engine.wait_for_all().unwrap();
+        let trace = recorder.take();
+        let after = named(&trace, "long");
+        assert_eq!((after.id, after.pushed, after.started), (before.id, before.pushed, before.started));
+        assert!(after.ended.is_some());
+    });
+}
+
+#[test]
+fn engines_share_a_recorder() {
+    watched(|| {
+        let recorder = Recorder::new();
+        let engines = [(); 2].map(|()| Engine::builder().workers(1).recorder(&recorder).build().unwrap());
+        for engine in &engines {
+            let x = engine.var(0).named("x");
+            engine.op("add").push(x.write(), |x| *x += 1).unwrap();
+            engine.wait_for_all().unwrap();
+        }
+        let trace = recorder.take();
+        let ops: Vec<_> = trace.ops().iter().filter(|op| op.name.as_str() == "add").collect();
+        assert_eq!(ops.len(), 2);
+        assert!(ops[0].engine != ops[1].engine && ops[0].accesses[0].0 != ops[1].accesses[0].0);
+        assert!(ops.iter().all(|op| op.depends_on.is_empty()));
+        assert!(trace.place(ops[0].runs[0].place) != trace.place(ops[1].runs[0].place));
+    });
+}
+
+#[test]
+fn many_threads_push_and_none_waits_for_the_recorder() {
+    watched_for(Duration::from_secs(60), || {
+        let recorder = Recorder::new();
+        let engine = Engine::builder().workers(2).recorder(&recorder).build().unwrap();
+        let x = engine.var(0u64);
+        let mut seen = 0;
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..2000 {
+                        engine.op(format!("made at run time {}", 1)).push(x.write(), |x| *x += 1).unwrap();
+                    }
+                });
+            }
+            for _ in 0..20 {
+                seen += recorder.take().ops().iter().filter(|op| !op.internal && op.ended.is_some()).count();
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        engine.wait_for_all().unwrap();
+        let trace = recorder.take();
+        seen += trace.ops().iter().filter(|op| !op.internal && op.ended.is_some()).count();
+        assert_eq!((seen, engine.get(&x).unwrap()), (8000, 8000));
+    });
+}
+
+// ----------------------------------------------------------------------------------------------------------- files ----
+
+/// A number in JSON, or the text of one.
+fn numbers(file: &str, key: &str) -> Vec<f64> {
+    let key = format!("\"{key}\":");
+    let after = file.split(&key).skip(1);
+    after.map(|rest| rest.split([',', '}']).next().unwrap().trim_matches('"').parse().unwrap()).collect()
+}
+
+#[test]
+fn a_chrome_trace_has_a_slice_for_each_run_and_an_arrow_for_each_dependency() {
+    recorded(&KINDS, |engine, recorder| {
+        let x = engine.var(0).named("a \"quoted\" name");
+        for _ in 0..10 {
+            engine.op("add").push(x.write(), |x| *x += 1).unwrap();
+        }
+        engine.wait_for_all().unwrap();
+        let trace = recorder.take();
+        let mut file = Vec::new();
+        trace.write_chrome(&mut file).unwrap();
+        let file = String::from_utf8(file).unwrap();
+        assert_eq!(file.matches(r#""ph":"X","name":"add""#).count(), 10);
+        assert_eq!(file.matches(r#""ph":"s""#).count(), 9);
+        assert_eq!(file.matches(r#""ph":"f""#).count(), 9);
+        assert!(file.contains(r#""mutates":"a \"quoted\" name""#), "{file}");
+        let (times, lengths) = (numbers(&file, "ts"), numbers(&file, "dur"));
+        assert!(times.iter().chain(&lengths).all(|&time| (0.0..60e6).contains(&time)));
+        assert!(file.starts_with('[') && file.trim_end().ends_with(']'));
+        assert_eq!(file.matches('{').count(), file.matches('}').count());
+    });
+}
+
+/// Reads the fields of a message in the wire format of protocol buffers: their numbers, and numbers or bytes.
+fn fields(mut bytes: &[u8]) -> Vec<(u64, Result<u64, &[u8]>)> {
+    fn varint(bytes: &mut &[u8]) -> u64 {
+        let mut value = 0;
+        for shift in (0..).step_by(7) {
+            let (&byte, rest) = bytes.split_first().unwrap();
+            *bytes = rest;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return value;
+            }
+        }
+        unreachable!()
+    }
+    let mut fields = Vec::new();
+    while !bytes.is_empty() {
+        let key = varint(&mut bytes);
+        let value = match key & 7 {
+            0 => Ok(varint(&mut bytes)),
+            1 => {
+                let (number, rest) = bytes.split_first_chunk::<8>().unwrap();
+                bytes = rest;
+                Ok(u64::from_le_bytes(*number))
+            }
+            2 => {
+                let len = varint(&mut bytes) as usize;
+                let (value, rest) = bytes.split_at(len);
+                bytes = rest;
+                Err(value)
+            }
+            other => panic!("wire type {other}"),
+        };
+        fields.push((key >> 3, value));
+    }
+    fields
+}
+
+fn message(fields: &[(u64, Result<u64, &[u8]>)], number: u64) -> Option<Vec<u8>> {
+    fields.iter().find(|field| field.0 == number).and_then(|field| field.1.err()).map(<[u8]>::to_vec)
+}
+
+#[test]
+fn a_perfetto_trace_is_read_back() {
+    recorded(&KINDS, |engine, recorder| {
+        let x = engine.var(0).named("x");
+        for _ in 0..10 {
+            engine.op("add").push(x.write(), |x| *x += 1).unwrap();
+        }
+        engine.wait_for_all().unwrap();
+        let mut file = Vec::new();
+        let trace = recorder.take();
+        trace.write_perfetto(&mut file).unwrap();
+        let (mut tracks, mut begun, mut ended, mut out, mut back) = (Vec::new(), Vec::new(), 0, Vec::new(), Vec::new());
+        for (number, packet) in fields(&file) {
+            assert_eq!(number, 1, "only packets");
+            let packet = fields(packet.unwrap_err());
+            if let Some(descriptor) = message(&packet, 60) {
+                let id = fields(&descriptor).iter().find(|field| field.0 == 1).unwrap().1.unwrap();
+                assert!(!tracks.contains(&id), "a track is described once");
+                tracks.push(id);
+            } else {
+                let event = message(&packet, 11).unwrap();
+                let event = fields(&event);
+                let number = |wanted| event.iter().find(|field| field.0 == wanted).and_then(|field| field.1.ok());
+                assert!(tracks.contains(&number(11).unwrap()), "a track is described before it is used");
+                assert!(packet.iter().any(|field| field.0 == 8), "an event has a time");
+                match number(9) {
+                    Some(1) => begun.push(String::from_utf8(message(&event, 23).unwrap()).unwrap()),
+                    Some(2) => ended += 1,
+                    other => panic!("type {other:?}"),
+                }
+                out.extend(event.iter().filter(|field| field.0 == 47).map(|field| field.1.unwrap()));
+                back.extend(event.iter().filter(|field| field.0 == 48).map(|field| field.1.unwrap()));
+            }
+        }
+        assert_eq!(begun.len(), ended);
+        assert_eq!(begun.iter().filter(|name| *name == "add").count(), 10);
+        out.sort_unstable();
+        back.sort_unstable();
+        assert_eq!((out.len(), &out), (trace.ops().iter().map(|op| op.depends_on.len()).sum(), &back));
+    });
+}
+
+#[test]
+fn a_profile_is_written_while_the_engine_runs() {
+    for (kind, name) in KINDS.into_iter().zip(["trace.json", "other.json", "trace.pftrace"]) {
+        watched(move || {
+            let folder = std::env::temp_dir().join(format!("raddle-profile-{}-{kind}", std::process::id()));
+            std::fs::create_dir_all(&folder).unwrap();
+            let path = folder.join(name);
+            let recorder = Recorder::new();
+            let build = || Engine::builder().kind(kind).workers(2).profile(&path);
+            let engine = build().recorder(&recorder).build().unwrap();
+            let x = engine.var(0);
+            let run = |engine: &Engine| {
+                for _ in 0..500 {
+                    engine.op("add").push(x.write(), |x| *x += 1).unwrap();
+                }
+                engine.wait_for_all().unwrap();
+            };
+            run(&engine);
+            common::eventually("the file is written", || {
+                std::fs::read(&path).unwrap().windows(3).filter(|window| window == b"add").count() >= 100
+            });
+            run(&engine);
+            assert_eq!(recorder.take().ops().iter().filter(|op| !op.internal).count(), 1000, "the program has its own");
+            engine.shutdown(raddle::Shutdown::Drain, None).unwrap();
+            let file = std::fs::read(&path).unwrap();
+            assert_eq!(file.windows(3).filter(|window| window == b"add").count(), 1000);
+            if name.ends_with("json") {
+                let text = String::from_utf8(file).unwrap();
+                assert!(text.trim_end().ends_with(']'));
+                assert_eq!(text.matches(r#""ph":"s""#).count(), text.matches(r#""ph":"f""#).count());
+                assert!(text.matches(r#""ph":"s""#).count() > 900);
+            }
+            drop(build().build().unwrap());
+            let second = path.with_file_name(name.replace('.', "-2."));
+            assert!(second.exists(), "another engine has a file of its own");
+            std::fs::remove_dir_all(&folder).unwrap();
+            let refused = build().build().unwrap_err();
+            assert!(matches!(refused, raddle::BuildError::Profile(..)), "{refused}");
+        });
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- observers ----
+
+#[derive(Default)]
+struct Counts([AtomicUsize; 5]);
+
+struct Counting(Arc<Counts>);
+
+impl Counting {
+    fn count(&self, index: usize, op: &ObservedOp<'_>) {
+        if !op.internal {
+            assert_eq!(op.name, "observed");
+            self.0.0[index].fetch_add(1, Relaxed);
+        }
+    }
+}
+
+impl Observer for Counting {
+    fn pushed(&self, op: &ObservedOp<'_>) {
+        self.count(0, op);
+    }
+    fn ready(&self, op: &ObservedOp<'_>) {
+        self.count(1, op);
+    }
+    fn started(&self, op: &ObservedOp<'_>) {
+        self.count(2, op);
+    }
+    fn returned(&self, op: &ObservedOp<'_>) {
+        self.count(3, op);
+    }
+    fn ended(&self, op: &ObservedOp<'_>, outcome: Outcome) {
+        assert!(op.internal || outcome == Outcome::Succeeded);
+        self.count(4, op);
+    }
+}
+
+#[test]
+fn an_observer_is_told_of_each_step() {
+    for kind in KINDS {
+        watched(move || {
+            let counts = Arc::new(Counts::default());
+            let engine =
+                Engine::builder().kind(kind).workers(2).observer(Counting(Arc::clone(&counts))).build().unwrap();
+            let x = engine.var(0);
+            for _ in 0..100 {
+                engine.op("observed").push(x.write(), |x| *x += 1).unwrap();
+            }
+            engine.op("observed").push_async((), |(), completion| completion.complete()).unwrap();
+            engine.shutdown(raddle::Shutdown::Drain, None).unwrap();
+            let counts = counts.0.each_ref().map(|count| count.load(Relaxed));
+            let ready = if kind == EngineKind::Naive { 0 } else { 101 };
+            assert_eq!(counts, [101, ready, 101, 1, 101]);
+        });
+    }
+}
+
+#[test]
+fn an_observer_can_neither_push_nor_wait_and_may_panic() {
+    struct Meddling(mpsc::Sender<(Result<(), PushError>, Result<(), WaitError>)>, Engine);
+    impl Observer for Meddling {
+        fn started(&self, op: &ObservedOp<'_>) {
+            if op.name == "observed" {
+                let pushed = self.1.op("observed").push((), |()| {});
+                self.0.send((pushed, self.1.wait_for_all())).unwrap();
+            }
+        }
+        fn ended(&self, op: &ObservedOp<'_>, _: Outcome) {
+            assert!(op.name != "observed", "a part of this test");
+        }
+    }
+    for kind in KINDS {
+        watched(move || {
+            let (sender, receiver) = mpsc::channel();
+            let other = Engine::builder().kind(kind).workers(1).observer(Counting(Arc::default())).build().unwrap();
+            let engine = Engine::builder().kind(kind).workers(1).observer(Meddling(sender, other)).build().unwrap();
+            let x = engine.var(0);
+            engine.op("observed").push(x.write(), |x| *x += 1).unwrap();
+            engine.op("other").push(x.write(), |x| *x += 1).unwrap();
+            assert_eq!(engine.get(&x).unwrap(), 2);
+            let (pushed, waited) = receiver.recv().unwrap();
+            assert!(matches!(pushed, Err(PushError::InObserver)), "{pushed:?}");
+            assert!(matches!(waited, Err(WaitError::InObserver)), "{waited:?}");
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_recorded_engine_has_limits_and_shuts_down_as_others_do() {
+    on_kinds(&KINDS, 2, |engine| {
+        let recorder = Recorder::new();
+        let engine =
+            Engine::builder().kind(engine.kind()).workers(2).max_pending(10).recorder(&recorder).build().unwrap();
+        let x = engine.var(0);
+        for _ in 0..1000 {
+            engine.op("add").push(x.write(), |x| *x += 1).unwrap();
+            assert!(engine.pending() <= 11);
+        }
+        let last = engine.op("last").submit(x.read(), |x| *x).unwrap();
+        engine.shutdown(raddle::Shutdown::Drain, None).unwrap();
+        assert_eq!(last.wait().unwrap(), 1000);
+        let trace = recorder.take();
+        assert_eq!(named(&trace, "last").outcome, Some(Outcome::Succeeded));
+        assert!(trace.ops().iter().all(|op| op.ended.is_some()), "a shutdown that drains ends all");
+        let refused = engine.op("late").push((), |()| {}).unwrap_err();
+        assert!(matches!(refused, PushError::ShutDown), "{refused:?}");
+    });
+}
