@@ -107,7 +107,9 @@ pub use trace::{
     event::{AccessMode, OpId, Outcome, Place, VarId},
     history::{Run, Trace, TracedOp},
     observer::{ObservedOp, Observer},
+    order::{OrderReport, OrderViolation},
     recorder::Recorder,
+    stats::{LaneStats, OpStats, Stats, Times, WorkerStats},
 };
 pub use values::{
     device::Device,

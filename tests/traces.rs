@@ -63,10 +63,7 @@ fn each_operation_has_its_times_in_order() {
         for op in ops {
             let (started, ended) = (op.started.unwrap(), op.ended.unwrap());
             assert!(op.pushed <= started && started <= ended, "{op:?}");
-            if let Some(ready) = op.ready {
-                assert!(op.pushed <= ready && ready <= started, "{op:?}");
-            }
-            assert_eq!(op.ready.is_none(), engine.kind() == EngineKind::Naive, "{op:?}");
+            assert!(op.pushed <= op.ready.unwrap() && op.ready.unwrap() <= started, "{op:?}");
             assert_eq!(op.outcome, Some(Outcome::Succeeded));
             assert_eq!(op.runs.len(), 1);
             assert_eq!((op.runs[0].from, op.runs[0].to), (started, ended));
@@ -356,6 +353,57 @@ fn many_threads_push_and_none_waits_for_the_recorder() {
         let trace = recorder.take();
         seen += trace.ops().iter().filter(|op| !op.internal && op.ended.is_some()).count();
         assert_eq!((seen, engine.get(&x).unwrap()), (8000, 8000));
+    });
+}
+
+#[test]
+fn a_random_program_is_in_order() {
+    recorded(&KINDS, |engine, recorder| {
+        let vars: Vec<_> = (0..8).map(|_| engine.var(0u64)).collect();
+        thread::scope(|scope| {
+            for seed in 1..=4u64 {
+                let vars = &vars;
+                scope.spawn(move || {
+                    let mut source = common::program::Random::new(seed);
+                    for _ in 0..300 {
+                        let mut pick = || vars[source.next() as usize % 8].token();
+                        let (a, b, c) = (pick(), pick(), pick());
+                        engine.op("mix").reads([a, b]).writes([c]).push((), |()| {}).unwrap();
+                    }
+                });
+            }
+        });
+        engine.wait_for_all().unwrap();
+        let report = recorder.take().check_order().unwrap();
+        assert!(report.operations >= 1200 && report.conflicts > 1200, "{report:?}");
+    });
+}
+
+#[test]
+fn statistics_are_by_name() {
+    recorded(&KINDS, |engine, _| {
+        let x = engine.var(0);
+        for number in 0..200 {
+            engine.op("quick").push(x.write(), |x| *x += 1).unwrap();
+            if number % 20 == 0 {
+                engine.op("slow").push(x.write(), |_| thread::sleep(Duration::from_millis(1))).unwrap();
+            }
+        }
+        engine.op("fail").try_push((), |()| Err("a part of this test".into())).unwrap();
+        engine.op("").push((), |()| {}).unwrap();
+        let _ = engine.wait_for_all();
+        let stats = engine.stats();
+        let of = |name: &str| stats.operations.iter().find(|op| op.name.starts_with(name)).unwrap();
+        assert_eq!(stats.operations[0].name, "slow", "the longest comes first");
+        let (quick, slow) = (of("quick"), of("slow"));
+        assert_eq!((quick.count, slow.count, of("fail").failed), (200, 10, 1));
+        assert_eq!(of("tests/traces.rs:").count, 1);
+        assert!(slow.ran.min() >= Duration::from_millis(1) && slow.ran.percentile(50.0) >= slow.ran.min());
+        assert!(slow.ran.percentile(100.0) <= slow.ran.max() && slow.ran.total() >= Duration::from_millis(10));
+        assert!(quick.ran.mean() < slow.ran.mean());
+        let table = stats.to_string();
+        assert!(table.contains("quick") && table.contains("99 %"), "{table}");
+        assert_eq!(stats.lanes.is_empty(), engine.kind() == EngineKind::Naive);
     });
 }
 

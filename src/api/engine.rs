@@ -28,6 +28,7 @@ use crate::{
         push::{FORKED, PushError},
         wait::WaitError,
     },
+    trace::stats::Stats,
     values::{
         device::Device,
         kind::{EngineKind, Placement},
@@ -619,6 +620,31 @@ impl Engine {
     /// ```
     pub fn wait_for_all_async(&self) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
         self.core.wait_for_all_async()
+    }
+
+    /// Returns what the engine has done: what its workers did, and how long the operations of each name took. The latter
+    /// is known only with a [recorder](crate::EngineBuilder::recorder) or a [profile](crate::EngineBuilder::profile).
+    ///
+    /// The counts are read one after the other, while the engine goes on.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let recorder = raddle::Recorder::new();
+    /// let engine = raddle::Engine::builder().workers(2).recorder(&recorder).build()?;
+    /// let x = engine.var(0);
+    /// for _ in 0..100 {
+    ///     engine.op("add").push(x.write(), |x| *x += 1)?;
+    /// }
+    /// engine.wait_for_all()?;
+    /// let stats = engine.stats();
+    /// assert_eq!((stats.operations[0].name.as_str(), stats.operations[0].count), ("add", 100));
+    /// println!("{stats}"); // as tables
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.core.stats()
     }
 
     /// Returns how many operations are pending: pushed, and not complete. The engine's own operations, such as

@@ -56,19 +56,26 @@ impl Core {
         if op.task().has(flag::INLINE | flag::EAGER) || !self.has_workers() {
             self.run_now(op);
         } else {
+            self.observe_ready(&op);
             self.schedule(op);
         }
     }
 
-    /// Schedules a ready operation on its lane, where a waiter may take it, and records that it is ready.
+    /// Schedules a ready operation on its lane, where a waiter may take it.
     fn schedule(&self, op: OpRef<Task>) {
-        self.record_ready(&op);
         if self.gpus.is_empty() {
             Self::publish(&op);
             worker_thread::schedule(self, op);
         } else {
             self.schedule_beside_gpus(op);
         }
+    }
+
+    /// Schedules an operation that has become ready on its lane, and records that it is.
+    #[inline(never)]
+    fn schedule_recorded(&self, op: OpRef<Task>) {
+        self.record_ready(&op);
+        self.schedule(op);
     }
 
     /// Sends a ready operation to its lane. Calls `schedule` if that is a lane of workers.
@@ -125,7 +132,7 @@ impl Core {
             } else if op.task().has(flag::INLINE) {
                 here.push(op);
             } else {
-                self.schedule(op);
+                self.schedule_recorded(op);
             }
         }
         here
@@ -166,6 +173,7 @@ impl Core {
         // of the program may run inside that function.
         let forbidden = !op.task().has(flag::INLINE) && no_wait::in_device_function();
         if forbidden && self.has_workers() {
+            self.observe_ready(&op);
             return self.schedule(op);
         }
         // Without a loop to run it later, the operation is the engine's own, and may run.
@@ -218,7 +226,11 @@ impl Core {
     /// Schedules an operation of the program on the workers, or pushes it onto `ready_loop` if the engine has no
     /// workers.
     fn leave_operation(&self, ready_loop: &ReadyLoop, op: OpRef<Task>) {
-        if self.has_workers() { self.schedule(op) } else { ready_loop.push(op) }
+        if self.has_workers() {
+            self.schedule_recorded(op);
+        } else {
+            ready_loop.push(op);
+        }
     }
 
     /// Runs a ready operation on this thread. Leaves its epilogue to `ready_loop` until the operations that it made

@@ -10,12 +10,13 @@ use crate::{
         recording::Recording,
         task::{Task, flag},
         variable::VarCell,
-        worker_thread,
+        worker_thread::{self, Runner},
     },
     trace::{
         event::{AccessMode, AccessWord, OpId, Outcome, Place, PushHead, Short, VarId},
         observer::{ObservedOp, Observer},
         recorder::EngineInfo,
+        stats::{LaneStats, Stats, WorkerStats},
     },
     tracker::{Mode, Op, OpRef},
     values::name::Name,
@@ -33,6 +34,22 @@ impl Core {
             gpu_lanes,
             first_gpu_lane: FIRST_LANE,
         });
+    }
+
+    /// Returns what the engine has done.
+    pub(crate) fn stats(&self) -> Stats {
+        let lanes = self.threads.lanes().iter().map(|lane| LaneStats {
+            name: lane.name().to_owned(),
+            wakes: lane.sleep().wakes(),
+            workers: lane
+                .activities()
+                .zip(lane.queued())
+                .map(|(done, queued)| WorkerStats { queued, steals: done.steals.get(), parks: done.parks.get() })
+                .collect(),
+        });
+        let recording = self.recording().filter(|recording| recording.is_kept);
+        let operations = recording.map(|recording| recording.recorder.stats());
+        Stats { pending: self.pending(), lanes: lanes.collect(), operations: operations.unwrap_or_default() }
     }
 
     /// The recording, unless this is a forked child, which must not take its locks.
@@ -63,11 +80,8 @@ impl Core {
     #[cold]
     pub(super) fn record_push(&self, op: &OpRef<Task>) {
         let Some(recording) = self.recording() else { return };
-        let id = recording.recorder.next_op();
-        // SAFETY: (1): the caller has filled the task, and pushes it after this.
-        unsafe { Task::set_recorded(op.task_ptr(), id) };
         let task = op.task();
-        if recording.is_kept {
+        let id = if recording.is_kept {
             let head = PushHead {
                 location: task.location(),
                 priority: op.band,
@@ -83,8 +97,12 @@ impl Core {
                 };
                 AccessWord::new(VarId::new(recording.engine, VarCell::of(access).queue().id()), mode)
             });
-            recording.recorder.pushed(id, &head, task.name().clone(), accesses);
-        }
+            recording.recorder.push(&head, task.name(), accesses)
+        } else {
+            recording.recorder.next_op()
+        };
+        // SAFETY: (1): the caller has filled the task, and pushes it after this.
+        unsafe { Task::set_recorded(op.task_ptr(), id) };
         self.tell(recording, op, id, |observer, op| observer.pushed(op));
     }
 
@@ -95,6 +113,14 @@ impl Core {
             if recording.is_kept {
                 recording.recorder.note_with_last(id, Short::Ready);
             }
+            self.tell(recording, op, id, |observer, op| observer.ready(op));
+        }
+    }
+
+    /// Tells the observers that `op` was ready when it was pushed. A trace knows that, since nothing else was recorded.
+    #[inline]
+    pub(super) fn observe_ready(&self, op: &Op<Task>) {
+        if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
             self.tell(recording, op, id, |observer, op| observer.ready(op));
         }
     }
@@ -158,12 +184,10 @@ impl Core {
 
     /// Where an operation of `lane` runs on this thread.
     fn place(&self, recording: &Recording, lane: u8) -> Place {
-        if worker_thread::serves_device() && lane >= FIRST_LANE {
-            return Place::Gpu { engine: recording.engine, lane };
-        }
-        match worker_thread::worker_of(self) {
-            Some((lane, worker)) => Place::Worker { engine: recording.engine, lane, worker: worker as u16 },
-            None => Place::Thread(recording.recorder.thread()),
+        match worker_thread::runner_of(self) {
+            Runner::Worker(lane, worker) => Place::Worker { engine: recording.engine, lane, worker: worker as u16 },
+            Runner::Device if lane >= FIRST_LANE => Place::Gpu { engine: recording.engine, lane },
+            Runner::Device | Runner::Other => Place::Thread(recording.recorder.thread()),
         }
     }
 }

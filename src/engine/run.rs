@@ -71,6 +71,25 @@ impl Core {
         Ok(self.complete_plainly(op, ready))
     }
 
+    /// Runs an operation that is recorded, but plain otherwise.
+    #[inline(never)]
+    pub(super) fn execute_recorded(
+        self: &Arc<Self>,
+        op: OpRef<Task>,
+        ready: &mut ReadyList<Task>,
+    ) -> Result<Ticket, Unfinished> {
+        if op.task().has(flag::ON_DEVICE | flag::ASYNC | flag::CLAIMS) || !self.is_sound(&op) {
+            return Err(Unfinished { op, called: None });
+        }
+        self.record_start(&op);
+        let result = self.call(&op);
+        if result.is_err() || op.task().has(flag::SILENT | flag::REPORTS) {
+            return Err(Unfinished { op, called: Some(result) });
+        }
+        self.record_end(&op, Outcome::Succeeded);
+        Ok(self.complete_plainly(op, ready))
+    }
+
     /// Runs, or completes, an operation that is not plain.
     #[inline(never)]
     pub(super) fn execute_otherwise(self: &Arc<Self>, unfinished: Unfinished, ready: &mut ReadyList<Task>) -> Epilogue {

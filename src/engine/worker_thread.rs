@@ -235,10 +235,27 @@ pub(crate) fn worker_index() -> Option<usize> {
     with_current(|thread| thread.worker().map(Worker::index)).flatten()
 }
 
-/// The lane of this thread's worker and its number there, if it is one of `core`.
-pub(super) fn worker_of(core: &Core) -> Option<(u8, usize)> {
-    let is_own = |thread: &WorkerThread| ptr::eq(Arc::as_ptr(&thread.core), core);
-    with_current(|thread| Some((thread.lane.get(), thread.worker().filter(|_| is_own(thread))?.index()))).flatten()
+/// What runs the functions on a thread.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Runner {
+    /// A worker: its lane, and its number there.
+    Worker(u8, usize),
+    /// The lane of a GPU.
+    Device,
+    /// The program, or a thread that has handed its worker over.
+    Other,
+}
+
+/// What runs the functions of `core` on the calling thread.
+#[inline]
+pub(super) fn runner_of(core: &Core) -> Runner {
+    let runner = |thread: &WorkerThread| match (thread.worker(), thread.duty) {
+        _ if !ptr::eq(Arc::as_ptr(&thread.core), core) => Runner::Other,
+        (Some(worker), _) => Runner::Worker(thread.lane.get(), worker.index()),
+        (None, Duty::Device) => Runner::Device,
+        (None, Duty::Workers(_)) => Runner::Other,
+    };
+    with_current(runner).unwrap_or(Runner::Other)
 }
 
 /// The lane of this thread's worker, if that is one of `core` and its deque is not in use. Also that of an idle worker in

@@ -10,7 +10,7 @@ use std::{io, sync::Arc};
 use crate::{
     engine::{
         core::Core,
-        ending::{Epilogues, Unfinished},
+        ending::{Epilogue, Epilogues, Unfinished},
         frame,
         task::{Task, flag},
         worker_thread::{Duty, WorkerThread, share_slot},
@@ -169,7 +169,16 @@ fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
 /// Runs, or completes, an operation that is not plain.
 #[inline(never)]
 fn execute_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut ReadyList<Task>) {
-    let Unfinished { op, called } = unfinished;
+    let Unfinished { mut op, mut called } = unfinished;
+    if called.is_none() && op.task().has(flag::RECORDED) {
+        match thread.core.execute_recorded(op, ready) {
+            Ok(ticket) if ready.is_empty() => return thread.core.count_out(ticket),
+            Ok(ticket) => {
+                return thread.core.dispatch_ready(ready, Epilogues::from_iter([Epilogue::CountOut(ticket)]));
+            }
+            Err(unfinished) => Unfinished { op, called } = unfinished,
+        }
+    }
     let op = if called.is_none() && op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
     let Some(op) = op else { return };
     let unfinished = Unfinished { op, called };

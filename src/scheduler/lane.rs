@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
+use crossbeam_utils::CachePadded;
+
 use super::{
+    activity::Activity,
     injector::{Injector, Rest},
     loans::Loans,
     priority::DEFAULT_BAND,
@@ -41,6 +44,7 @@ pub struct Lane<T> {
     stealers: Box<[Stealer<OpRef<T>>]>,
     sleep: Sleep,
     loans: Loans,
+    activities: Box<[CachePadded<Activity>]>,
     ended: AtomicBool,
 }
 
@@ -54,12 +58,34 @@ impl<T> Lane<T> {
             stealers: deques.iter().map(deque::Worker::stealer).collect(),
             sleep,
             loans: Loans::default(),
+            activities: deques.iter().map(|_| CachePadded::default()).collect(),
             ended: AtomicBool::new(false),
             options,
         });
         let workers =
             deques.into_iter().enumerate().map(|(index, deque)| Worker::new(Arc::clone(&lane), index, deque)).collect();
         (lane, workers)
+    }
+
+    /// What each worker has done.
+    pub(crate) fn activities(&self) -> impl Iterator<Item = &Activity> {
+        self.activities.iter().map(|activity| &**activity)
+    }
+
+    pub(super) fn activity(&self, worker: usize) -> &Activity {
+        &self.activities[worker]
+    }
+
+    /// The number of operations in the deque of each worker, as other threads see it.
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    pub(crate) fn queued(&self) -> impl Iterator<Item = usize> {
+        self.stealers.iter().map(Stealer::len)
+    }
+
+    /// The deques of models have no length.
+    #[cfg(any(raddle_loom, raddle_shuttle))]
+    pub(crate) fn queued(&self) -> impl Iterator<Item = usize> {
+        self.stealers.iter().map(|_| 0)
     }
 
     /// The lane's name.

@@ -6,6 +6,7 @@
 //! into its deque, where other workers steal them. `README.md` beside this file describes sleeping, waking and
 //! fairness.
 
+pub(crate) mod activity;
 mod injector;
 mod lane;
 mod loans;

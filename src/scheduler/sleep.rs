@@ -16,6 +16,7 @@ use std::{
 
 use crossbeam_utils::CachePadded;
 
+use super::activity::Count;
 use crate::{
     memory::epoch::{self, Stamp},
     sync::{
@@ -133,6 +134,8 @@ pub struct Sleep {
     /// Twice the number of calls of `find` by each worker, plus one since the last call has found nothing.
     finds: Box<[CachePadded<AtomicUsize>]>,
     max_searchers: usize,
+    /// How often a thread was woken.
+    wakes: Count,
 }
 
 impl Sleep {
@@ -147,7 +150,13 @@ impl Sleep {
             finds: (0..workers).map(|_| CachePadded::new(AtomicUsize::new(0))).collect(),
             last_on_core: (0..workers.max(64).next_power_of_two()).map(|_| AtomicUsize::new(NO_WORKER)).collect(),
             max_searchers: if idle == IdlePolicy::Spin { workers } else { (workers / 2).max(1) },
+            wakes: Count::default(),
         }
+    }
+
+    /// Returns how often a worker was woken.
+    pub(crate) fn wakes(&self) -> u64 {
+        self.wakes.get()
     }
 
     /// Notes that the calling thread runs `worker` from now on. No other thread may run it any more.
@@ -440,6 +449,7 @@ impl Sleep {
 
     fn wake(&self, worker: usize) {
         let Some(thread) = self.thread_of(worker) else { return };
+        self.wakes.add_one();
         pause::at(Point::WakeBeforeUnpark);
         // This thread is not pinned any more, so a notifier that is stopped here does not delay reclamation. The
         // thread may have ended; then another one runs its worker, and has searched for work since it took the worker

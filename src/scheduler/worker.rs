@@ -453,6 +453,7 @@ impl<T> Worker<T> {
                     Steal::Success(op) => {
                         pause::at(Point::StealTaken);
                         self.victim.set(victim);
+                        self.lane.activity(self.index).steals.add_one();
                         if !self.deque.is_empty() {
                             self.lane.sleep().notify();
                         }
@@ -539,6 +540,7 @@ impl<T> Worker<T> {
                 }
             }
             pause::at(Point::SleepBeforePark);
+            self.lane.activity(self.index).parks.add_one();
             match park {
                 ParkKind::Timed => sleep.park_timed(self.index),
                 ParkKind::Untimed => sleep.park(self.index),

@@ -169,7 +169,7 @@ pub(super) struct Event {
 #[derive(Debug)]
 pub(super) enum What {
     Pushed(Box<Pushed>),
-    /// The operation has become ready, and enters a lane.
+    /// The operation, which was not ready when it was pushed, has become ready.
     Ready,
     /// Its function is called.
     Started(Place),

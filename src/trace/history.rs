@@ -10,6 +10,7 @@ use std::{
 use super::{
     event::{AccessMode, Event, OpId, Outcome, Place, Pushed, VarId, What},
     recorder::{EngineInfo, Names, max_threads},
+    stats::Collected,
 };
 use crate::{scheduler::DEFAULT_BAND, values::name::Name};
 
@@ -205,6 +206,7 @@ pub(super) struct History {
     lost: u64,
     lost_to_export: u64,
     last: Duration,
+    pub(super) stats: Collected,
 }
 
 impl fmt::Debug for History {
@@ -293,6 +295,8 @@ impl History {
             What::Ready => op.ready = Some(time.max(op.pushed)),
             What::Started(place) => {
                 op.started = Some(time);
+                // Only those that were not ready when they were pushed have become so in an event.
+                op.ready.get_or_insert(op.pushed);
                 op.run(place, time);
                 on.stack.push(event.op);
                 for &(variable, mode) in &op.accesses {
@@ -319,6 +323,7 @@ impl History {
                 if self.freed.len() > MAX_FREED {
                     self.freed.pop_front().and_then(|variable| self.names.remove(&variable));
                 }
+                op.iter().for_each(|op| self.stats.add(op));
                 if self.is_exported {
                     self.to_export.extend(op.clone());
                 }

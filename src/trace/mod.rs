@@ -8,6 +8,8 @@ pub(crate) mod event;
 mod export;
 pub(crate) mod history;
 pub(crate) mod observer;
+pub(crate) mod order;
 mod perfetto;
 pub(crate) mod profile;
 pub(crate) mod recorder;
+pub(crate) mod stats;

@@ -22,6 +22,7 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use super::{
     event::{self, AccessWord, Event, MAX_ACCESSES, OpId, PushHead, Short, Slot, VarId, What},
     history::{History, Trace},
+    stats::OpStats,
 };
 use crate::{
     sync::{Mutex, lock},
@@ -185,6 +186,13 @@ impl Recorder {
         state.history.export()
     }
 
+    /// Returns the statistics of all operations that have ended since the recorder was made.
+    pub(crate) fn stats(&self) -> Vec<OpStats> {
+        let mut state = lock(&self.shared.state);
+        state.read(&self.shared.clock);
+        state.history.stats.sorted()
+    }
+
     /// Keeps what is recorded for the program, although a profile is written.
     pub(crate) fn keep(&self) {
         lock(&self.shared.state).history.is_kept = true;
@@ -200,37 +208,32 @@ impl Recorder {
         lock(&self.shared.state).history.name_variable(variable, name);
     }
 
-    /// Returns a number for an operation that the calling thread is about to push.
+    /// Records that the calling thread is about to push an operation, and returns a number for it.
     #[inline]
-    pub(crate) fn next_op(&self) -> OpId {
-        let number = self.write(|writer, now| {
-            let time = (now >> TICKS_BITS) << THREAD_BITS;
-            let next = (writer.last_op & !(MAX_THREADS as u64 - 1)) + MAX_THREADS as u64;
-            writer.last_op = time.max(next) | u64::from(writer.thread);
-            writer.last_op
-        });
-        OpId(number.unwrap_or(u64::MAX))
-    }
-
-    /// Records a push, at the time that [`next_op`](Self::next_op) has read.
-    #[inline]
-    pub(crate) fn pushed(
+    pub(crate) fn push(
         &self,
-        op: OpId,
         head: &PushHead,
-        name: Name,
+        name: &Name,
         accesses: impl ExactSizeIterator<Item = AccessWord>,
-    ) {
-        self.write_last(|writer, last| {
+    ) -> OpId {
+        let pushed = self.write(|writer, now| {
+            let op = writer.next_op(now);
             let count = event::slots_of_push(accesses.len());
             match writer.slots.write_chunk_uninit(count) {
                 Ok(chunk) if accesses.len() <= MAX_ACCESSES => {
-                    chunk.fill_from_iter(event::push(last, op, head, name, accesses));
+                    chunk.fill_from_iter(event::push(now, op, head, name.clone(), accesses));
                 }
                 // Relaxed: only a count.
                 _ => _ = writer.lost.fetch_add(1, Relaxed),
             }
+            op
         });
+        pushed.unwrap_or(OpId(u64::MAX))
+    }
+
+    /// Returns a number for an operation that the calling thread is about to push.
+    pub(crate) fn next_op(&self) -> OpId {
+        self.write(Writer::next_op).unwrap_or(OpId(u64::MAX))
     }
 
     /// Records another event, now.
@@ -306,6 +309,15 @@ pub(super) const fn max_threads() -> usize {
 }
 
 impl Writer {
+    /// Returns a number for the next operation, with the time of its push.
+    #[inline]
+    fn next_op(&mut self, now: u64) -> OpId {
+        let time = (now >> TICKS_BITS) << THREAD_BITS;
+        let next = (self.last_op & !(MAX_THREADS as u64 - 1)) + MAX_THREADS as u64;
+        self.last_op = time.max(next) | u64::from(self.thread);
+        OpId(self.last_op)
+    }
+
     #[inline]
     fn put(&mut self, ticks: u64, op: OpId, event: Short) {
         if self.slots.push(event::short(ticks, op, event)).is_err() {

@@ -1,6 +1,10 @@
 //! Names of operations and variables.
 
-use std::{ptr, sync::Arc};
+use std::{
+    hash::{Hash, Hasher},
+    ptr,
+    sync::Arc,
+};
 
 /// The name of an operation or a variable: a `&'static str`, or a `String` or `Arc<str>` made at run time.
 ///
@@ -99,6 +103,12 @@ impl PartialEq for Name {
 }
 
 impl Eq for Name {}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_str().hash(state);
+    }
+}
 
 impl Default for Name {
     fn default() -> Self {

@@ -1,0 +1,330 @@
+//! The order checker: proves from a trace that an engine has kept its promises.
+//!
+//! It knows nothing of queues. It takes the times at which functions ran, and asks whether they can be explained: whether
+//! there is one order of all pushes that agrees with each thread's own order, and with real time, in which each operation
+//! ran after all earlier ones that it conflicts with. That is so if no two conflicting operations overlapped, and if the
+//! orders together have no cycle.
+
+use std::{collections::HashMap, error::Error, fmt, time::Duration};
+
+use super::{
+    event::{Place, VarId},
+    history::{Trace, TracedOp},
+};
+
+/// What [`Trace::check_order`] has found right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OrderReport {
+    /// The operations that were checked: those that have ended.
+    pub operations: usize,
+    /// The pairs of conflicting operations, next to each other on a variable, that were found in order.
+    pub conflicts: usize,
+    /// The pairs of readers, next to each other on a variable, of which the second started before the first had ended.
+    pub overlapping_readers: usize,
+    /// The pairs of readers, next to each other on a variable, that ran one after the other.
+    pub separate_readers: usize,
+}
+
+/// How a trace breaks the rule: conflicting operations run one after the other, in push order.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum OrderViolation {
+    /// Two operations that conflict on a variable ran at the same time.
+    Overlap {
+        /// The variable.
+        variable: String,
+        /// The operation that started first.
+        first: Box<TracedOp>,
+        /// The other one.
+        second: Box<TracedOp>,
+    },
+    /// No order of pushes explains the order in which operations ran: each of these came before the next one, and the last
+    /// one before the first.
+    Cycle(Vec<TracedOp>),
+    /// Events were lost, so nothing can be said. Take the trace more often, or give the
+    /// [recorder](crate::Recorder::with_capacity) more room.
+    Incomplete {
+        /// How many.
+        lost: u64,
+    },
+}
+
+impl fmt::Display for OrderViolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let op = |op: &TracedOp| format!("`{}` pushed at {} ({})", op.label(), op.location, op.id);
+        match self {
+            Self::Overlap { variable, first, second } => {
+                write!(f, "{} and {} conflict on `{variable}` and ran at the same time", op(first), op(second))
+            }
+            Self::Cycle(ops) => {
+                f.write_str("no order of the pushes explains the order of the runs: each of these came before the next one, and the last one before the first:")?;
+                ops.iter().try_for_each(|one| write!(f, " {};", op(one)))
+            }
+            Self::Incomplete { lost } => {
+                write!(f, "{lost} events were lost, so the order cannot be checked; give the recorder more room")
+            }
+        }
+    }
+}
+
+impl Error for OrderViolation {}
+
+/// An operation on a variable.
+struct Use<'t> {
+    index: usize,
+    op: &'t TracedOp,
+    is_write: bool,
+    from: Duration,
+}
+
+impl Trace {
+    /// Checks that the engine has kept its rule: operations that conflict on a variable run one after the other, in push
+    /// order. The check knows nothing of the engine's queues: it asks whether the recorded times of pushes and runs can be
+    /// explained by one order of all pushes. What has not ended is not checked.
+    ///
+    /// Tests of a program can end with it, as those of raddle do.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let recorder = raddle::Recorder::new();
+    /// let engine = raddle::Engine::builder().workers(2).recorder(&recorder).build()?;
+    /// let x = engine.var(0);
+    /// for _ in 0..100 {
+    ///     engine.op("add").push(x.write(), |x| *x += 1)?;
+    /// }
+    /// engine.wait_for_all()?;
+    /// let report = recorder.take().check_order()?;
+    /// assert_eq!(report.conflicts, 99);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`OrderViolation`]. A trace of which events were [lost](Self::lost) cannot be checked.
+    pub fn check_order(&self) -> Result<OrderReport, OrderViolation> {
+        if self.lost > 0 {
+            return Err(OrderViolation::Incomplete { lost: self.lost });
+        }
+        let ops: Vec<&TracedOp> = self.ops.iter().filter(|op| op.ended.is_some()).collect();
+        let mut report = OrderReport { operations: ops.len(), ..OrderReport::default() };
+        // Edges from each operation to others that come after it.
+        let mut after: Vec<Vec<usize>> = vec![Vec::new(); ops.len()];
+        self.order_by_runs(&ops, &mut after, &mut report)?;
+        order_by_pushes(&ops, &mut after);
+        match find_cycle(&after) {
+            None => Ok(report),
+            Some(cycle) => Err(OrderViolation::Cycle(cycle.into_iter().map(|index| ops[index].clone()).collect())),
+        }
+    }
+
+    /// Adds an edge for each pair of operations that conflict and are next to each other on a variable.
+    fn order_by_runs(
+        &self,
+        ops: &[&TracedOp],
+        after: &mut [Vec<usize>],
+        report: &mut OrderReport,
+    ) -> Result<(), OrderViolation> {
+        let mut uses: HashMap<VarId, Vec<Use<'_>>> = HashMap::new();
+        for (index, &op) in ops.iter().enumerate() {
+            // An operation that was skipped had its turn when it ended.
+            let Some(from) = op.started.or(op.ended) else { continue };
+            for &(variable, mode) in &op.accesses {
+                uses.entry(variable).or_default().push(Use { index, op, is_write: mode.is_write(), from });
+            }
+        }
+        for (variable, mut uses) in uses {
+            uses.sort_by_key(|one| (one.from, one.op.ended));
+            let (mut writer, mut readers): (Option<&Use<'_>>, Vec<&Use<'_>>) = (None, Vec::new());
+            for one in &uses {
+                let before: Vec<&Use<'_>> = if !one.is_write {
+                    if let Some(last) = readers.last() {
+                        let overlap = last.op.ended.is_some_and(|ended| ended > one.from);
+                        *if overlap { &mut report.overlapping_readers } else { &mut report.separate_readers } += 1;
+                    }
+                    readers.push(one);
+                    writer.into_iter().collect()
+                } else {
+                    let before =
+                        if readers.is_empty() { writer.into_iter().collect() } else { std::mem::take(&mut readers) };
+                    writer = Some(one);
+                    before
+                };
+                for earlier in before {
+                    if released(earlier.op, one.op) > one.from {
+                        return Err(OrderViolation::Overlap {
+                            variable: self.variable(variable),
+                            first: Box::new(earlier.op.clone()),
+                            second: Box::new(one.op.clone()),
+                        });
+                    }
+                    report.conflicts += 1;
+                    after[earlier.index].push(one.index);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// When `later` could start, as far as `earlier` is concerned: on the same GPU, as soon as that was issued.
+fn released(earlier: &TracedOp, later: &TracedOp) -> Duration {
+    let gpu = |op: &TracedOp| op.runs.first().is_some_and(|run| matches!(run.place, Place::Gpu { .. }));
+    let ended = earlier.ended.unwrap_or(Duration::MAX);
+    if gpu(earlier) && gpu(later) && earlier.engine == later.engine {
+        earlier.returned.unwrap_or(ended).min(ended)
+    } else {
+        ended
+    }
+}
+
+/// Adds an edge from each push to the next one of the same thread, and from each operation that has started to the next
+/// pushes of other threads: that push began when the other one was over.
+fn order_by_pushes(ops: &[&TracedOp], after: &mut [Vec<usize>]) {
+    // The operations of a trace are in the order of their pushes.
+    let mut last: HashMap<u16, usize> = HashMap::new();
+    let mut of_thread: HashMap<u16, Vec<usize>> = HashMap::new();
+    for (index, op) in ops.iter().enumerate() {
+        if let Some(before) = last.insert(op.pushed_by, index) {
+            after[before].push(index);
+        }
+        of_thread.entry(op.pushed_by).or_default().push(index);
+    }
+    for (index, op) in ops.iter().enumerate() {
+        let Some(started) = op.started else { continue };
+        for pushes in of_thread.iter().filter(|(thread, _)| **thread != op.pushed_by).map(|(_, pushes)| pushes) {
+            let next = pushes.partition_point(|&push| ops[push].pushed <= started);
+            after[index].extend(pushes.get(next));
+        }
+    }
+}
+
+/// Returns the nodes of a cycle, if there is one.
+fn find_cycle(after: &[Vec<usize>]) -> Option<Vec<usize>> {
+    #[derive(Clone, Copy, PartialEq)]
+    enum State {
+        New,
+        Open,
+        Done,
+    }
+    let mut states = vec![State::New; after.len()];
+    for first in 0..after.len() {
+        if states[first] != State::New {
+            continue;
+        }
+        // A walk with a stack of its own, since a chain may be long: each entry has a node and the number of its next edge.
+        let mut path = vec![(first, 0)];
+        states[first] = State::Open;
+        while let Some((node, edge)) = path.last_mut() {
+            let Some(&next) = after[*node].get(*edge) else {
+                states[*node] = State::Done;
+                path.pop();
+                continue;
+            };
+            *edge += 1;
+            match states[next] {
+                State::New => {
+                    states[next] = State::Open;
+                    path.push((next, 0));
+                }
+                State::Open => {
+                    let start = path.iter().position(|&(node, _)| node == next)?;
+                    return Some(path[start..].iter().map(|&(node, _)| node).collect());
+                }
+                State::Done => {}
+            }
+        }
+    }
+    None
+}
+
+/// Makes traces that break the rule, for tests of the checker.
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Engine, OpId, Recorder};
+
+    /// A trace of two threads that push on two variables, with all times.
+    fn trace() -> Trace {
+        let recorder = Recorder::new();
+        let engine = Engine::builder().workers(2).recorder(&recorder).build().expect("it is built");
+        let (x, y) = (engine.var(0), engine.var(0));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        engine.op("both").push((x.write(), y.write()), |(x, y)| *x += *y).expect("it is open");
+                        engine.op("read").push(x.read(), |_| {}).expect("it is open");
+                    }
+                });
+            }
+        });
+        engine.wait_for_all().expect("nothing fails");
+        recorder.take()
+    }
+
+    fn indices(trace: &Trace, name: &str) -> Vec<usize> {
+        (0..trace.ops.len()).filter(|&index| trace.ops[index].name.as_str() == name).collect()
+    }
+
+    #[test]
+    fn what_an_engine_does_is_in_order() {
+        let report = trace().check_order().expect("it is in order");
+        assert!(report.operations >= 200 && report.conflicts >= 200, "{report:?}");
+    }
+
+    #[test]
+    fn an_overlap_is_found() {
+        let mut trace = trace();
+        let both = indices(&trace, "both");
+        let late = trace.ops[*both.last().expect("there are some")].ended;
+        trace.ops[both[3]].ended = late;
+        let violation = trace.check_order().expect_err("it is out of order");
+        assert!(matches!(violation, OrderViolation::Overlap { .. }), "{violation}");
+    }
+
+    #[test]
+    fn a_reversed_pair_is_found() {
+        let mut trace = trace();
+        let both = indices(&trace, "both");
+        let same = |index: &usize| trace.ops[*index].pushed_by == trace.ops[both[0]].pushed_by;
+        let of_one: Vec<usize> = both.iter().copied().filter(same).collect();
+        // As if the first and the last one had changed places.
+        let (first, last) = (of_one[0], of_one[of_one.len() - 1]);
+        let times = |op: &TracedOp| (op.started, op.ended, op.runs.clone());
+        let (of_first, of_last) = (times(&trace.ops[first]), times(&trace.ops[last]));
+        (trace.ops[first].started, trace.ops[first].ended, trace.ops[first].runs) = of_last;
+        (trace.ops[last].started, trace.ops[last].ended, trace.ops[last].runs) = of_first;
+        let violation = trace.check_order().expect_err("it is out of order");
+        assert!(matches!(violation, OrderViolation::Cycle(_)), "{violation}");
+    }
+
+    #[test]
+    fn two_variables_that_disagree_are_found() {
+        let mut trace = trace();
+        let both = indices(&trace, "both");
+        // Splits two operations, so that one variable has them in one order and the other in the other order.
+        let (a, b) = (both[0], both[1]);
+        let name = trace.ops[a].accesses[0].0;
+        let mut late = trace.ops[b].clone();
+        let last = trace.ops.iter().filter_map(|op| op.ended).max().expect("there are some");
+        late.accesses.retain(|access| access.0 == name);
+        trace.ops[b].accesses.retain(|access| access.0 != name);
+        // `late` comes before `a` on one variable, `b` after it on the other, and `late` was pushed after `b`.
+        late.started = trace.ops[a].pushed.checked_sub(Duration::from_nanos(2));
+        late.ended = late.started;
+        late.pushed_by = trace.ops[b].pushed_by;
+        late.pushed = last;
+        late.id = OpId(u64::MAX);
+        trace.ops.push(late);
+        let violation = trace.check_order().expect_err("it is out of order");
+        assert!(matches!(violation, OrderViolation::Cycle(_)), "{violation}");
+    }
+
+    #[test]
+    fn a_trace_with_losses_is_not_checked() {
+        let mut trace = trace();
+        trace.lost = 1;
+        assert!(matches!(trace.check_order(), Err(OrderViolation::Incomplete { lost: 1 })));
+    }
+}

@@ -1,0 +1,243 @@
+//! Statistics: counts of an engine, and how long operations of each name took.
+
+use std::{collections::HashMap, fmt, panic::Location, time::Duration};
+
+use hdrhistogram::Histogram;
+
+use super::{event::Outcome, history::TracedOp};
+use crate::values::name::Name;
+
+/// The precision of percentiles: two digits, so that a histogram takes a few kilobytes.
+const DIGITS: u8 = 2;
+
+/// The most names of which statistics are kept; the operations of others count together.
+const MAX_NAMES: usize = 4096;
+
+/// What an engine has done, from [`Engine::stats`](crate::Engine::stats). [`Display`](fmt::Display) prints tables.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Stats {
+    /// The number of pending operations.
+    pub pending: u64,
+    /// What the lanes of workers have done.
+    pub lanes: Vec<LaneStats>,
+    /// The operations by name, those that took longest in total first. Only for engines with a
+    /// [recorder](crate::EngineBuilder::recorder) or a [profile](crate::EngineBuilder::profile), and empty for others. It
+    /// covers all engines of the recorder, and all operations that have ended since it was made.
+    pub operations: Vec<OpStats>,
+}
+
+/// What the workers of a lane have done.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LaneStats {
+    /// The name of the lane.
+    pub name: String,
+    /// How often a worker was woken by another thread.
+    pub wakes: u64,
+    /// What each worker has done.
+    pub workers: Vec<WorkerStats>,
+}
+
+/// What a worker has done.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct WorkerStats {
+    /// The number of operations in its deque at the moment.
+    pub queued: usize,
+    /// How often it has stolen operations from another worker.
+    pub steals: u64,
+    /// How often it has parked, since there was nothing to run.
+    pub parks: u64,
+}
+
+/// The operations of one name, or those without a name that were pushed at one place.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct OpStats {
+    /// The name of the operations, or the place of their pushes.
+    pub name: String,
+    /// How many have ended.
+    pub count: u64,
+    /// How many of these have failed.
+    pub failed: u64,
+    /// How many of these were skipped.
+    pub skipped: u64,
+    /// How long their functions ran.
+    pub ran: Times,
+    /// How long they were ready before they started: what they waited for a worker.
+    pub queued: Times,
+    /// The time from their pushes to their ends.
+    pub took: Times,
+}
+
+/// A distribution of times. Percentiles have two digits; the others are exact.
+#[derive(Clone, Debug)]
+pub struct Times {
+    total: Duration,
+    min: Duration,
+    max: Duration,
+    histogram: Histogram<u32>,
+}
+
+impl Times {
+    fn new() -> Self {
+        // It grows with the times that it is given.
+        let histogram = Histogram::new(DIGITS).expect("the precision is allowed");
+        Self { total: Duration::ZERO, min: Duration::MAX, max: Duration::ZERO, histogram }
+    }
+
+    fn add(&mut self, time: Duration) {
+        self.total += time;
+        self.min = self.min.min(time);
+        self.max = self.max.max(time);
+        // It refuses no time, since it grows.
+        let _ = self.histogram.record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Returns the sum of all times.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        self.total
+    }
+
+    /// Returns the shortest time, or zero if there is none.
+    #[must_use]
+    pub fn min(&self) -> Duration {
+        if self.histogram.is_empty() { Duration::ZERO } else { self.min }
+    }
+
+    /// Returns the longest time.
+    #[must_use]
+    pub fn max(&self) -> Duration {
+        self.max
+    }
+
+    /// Returns the mean, or zero if there is no time.
+    #[must_use]
+    pub fn mean(&self) -> Duration {
+        let nanos = self.total.as_nanos().checked_div(u128::from(self.histogram.len())).unwrap_or(0);
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the time that `percent` percent of all do not exceed, such as 50 for the median and 99.9.
+    #[must_use]
+    pub fn percentile(&self, percent: f64) -> Duration {
+        let found = Duration::from_nanos(self.histogram.value_at_percentile(percent));
+        // The precision of the histogram must not show times that nothing took.
+        found.clamp(self.min(), self.max)
+    }
+}
+
+/// What identifies operations that belong together.
+type Key = (Name, Option<&'static Location<'static>>);
+
+/// Statistics of operations, while they are collected.
+#[derive(Default)]
+pub(super) struct Collected(HashMap<Key, OpStats>);
+
+impl Collected {
+    /// Adds an operation that has ended.
+    pub(super) fn add(&mut self, op: &TracedOp) {
+        if op.internal {
+            return;
+        }
+        let key = (op.name.clone(), op.name.is_empty().then_some(op.location));
+        let is_full = self.0.len() >= MAX_NAMES && !self.0.contains_key(&key);
+        let (key, label) = if is_full {
+            let others = Name::from("(others)");
+            ((others.clone(), None), others.to_string())
+        } else {
+            (key, op.label())
+        };
+        let stats = self.0.entry(key).or_insert_with(|| OpStats {
+            name: label,
+            count: 0,
+            failed: 0,
+            skipped: 0,
+            ran: Times::new(),
+            queued: Times::new(),
+            took: Times::new(),
+        });
+        stats.count += 1;
+        match op.outcome {
+            Some(Outcome::Failed) => stats.failed += 1,
+            Some(Outcome::Skipped) => stats.skipped += 1,
+            _ => {}
+        }
+        if op.started.is_some() {
+            stats.ran.add(op.ran());
+        }
+        op.queued().into_iter().for_each(|time| stats.queued.add(time));
+        op.took().into_iter().for_each(|time| stats.took.add(time));
+    }
+
+    /// Returns the statistics by name.
+    pub(super) fn sorted(&self) -> Vec<OpStats> {
+        let mut stats: Vec<OpStats> = self.0.values().cloned().collect();
+        stats.sort_by(|a, b| b.ran.total.cmp(&a.ran.total).then_with(|| a.name.cmp(&b.name)));
+        stats
+    }
+}
+
+/// A time with three digits.
+struct Short(Duration);
+
+impl fmt::Display for Short {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nanos = self.0.as_nanos() as f64;
+        let (value, unit) = match nanos {
+            nanos if nanos < 1e3 => (nanos, "ns"),
+            nanos if nanos < 1e6 => (nanos / 1e3, "µs"),
+            nanos if nanos < 1e9 => (nanos / 1e6, "ms"),
+            nanos => (nanos / 1e9, "s"),
+        };
+        let digits = if value >= 100.0 || unit == "ns" {
+            0
+        } else if value >= 10.0 {
+            1
+        } else {
+            2
+        };
+        f.pad(&format!("{value:.digits$} {unit}"))
+    }
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} operations are pending.", self.pending)?;
+        for lane in &self.lanes {
+            writeln!(f, "\nLane {}, woken {} times:", lane.name, lane.wakes)?;
+            for (index, worker) in lane.workers.iter().enumerate() {
+                let WorkerStats { queued, steals, parks } = worker;
+                writeln!(f, "  worker {index:<3} {queued:>8} queued {steals:>10} steals {parks:>10} parks")?;
+            }
+        }
+        if self.operations.is_empty() {
+            return Ok(());
+        }
+        let width = self.operations.iter().map(|op| op.name.chars().count()).max().unwrap_or(0).clamp(9, 40);
+        writeln!(
+            f,
+            "\n{:width$} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>11}",
+            "operation", "count", "failed", "total", "min", "median", "99 %", "max", "queued 50 %", "queued 99 %"
+        )?;
+        for op in &self.operations {
+            writeln!(
+                f,
+                "{:width$} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>11}",
+                op.name,
+                op.count,
+                op.failed + op.skipped,
+                Short(op.ran.total()),
+                Short(op.ran.min()),
+                Short(op.ran.percentile(50.0)),
+                Short(op.ran.percentile(99.0)),
+                Short(op.ran.max()),
+                Short(op.queued.percentile(50.0)),
+                Short(op.queued.percentile(99.0)),
+            )?;
+        }
+        Ok(())
+    }
+}
