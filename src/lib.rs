@@ -104,6 +104,7 @@ pub use error::{
 };
 pub use scheduler::IdlePolicy;
 pub use trace::{
+    dump::{Dump, OpState, PendingAccess, PendingOp},
     event::{AccessMode, OpId, Outcome, Place, VarId},
     history::{Run, Trace, TracedOp},
     observer::{ObservedOp, Observer},

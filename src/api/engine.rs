@@ -28,7 +28,7 @@ use crate::{
         push::{FORKED, PushError},
         wait::WaitError,
     },
-    trace::stats::Stats,
+    trace::{dump::Dump, stats::Stats},
     values::{
         device::Device,
         kind::{EngineKind, Placement},
@@ -620,6 +620,36 @@ impl Engine {
     /// ```
     pub fn wait_for_all_async(&self) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
         self.core.wait_for_all_async()
+    }
+
+    /// Returns what is pending at the moment, and what each operation waits for. It stops nothing, and may be called at any time
+    /// and on any thread, also in an operation or by a watchdog: it takes no lock that an operation's code could hold. Where
+    /// operations run and how old they are is known only with a [recorder](crate::EngineBuilder::recorder) or a
+    /// [profile](crate::EngineBuilder::profile).
+    ///
+    /// The engine goes on meanwhile. So the dump is exact for what stands still, as in a hang, and a blur of several moments
+    /// for what moves.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (sender, receiver) = std::sync::mpsc::channel::<()>();
+    /// let image = engine.var(0).named("image");
+    /// engine.op("load").push(image.write(), move |_| _ = receiver.recv())?;
+    /// engine.op("show").push(image.read(), |_| {})?;
+    ///
+    /// let dump = engine.dump();
+    /// println!("{dump}"); // `load` is running and holds up 1 others: …
+    /// let show = dump.ops().iter().find(|op| op.label() == "show").unwrap();
+    /// assert_eq!(dump.ops()[show.waits_for[0]].label(), "load");
+    /// # drop(sender);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    #[must_use]
+    pub fn dump(&self) -> Dump {
+        self.core.dump()
     }
 
     /// Returns what the engine has done: what its workers did, and how long the operations of each name took. The latter

@@ -166,6 +166,18 @@ impl Core {
         ptr::from_ref(self).addr()
     }
 
+    /// Returns the mark of this engine's pending operations whose functions have not been called.
+    #[inline]
+    pub(super) fn mark(&self) -> *mut () {
+        ptr::from_ref(self).cast_mut().cast()
+    }
+
+    /// Returns the mark of those whose functions have been called. No record is at that address.
+    #[inline]
+    pub(super) fn started_mark(&self) -> *mut () {
+        self.mark().wrapping_byte_add(1)
+    }
+
     /// Returns a new number for a variable.
     pub(crate) fn next_id(&self) -> u64 {
         // Relaxed: the numbers must only be distinct, and rise within a thread.

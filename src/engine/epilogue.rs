@@ -1,6 +1,6 @@
 //! The epilogue of an operation: program code that runs after it has completed, and the end of its count as pending.
 
-use std::{panic::Location, sync::Arc};
+use std::{panic::Location, ptr, sync::Arc};
 
 use crate::{
     engine::{
@@ -95,6 +95,8 @@ impl Core {
         }
         pause::at(Point::CompleteBeforeRetire);
         let ticket = op.task().ticket;
+        // The record may stay for a while, as a part of queues.
+        op.mark(ptr::null_mut());
         drop(op);
         self.count_out(ticket);
     }

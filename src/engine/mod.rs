@@ -8,6 +8,8 @@ pub(crate) mod core;
 mod deadlock;
 mod dispatch;
 mod disposition;
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+mod dump;
 pub(crate) mod ending;
 mod epilogue;
 pub(crate) mod family;

@@ -254,6 +254,7 @@ impl Core {
         if self.is_recorded() {
             self.record_push(&op);
         }
+        op.mark(self.mark());
         let pushed = tracker::push(op);
         if let Some(op) = pushed.ready {
             self.dispatch(op);

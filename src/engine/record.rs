@@ -3,6 +3,8 @@
 //! An engine that records gives its operations a flag, by which runs find them in the test that finds operations which are
 //! not plain. An engine that does not record does nothing more for it than one test in a push.
 
+use std::{collections::HashMap, time::Duration};
+
 use crate::{
     device::gpus::FIRST_LANE,
     engine::{
@@ -34,6 +36,17 @@ impl Core {
             gpu_lanes,
             first_gpu_lane: FIRST_LANE,
         });
+    }
+
+    /// The operations whose functions run, and where, if that is recorded.
+    pub(super) fn running_ops(&self) -> HashMap<OpId, String> {
+        let recording = self.recording().filter(|recording| recording.is_kept);
+        recording.map(|recording| recording.recorder.running()).unwrap_or_default()
+    }
+
+    /// The time since an operation was pushed, if that is recorded.
+    pub(super) fn age_of(&self, op: OpId) -> Option<Duration> {
+        self.recording().map(|recording| recording.recorder.age(op))
     }
 
     /// Returns what the engine has done.

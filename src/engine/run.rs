@@ -124,6 +124,7 @@ impl Core {
     /// Calls the function of `op`.
     #[inline]
     fn call(self: &Arc<Self>, op: &OpRef<Task>) -> Result<(), OpError> {
+        op.mark(self.started_mark());
         let result = panics::catch(|| {
             frame::enter(self, op, Holds::Variables, |frame| {
                 // SAFETY: this thread owns the ready operation, and starts it only here.
@@ -135,6 +136,7 @@ impl Core {
 
     /// Calls the function of `op`, an operation of a GPU, with `stream`.
     pub(crate) fn call_on(self: &Arc<Self>, op: &OpRef<Task>, stream: &mut GpuStream) -> Result<(), OpError> {
+        op.mark(self.started_mark());
         let result = panics::catch(|| {
             no_wait::without_waits(NoWait::DeviceFunction, || {
                 frame::enter(self, op, Holds::Variables, |frame| {
@@ -163,6 +165,7 @@ impl Core {
 
     /// Calls the function of an operation with children, and pushes them. The operation completes with the last of them.
     fn start_parent(self: &Arc<Self>, op: OpRef<Task>) {
+        op.mark(self.started_mark());
         let hold = op.hold();
         let family = Family::new(self, op);
         let kin: Arc<dyn Kin> = Arc::<Family>::clone(&family);
@@ -182,6 +185,7 @@ impl Core {
 
     /// Calls the function of an asynchronous operation, which completes when its completion is used.
     fn start_async(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
+        op.mark(self.started_mark());
         // The completion may end the operation while its function still runs.
         let hold = op.hold();
         let mut lost = None;

@@ -33,6 +33,7 @@ use crate::{
     device::{gpus::MAX_GPUS, timeline::LANES_PER_GPU},
     engine::{cancellable::Place, frame::Call, group::Membership},
     error::op::{Cause, OpError},
+    memory::epoch,
     notify::{async_state::AsyncState, oneshot::Oneshot, pending::Ticket, wakers::Wakers},
     sync::{Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell},
     system::panics,
@@ -231,14 +232,25 @@ impl Drop for Task {
         // SAFETY: `fill` has initialised the body, and this is its only drop.
         self.body.with_mut(|body| unsafe { &mut *body.cast::<InlineJob>() }.drop_work());
         if self.has(flag::OWNS_NAME | flag::ASYNC) {
-            if self.has(flag::NAMED) {
-                // SAFETY: with this flag, `fill` has initialised the name, and this is its only drop.
-                unsafe { self.name.assume_init_drop() };
-            }
-            if self.has(flag::ASYNC) {
-                // SAFETY: with this flag, `begin` has initialised the state, and this is its only drop.
-                unsafe { self.progress.assume_init_drop() };
-            }
+            self.drop_rest();
+        }
+    }
+}
+
+impl Task {
+    /// Drops the name and the state, if there are any.
+    #[inline(never)]
+    fn drop_rest(&mut self) {
+        if self.has(flag::NAMED) {
+            // SAFETY: with this flag, `fill` has initialised the name, and this is its only drop.
+            let name = unsafe { self.name.assume_init_read() };
+            // A pinned thread that has found the operation may read the name until then.
+            // SAFETY: a name is plain memory.
+            unsafe { epoch::pin().retire(move || drop(name)) };
+        }
+        if self.has(flag::ASYNC) {
+            // SAFETY: with this flag, `begin` has initialised the state, and this is its only drop.
+            unsafe { self.progress.assume_init_drop() };
         }
     }
 }

@@ -6,7 +6,7 @@
 //! 2. *Closed*: it was deleted, or its last handle is gone. The queue accepts only the engine's own operations.
 //! 3. *Empty* ([`VarCell::empty`]): the value was dropped.
 //! 4. *Freed* ([`VarCell::free`]): the last operation on it has completed. Threads that are pinned may still read the
-//!    queue; the memory is freed after them.
+//!    queue and the name; the memory is freed after them.
 //!
 //! # Who may touch what
 //!
@@ -330,17 +330,17 @@ impl VarCell {
     ///
     /// # Safety
     /// 1. The caller is the last operation that was ever pushed on the variable, and its accesses are done.
-    /// 2. The variable is not used any more, except that threads that are pinned may read its queue.
+    /// 2. The variable is not used any more, except that threads that are pinned may read its queue and its name.
     pub(super) unsafe fn free(cell: NonNull<Self>) {
-        // The fields are reached through pointers, since a pinned thread may still read the queue.
+        // The fields are reached through pointers, since a pinned thread may still read the queue and the name.
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let value = unsafe { &raw const (*cell.as_ptr()).value };
         // SAFETY: the cell lives until then, and the field is constant.
         let layout = unsafe { value.read() }.layout;
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let name = unsafe { &raw const (*cell.as_ptr()).name };
-        // SAFETY: (2): no other thread uses the field, and it is read only once.
-        drop(unsafe { name.read() });
+        // SAFETY: (2): nobody changes the field, and it is dropped only once, when no thread is pinned that may read it.
+        let name = unsafe { name.read() };
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let core = unsafe { &raw const (*cell.as_ptr()).core };
         // SAFETY: the field is not used after this (2).
@@ -357,6 +357,7 @@ impl VarCell {
             // SAFETY: the cell was boxed with this layout, and the fields that own anything were dropped: the value,
             // the name, the fault, the waits and the core.
             unsafe { std::alloc::dealloc(cell.as_ptr().cast(), layout) };
+            drop(name);
         };
         // SAFETY: (1) and (2) are what `dispose` demands.
         unsafe { VarQueue::dispose(VarCell::queue_ptr(cell), free) };

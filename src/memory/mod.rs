@@ -3,3 +3,5 @@
 pub(crate) mod epoch;
 pub(crate) mod free_list;
 pub(crate) mod pool;
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(crate) mod registry;

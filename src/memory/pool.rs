@@ -12,7 +12,7 @@
 //! in the caches of threads that do not exist in the child, a few hundred each, are lost, and so are those that were
 //! retired and not yet free.
 //!
-//! The stack of batches, the only shared part, is in `free_list.rs`, and models check it. The first record of a batch
+//! The stack of batches, the only part that threads share in a steady load, is in `free_list.rs`, and models check it. The first record of a batch
 //! is its node. It is pushed again only after the epoch, because its records have been used and retired in between.
 //!
 //! Under loom and shuttle every record is allocated anew and marked when it is reclaimed, so that models find each
@@ -25,6 +25,8 @@ use std::ptr::NonNull;
 use super::epoch;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 use super::epoch::Stamp;
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+use super::registry;
 
 /// A type whose values live in the pool.
 ///
@@ -59,7 +61,11 @@ pub(crate) fn allocate<R: Record>() -> NonNull<R> {
         records::take().cast()
     } else {
         // SAFETY: the size of a record is above zero.
-        unsafe { raw(std::alloc::Layout::new::<R>()) }.cast()
+        let record = unsafe { raw(std::alloc::Layout::new::<R>()) };
+        // SAFETY: the record begins with the word of the pool, and no other thread knows it.
+        unsafe { record.cast().write(PoolWord::default()) };
+        registry::add(record);
+        record.cast()
     }
 }
 
@@ -94,6 +100,7 @@ fn retire_to_heap<R: Record>(record: NonNull<R>) {
         if fits::<R>() {
             records::free(record.cast());
         } else {
+            registry::remove(record.cast());
             // SAFETY: `allocate` took it from the heap with this layout.
             unsafe { std::alloc::dealloc(record.as_ptr().cast(), std::alloc::Layout::new::<R>()) };
         }
@@ -167,6 +174,7 @@ mod records {
         memory::{
             epoch,
             free_list::{Node, Stack},
+            registry,
         },
         sync::{
             Ordering::Relaxed,
@@ -389,11 +397,13 @@ mod records {
         let record = unsafe { super::raw(LAYOUT) };
         // SAFETY: the record is large and aligned enough for the word, and no other thread knows it.
         unsafe { record.cast::<AtomicPtr<Leader>>().write(AtomicPtr::new(std::ptr::null_mut())) };
+        registry::add(record);
         record
     }
 
     /// Frees a record to the heap.
     pub(super) fn free(record: Record) {
+        registry::remove(record);
         // SAFETY: every record came from `new`.
         unsafe { std::alloc::dealloc(record.as_ptr(), LAYOUT) };
     }

@@ -67,6 +67,12 @@ impl Waiters {
         waiters.for_each(|entry| found(entry.number, &entry.ops));
     }
 
+    /// Calls `found` with each waiter: the operations that it waits inside, and what it waits for.
+    #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(dead_code))]
+    pub fn each(&self, mut found: impl FnMut(&[NonNull<()>], NonNull<()>)) {
+        lock(&self.0).entries.iter().for_each(|entry| found(&entry.ops, entry.target));
+    }
+
     /// Whether all of these waiters still wait.
     pub fn all_wait(&self, numbers: &[u64]) -> bool {
         let list = lock(&self.0);

@@ -18,7 +18,7 @@ pub(super) struct Chrome {
 }
 
 /// A string in JSON, with its quotes.
-struct Json<'a>(&'a str);
+pub(super) struct Json<'a>(pub(super) &'a str);
 
 impl fmt::Display for Json<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -147,20 +147,13 @@ impl Trace {
     /// Returns the name of a lane, such as `cpu` or `copy`.
     #[must_use]
     pub fn lane(&self, engine: u16, lane: u8) -> &str {
-        let info = self.engines.iter().find(|info| info.number == engine);
-        info.map_or("", |info| info.lane(lane))
+        lane_name(&self.engines, engine, lane)
     }
 
     /// Returns a name for a place, such as `cpu 0`.
     #[must_use]
     pub fn place(&self, place: Place) -> String {
-        let several = self.engines.len() > 1;
-        let prefix = |engine: u16| if several { format!("engine {engine}: ") } else { String::new() };
-        match place {
-            Place::Worker { engine, lane, worker } => format!("{}{} {worker}", prefix(engine), self.lane(engine, lane)),
-            Place::Gpu { engine, lane } => format!("{}{}", prefix(engine), self.lane(engine, lane)),
-            Place::Thread(thread) => self.thread(thread).to_owned(),
-        }
+        place_name(&self.engines, |thread| self.thread(thread), place)
     }
 
     /// Returns when the first operation of the trace was pushed, and when the last event was.
@@ -175,8 +168,25 @@ impl Trace {
     }
 }
 
+/// The name of a place, among these engines and threads.
+fn place_name<'t>(engines: &[EngineInfo], thread_name: impl Fn(u16) -> &'t str, place: Place) -> String {
+    let several = engines.len() > 1;
+    let prefix = |engine: u16| if several { format!("engine {engine}: ") } else { String::new() };
+    match place {
+        Place::Worker { engine, lane, worker } => {
+            format!("{}{} {worker}", prefix(engine), lane_name(engines, engine, lane))
+        }
+        Place::Gpu { engine, lane } => format!("{}{}", prefix(engine), lane_name(engines, engine, lane)),
+        Place::Thread(thread) => thread_name(thread).to_owned(),
+    }
+}
+
+fn lane_name(engines: &[EngineInfo], engine: u16, lane: u8) -> &str {
+    engines.iter().find(|info| info.number == engine).map_or("", |info| info.lane(lane))
+}
+
 impl EngineInfo {
-    pub(super) fn lane(&self, lane: u8) -> &str {
+    fn lane(&self, lane: u8) -> &str {
         let gpu = lane.checked_sub(self.first_gpu_lane).and_then(|lane| self.gpu_lanes.get(usize::from(lane)));
         gpu.map(String::as_str).or_else(|| self.lanes.get(usize::from(lane)).copied()).unwrap_or("")
     }
@@ -343,6 +353,19 @@ impl History {
         self.lost_to_export += events;
     }
 
+    /// The operations whose functions run, and where.
+    pub(super) fn running(&self) -> HashMap<OpId, String> {
+        let place = |op: &TracedOp| {
+            let run = op.runs.last().filter(|run| run.to == Duration::MAX)?;
+            Some((op.id, place_name(&self.engines, |thread| self.thread_name(thread), run.place)))
+        };
+        self.open.values().filter_map(place).collect()
+    }
+
+    fn thread_name(&self, thread: u16) -> &str {
+        self.threads.get(usize::from(thread)).map_or("", |thread| &thread.name)
+    }
+
     /// Returns what has ended since the last call, and copies of what has not.
     pub(super) fn take(&mut self) -> Trace {
         let (ended, lost) = (std::mem::take(&mut self.ended), std::mem::take(&mut self.lost));
@@ -435,7 +458,7 @@ impl Variable {
 }
 
 /// The priority closest to 0 among those of a band.
-fn priority_of(band: u8) -> i32 {
+pub(crate) fn priority_of(band: u8) -> i32 {
     let level = i32::from(band) - i32::from(DEFAULT_BAND);
     let magnitude = if level.abs() < 8 { level.abs() } else { 1 << (level.abs() - 5) };
     magnitude * level.signum()

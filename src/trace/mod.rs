@@ -4,6 +4,7 @@
 //! together from them later, on the thread that asks for it.
 
 mod chrome;
+pub(crate) mod dump;
 pub(crate) mod event;
 mod export;
 pub(crate) mod history;

@@ -15,6 +15,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use rtrb::{Consumer, Producer, RingBuffer};
@@ -191,6 +192,18 @@ impl Recorder {
         let mut state = lock(&self.shared.state);
         state.read(&self.shared.clock);
         state.history.stats.sorted()
+    }
+
+    /// Returns the operations whose functions run, and where.
+    pub(crate) fn running(&self) -> HashMap<OpId, String> {
+        let mut state = lock(&self.shared.state);
+        state.read(&self.shared.clock);
+        state.history.running()
+    }
+
+    /// Returns the time since an operation was pushed.
+    pub(crate) fn age(&self, op: OpId) -> Duration {
+        self.shared.clock.time(self.shared.clock.now().saturating_sub(ticks_of(op)))
     }
 
     /// Keeps what is recorded for the program, although a profile is written.

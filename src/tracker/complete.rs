@@ -58,6 +58,8 @@ pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
 fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
     let hold = complete(op, ready);
     pause::at(Point::CompleteBeforeRetire);
+    // The record may stay for a while, as a part of queues.
+    hold.mark(std::ptr::null_mut());
     drop(hold);
 }
 

@@ -161,6 +161,8 @@ mod access;
 mod blocked;
 mod complete;
 mod followers;
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+mod look;
 mod op;
 mod push;
 mod queue;
@@ -173,6 +175,10 @@ pub use access::{Access, Mode};
 pub use blocked::{Ahead, walk_blocked};
 pub use complete::{complete, end};
 pub use followers::followers;
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub use look::{Standing, each_waiting};
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub use op::each_marked;
 pub use op::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList};
 pub use push::push;
 #[cfg(any(raddle_loom, raddle_shuttle))]

@@ -11,9 +11,11 @@ use super::{
     queue::VarQueue,
     queued::Queued,
 };
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+use crate::memory::registry;
 use crate::{
     memory::{
-        epoch::Stamp,
+        epoch::{self, Stamp},
         pool::{self, PoolWord, Record},
     },
     sync::{
@@ -160,6 +162,18 @@ impl<T> Op<T> {
     #[inline]
     pub fn shared_task_ptr(&self) -> *const T {
         self.place().with(|task| task.cast())
+    }
+
+    /// Lets [`each_marked`] find the record by `mark` from now on, and not any more if that is null.
+    #[inline]
+    pub(crate) fn mark(&self, mark: *mut ()) {
+        // SAFETY: the record came from the pool, and is in use.
+        #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+        unsafe {
+            registry::mark(NonNull::from(self).cast(), mark);
+        }
+        #[cfg(any(raddle_loom, raddle_shuttle))]
+        let _ = mark;
     }
 
     #[inline]
@@ -413,6 +427,7 @@ pub(super) unsafe fn end_shares<T>(record: NonNull<Op<T>>, shares: u32) {
 /// # Safety
 /// 1. The task is not used any more, and this is called once.
 unsafe fn drop_task<T>(op: &Op<T>) {
+    op.mark(std::ptr::null_mut());
     op.place().with_mut(|task| {
         // SAFETY: by (1) this is the only reference; helpers never touch the task.
         let task = unsafe { &mut *task };
@@ -637,6 +652,17 @@ unsafe impl<T> Record for Op<T> {
     fn stamp(&self) -> &Stamp {
         &self.stamp
     }
+}
+
+/// Calls `f` with each operation that is marked with one of `marks`, and with its mark. The thread is pinned meanwhile, so
+/// the record stays as it was when it was marked, except for its atomics and its task.
+///
+/// # Safety
+/// 1. Every record with one of these marks is an `Op<T>`, whose task was initialised when it was marked.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub unsafe fn each_marked<T>(pinned: &epoch::Guard, marks: [*mut (); 2], mut f: impl FnMut(&Op<T>, *mut ())) {
+    // SAFETY: by (1) it is such a record, and it is not reused before the pin ends.
+    registry::each_marked(pinned, marks, |record, mark| f(unsafe { record.cast().as_ref() }, mark));
 }
 
 /// A list of operations that became ready, in that order, linked through the records themselves.

@@ -1,0 +1,126 @@
+//! What is pending, found while the engine goes on.
+//!
+//! A pending operation has a mark of its engine in the first word of its record, from its push to the drop of its function
+//! ([`registry`](crate::memory::registry)). The thread that looks is pinned, so the records that it finds are not reused. The
+//! function may be dropped meanwhile, but what is read here stays: the name, the location, the flags and the accesses.
+
+use std::{collections::HashMap, ptr::NonNull};
+
+use crate::{
+    device::gpus::FIRST_LANE,
+    engine::{
+        core::Core,
+        task::{Task, flag},
+        variable::VarCell,
+    },
+    memory::epoch,
+    trace::{
+        dump::{Dump, OpState, PendingAccess, PendingOp},
+        event::{AccessMode, OpId},
+        history::priority_of,
+    },
+    tracker::{Mode, Op, Standing, each_marked, each_waiting},
+    values::name::Name,
+};
+
+/// The most operations behind one access of one operation that are looked at.
+const MAX_BEHIND: usize = 1024;
+
+impl Core {
+    /// Returns what is pending.
+    pub(crate) fn dump(&self) -> Dump {
+        let mut dump = Dump { ops: Vec::new(), unlisted: 0 };
+        if self.is_forked() {
+            return dump;
+        }
+        let running = self.running_ops();
+        let pinned = epoch::pin();
+        // The places of operations by their records and by their tasks, by which waiters know them.
+        let (mut by_record, mut by_task) = (HashMap::new(), HashMap::new());
+        // Pairs of a record and one before it.
+        let mut before = Vec::new();
+        let marks = [self.mark(), self.started_mark()];
+        let look = |op: &Op<Task>, mark: *mut ()| {
+            let index = dump.ops.len();
+            by_record.insert(NonNull::from(op).cast::<()>(), index);
+            by_task.insert(op.shared_task_ptr().cast::<()>().cast_mut(), index);
+            for access in op.accesses() {
+                each_waiting(access, &pinned, MAX_BEHIND, |later| {
+                    before.push((NonNull::from(later).cast::<()>(), index));
+                });
+            }
+            dump.ops.push(self.describe(op, mark == self.started_mark(), &running));
+        };
+        // SAFETY: (1): only `enqueue` and those that start operations mark records with these, and their tasks are filled.
+        unsafe { each_marked(&pinned, marks, look) };
+        for (later, earlier) in before {
+            if let Some(&later) = by_record.get(&later) {
+                dump.ops[later].waits_for.push(earlier);
+            }
+        }
+        self.waiters.each(|ops, target| {
+            let Some(&target) = by_task.get(&target.as_ptr()) else { return };
+            for op in ops {
+                if let Some(&waiter) = by_record.get(op) {
+                    dump.ops[waiter].waits_for.push(target);
+                    dump.ops[waiter].state = OpState::WaitingInside;
+                }
+            }
+        });
+        for op in &mut dump.ops {
+            op.waits_for.sort_unstable();
+            op.waits_for.dedup();
+        }
+        dump.unlisted = self.pending().saturating_sub(dump.ops.len() as u64);
+        dump
+    }
+
+    fn describe(&self, op: &Op<Task>, has_started: bool, running: &HashMap<OpId, String>) -> PendingOp {
+        let task = op.task();
+        let standings: Vec<Standing> = op.accesses().iter().map(|access| access.standing()).collect();
+        let state = if !standings.is_empty() && standings.iter().all(|&standing| standing == Standing::Done) {
+            OpState::Ending
+        } else if has_started {
+            OpState::Running
+        } else if standings.contains(&Standing::Waits) {
+            OpState::Waiting
+        } else {
+            OpState::Ready
+        };
+        // A variable with which the operation was done may have been freed before this thread was pinned.
+        let in_use = op.accesses().iter().zip(&standings).filter(|&(_, &standing)| standing != Standing::Done);
+        let accesses = in_use.map(|(access, &standing)| {
+            let cell = VarCell::of(access);
+            PendingAccess {
+                variable: cell.name().map_or_else(|| format!("#{}", cell.queue().id()), Name::to_string),
+                mode: match access.mode() {
+                    Mode::Write => AccessMode::Write,
+                    Mode::Overwrite => AccessMode::Overwrite,
+                    Mode::Read | Mode::Await => AccessMode::Read,
+                },
+                waits: standing == Standing::Waits,
+            }
+        });
+        PendingOp {
+            name: task.name().clone(),
+            location: task.location(),
+            state,
+            device: self.gpus.device_of(task.lane),
+            lane: self.lane_name(task.lane),
+            place: task.op_id().and_then(|id| running.get(&id)).cloned(),
+            age: task.op_id().and_then(|id| self.age_of(id)),
+            priority: priority_of(op.band),
+            asynchronous: task.has(flag::ASYNC),
+            internal: task.has(flag::INTERNAL),
+            accesses: accesses.collect(),
+            waits_for: Vec::new(),
+        }
+    }
+
+    fn lane_name(&self, lane: u8) -> String {
+        match lane.checked_sub(FIRST_LANE).and_then(|lane| self.gpus.lanes().get(usize::from(lane))) {
+            Some(lane) => format!("gpu({}) {}", lane.gpu, lane.lane.name()),
+            None => self.threads.lanes().get(usize::from(lane)).map_or("none", |lane| lane.name()).to_owned(),
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Dumps: what is pending in an engine, and why.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    fmt::{self, Write as _},
+    panic::Location,
+    time::Duration,
+};
+
+use super::{chrome::Json, event::AccessMode};
+use crate::values::{device::Device, name::Name};
+
+/// What is pending in an engine, from [`Engine::dump`](crate::Engine::dump). [`Display`](fmt::Display) prints it for people,
+/// and begins with what holds up most.
+#[derive(Clone, Debug)]
+pub struct Dump {
+    pub(crate) ops: Vec<PendingOp>,
+    pub(crate) unlisted: u64,
+}
+
+/// A pending operation.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PendingOp {
+    /// Its name, which is empty if it was not given one.
+    pub name: Name,
+    /// Where it was pushed.
+    pub location: &'static Location<'static>,
+    /// What it has come to.
+    pub state: OpState,
+    /// The device that it is for.
+    pub device: Device,
+    /// The name of its lane.
+    pub lane: String,
+    /// The place on which it runs, if that is known: of an engine with a
+    /// [recorder](crate::EngineBuilder::recorder) or a [profile](crate::EngineBuilder::profile).
+    pub place: Option<String>,
+    /// The time since its push, if that is known: as for `place`.
+    pub age: Option<Duration>,
+    /// Its priority, or the one closest to 0 among those that the engine treats as equal.
+    pub priority: i32,
+    /// It ends when its completion is used, and not when its function returns.
+    pub asynchronous: bool,
+    /// It is an operation of the engine's own: a wait, a deletion, the poll of a future.
+    pub internal: bool,
+    /// The variables that it names, without those that it has released.
+    pub accesses: Vec<PendingAccess>,
+    /// The operations that it waits for directly, by their places in [`Dump::ops`]: those that stand before it on a variable,
+    /// and those that its function waits for.
+    pub waits_for: Vec<usize>,
+}
+
+/// A variable that a pending operation names.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PendingAccess {
+    /// The name of the variable, or its number if it has no name.
+    pub variable: String,
+    /// How the operation uses it.
+    pub mode: AccessMode,
+    /// The operation waits for others that use the variable.
+    pub waits: bool,
+}
+
+/// What a pending operation has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OpState {
+    /// It waits for operations before it on its variables.
+    Waiting,
+    /// It is ready, and waits for a worker.
+    Ready,
+    /// Its function has been called, or, of an asynchronous operation, its completion was not used yet.
+    Running,
+    /// Its function waits for another operation.
+    WaitingInside,
+    /// It has released its variables. Program code of its end runs or is about to, or a GPU has yet to complete it.
+    Ending,
+}
+
+impl fmt::Display for OpState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Waiting => "waiting",
+            Self::Ready => "ready",
+            Self::Running => "running",
+            Self::WaitingInside => "waiting inside",
+            Self::Ending => "ending",
+        })
+    }
+}
+
+impl PendingOp {
+    /// Returns the name of the operation, or where it was pushed if it has none.
+    #[must_use]
+    pub fn label(&self) -> String {
+        if self.name.is_empty() {
+            format!("{}:{}", self.location.file(), self.location.line())
+        } else {
+            self.name.to_string()
+        }
+    }
+}
+
+impl Dump {
+    /// Returns the pending operations.
+    #[must_use]
+    pub fn ops(&self) -> &[PendingOp] {
+        &self.ops
+    }
+
+    /// Returns how many further operations are pending, but were not found: they were pushed or have ended during the call,
+    /// or, in a forked child, have memory of the parent's.
+    #[must_use]
+    pub fn unlisted(&self) -> u64 {
+        self.unlisted
+    }
+
+    /// Returns a shortest cycle of operations each of which waits for the next one, and the last one for the first, by
+    /// their places in [`ops`](Self::ops). Operations alone cannot form one; with waits inside functions, they can.
+    #[must_use]
+    pub fn cycle(&self) -> Option<Vec<usize>> {
+        let cycles = (0..self.ops.len()).filter_map(|start| self.path(start, |at, is_start| !is_start && at == start));
+        // The path comes back to where it began.
+        cycles.map(|mut path| (path.pop(), path).1).min_by_key(Vec::len)
+    }
+
+    /// Returns a shortest chain of operations each of which waits for the next one, from `op` to one that waits for none.
+    #[must_use]
+    pub fn chain(&self, op: usize) -> Option<Vec<usize>> {
+        self.path(op, |at, _| self.ops[at].waits_for.is_empty())
+    }
+
+    /// Returns how many operations wait for `op`, directly or through others.
+    #[must_use]
+    pub fn held_up_by(&self, op: usize) -> usize {
+        let mut behind = vec![Vec::new(); self.ops.len()];
+        for (later, one) in self.ops.iter().enumerate() {
+            one.waits_for.iter().for_each(|&earlier| behind[earlier].push(later));
+        }
+        let (mut seen, mut next) = (HashSet::from([op]), vec![op]);
+        while let Some(at) = next.pop() {
+            next.extend(behind[at].iter().filter(|&&later| seen.insert(later)));
+        }
+        seen.len() - 1
+    }
+
+    /// Searches breadth first from `start`, along what is waited for, for an operation that is `wanted`. It is told
+    /// whether it is the start of the search.
+    fn path(&self, start: usize, wanted: impl Fn(usize, bool) -> bool) -> Option<Vec<usize>> {
+        let mut from: Vec<Option<usize>> = vec![None; self.ops.len()];
+        let mut queue = VecDeque::from([(start, true)]);
+        while let Some((at, is_start)) = queue.pop_front() {
+            if wanted(at, is_start) {
+                let mut path = vec![at];
+                let mut step = at;
+                while let Some(before) = from[step] {
+                    path.push(before);
+                    step = before;
+                    if step == start {
+                        break;
+                    }
+                }
+                path.reverse();
+                return Some(path);
+            }
+            for &next in &self.ops[at].waits_for {
+                if from[next].is_none() && (next != start || wanted(start, false)) {
+                    from[next] = Some(at);
+                    queue.push_back((next, false));
+                }
+            }
+        }
+        None
+    }
+
+    /// Returns the operations and what they wait for in the language of Graphviz, which draws it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// std::fs::write(std::env::temp_dir().join("pending.dot"), engine.dump().to_dot())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn to_dot(&self) -> String {
+        let mut dot = String::from("digraph pending {\n  node [shape=box];\n");
+        for (index, op) in self.ops.iter().enumerate() {
+            let label = format!("{}\n{}", op.label(), op.state);
+            let _ = writeln!(dot, "  n{index} [label={}];", Json(&label).to_string().replace("\\u000a", "\\n"));
+        }
+        for (index, op) in self.ops.iter().enumerate() {
+            for before in &op.waits_for {
+                let _ = writeln!(dot, "  n{index} -> n{before};");
+            }
+        }
+        dot.push_str("}\n");
+        dot
+    }
+
+    /// Returns the dump as JSON: an object with the fields `operations`, of which each has those of [`PendingOp`], and
+    /// `unlisted`. Ages are in nanoseconds.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let optional = |text: Option<String>| text.unwrap_or_else(|| "null".to_owned());
+        let list = |items: Vec<String>| format!("[{}]", items.join(","));
+        let ops = self.ops.iter().map(|op| {
+            let access = |access: &PendingAccess| {
+                format!(
+                    r#"{{"variable":{},"mode":"{:?}","waits":{}}}"#,
+                    Json(&access.variable),
+                    access.mode,
+                    access.waits
+                )
+            };
+            format!(
+                r#"{{"name":{},"location":{},"state":"{:?}","device":{},"lane":{},"place":{},"age":{},"priority":{},"asynchronous":{},"internal":{},"accesses":{},"waits_for":{}}}"#,
+                Json(op.name.as_str()),
+                Json(&op.location.to_string()),
+                op.state,
+                Json(&op.device.to_string()),
+                Json(&op.lane),
+                optional(op.place.as_ref().map(|place| Json(place).to_string())),
+                optional(op.age.map(|age| age.as_nanos().to_string())),
+                op.priority,
+                op.asynchronous,
+                op.internal,
+                list(op.accesses.iter().map(access).collect()),
+                list(op.waits_for.iter().map(usize::to_string).collect()),
+            )
+        });
+        format!(r#"{{"operations":{},"unlisted":{}}}"#, list(ops.collect()), self.unlisted)
+    }
+
+    /// Prints operations that wait for each other in turn.
+    fn print_chain(&self, f: &mut fmt::Formatter<'_>, chain: &[usize]) -> fmt::Result {
+        for (step, &index) in chain.iter().enumerate() {
+            let op = &self.ops[index];
+            let waits = if step == 0 { "" } else { "waits for " };
+            writeln!(f, "  {waits}`{}` pushed at {}: {}", op.label(), op.location, op.state)?;
+        }
+        Ok(())
+    }
+}
+
+/// The most operations that are printed; the others are counted.
+const MAX_PRINTED: usize = 100;
+
+impl fmt::Display for Dump {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pending = self.ops.len() as u64 + self.unlisted;
+        writeln!(f, "{pending} operations are pending.")?;
+        if let Some(cycle) = self.cycle() {
+            writeln!(f, "\nThese wait for each other, the last one for the first:")?;
+            self.print_chain(f, &cycle)?;
+        } else {
+            let heads = (0..self.ops.len()).filter(|&index| self.ops[index].waits_for.is_empty());
+            let most = heads.map(|index| (self.held_up_by(index), index)).max_by_key(|&(count, _)| count);
+            if let Some((count, head)) = most.filter(|&(count, _)| count > 0) {
+                let op = &self.ops[head];
+                writeln!(
+                    f,
+                    "\n`{}` pushed at {} is {} and holds up {count} others:",
+                    op.label(),
+                    op.location,
+                    op.state
+                )?;
+                let chain = (0..self.ops.len()).filter_map(|index| self.chain(index));
+                let to_head = chain.filter(|chain| chain.last() == Some(&head) && chain.len() > 1);
+                if let Some(shortest) = to_head.min_by_key(Vec::len) {
+                    self.print_chain(f, &shortest)?;
+                }
+            }
+        }
+        for op in self.ops.iter().take(MAX_PRINTED) {
+            write!(f, "\n{:<14} `{}` pushed at {}", op.state, op.label(), op.location)?;
+            op.age.map_or(Ok(()), |age| write!(f, ", {age:.1?} ago"))?;
+            write!(f, ", lane {}", op.lane)?;
+            op.place.iter().try_for_each(|place| write!(f, ", on {place}"))?;
+            if op.priority != 0 {
+                write!(f, ", priority {}", op.priority)?;
+            }
+            if op.asynchronous && op.state == OpState::Running {
+                f.write_str(", its completion was not used yet")?;
+            }
+            for access in &op.accesses {
+                let mode = if access.mode.is_write() { "mutates" } else { "reads" };
+                let waits = if access.waits { ", and waits for it" } else { "" };
+                write!(f, "\n{:15}{mode} `{}`{waits}", "", access.variable)?;
+            }
+            for &before in op.waits_for.iter().take(8) {
+                write!(f, "\n{:15}waits for `{}`", "", self.ops[before].label())?;
+            }
+            if op.waits_for.len() > 8 {
+                write!(f, "\n{:15}and for {} others", "", op.waits_for.len() - 8)?;
+            }
+        }
+        let more = self.ops.len().saturating_sub(MAX_PRINTED) as u64 + self.unlisted;
+        if more > 0 {
+            write!(f, "\n… and {more} more")?;
+        }
+        writeln!(f)
+    }
+}

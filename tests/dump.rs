@@ -1,0 +1,269 @@
+//! Dumps of what is pending.
+
+#![cfg(not(any(raddle_loom, raddle_shuttle)))]
+
+use raddle_testkit as common;
+
+use std::{
+    sync::{
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{KINDS, THREADED, eventually, on_kinds, watched, watched_for};
+use raddle::{Device, Dump, Engine, EngineKind, OpState, PendingOp, Recorder, SimulatedGpu, cx};
+
+fn find<'d>(dump: &'d Dump, name: &str) -> &'d PendingOp {
+    dump.ops().iter().find(|op| op.label() == name).unwrap_or_else(|| panic!("`{name}` is not pending: {dump}"))
+}
+
+fn index(dump: &Dump, name: &str) -> usize {
+    dump.ops().iter().position(|op| op.label() == name).unwrap_or_else(|| panic!("`{name}` is not pending: {dump}"))
+}
+
+#[test]
+fn what_is_pending_and_what_it_waits_for_is_listed() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (sender, receiver) = mpsc::channel::<()>();
+        let (started, has_started) = mpsc::channel();
+        let (x, y) = (engine.var(0).named("x"), engine.var(0).named(format!("y {}", 1)));
+        let hold = move || {
+            started.send(()).unwrap();
+            let _ = receiver.recv();
+        };
+        engine.op("hold").push(x.write(), move |_| hold()).unwrap();
+        has_started.recv().unwrap();
+        engine.op("read").priority(5).push((x.read(), y.write()), |_| {}).unwrap();
+        engine.op(format!("made at run time {}", 2)).push(y.write(), |_| {}).unwrap();
+        engine.op("ready").push((), |()| {}).unwrap();
+        let dump = engine.dump();
+        assert_eq!((dump.ops().len(), dump.unlisted()), (4, 0), "{dump}");
+        let (hold, read, made) = (find(&dump, "hold"), find(&dump, "read"), find(&dump, "made at run time 2"));
+        assert_eq!((hold.state, hold.waits_for.len()), (OpState::Running, 0));
+        assert_eq!((read.state, &read.waits_for), (OpState::Waiting, &vec![index(&dump, "hold")]));
+        assert_eq!(made.waits_for, [index(&dump, "read")]);
+        assert_eq!((find(&dump, "ready").state, read.priority), (OpState::Ready, 5));
+        let accesses: Vec<_> = read.accesses.iter().map(|access| (access.variable.as_str(), access.waits)).collect();
+        assert_eq!(accesses, [("x", true), ("y 1", false)]);
+        assert!(read.location.to_string().starts_with(file!()));
+        assert_eq!((hold.lane.as_str(), hold.device), ("cpu", Device::Cpu));
+        assert_eq!(dump.held_up_by(index(&dump, "hold")), 2);
+        assert_eq!(dump.cycle(), None);
+        assert_eq!(dump.chain(index(&dump, "made at run time 2")).unwrap().len(), 3);
+        let text = dump.to_string();
+        assert!(text.contains("`hold` pushed at") && text.contains("holds up 2 others"), "{text}");
+        assert!(text.contains("waits for `hold`") && text.contains("mutates `y 1`"), "{text}");
+        let dot = dump.to_dot();
+        let arrow = format!("n{} -> n{};", index(&dump, "read"), index(&dump, "hold"));
+        assert!(dot.starts_with("digraph") && dot.contains(&arrow), "{dot}");
+        let json = dump.to_json();
+        assert!(json.contains(r#""name":"hold","location":"#) && json.contains(r#""state":"Running""#), "{json}");
+        assert_eq!(json.matches('{').count(), json.matches('}').count());
+        drop(sender);
+        engine.wait_for_all().unwrap();
+        let dump = engine.dump();
+        assert!(dump.ops().is_empty() && dump.unlisted() == 0, "{dump}");
+    });
+}
+
+#[test]
+fn an_asynchronous_operation_runs_until_its_completion_is_used() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (sender, receiver) = mpsc::channel();
+        engine.op("ask").push_async((), move |(), completion| sender.send(completion).unwrap()).unwrap();
+        let completion = receiver.recv().unwrap();
+        let dump = engine.dump();
+        let ask = find(&dump, "ask");
+        assert!(ask.asynchronous && ask.state == OpState::Running, "{dump}");
+        assert!(dump.to_string().contains("its completion was not used yet"), "{dump}");
+        completion.complete();
+        engine.wait_for_all().unwrap();
+        assert!(engine.dump().ops().is_empty());
+    });
+}
+
+#[test]
+fn a_wait_inside_a_function_is_a_part_of_the_chain() {
+    on_kinds(&THREADED, 2, |engine| {
+        let (sender, receiver) = mpsc::channel::<()>();
+        let (x, inner) = (engine.var(0), engine.downgrade());
+        let hold = engine.op("hold").submit((), move |()| _ = receiver.recv()).unwrap();
+        engine
+            .op("waiter")
+            .push(x.write(), move |_| {
+                let mut hold = hold;
+                hold.wait_timeout(Duration::from_secs(60)).unwrap();
+                drop(inner);
+            })
+            .unwrap();
+        engine.op("behind").push(x.read(), |_| {}).unwrap();
+        eventually("the function waits", || find(&engine.dump(), "waiter").state == OpState::WaitingInside);
+        let dump = engine.dump();
+        assert_eq!(find(&dump, "waiter").waits_for, [index(&dump, "hold")]);
+        let chain: Vec<_> =
+            dump.chain(index(&dump, "behind")).unwrap().into_iter().map(|at| dump.ops()[at].label()).collect();
+        assert_eq!(chain, ["behind", "waiter", "hold"]);
+        drop(sender);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn operations_that_wait_for_each_other_are_a_cycle() {
+    watched(|| {
+        // With time limits, since the engine itself would refuse waits that never end.
+        let engine = Engine::builder().workers(2).build().unwrap();
+        let (x, y) = (engine.var(0).named("x"), engine.var(0).named("y"));
+        let (go, gone) = (mpsc::channel(), mpsc::channel());
+        let waits = |name: &'static str, own: &raddle::Var<i32>, handle: mpsc::Receiver<raddle::OpHandle<()>>| {
+            engine
+                .op(name)
+                .push(own.write(), move |_| {
+                    let mut handle = handle.recv().unwrap();
+                    let _ = handle.wait_timeout(Duration::from_secs(2));
+                })
+                .unwrap();
+        };
+        waits("first", &x, go.1);
+        waits("second", &y, gone.1);
+        go.0.send(engine.op("behind second").submit(y.write(), |_| {}).unwrap()).unwrap();
+        gone.0.send(engine.op("behind first").submit(x.write(), |_| {}).unwrap()).unwrap();
+        let mut cycle = None;
+        eventually("there is a cycle", || {
+            let dump = engine.dump();
+            cycle = dump.cycle().map(|cycle| (cycle.len(), dump.to_string()));
+            cycle.is_some()
+        });
+        let (len, text) = cycle.unwrap();
+        assert_eq!(len, 4, "{text}");
+        assert!(text.contains("These wait for each other") && text.contains("waits for `behind"), "{text}");
+        let _ = engine.wait_for_all();
+    });
+}
+
+#[test]
+fn an_operation_of_a_gpu_is_ending_until_the_gpu_has_completed_it() {
+    watched(|| {
+        let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build().unwrap();
+        let value = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap();
+        engine
+            .op("kernel")
+            .on(Device::Gpu(0))
+            .try_launch(value.write(), |stream, value| {
+                let mut stream = stream.simulated().expect("it is a simulated device");
+                Ok(stream.launch(Duration::from_millis(200), value, |value| value.fill(1))?)
+            })
+            .unwrap();
+        eventually("it is issued", || find(&engine.dump(), "kernel").state == OpState::Ending);
+        let dump = engine.dump();
+        let kernel = find(&dump, "kernel");
+        assert_eq!((kernel.device, kernel.lane.as_str()), (Device::Gpu(0), "gpu(0) compute"));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn with_a_recorder_places_and_ages_are_known() {
+    watched(|| {
+        let recorder = Recorder::new();
+        let engine = Engine::builder().workers(1).recorder(&recorder).build().unwrap();
+        let (sender, receiver) = mpsc::channel::<()>();
+        let (started, has_started) = mpsc::channel();
+        let hold = move || {
+            started.send(()).unwrap();
+            let _ = receiver.recv();
+        };
+        engine.op("hold").push((), move |()| hold()).unwrap();
+        has_started.recv().unwrap();
+        thread::sleep(Duration::from_millis(20));
+        let dump = engine.dump();
+        let hold = find(&dump, "hold");
+        assert_eq!(hold.place.as_deref(), Some("cpu 0"));
+        assert!(hold.age.unwrap() >= Duration::from_millis(20), "{dump}");
+        drop(sender);
+    });
+}
+
+#[test]
+fn engines_see_their_own_operations_only() {
+    on_kinds(&THREADED, 1, |engine| {
+        let other = Engine::builder().kind(EngineKind::PerDevice).workers(1).build().unwrap();
+        let (sender, receiver) = mpsc::channel::<()>();
+        engine.op("ours").push((), move |()| _ = receiver.recv()).unwrap();
+        assert!(other.dump().ops().is_empty());
+        assert_eq!(engine.dump().ops().len(), 1);
+        drop(sender);
+    });
+}
+
+#[test]
+fn an_operation_dumps_its_own_engine() {
+    on_kinds(&KINDS, 1, |engine| {
+        let x = engine.var(0).named("x");
+        let seen = engine
+            .op("look")
+            .submit((cx(), x.write()), |(cx, _)| {
+                let dump = cx.engine().dump();
+                (find(&dump, "look").state, find(&dump, "look").accesses[0].variable.clone())
+            })
+            .unwrap();
+        assert_eq!(seen.wait().unwrap(), (OpState::Running, "x".to_owned()));
+    });
+}
+
+#[test]
+fn dumps_beside_everything_else_are_sound() {
+    watched_for(Duration::from_secs(60), || {
+        let engine = Engine::builder().workers(2).build().unwrap();
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let start = Instant::now();
+                    let mut round = 0;
+                    while start.elapsed() < Duration::from_millis(700) {
+                        let vars: Vec<_> =
+                            (0..6).map(|number| engine.var(0u64).named(format!("var {number}"))).collect();
+                        for number in 0..50usize {
+                            let name = format!("operation {number} of {round}");
+                            let (a, b) = (&vars[number % 6], &vars[(number + 1) % 6]);
+                            if number % 7 == 0 {
+                                engine.op(name).writes(vars.iter().map(raddle::Var::token)).push((), |()| {}).unwrap();
+                            } else if number % 5 == 0 {
+                                let _ = engine.op(name).submit((a.read(), b.write()), |(a, b)| *b += a).unwrap();
+                            } else {
+                                engine.op(name).push((a.write(), b.read()), |(a, b)| *a += b).unwrap();
+                            }
+                        }
+                        // The variables are dropped while operations on them are pending.
+                        round += 1;
+                    }
+                });
+            }
+            let dumper = scope.spawn(|| {
+                let (mut seen, mut dumps) = (0, 0);
+                while !over.load(Relaxed) {
+                    let dump = engine.dump();
+                    for op in dump.ops() {
+                        assert!(op.internal || op.label().starts_with("operation "), "{dump}");
+                        assert!(op.accesses.iter().all(|access| access.variable.starts_with("var ")), "{dump}");
+                        assert!(op.waits_for.iter().all(|&before| before < dump.ops().len()));
+                    }
+                    let _ = (dump.to_string(), dump.to_dot(), dump.to_json());
+                    seen += dump.ops().len();
+                    dumps += 1;
+                }
+                (seen, dumps)
+            });
+            thread::sleep(Duration::from_millis(800));
+            over.store(true, Relaxed);
+            let (seen, dumps) = dumper.join().unwrap();
+            assert!(seen > 0 && dumps > 0, "{seen} operations in {dumps} dumps");
+        });
+        engine.wait_for_all().unwrap();
+        assert!(engine.dump().ops().is_empty());
+    });
+}
