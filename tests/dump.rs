@@ -233,7 +233,7 @@ fn dumps_beside_everything_else_are_sound() {
                             if number % 7 == 0 {
                                 engine.op(name).writes(vars.iter().map(raddle::Var::token)).push((), |()| {}).unwrap();
                             } else if number % 5 == 0 {
-                                let _ = engine.op(name).submit((a.read(), b.write()), |(a, b)| *b += a).unwrap();
+                                drop(engine.op(name).submit((a.read(), b.write()), |(a, b)| *b += a).unwrap());
                             } else {
                                 engine.op(name).push((a.write(), b.read()), |(a, b)| *a += b).unwrap();
                             }
