@@ -111,6 +111,7 @@ pub use trace::{
     order::{OrderReport, OrderViolation},
     recorder::Recorder,
     stats::{LaneStats, OpStats, Stats, Times, WorkerStats},
+    watchdog::{Problem, Watchdog, WatchdogReport},
 };
 pub use values::{
     device::Device,
@@ -158,6 +159,8 @@ pub mod guide {
     pub mod latency {}
     #[doc = include_str!("guide/gpus.md")]
     pub mod gpus {}
+    #[doc = include_str!("guide/seeing.md")]
+    pub mod seeing {}
     #[doc = include_str!("guide/hangs.md")]
     pub mod hangs {}
     #[doc = include_str!("guide/slow.md")]

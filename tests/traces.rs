@@ -397,7 +397,7 @@ fn statistics_are_by_name() {
         assert_eq!(stats.operations[0].name, "slow", "the longest comes first");
         let (quick, slow) = (of("quick"), of("slow"));
         assert_eq!((quick.count, slow.count, of("fail").failed), (200, 10, 1));
-        assert_eq!(of("tests/traces.rs:").count, 1);
+        assert_eq!(of(file!()).count, 1);
         assert!(slow.ran.min() >= Duration::from_millis(1) && slow.ran.percentile(50.0) >= slow.ran.min());
         assert!(slow.ran.percentile(100.0) <= slow.ran.max() && slow.ran.total() >= Duration::from_millis(10));
         assert!(quick.ran.mean() < slow.ran.mean());

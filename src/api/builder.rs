@@ -18,7 +18,7 @@ use crate::{
     sync::fork::PerProcess,
     system::topology,
     threads::pool::{LaneSpec, ThreadPool},
-    trace::{observer::Observer, recorder::Recorder},
+    trace::{observer::Observer, recorder::Recorder, watchdog::Watchdog},
     values::kind::EngineKind,
 };
 
@@ -104,6 +104,7 @@ pub struct EngineBuilder {
     gpus: Vec<GpuDriver>,
     recorder: Option<Recorder>,
     profile: Option<PathBuf>,
+    watchdog: Option<Watchdog>,
     observers: Observers,
 }
 
@@ -306,6 +307,13 @@ impl EngineBuilder {
         self
     }
 
+    /// Watches the engine for what takes too long. See [`Watchdog`], which has an example. Operations of such an engine get a
+    /// number and the time of their push, for which a push reads the clock. The last call counts.
+    pub fn watchdog(mut self, watchdog: Watchdog) -> Self {
+        self.watchdog = Some(watchdog);
+        self
+    }
+
     /// Adds an observer, which is told about each operation while it is pushed and run. See [`Observer`], which has an
     /// example.
     pub fn observer(mut self, observer: impl Observer) -> Self {
@@ -382,15 +390,23 @@ impl EngineBuilder {
         let limit = self.max_pending.map(|limit| limit.max(1) as u64);
         let from_environment = || env::var_os("RADDLE_PROFILE").filter(|path| !path.is_empty()).map(PathBuf::from);
         let profile = self.profile.or_else(from_environment);
-        let recording = Recording::new(self.recorder, self.observers.0, profile.as_deref(), threads.engine())
-            .map_err(|error| BuildError::Profile(profile.unwrap_or_default(), error))?;
+        let recording = Recording::new(
+            self.recorder,
+            self.observers.0,
+            profile.as_deref(),
+            self.watchdog.is_some(),
+            threads.engine(),
+        )
+        .map_err(|error| BuildError::Profile(profile.unwrap_or_default(), error))?;
         let core = Arc::new(Core::new(kind, threads, gpus, (2 * workers + 2).min(64), limit, recording));
         core.introduce();
         fork::watch(&core);
         match workers::start(&core, boxed) {
             Ok(placements) => {
                 core.placements.get_or_init(|| placements.into());
-                Ok(Engine::new(core))
+                let engine = Engine::new(core);
+                self.watchdog.map_or(Ok(()), |watchdog| engine.core().watch(watchdog)).map_err(BuildError::Thread)?;
+                Ok(engine)
             }
             Err(error) => {
                 core.threads().end();

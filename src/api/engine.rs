@@ -646,7 +646,6 @@ impl Engine {
     /// # Ok(())
     /// # }
     /// ```
-    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     #[must_use]
     pub fn dump(&self) -> Dump {
         self.core.dump()

@@ -102,6 +102,7 @@ impl Core {
             }
         });
         PendingOp {
+            id: task.op_id(),
             name: task.name().clone(),
             location: task.location(),
             state,

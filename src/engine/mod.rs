@@ -8,7 +8,6 @@ pub(crate) mod core;
 mod deadlock;
 mod dispatch;
 mod disposition;
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 mod dump;
 pub(crate) mod ending;
 mod epilogue;
@@ -41,5 +40,6 @@ pub(crate) mod variable;
 mod variables;
 pub(crate) mod wait;
 pub(crate) mod waits;
+mod watch;
 pub(crate) mod worker_thread;
 pub(crate) mod workers;

@@ -3,7 +3,7 @@
 //! An engine that records gives its operations a flag, by which runs find them in the test that finds operations which are
 //! not plain. An engine that does not record does nothing more for it than one test in a push.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
 use crate::{
     device::gpus::FIRST_LANE,
@@ -12,6 +12,7 @@ use crate::{
         recording::Recording,
         task::{Task, flag},
         variable::VarCell,
+        watch,
         worker_thread::{self, Runner},
     },
     trace::{
@@ -19,6 +20,7 @@ use crate::{
         observer::{ObservedOp, Observer},
         recorder::EngineInfo,
         stats::{LaneStats, Stats, WorkerStats},
+        watchdog::Watchdog,
     },
     tracker::{Mode, Op, OpRef},
     values::name::Name,
@@ -36,6 +38,13 @@ impl Core {
             gpu_lanes,
             first_gpu_lane: FIRST_LANE,
         });
+    }
+
+    /// Starts a watchdog of this engine.
+    pub(crate) fn watch(self: &Arc<Self>, watchdog: Watchdog) -> io::Result<()> {
+        let stop = watch::begin(self, watchdog)?;
+        self.recording.iter().for_each(|recording| recording.watch_until_end(stop.clone()));
+        Ok(())
     }
 
     /// The operations whose functions run, and where, if that is recorded.

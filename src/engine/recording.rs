@@ -4,7 +4,7 @@ use std::{cell::Cell, io, path::Path, sync::Arc};
 
 use crate::{
     engine::no_wait::{self, NoWait},
-    sync::thread_static,
+    sync::{Mutex, lock, mpsc, thread_static},
     system::panics,
     trace::{
         observer::{ObservedOp, Observer},
@@ -20,6 +20,8 @@ pub(crate) struct Recording {
     pub(super) is_kept: bool,
     observers: Vec<Arc<dyn Observer>>,
     profile: Option<Profile>,
+    /// Stops the watchdog when it is dropped.
+    watchdog: Mutex<Option<mpsc::Sender<()>>>,
     /// The number of the engine.
     pub(super) engine: u16,
 }
@@ -37,14 +39,15 @@ pub(super) fn is_observing() -> bool {
 }
 
 impl Recording {
-    /// Returns the recording of an engine with a `recorder`, `observers`, or a profile at a path.
+    /// Returns the recording of an engine with a `recorder`, `observers`, a profile at a path, or a watchdog.
     pub(crate) fn new(
         recorder: Option<Recorder>,
         observers: Vec<Arc<dyn Observer>>,
         profile: Option<&Path>,
+        is_watched: bool,
         engine: u64,
     ) -> io::Result<Option<Box<Self>>> {
-        if recorder.is_none() && observers.is_empty() && profile.is_none() {
+        if recorder.is_none() && observers.is_empty() && profile.is_none() && !is_watched {
             return Ok(None);
         }
         let is_kept = recorder.is_some() || profile.is_some();
@@ -56,11 +59,17 @@ impl Recording {
             if is_kept { Recorder::with_capacity(PROFILED_BYTES) } else { Recorder::with_capacity(0) }
         });
         let profile = profile.map(|path| Profile::begin(&recorder, path)).transpose()?;
-        Ok(Some(Box::new(Self { recorder, is_kept, observers, profile, engine })))
+        Ok(Some(Box::new(Self { recorder, is_kept, observers, profile, watchdog: Mutex::new(None), engine })))
     }
 
-    /// Writes the rest of the profile, if there is one.
+    /// Lets the watchdog that `stop` stops go on until the engine ends.
+    pub(super) fn watch_until_end(&self, stop: mpsc::Sender<()>) {
+        *lock(&self.watchdog) = Some(stop);
+    }
+
+    /// Stops the watchdog, and writes the rest of the profile.
     pub(super) fn end(&self) {
+        drop(lock(&self.watchdog).take());
         self.profile.iter().for_each(Profile::end);
     }
 

@@ -5,3 +5,17 @@ pub(crate) mod free_list;
 pub(crate) mod pool;
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) mod registry;
+
+/// In models, where records come from the heap, none is found.
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub(crate) mod registry {
+    use std::ptr::NonNull;
+
+    use super::epoch;
+
+    /// # Safety
+    /// 1. There is nothing to guarantee.
+    pub(crate) unsafe fn mark(_record: NonNull<u8>, _mark: *mut ()) {}
+
+    pub(crate) fn each_marked(_pinned: &epoch::Guard, _marks: [*mut (); 2], _f: impl FnMut(NonNull<u8>, *mut ())) {}
+}

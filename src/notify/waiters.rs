@@ -68,7 +68,6 @@ impl Waiters {
     }
 
     /// Calls `found` with each waiter: the operations that it waits inside, and what it waits for.
-    #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(dead_code))]
     pub fn each(&self, mut found: impl FnMut(&[NonNull<()>], NonNull<()>)) {
         lock(&self.0).entries.iter().for_each(|entry| found(&entry.ops, entry.target));
     }

@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use super::{chrome::Json, event::AccessMode};
+use super::{
+    chrome::Json,
+    event::{AccessMode, OpId},
+};
 use crate::values::{device::Device, name::Name};
 
 /// What is pending in an engine, from [`Engine::dump`](crate::Engine::dump). [`Display`](fmt::Display) prints it for people,
@@ -22,6 +25,8 @@ pub struct Dump {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PendingOp {
+    /// Identifies it in traces, if the engine is recorded, observed or watched.
+    pub id: Option<OpId>,
     /// Its name, which is empty if it was not given one.
     pub name: Name,
     /// Where it was pushed.

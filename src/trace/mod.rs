@@ -14,3 +14,4 @@ mod perfetto;
 pub(crate) mod profile;
 pub(crate) mod recorder;
 pub(crate) mod stats;
+pub(crate) mod watchdog;

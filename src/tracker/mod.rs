@@ -161,7 +161,6 @@ mod access;
 mod blocked;
 mod complete;
 mod followers;
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 mod look;
 mod op;
 mod push;
@@ -175,11 +174,8 @@ pub use access::{Access, Mode};
 pub use blocked::{Ahead, walk_blocked};
 pub use complete::{complete, end};
 pub use followers::followers;
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub use look::{Standing, each_waiting};
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub use op::each_marked;
-pub use op::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList};
+pub use op::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList, each_marked};
 pub use push::push;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use push::{Pushed, Stalled};

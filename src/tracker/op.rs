@@ -11,12 +11,11 @@ use super::{
     queue::VarQueue,
     queued::Queued,
 };
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-use crate::memory::registry;
 use crate::{
     memory::{
         epoch::{self, Stamp},
         pool::{self, PoolWord, Record},
+        registry,
     },
     sync::{
         Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -168,12 +167,7 @@ impl<T> Op<T> {
     #[inline]
     pub(crate) fn mark(&self, mark: *mut ()) {
         // SAFETY: the record came from the pool, and is in use.
-        #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-        unsafe {
-            registry::mark(NonNull::from(self).cast(), mark);
-        }
-        #[cfg(any(raddle_loom, raddle_shuttle))]
-        let _ = mark;
+        unsafe { registry::mark(NonNull::from(self).cast(), mark) };
     }
 
     #[inline]
@@ -659,7 +653,6 @@ unsafe impl<T> Record for Op<T> {
 ///
 /// # Safety
 /// 1. Every record with one of these marks is an `Op<T>`, whose task was initialised when it was marked.
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub unsafe fn each_marked<T>(pinned: &epoch::Guard, marks: [*mut (); 2], mut f: impl FnMut(&Op<T>, *mut ())) {
     // SAFETY: by (1) it is such a record, and it is not reused before the pin ends.
     registry::each_marked(pinned, marks, |record, mark| f(unsafe { record.cast().as_ref() }, mark));

@@ -1,0 +1,170 @@
+//! What a watchdog looks for, and what it reports.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::dump::{Dump, PendingOp};
+
+/// Watches an engine, and reports what takes too long. See [`EngineBuilder::watchdog`](crate::EngineBuilder::watchdog).
+///
+/// A thread of its own [dumps](crate::Engine::dump) the engine several times in the shortest of the limits while
+/// operations are pending. Each report is logged as a warning, and passed to the program's [function](Self::report_to),
+/// if there is one. What has been reported is not reported again, unless there was progress meanwhile.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Engine, Watchdog};
+/// use std::{sync::mpsc, time::Duration};
+///
+/// let (reports, reported) = mpsc::channel();
+/// let watchdog = Watchdog::new()
+///     .running(Duration::from_millis(20))
+///     .report_to(move |report| _ = reports.send(report.to_string()));
+/// let engine = Engine::builder().workers(1).watchdog(watchdog).build()?;
+///
+/// let (sender, receiver) = mpsc::channel::<()>();
+/// engine.op("stuck").push((), move |()| _ = receiver.recv())?;
+/// let report = reported.recv()?;
+/// assert!(report.contains("`stuck`") && report.contains("has been running"), "{report}");
+/// # drop(sender);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default)]
+#[must_use = "a watchdog does nothing until an engine has it"]
+pub struct Watchdog {
+    pub(crate) running: Option<Duration>,
+    pub(crate) waiting: Option<Duration>,
+    pub(crate) stalled: Option<Duration>,
+    pub(crate) report: Option<Report>,
+}
+
+/// A function that gets reports.
+pub(crate) type Report = Arc<dyn Fn(&WatchdogReport) + Send + Sync>;
+
+impl fmt::Debug for Watchdog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watchdog")
+            .field("running", &self.running)
+            .field("waiting", &self.waiting)
+            .field("stalled", &self.stalled)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Watchdog {
+    /// Returns a watchdog that reports nothing but cycles of waits.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Reports operations that run for longer than `limit`. Those of GPUs count from their issue, and asynchronous ones until
+    /// their completion is used.
+    pub fn running(mut self, limit: Duration) -> Self {
+        self.running = Some(limit);
+        self
+    }
+
+    /// Reports operations that wait for others, or for a worker, for longer than `limit`.
+    pub fn waiting(mut self, limit: Duration) -> Self {
+        self.waiting = Some(limit);
+        self
+    }
+
+    /// Reports that operations are pending, and that none has started or ended for `limit`.
+    pub fn stalled(mut self, limit: Duration) -> Self {
+        self.stalled = Some(limit);
+        self
+    }
+
+    /// Calls `f` with each report, on the thread of the watchdog. It may do everything that code outside operations may.
+    /// Further reports wait until it returns. A panic is logged.
+    pub fn report_to(mut self, f: impl Fn(&WatchdogReport) + Send + Sync + 'static) -> Self {
+        self.report = Some(Arc::new(f));
+        self
+    }
+
+    /// The time between two looks.
+    pub(crate) fn interval(&self) -> Duration {
+        let limits = [self.running, self.waiting, self.stalled];
+        let shortest = limits.into_iter().flatten().min().unwrap_or(Duration::from_secs(1));
+        (shortest / 4).clamp(Duration::from_millis(1), Duration::from_secs(1))
+    }
+}
+
+/// What a [`Watchdog`] has found. [`Display`](fmt::Display) explains it, with the operations in question.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct WatchdogReport {
+    /// What is wrong.
+    pub problem: Problem,
+    /// What was pending when it was found.
+    pub dump: Dump,
+}
+
+/// What a [`Watchdog`] finds wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Problem {
+    /// An operation runs for too long.
+    Running {
+        /// Its place in the dump.
+        op: usize,
+        /// For how long it has been seen running.
+        time: Duration,
+    },
+    /// An operation waits for too long.
+    Waiting {
+        /// Its place in the dump.
+        op: usize,
+        /// For how long it has been seen waiting.
+        time: Duration,
+    },
+    /// No operation has started or ended for too long.
+    Stalled {
+        /// For how long.
+        time: Duration,
+    },
+    /// Operations wait for each other in turn.
+    Cycle {
+        /// Their places in the dump.
+        ops: Vec<usize>,
+    },
+}
+
+impl fmt::Display for WatchdogReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let describe = |op: &PendingOp| format!("`{}` pushed at {}", op.label(), op.location);
+        let ops = self.dump.ops();
+        let chain_of = |f: &mut fmt::Formatter<'_>, chain: &[usize]| {
+            chain
+                .iter()
+                .skip(1)
+                .try_for_each(|&op| write!(f, ", which waits for {} ({})", describe(&ops[op]), ops[op].state))
+        };
+        match &self.problem {
+            Problem::Running { op, time } => {
+                write!(f, "{} has been running for {time:.1?}", describe(&ops[*op]))?;
+                match self.dump.held_up_by(*op) {
+                    0 => Ok(()),
+                    count => write!(f, ", and holds up {count} others"),
+                }
+            }
+            Problem::Waiting { op, time } => {
+                write!(f, "{} has been waiting for {time:.1?}", describe(&ops[*op]))?;
+                chain_of(f, &self.dump.chain(*op).unwrap_or_default())
+            }
+            Problem::Stalled { time } => {
+                write!(f, "no operation has started or ended for {time:.1?}. {}", self.dump)
+            }
+            Problem::Cycle { ops: cycle } => {
+                write!(
+                    f,
+                    "operations wait for each other: {}",
+                    cycle.first().map_or(String::new(), |&op| describe(&ops[op]))
+                )?;
+                chain_of(f, cycle)?;
+                f.write_str(", which waits for the first one")
+            }
+        }
+    }
+}

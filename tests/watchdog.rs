@@ -1,0 +1,179 @@
+//! Watchdogs.
+
+#![cfg(not(any(raddle_loom, raddle_shuttle)))]
+
+use raddle_testkit as common;
+
+use std::{
+    sync::mpsc::{self, Receiver},
+    thread,
+    time::Duration,
+};
+
+use common::{KINDS, THREADED, watched};
+use raddle::{Device, Engine, EngineBuilder, EngineKind, Problem, Shutdown, SimulatedGpu, Watchdog, WatchdogReport};
+
+const LIMIT: Duration = Duration::from_millis(40);
+
+/// Returns an engine of `kind` with a watchdog, and its reports.
+fn engine(builder: EngineBuilder, kind: EngineKind, watchdog: Watchdog) -> (Engine, Receiver<WatchdogReport>) {
+    let (sender, receiver) = mpsc::channel();
+    let watchdog = watchdog.report_to(move |report| _ = sender.send(report.clone()));
+    (builder.kind(kind).workers(2).watchdog(watchdog).build().unwrap(), receiver)
+}
+
+/// Calls `f` with an engine of each kind, and the reports of its watchdog.
+fn each(
+    kinds: &[EngineKind],
+    watchdog: &Watchdog,
+    f: impl Fn(&Engine, &Receiver<WatchdogReport>) + Clone + Send + 'static,
+) {
+    for &kind in kinds {
+        let (f, watchdog) = (f.clone(), watchdog.clone());
+        watched(move || {
+            let (engine, reports) = engine(Engine::builder(), kind, watchdog);
+            f(&engine, &reports);
+        });
+    }
+}
+
+#[test]
+fn an_operation_that_runs_for_too_long_is_reported_once() {
+    each(&THREADED, &Watchdog::new().running(LIMIT), |engine, reports| {
+        let (sender, receiver) = mpsc::channel::<()>();
+        let x = engine.var(0);
+        engine.op("stuck").push(x.write(), move |_| _ = receiver.recv()).unwrap();
+        engine.op("behind").push(x.read(), |_| {}).unwrap();
+        let report = reports.recv().unwrap();
+        let Problem::Running { op, time } = report.problem else { panic!("{report}") };
+        assert!(report.dump.ops()[op].label() == "stuck" && time >= LIMIT, "{report}");
+        let text = report.to_string();
+        assert!(text.contains("`stuck` pushed at tests/watchdog.rs:") && text.contains("holds up 1 others"), "{text}");
+        assert!(reports.recv_timeout(3 * LIMIT).is_err(), "it is reported once");
+        drop(sender);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn an_operation_that_waits_for_too_long_is_reported_with_its_chain() {
+    each(&KINDS, &Watchdog::new().waiting(LIMIT), |engine, reports| {
+        let (sender, receiver) = mpsc::channel();
+        let x = engine.token();
+        engine.op("ask").writes([&x]).push_async((), move |(), completion| sender.send(completion).unwrap()).unwrap();
+        let completion = receiver.recv().unwrap();
+        engine.op("answer").reads([&x]).push((), |()| {}).unwrap();
+        let report = reports.recv().unwrap();
+        assert!(matches!(report.problem, Problem::Waiting { .. }), "{report}");
+        let text = report.to_string();
+        assert!(text.contains("`answer`") && text.contains("which waits for `ask`"), "{text}");
+        completion.complete();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn an_engine_in_which_nothing_happens_is_reported_and_again_after_progress() {
+    each(&KINDS, &Watchdog::new().stalled(LIMIT), |engine, reports| {
+        let x = engine.token();
+        for round in 0..2 {
+            let (sender, receiver) = mpsc::channel();
+            engine
+                .op("ask")
+                .writes([&x])
+                .push_async((), move |(), completion| sender.send(completion).unwrap())
+                .unwrap();
+            let completion = receiver.recv().unwrap();
+            let report = reports.recv().unwrap();
+            assert!(matches!(report.problem, Problem::Stalled { time } if time >= LIMIT), "round {round}: {report}");
+            assert!(report.to_string().contains("`ask`"), "{report}");
+            completion.complete();
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_cycle_of_waits_is_reported() {
+    each(&THREADED, &Watchdog::new().stalled(Duration::from_millis(200)), |engine, reports| {
+        let (x, y) = (engine.var(0), engine.var(0));
+        let (go, gone) = (mpsc::channel(), mpsc::channel());
+        let waits = |name: &'static str, own: &raddle::Var<i32>, handle: Receiver<raddle::OpHandle<()>>| {
+            engine
+                .op(name)
+                .push(own.write(), move |_| {
+                    let mut handle = handle.recv().unwrap();
+                    // With a time limit, since the engine would refuse waits that never end.
+                    let _ = handle.wait_timeout(Duration::from_secs(1));
+                })
+                .unwrap();
+        };
+        waits("first", &x, go.1);
+        waits("second", &y, gone.1);
+        go.0.send(engine.op("behind second").submit(y.write(), |_| {}).unwrap()).unwrap();
+        gone.0.send(engine.op("behind first").submit(x.write(), |_| {}).unwrap()).unwrap();
+        let report = reports.iter().find(|report| matches!(report.problem, Problem::Cycle { .. })).unwrap();
+        let text = report.to_string();
+        assert!(text.contains("wait for each other") && text.contains("`behind first`"), "{text}");
+        let _ = engine.wait_for_all();
+    });
+}
+
+#[test]
+fn a_gpu_that_stands_still_is_reported() {
+    watched(|| {
+        let builder = Engine::builder().gpu(SimulatedGpu::new());
+        let (engine, reports) = engine(builder, EngineKind::PerDevice, Watchdog::new().running(LIMIT));
+        let value = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap();
+        engine
+            .op("kernel")
+            .on(Device::Gpu(0))
+            .try_launch(value.write(), |stream, value| {
+                let mut stream = stream.simulated().expect("it is a simulated device");
+                Ok(stream.launch(Duration::from_millis(300), value, |value| value.fill(1))?)
+            })
+            .unwrap();
+        let report = reports.recv().unwrap();
+        assert!(report.to_string().contains("`kernel`"), "{report}");
+        let Problem::Running { op, .. } = report.problem else { panic!("{report}") };
+        assert_eq!(report.dump.ops()[op].device, Device::Gpu(0));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn an_engine_that_works_is_not_reported_and_a_watchdog_ends_with_its_engine() {
+    let watchdog = Watchdog::new().running(5 * LIMIT).waiting(5 * LIMIT).stalled(5 * LIMIT);
+    each(&KINDS, &watchdog, |engine, reports| {
+        let x = engine.var(0);
+        for _ in 0..60 {
+            engine.op("work").push(x.write(), |_| thread::sleep(Duration::from_millis(5))).unwrap();
+            engine.op("read").push(x.read(), |_| {}).unwrap();
+            engine.wait_for_var(&x).unwrap();
+        }
+        engine.shutdown(Shutdown::Drain, None).unwrap();
+        // The thread has the other end.
+        assert!(reports.recv().is_err(), "nothing was reported, and the thread has ended");
+    });
+}
+
+#[test]
+fn what_gets_the_reports_may_panic_and_may_shut_the_engine_down() {
+    watched(|| {
+        let (sender, receiver) = mpsc::channel();
+        let (engine_sender, engine_receiver) = mpsc::channel::<Engine>();
+        let engine_receiver = std::sync::Mutex::new(engine_receiver);
+        let watchdog = Watchdog::new().running(LIMIT).report_to(move |_| {
+            let engine = engine_receiver.lock().unwrap().recv().unwrap();
+            sender.send(engine.shutdown(Shutdown::Cancel, Some(Duration::from_millis(10)))).unwrap();
+            panic!("a part of this test");
+        });
+        let engine = Engine::builder().workers(1).watchdog(watchdog).build().unwrap();
+        let (go, wait) = mpsc::channel::<()>();
+        engine.op("stuck").push((), move |()| _ = wait.recv()).unwrap();
+        engine_sender.send(engine.clone()).unwrap();
+        assert!(receiver.recv().unwrap().is_err(), "an operation runs");
+        drop(go);
+        drop(engine);
+    });
+}
