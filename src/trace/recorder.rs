@@ -87,6 +87,8 @@ struct Shared {
 struct State {
     rings: Vec<Ring>,
     history: History,
+    /// Events that were read, but may have come after others that were not.
+    held: Vec<(u16, Event)>,
 }
 
 /// The reading end of a ring.
@@ -343,7 +345,10 @@ impl Writer {
 impl State {
     /// Reads all rings, and continues the histories.
     fn read(&mut self, clock: &Clock) {
-        let (mut events, mut lost) = (Vec::<(u16, Event)>::new(), 0);
+        // The rings are read one after the other. So an event may be found although one that came before it, in a ring that
+        // was read earlier, was not. Both are later than this moment, and stay for the next reading.
+        let until = clock.now();
+        let (mut events, mut lost) = (std::mem::take(&mut self.held), 0);
         self.rings.retain_mut(|ring| {
             // Before the ring is read: a thread that has ended writes no more.
             let is_over = ring.slots.is_abandoned();
@@ -362,6 +367,7 @@ impl State {
         self.history.lose(lost);
         // Those of one thread, which may have the same time, stay in their order.
         events.sort_by_key(|(_, event)| event.ticks);
+        self.held = events.split_off(events.partition_point(|(_, event)| event.ticks <= until));
         for (thread, event) in events {
             let time = clock.time(event.ticks);
             self.history.add(thread, time, event);
