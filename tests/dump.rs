@@ -70,6 +70,32 @@ fn what_is_pending_and_what_it_waits_for_is_listed() {
 }
 
 #[test]
+fn a_dump_of_many_operations_takes_no_time() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (sender, receiver) = mpsc::channel::<()>();
+        let (x, y) = (engine.var(0).named("x"), engine.var(0).named("y"));
+        engine.op("hold").push(x.write(), move |_| _ = receiver.recv()).unwrap();
+        for _ in 0..20_000 {
+            engine.op("chain").push(x.write(), |x| *x += 1).unwrap();
+        }
+        for _ in 0..20_000 {
+            engine.op("read").push((x.read(), y.read()), |_| {}).unwrap();
+        }
+        engine.op("last").push((x.write(), y.write()), |_| {}).unwrap();
+        let start = Instant::now();
+        let dump = engine.dump();
+        let text = dump.to_string();
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        assert_eq!((dump.ops().len(), dump.unlisted()), (40_002, 0));
+        assert!(text.contains("`hold` pushed at") && text.contains("holds up 40001 others"), "{text}");
+        assert!(text.contains("more, the last of which") && text.contains("and 39902 more"), "{text}");
+        assert_eq!(dump.chain(index(&dump, "last")).unwrap().last(), Some(&index(&dump, "hold")));
+        drop(sender);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
 fn an_asynchronous_operation_runs_until_its_completion_is_used() {
     on_kinds(&KINDS, 1, |engine| {
         let (sender, receiver) = mpsc::channel();

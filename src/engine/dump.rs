@@ -23,8 +23,10 @@ use crate::{
     values::name::Name,
 };
 
-/// The most operations behind one access of one operation that are looked at.
-const MAX_BEHIND: usize = 1024;
+/// The most readers that are looked at between a reader and the next operation that mutates: of one that holds the variable, and
+/// of one that waits. Picked: there may be a million. Those behind an operation that mutates wait for that alone, so all of
+/// them are looked at.
+const MAX_READERS: [usize; 2] = [4096, 64];
 
 impl Core {
     /// Returns what is pending.
@@ -45,7 +47,9 @@ impl Core {
             by_record.insert(NonNull::from(op).cast::<()>(), index);
             by_task.insert(op.shared_task_ptr().cast::<()>().cast_mut(), index);
             for access in op.accesses() {
-                each_waiting(access, &pinned, MAX_BEHIND, |later| {
+                let waits = access.standing() == Standing::Waits;
+                let max = if access.mode().is_write() { usize::MAX } else { MAX_READERS[usize::from(waits)] };
+                each_waiting(access, &pinned, max, |later| {
                     before.push((NonNull::from(later).cast::<()>(), index));
                 });
             }

@@ -53,7 +53,7 @@ impl Recording {
         let is_kept = recorder.is_some() || profile.is_some();
         recorder.iter().for_each(Recorder::keep);
         // Numbers repeat after 65,535 engines, of which no recorder has so many at a time.
-        let engine = (engine % u64::from(u16::MAX)) as u16;
+        let engine = (engine % u64::from(u16::MAX)).max(1) as u16;
         // Without a recorder, one gives the operations their numbers.
         let recorder = recorder.unwrap_or_else(|| {
             if is_kept { Recorder::with_capacity(PROFILED_BYTES) } else { Recorder::with_capacity(0) }

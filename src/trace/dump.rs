@@ -1,7 +1,7 @@
 //! Dumps: what is pending in an engine, and why.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::HashSet,
     fmt::{self, Write as _},
     panic::Location,
     time::Duration,
@@ -10,6 +10,7 @@ use std::{
 use super::{
     chrome::Json,
     event::{AccessMode, OpId},
+    graph::{find_cycle, nearest},
 };
 use crate::values::{device::Device, name::Name};
 
@@ -121,62 +122,61 @@ impl Dump {
         self.unlisted
     }
 
-    /// Returns a shortest cycle of operations each of which waits for the next one, and the last one for the first, by
-    /// their places in [`ops`](Self::ops). Operations alone cannot form one; with waits inside functions, they can.
+    /// Returns a cycle of operations each of which waits for the next one, and the last one for the first, by their places in
+    /// [`ops`](Self::ops). Operations alone cannot form one; with waits inside functions, they can.
     #[must_use]
     pub fn cycle(&self) -> Option<Vec<usize>> {
-        let cycles = (0..self.ops.len()).filter_map(|start| self.path(start, |at, is_start| !is_start && at == start));
-        // The path comes back to where it began.
-        cycles.map(|mut path| (path.pop(), path).1).min_by_key(Vec::len)
+        let waits_for = |op: usize| self.ops[op].waits_for.as_slice();
+        let found = find_cycle(self.ops.len(), waits_for)?;
+        // A shorter one through one of these is easier to understand.
+        let shorter = found.iter().take(MAX_STARTS).filter_map(|&start| {
+            let rest = nearest(self.ops.len(), waits_for(start), waits_for, |op| op == start)?;
+            // The path comes back to where it began.
+            Some([&[start], &rest[..rest.len() - 1]].concat())
+        });
+        shorter.min_by_key(Vec::len).or(Some(found))
     }
 
     /// Returns a shortest chain of operations each of which waits for the next one, from `op` to one that waits for none.
     #[must_use]
     pub fn chain(&self, op: usize) -> Option<Vec<usize>> {
-        self.path(op, |at, _| self.ops[at].waits_for.is_empty())
+        let waits_for = |op: usize| self.ops[op].waits_for.as_slice();
+        nearest(self.ops.len(), &[op], waits_for, |op| waits_for(op).is_empty())
     }
 
     /// Returns how many operations wait for `op`, directly or through others.
     #[must_use]
     pub fn held_up_by(&self, op: usize) -> usize {
-        let mut behind = vec![Vec::new(); self.ops.len()];
-        for (later, one) in self.ops.iter().enumerate() {
-            one.waits_for.iter().for_each(|&earlier| behind[earlier].push(later));
-        }
-        let (mut seen, mut next) = (HashSet::from([op]), vec![op]);
-        while let Some(at) = next.pop() {
-            next.extend(behind[at].iter().filter(|&&later| seen.insert(later)));
-        }
-        seen.len() - 1
+        held_up(&self.behind(), op).len() - 1
     }
 
-    /// Searches breadth first from `start`, along what is waited for, for an operation that is `wanted`. It is told
-    /// whether it is the start of the search.
-    fn path(&self, start: usize, wanted: impl Fn(usize, bool) -> bool) -> Option<Vec<usize>> {
-        let mut from: Vec<Option<usize>> = vec![None; self.ops.len()];
-        let mut queue = VecDeque::from([(start, true)]);
-        while let Some((at, is_start)) = queue.pop_front() {
-            if wanted(at, is_start) {
-                let mut path = vec![at];
-                let mut step = at;
-                while let Some(before) = from[step] {
-                    path.push(before);
-                    step = before;
-                    if step == start {
-                        break;
-                    }
-                }
-                path.reverse();
-                return Some(path);
-            }
-            for &next in &self.ops[at].waits_for {
-                if from[next].is_none() && (next != start || wanted(start, false)) {
-                    from[next] = Some(at);
-                    queue.push_back((next, false));
-                }
-            }
+    /// The operations that wait directly for each one.
+    fn behind(&self) -> Vec<Vec<usize>> {
+        let mut behind = vec![Vec::new(); self.ops.len()];
+        for (later, op) in self.ops.iter().enumerate() {
+            op.waits_for.iter().for_each(|&earlier| behind[earlier].push(later));
         }
-        None
+        behind
+    }
+
+    /// Prints the operation that holds up most, and a chain from what the program waits for to it.
+    fn print_head(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let behind = self.behind();
+        let mut heads: Vec<usize> = (0..self.ops.len()).filter(|&op| self.ops[op].waits_for.is_empty()).collect();
+        heads.sort_by_key(|&op| std::cmp::Reverse(behind[op].len()));
+        let most = heads.iter().take(MAX_STARTS).map(|&head| (held_up(&behind, head), head));
+        let Some((held, head)) = most.max_by_key(|(held, _)| held.len()).filter(|(held, _)| held.len() > 1) else {
+            return Ok(());
+        };
+        let op = &self.ops[head];
+        let (label, count) = (op.label(), held.len() - 1);
+        writeln!(f, "\n`{label}` pushed at {} is {} and holds up {count} others:", op.location, op.state)?;
+        // The farthest one, or what a thread waits for.
+        let waits = |&&op: &&usize| self.ops[op].internal && op != head;
+        let from = held.iter().find(waits).or(held.last()).copied();
+        let waits_for = |op: usize| self.ops[op].waits_for.as_slice();
+        let chain = from.and_then(|from| nearest(self.ops.len(), &[from], waits_for, |op| op == head));
+        self.print_chain(f, &chain.unwrap_or_default())
     }
 
     /// Returns the operations and what they wait for in the language of Graphviz, which draws it.
@@ -238,9 +238,15 @@ impl Dump {
         format!(r#"{{"operations":{},"unlisted":{}}}"#, list(ops.collect()), self.unlisted)
     }
 
-    /// Prints operations that wait for each other in turn.
+    /// Prints operations that wait for each other in turn: the first ones, and the last.
     fn print_chain(&self, f: &mut fmt::Formatter<'_>, chain: &[usize]) -> fmt::Result {
         for (step, &index) in chain.iter().enumerate() {
+            if step > MAX_STEPS && step + 1 < chain.len() {
+                continue;
+            }
+            if step > MAX_STEPS && chain.len() > MAX_STEPS + 2 {
+                writeln!(f, "  … and {} more, the last of which", chain.len() - MAX_STEPS - 2)?;
+            }
             let op = &self.ops[index];
             let waits = if step == 0 { "" } else { "waits for " };
             writeln!(f, "  {waits}`{}` pushed at {}: {}", op.label(), op.location, op.state)?;
@@ -248,6 +254,22 @@ impl Dump {
         Ok(())
     }
 }
+
+/// Returns the operations that wait for `op`, directly or through others, nearest first, and `op` itself before them.
+fn held_up(behind: &[Vec<usize>], op: usize) -> Vec<usize> {
+    let (mut seen, mut found, mut next) = (HashSet::from([op]), vec![op], 0);
+    while let Some(&at) = found.get(next) {
+        found.extend(behind[at].iter().copied().filter(|&later| seen.insert(later)));
+        next += 1;
+    }
+    found
+}
+
+/// The most operations from which a search begins, so that a dump of many is printed soon.
+const MAX_STARTS: usize = 64;
+
+/// The most steps of a chain that are printed, besides the last one.
+const MAX_STEPS: usize = 10;
 
 /// The most operations that are printed; the others are counted.
 const MAX_PRINTED: usize = 100;
@@ -260,23 +282,7 @@ impl fmt::Display for Dump {
             writeln!(f, "\nThese wait for each other, the last one for the first:")?;
             self.print_chain(f, &cycle)?;
         } else {
-            let heads = (0..self.ops.len()).filter(|&index| self.ops[index].waits_for.is_empty());
-            let most = heads.map(|index| (self.held_up_by(index), index)).max_by_key(|&(count, _)| count);
-            if let Some((count, head)) = most.filter(|&(count, _)| count > 0) {
-                let op = &self.ops[head];
-                writeln!(
-                    f,
-                    "\n`{}` pushed at {} is {} and holds up {count} others:",
-                    op.label(),
-                    op.location,
-                    op.state
-                )?;
-                let chain = (0..self.ops.len()).filter_map(|index| self.chain(index));
-                let to_head = chain.filter(|chain| chain.last() == Some(&head) && chain.len() > 1);
-                if let Some(shortest) = to_head.min_by_key(Vec::len) {
-                    self.print_chain(f, &shortest)?;
-                }
-            }
+            self.print_head(f)?;
         }
         for op in self.ops.iter().take(MAX_PRINTED) {
             write!(f, "\n{:<14} `{}` pushed at {}", op.state, op.label(), op.location)?;

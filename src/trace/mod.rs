@@ -7,6 +7,7 @@ mod chrome;
 pub(crate) mod dump;
 pub(crate) mod event;
 mod export;
+mod graph;
 pub(crate) mod history;
 pub(crate) mod observer;
 pub(crate) mod order;

@@ -9,6 +9,7 @@ use std::{collections::HashMap, error::Error, fmt, time::Duration};
 
 use super::{
     event::{Place, VarId},
+    graph::find_cycle,
     history::{Trace, TracedOp},
 };
 
@@ -112,7 +113,7 @@ impl Trace {
         let mut after: Vec<Vec<usize>> = vec![Vec::new(); ops.len()];
         self.order_by_runs(&ops, &mut after, &mut report)?;
         order_by_pushes(&ops, &mut after);
-        match find_cycle(&after) {
+        match find_cycle(after.len(), |index| &after[index]) {
             None => Ok(report),
             Some(cycle) => Err(OrderViolation::Cycle(cycle.into_iter().map(|index| ops[index].clone()).collect())),
         }
@@ -197,45 +198,6 @@ fn order_by_pushes(ops: &[&TracedOp], after: &mut [Vec<usize>]) {
             after[index].extend(pushes.get(next));
         }
     }
-}
-
-/// Returns the nodes of a cycle, if there is one.
-fn find_cycle(after: &[Vec<usize>]) -> Option<Vec<usize>> {
-    #[derive(Clone, Copy, PartialEq)]
-    enum State {
-        New,
-        Open,
-        Done,
-    }
-    let mut states = vec![State::New; after.len()];
-    for first in 0..after.len() {
-        if states[first] != State::New {
-            continue;
-        }
-        // A walk with a stack of its own, since a chain may be long: each entry has a node and the number of its next edge.
-        let mut path = vec![(first, 0)];
-        states[first] = State::Open;
-        while let Some((node, edge)) = path.last_mut() {
-            let Some(&next) = after[*node].get(*edge) else {
-                states[*node] = State::Done;
-                path.pop();
-                continue;
-            };
-            *edge += 1;
-            match states[next] {
-                State::New => {
-                    states[next] = State::Open;
-                    path.push((next, 0));
-                }
-                State::Open => {
-                    let start = path.iter().position(|&(node, _)| node == next)?;
-                    return Some(path[start..].iter().map(|&(node, _)| node).collect());
-                }
-                State::Done => {}
-            }
-        }
-    }
-    None
 }
 
 /// Makes traces that break the rule, for tests of the checker.
