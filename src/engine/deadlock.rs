@@ -6,8 +6,9 @@
 //! them can go on.
 //!
 //! Each step of such a cycle lasts as long as the step before: an operation in a queue cannot start before the one ahead is
-//! complete, and that cannot complete while its thread waits. So the cycle is real if all its waiters still wait after the
-//! walk, and the awaited operation is not complete, by which its record is known to be its own still. The youngest waiter
+//! complete, and that cannot complete while its thread waits. So the cycle is real if the waits of all its waiters are not over after the
+//! walk, and the awaited operation is not complete: then none of the operations that they wait for was, and each record is
+//! known to be its own still. The youngest waiter
 //! ends it: it finds the others in the list. A walk may see a push that is not over, so it is repeated.
 //!
 //! Tasks of other executors, waits for groups, and waits with a time limit are not followed.
@@ -52,6 +53,25 @@ pub(super) struct Target<'a> {
     pub(super) describe: &'a dyn Fn() -> Awaited,
 }
 
+/// A reference that other threads may use, although the compiler cannot know that.
+#[derive(Clone, Copy)]
+struct AnyThread<'a, T: ?Sized>(&'a T);
+
+// SAFETY: whoever has made it has guaranteed that.
+unsafe impl<T: ?Sized> Sync for AnyThread<'_, T> {}
+
+impl<'a, T: ?Sized> AnyThread<'a, T> {
+    /// # Safety
+    /// 1. Any thread may do with `value` what the caller lets it do.
+    unsafe fn new(value: &'a T) -> Self {
+        Self(value)
+    }
+
+    fn get(&self) -> &'a T {
+        self.0
+    }
+}
+
 /// What identifies an operation to waiters. It is never read.
 fn identity(op: &Op<Task>) -> Option<NonNull<()>> {
     NonNull::new(op.shared_task_ptr().cast_mut().cast())
@@ -85,23 +105,27 @@ impl Core {
             // Models have no clock.
             return wait(oneshot, deadline);
         }
-        let waiter = self.waiters.enter(ops.clone(), target.task, deadline.is_some());
-        let mut pause = FIRST_PAUSE;
-        loop {
-            let look_at = Instant::now() + pause;
-            let until = deadline.map_or(look_at, |deadline| deadline.min(look_at));
-            match wait(oneshot, Some(until)) {
-                Err(WaitError::TimedOut) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {}
-                result => return result,
+        // SAFETY: the thread that sets the result shares the oneshot already, and whether it is set is found under its lock.
+        let oneshot_of_any_thread = unsafe { AnyThread::new(oneshot) };
+        let is_over = move || oneshot_of_any_thread.get().is_done();
+        self.waiters.during(ops.clone(), target.task, deadline.is_some(), &is_over, |waiter| {
+            let mut pause = FIRST_PAUSE;
+            loop {
+                let look_at = Instant::now() + pause;
+                let until = deadline.map_or(look_at, |deadline| deadline.min(look_at));
+                match wait(oneshot, Some(until)) {
+                    Err(WaitError::TimedOut) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {}
+                    result => return result,
+                }
+                if self.is_forked() {
+                    return wait(oneshot, deadline);
+                }
+                if self.is_cycle(&ops, waiter, target.task) && !oneshot.is_done() {
+                    return Err(WaitError::WouldDeadlock(Deadlock::new(frame::running_op(self), (target.describe)())));
+                }
+                pause = LAST_PAUSE.min(2 * pause);
             }
-            if self.is_forked() {
-                return wait(oneshot, deadline);
-            }
-            if self.is_cycle(&ops, &waiter, target.task) && !oneshot.is_done() {
-                return Err(WaitError::WouldDeadlock(Deadlock::new(frame::running_op(self), (target.describe)())));
-            }
-            pause = LAST_PAUSE.min(2 * pause);
-        }
+        })
     }
 
     /// Whether `target` cannot complete before the operations `ops`, which run on this thread, and this thread is to end that:

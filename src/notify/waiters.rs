@@ -6,8 +6,11 @@
 //!
 //! The pointers are those of operations. An entry is in the list while its thread waits inside them, so their records exist
 //! as long as it is there. There are no edges.
+//!
+//! A thread may still be in the list when its wait is over, since it has yet to run. The operation that it waited for is then
+//! complete, and its record may be that of another one, so such an entry counts no more.
 
-use std::ptr::NonNull;
+use std::{fmt, mem::transmute, ptr::NonNull};
 
 use smallvec::SmallVec;
 
@@ -27,7 +30,6 @@ struct List {
     entries: Vec<Entry>,
 }
 
-#[derive(Debug)]
 struct Entry {
     number: u64,
     /// The operations that run on the thread.
@@ -36,12 +38,31 @@ struct Entry {
     target: NonNull<()>,
     /// The wait has a time limit.
     is_timed: bool,
+    /// Borrowed by the call of `during` that has made the entry.
+    is_over: NonNull<IsOver<'static>>,
 }
 
-// SAFETY: the list does not read through its pointers.
+/// Tells whether a wait is over, on any thread.
+pub type IsOver<'o> = dyn Fn() -> bool + Sync + 'o;
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entry").field("number", &self.number).field("target", &self.target).finish_non_exhaustive()
+    }
+}
+
+impl Entry {
+    fn waits(&self) -> bool {
+        // SAFETY: the entry is in the list, so the call of `during` that has borrowed the function has not returned.
+        let is_over = unsafe { self.is_over.as_ref() };
+        !is_over()
+    }
+}
+
+// SAFETY: the list does not read through the pointers to operations, and the function may be called on any thread.
 unsafe impl Send for Entry {}
 
-/// A waiter, which is in the list until this is dropped.
+/// A waiter, which is in the list until the call of [`Waiters::during`] returns.
 #[derive(Debug)]
 pub struct Waiter<'w> {
     waiters: &'w Waiters,
@@ -50,32 +71,43 @@ pub struct Waiter<'w> {
 }
 
 impl Waiters {
-    /// Adds a waiter that waits inside `ops` for `target`. `is_timed` says whether its wait has a time limit.
-    pub fn enter(&self, ops: Ops, target: NonNull<()>, is_timed: bool) -> Waiter<'_> {
+    /// Calls `wait`, which waits inside `ops` for `target`, with a waiter. `is_timed` says whether the wait has a time limit, and
+    /// `is_over` whether it is over. It must not wait itself.
+    pub fn during<R>(
+        &self,
+        ops: Ops,
+        target: NonNull<()>,
+        is_timed: bool,
+        is_over: &IsOver<'_>,
+        wait: impl FnOnce(&Waiter<'_>) -> R,
+    ) -> R {
+        // SAFETY: only the lifetime changes, and the entry leaves the list before this call returns.
+        let is_over = unsafe { transmute::<NonNull<IsOver<'_>>, NonNull<IsOver<'static>>>(NonNull::from(is_over)) };
         let mut list = lock(&self.0);
         list.last += 1;
         let number = list.last;
-        list.entries.push(Entry { number, ops, target, is_timed });
-        Waiter { waiters: self, number, is_timed }
+        list.entries.push(Entry { number, ops, target, is_timed, is_over });
+        drop(list);
+        wait(&Waiter { waiters: self, number, is_timed })
     }
 
     /// Calls `found` with the number of each waiter that waits for `target` without a time limit, and with the operations that
     /// it waits inside.
     pub fn each_for(&self, target: NonNull<()>, mut found: impl FnMut(u64, &[NonNull<()>])) {
         let list = lock(&self.0);
-        let waiters = list.entries.iter().filter(|entry| entry.target == target && !entry.is_timed);
+        let waiters = list.entries.iter().filter(|entry| entry.target == target && !entry.is_timed && entry.waits());
         waiters.for_each(|entry| found(entry.number, &entry.ops));
     }
 
     /// Calls `found` with each waiter: the operations that it waits inside, and what it waits for.
     pub fn each(&self, mut found: impl FnMut(&[NonNull<()>], NonNull<()>)) {
-        lock(&self.0).entries.iter().for_each(|entry| found(&entry.ops, entry.target));
+        lock(&self.0).entries.iter().filter(|entry| entry.waits()).for_each(|entry| found(&entry.ops, entry.target));
     }
 
     /// Whether all of these waiters still wait.
     pub fn all_wait(&self, numbers: &[u64]) -> bool {
         let list = lock(&self.0);
-        numbers.iter().all(|number| list.entries.iter().any(|entry| entry.number == *number))
+        numbers.iter().all(|number| list.entries.iter().any(|entry| entry.number == *number && entry.waits()))
     }
 }
 
