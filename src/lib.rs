@@ -110,6 +110,7 @@ pub use trace::{
     observer::{ObservedOp, Observer},
     order::{OrderReport, OrderViolation},
     recorder::Recorder,
+    report::CriticalStep,
     stats::{LaneStats, OpStats, Stats, Times, WorkerStats},
     watchdog::{Problem, Watchdog, WatchdogReport},
 };

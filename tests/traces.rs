@@ -523,6 +523,45 @@ fn a_perfetto_trace_is_read_back() {
 }
 
 #[test]
+fn a_report_is_one_page_with_all_data_and_a_critical_path() {
+    recorded(&KINDS, |engine, recorder| {
+        let (x, y) = (engine.var(0), engine.var(0));
+        engine.op("first </script> & \"others\"").push(x.write(), |_| thread::sleep(Duration::from_millis(5))).unwrap();
+        engine.op("aside").push(y.write(), |_| thread::sleep(Duration::from_millis(1))).unwrap();
+        engine.op("second").push((x.read(), y.read()), |_| thread::sleep(Duration::from_millis(5))).unwrap();
+        let inner = engine.downgrade();
+        engine
+            .op("last")
+            .push(x.write(), move |_| {
+                thread::sleep(Duration::from_millis(5));
+                inner.op("pushed inside").push((), |()| thread::sleep(Duration::from_millis(5))).unwrap();
+            })
+            .unwrap();
+        common::eventually("nothing is pending", || engine.pending() == 0);
+        let trace = recorder.take();
+        let path = trace.critical_path();
+        let label = |id| trace.ops().iter().find(|op| op.id == id).unwrap().label();
+        let names: Vec<_> = path.iter().map(|step| label(step.op)).collect();
+        if engine.kind() == EngineKind::Naive {
+            // Each is pushed when the one before it is over.
+            assert_eq!(names.last().unwrap(), "last");
+        } else {
+            assert_eq!(names, ["first </script> & \"others\"", "second", "last", "pushed inside"]);
+            assert!(path.iter().all(|step| step.ran >= Duration::from_millis(4)), "{path:?}");
+        }
+        let mut page = Vec::new();
+        trace.write_report("a \"title\" </script>", &mut page).unwrap();
+        let page = String::from_utf8(page).unwrap();
+        assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"));
+        assert_eq!(page.matches("</script>").count(), 1, "data cannot end the script");
+        assert!(page.contains(r#"first <\/script> & \"others\""#) && page.contains(r#""undrawn":0"#));
+        for loaded in ["http:", "https:", "src=", "import("] {
+            assert!(!page.contains(loaded), "the page loads nothing, but has {loaded}");
+        }
+    });
+}
+
+#[test]
 fn a_profile_is_written_while_the_engine_runs() {
     for (kind, name) in KINDS.into_iter().zip(["trace.json", "other.json", "trace.pftrace"]) {
         watched(move || {

@@ -24,8 +24,8 @@ mod filters;
 mod graph;
 
 use std::error::Error;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
@@ -35,7 +35,7 @@ use clap::{Parser, ValueEnum, value_parser};
 use hdrhistogram::Histogram;
 use image::{ImageFormat, ImageResult, RgbImage, imageops};
 use indicatif::{ProgressBar, ProgressStyle};
-use raddle::{Cause, Engine, EngineKind, OpHandle, WaitError};
+use raddle::{Cause, Engine, EngineKind, OpHandle, Recorder, WaitError};
 
 use camera::{Camera, FrameLost, Size};
 use filters::Statistics;
@@ -96,6 +96,10 @@ struct Options {
     /// Leave out the pass on the naive engine
     #[arg(long)]
     no_compare: bool,
+
+    /// Record one more pass, and write a page about it for a browser
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
 }
 
 fn rate(text: &str) -> Result<f64, String> {
@@ -164,7 +168,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         QUANTILES.map(|(name, _)| format!("{name:>7}")).join(" "),
     ))?;
 
-    let setup = Setup { options, photo: &photo, workers, progress: progress_bar() };
+    let setup = Setup { options, photo: &photo, workers, progress: progress_bar(), recorder: None };
     let kind = options.engine.into();
     let all = Plan { in_flight: options.in_flight.into(), scales: options.statistics.into(), priorities: true };
 
@@ -194,7 +198,23 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         naive = Some(outcome);
     }
 
+    let mut page = None;
+    if let Some(path) = &options.report {
+        // Created before the pass, so that a path that cannot be written costs no time.
+        let file = File::create(path).map_err(|e| format!("cannot write to {}: {e}", path.display()))?;
+        let recorder = Recorder::with_capacity(RECORDED_BYTES);
+        let recorded = Setup { recorder: Some(recorder.clone()), ..setup };
+        let label = format!("at {rate:.1} fps with statistics, recorded");
+        reference.check(&recorded.pass(&label, kind, Some(rate), all)?)?;
+        passes += 1;
+        recorder.take().write_report(&format!("frames {label}"), &mut BufWriter::new(file))?;
+        page = Some(path);
+    }
+
     report(&reference, naive.as_ref(), passes)?;
+    if let Some(path) = page {
+        say(format_args!("What ran where, and what it waited for: {}", path.display()))?;
+    }
     if let Some((before, after)) = &reference.pictures {
         let path = options.output.display();
         save_beside(before, after, &options.output).map_err(|e| format!("cannot write {path}: {e}"))?;
@@ -269,6 +289,9 @@ fn say(line: std::fmt::Arguments<'_>) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
 }
 
+/// Room for what each thread does in a recorded pass of some thousand frames.
+const RECORDED_BYTES: usize = 64 << 20;
+
 /// Creates a progress bar, which indicatif hides unless it writes to a terminal.
 fn progress_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{msg:44} {bar:24} {pos}/{len}").expect("the template is valid");
@@ -283,6 +306,7 @@ struct Setup<'a> {
     photo: &'a RgbImage,
     workers: usize,
     progress: ProgressBar,
+    recorder: Option<Recorder>,
 }
 
 impl Setup<'_> {
@@ -292,7 +316,11 @@ impl Setup<'_> {
     /// time. Without a rate, it is due when a slot is free.
     fn pass(&self, label: &str, kind: EngineKind, rate: Option<f64>, plan: Plan) -> Result<Outcome, Box<dyn Error>> {
         let options = self.options;
-        let engine = Engine::builder().workers(self.workers).kind(kind).build()?;
+        let builder = Engine::builder().workers(self.workers).kind(kind);
+        let engine = match &self.recorder {
+            Some(recorder) => builder.recorder(recorder).build()?,
+            None => builder.build()?,
+        };
         let camera = Camera::new(self.photo.clone(), options.size, options.lose_every)?;
         let graph = Graph::new(&engine, camera, plan);
 

@@ -14,5 +14,6 @@ pub(crate) mod order;
 mod perfetto;
 pub(crate) mod profile;
 pub(crate) mod recorder;
+pub(crate) mod report;
 pub(crate) mod stats;
 pub(crate) mod watchdog;
