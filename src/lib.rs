@@ -103,6 +103,7 @@ pub use error::{
     wait::WaitError,
 };
 pub use scheduler::IdlePolicy;
+pub use system::doctor::{Diagnosis, Finding, doctor};
 pub use trace::{
     dump::{Dump, OpState, PendingAccess, PendingOp},
     event::{AccessMode, OpId, Outcome, Place, VarId},

@@ -27,6 +27,14 @@ pub(crate) fn ticks() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
+/// Whether the clock is the time stamp counter.
+pub(crate) fn reads_counter() -> bool {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    return has_constant_counter();
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    false
+}
+
 /// Whether the time stamp counter runs at a constant rate.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]

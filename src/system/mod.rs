@@ -1,6 +1,7 @@
 //! Services of the process and the operating system: clocks, cores, panics, stacks.
 
 pub(crate) mod clock;
+pub(crate) mod doctor;
 pub(crate) mod panics;
 pub(crate) mod stack;
 pub(crate) mod topology;

@@ -1,0 +1,256 @@
+//! What a machine grants a program that is sensitive to latency: measured, or read from the system.
+
+use std::{
+    fmt, fs,
+    thread::{self, Thread},
+    time::{Duration, Instant},
+};
+
+use super::{clock, topology};
+
+/// What the machine grants, and what to do about it, from [`doctor`]. [`Display`](fmt::Display) prints it for people.
+#[derive(Clone, Debug)]
+pub struct Diagnosis {
+    findings: Vec<Finding>,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Finding {
+    /// What was looked at.
+    pub about: &'static str,
+    /// What was found.
+    pub found: String,
+    /// What to do, if it should be otherwise.
+    pub advice: Option<String>,
+}
+
+impl Diagnosis {
+    /// Returns what was found.
+    #[must_use]
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// Returns whether there is no advice.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        self.findings.iter().all(|finding| finding.advice.is_none())
+    }
+}
+
+impl fmt::Display for Diagnosis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Finding { about, found, advice } in &self.findings {
+            let mark = if advice.is_some() { "!" } else { " " };
+            writeln!(f, "{mark} {about:<22} {found}")?;
+            advice.iter().try_for_each(|advice| writeln!(f, "  {:22} {advice}", ""))?;
+        }
+        Ok(())
+    }
+}
+
+/// Looks at what the machine grants a program that is sensitive to latency: cores, pinning, the quota of the control group, the
+/// clock, timers, wake-ups, frequencies, and GPUs. It takes some 20 ms, changes nothing, and needs no rights. What a system does
+/// not tell is left out; most of it is told by Linux only.
+///
+/// `cargo run --release --example doctor` prints it.
+///
+/// ```
+/// let diagnosis = raddle::doctor();
+/// for finding in diagnosis.findings().iter().filter(|finding| finding.advice.is_some()) {
+///     eprintln!("{}: {}", finding.about, finding.found);
+/// }
+/// ```
+#[must_use]
+pub fn doctor() -> Diagnosis {
+    let looks: [fn() -> Option<Finding>; 12] = [
+        cores,
+        quota,
+        pinning,
+        isolation,
+        siblings,
+        frequency,
+        time_source,
+        timer_slack,
+        wake_up,
+        sleep,
+        huge_pages,
+        gpus,
+    ];
+    Diagnosis { findings: looks.into_iter().filter_map(|look| look()).collect() }
+}
+
+fn finding(about: &'static str, found: impl Into<String>, advice: Option<&str>) -> Option<Finding> {
+    Some(Finding { about, found: found.into(), advice: advice.map(str::to_owned) })
+}
+
+/// Returns the text of a file of the system, without the newline at its end.
+fn read(path: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    let text = text.trim();
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+fn cores() -> Option<Finding> {
+    let (allowed, online) = (topology::allowed(), thread::available_parallelism().ok());
+    let all = read("/sys/devices/system/cpu/online").map_or(String::new(), |online| format!("; online: {online}"));
+    let found = format!("{} cores may be used{all}", allowed.len());
+    let few =
+        (allowed.len() < 2).then_some("with one core, operations run one after the other; allow more with `taskset`");
+    online.and_then(|_| finding("cores", found, few))
+}
+
+fn quota() -> Option<Finding> {
+    let cores = topology::allowed().len();
+    let granted = topology::parallelism(&topology::allowed());
+    if granted >= cores {
+        return finding("quota", "the control group grants the time of all cores", None);
+    }
+    let found = format!("the control group grants the time of {granted} of {cores} cores");
+    finding("quota", found, Some("threads stand still when it is used up; raise `cpu.max`, or use fewer workers"))
+}
+
+fn pinning() -> Option<Finding> {
+    let allowed = topology::allowed();
+    let refused = thread::spawn(move || allowed.iter().copied().filter(|&core| !topology::keep_to_one(core)).collect());
+    let refused: Vec<usize> = refused.join().ok()?;
+    if refused.is_empty() {
+        return finding("pinning", "every core lets a thread be pinned", None);
+    }
+    let found = format!("refused by the cores {refused:?}");
+    finding("pinning", found, Some("workers run unpinned there; check the cpuset of the container"))
+}
+
+fn isolation() -> Option<Finding> {
+    let isolated = read("/sys/devices/system/cpu/isolated");
+    match isolated {
+        Some(isolated) => finding("isolated cores", isolated, None),
+        None if fs::metadata("/sys/devices/system/cpu/isolated").is_ok() => {
+            finding("isolated cores", "none: other programs and the kernel may interrupt every core", None)
+        }
+        None => None,
+    }
+}
+
+fn siblings() -> Option<Finding> {
+    match read("/sys/devices/system/cpu/smt/active")?.as_str() {
+        "0" => finding("hyperthreads", "off, or hidden by a hypervisor", None),
+        _ => finding(
+            "hyperthreads",
+            "on: two cores of the system share one of the processor",
+            Some("for even latencies, use one worker for each core of the processor: `EngineBuilder::workers`"),
+        ),
+    }
+}
+
+fn frequency() -> Option<Finding> {
+    let governor = read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")?;
+    let advice = "cores slow down when they are idle; set it with `cpupower frequency-set -g performance`";
+    let advice = (governor != "performance").then_some(advice);
+    finding("frequency governor", governor, advice)
+}
+
+fn time_source() -> Option<Finding> {
+    let source = read("/sys/devices/system/clocksource/clocksource0/current_clocksource");
+    let counter = if clock::reads_counter() { "traces read the time stamp counter" } else { "traces read `Instant`" };
+    let start = Instant::now();
+    const READS: u32 = 1000;
+    (0..READS).for_each(|_| _ = std::hint::black_box(Instant::now()));
+    let each = start.elapsed() / READS;
+    let slow = each > Duration::from_micros(1);
+    let source = source.map_or(String::new(), |source| format!("{source}, "));
+    let advice =
+        "each reading of the clock is a call of the kernel; boot with `tsc=reliable` if the hardware permits it";
+    finding("clock", format!("{source}read in {} ns; {counter}", each.as_nanos()), slow.then_some(advice))
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+fn timer_slack() -> Option<Finding> {
+    // SAFETY: the call changes nothing.
+    let slack = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) };
+    let found = format!("{slack} ns in this thread; workers that sleep for a set time use 1 ns");
+    (slack >= 0).then(|| finding("timer slack", found, None)).flatten()
+}
+
+#[cfg(not(all(target_os = "linux", not(miri))))]
+fn timer_slack() -> Option<Finding> {
+    None
+}
+
+/// How long a parked thread takes to answer.
+fn wake_up() -> Option<Finding> {
+    const ROUNDS: usize = 50;
+    let main = thread::current();
+    let answer = move |main: &Thread| {
+        for _ in 0..ROUNDS {
+            thread::park();
+            main.unpark();
+        }
+    };
+    let other = thread::Builder::new().spawn(move || answer(&main)).ok()?;
+    let mut times = Vec::with_capacity(ROUNDS);
+    for _ in 0..ROUNDS {
+        thread::sleep(Duration::from_micros(100));
+        let start = Instant::now();
+        other.thread().unpark();
+        // A wake-up that comes for nothing would only shorten one of the times.
+        thread::park_timeout(Duration::from_millis(100));
+        times.push(start.elapsed());
+    }
+    // It may still wait for the last of them.
+    other.thread().unpark();
+    times.sort_unstable();
+    let (median, most) = (times[ROUNDS / 2], times[ROUNDS * 9 / 10]);
+    let found = format!("there and back in {median:.1?}; 90 % within {most:.1?}");
+    let advice = "`IdlePolicy::Spin` keeps workers awake, at the price of their cores";
+    finding("waking a thread", found, (median > Duration::from_micros(100)).then_some(advice))
+}
+
+fn sleep() -> Option<Finding> {
+    const ASKED: Duration = Duration::from_micros(200);
+    let late = (0..20).map(|_| {
+        let start = Instant::now();
+        thread::sleep(ASKED);
+        start.elapsed().saturating_sub(ASKED)
+    });
+    let mut late: Vec<Duration> = late.collect();
+    late.sort_unstable();
+    finding("sleeping", format!("ends {:.1?} late; at most {:.1?}", late[10], late[19]), None)
+}
+
+fn huge_pages() -> Option<Finding> {
+    let setting = read("/sys/kernel/mm/transparent_hugepage/enabled")?;
+    let chosen = setting.split_whitespace().find(|word| word.starts_with('[')).unwrap_or(&setting);
+    finding("huge pages", chosen.trim_matches(['[', ']']).to_owned(), None)
+}
+
+fn gpus() -> Option<Finding> {
+    let driver = read("/proc/driver/nvidia/version").and_then(|text| text.lines().next().map(str::to_owned));
+    let built = cfg!(feature = "cuda");
+    match (driver, built) {
+        (Some(driver), true) => finding("GPUs", driver, None),
+        (Some(driver), false) => {
+            finding("GPUs", driver, Some("this build cannot use them; enable the feature `cuda` of raddle"))
+        }
+        (None, true) => finding("GPUs", "no driver of NVIDIA", Some("install the driver; see the guide on GPUs")),
+        (None, false) => finding("GPUs", "no driver of NVIDIA, and built without the feature `cuda`", None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_diagnosis_has_findings_and_prints_them() {
+        let diagnosis = doctor();
+        let about: Vec<_> = diagnosis.findings().iter().map(|finding| finding.about).collect();
+        for expected in ["cores", "quota", "pinning", "clock", "waking a thread", "sleeping", "GPUs"] {
+            assert!(about.contains(&expected), "{expected} is not in {about:?}");
+        }
+        let text = diagnosis.to_string();
+        assert_eq!(text.lines().filter(|line| line.starts_with('!')).count() == 0, diagnosis.is_sound(), "{text}");
+    }
+}
