@@ -143,10 +143,10 @@ fn a_gpu_that_stands_still_is_reported() {
 
 #[test]
 fn an_engine_that_works_is_not_reported_and_a_watchdog_ends_with_its_engine() {
-    let watchdog = Watchdog::new().running(5 * LIMIT).waiting(5 * LIMIT).stalled(5 * LIMIT);
+    let watchdog = Watchdog::new().running(25 * LIMIT).waiting(25 * LIMIT).stalled(25 * LIMIT);
     each(&KINDS, &watchdog, |engine, reports| {
         let x = engine.var(0);
-        for _ in 0..60 {
+        for _ in 0..250 {
             engine.op("work").push(x.write(), |_| thread::sleep(Duration::from_millis(5))).unwrap();
             engine.op("read").push(x.read(), |_| {}).unwrap();
             engine.wait_for_var(&x).unwrap();
