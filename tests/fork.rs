@@ -740,7 +740,8 @@ eventually("the thread pauses", || PAUSED.load(SeqCst));
 
 type Call = fn(&Fixture, &dyn Fn());
 
-/// Calls that take locks. Each calls its argument on the thread that takes them, which makes that thread pause.
+/// Calls that take locks. Each calls its argument on the thread that takes the locks, so that this thread pauses at one
+/// of its next allocations.
 const CALLS: &[(&str, Call)] = &[
     ("wait_for_all_timeout", |fixture, arm| {
         arm();

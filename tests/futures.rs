@@ -906,7 +906,7 @@ fn an_asynchronous_shutdown_drains_and_resolves() {
 
 // -------------------------------------------------------------------------------------------------- cancellation ----
 
-/// It stops at its next await, also if nothing else wakes it.
+/// It stops at its next await, even if nothing else wakes it.
 #[test]
 fn a_started_future_that_is_cancelled_stops_and_fails_what_it_mutates() {
     on_kinds(&KINDS, 1, |engine| {

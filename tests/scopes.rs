@@ -196,7 +196,7 @@ fn captures_and_values_are_dropped_before_the_scope_ends() {
 
 #[test]
 fn drops_of_values_may_push_to_the_scope_which_waits_for_that() {
-    /// Pushes to its scope when it is dropped, also on variables that were dropped before it, and creates another.
+    /// Pushes to its scope when it is dropped, even on variables that were dropped before it, and creates another.
     struct Pushes<'scope, 'env> {
         s: &'scope Scope<'scope, 'env>,
         borrowed: &'scope AtomicUsize,

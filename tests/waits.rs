@@ -207,7 +207,7 @@ fn overlapping_waits_for_all_end_when_the_operations_they_cover_complete() {
     });
 }
 
-/// A waiting thread wakes when the operations it covers are complete, while earlier and later generations drain.
+/// A waiting thread wakes when the operations that its wait covers are complete, even while other generations drain.
 #[test]
 fn threads_in_a_wait_for_all_are_woken_while_many_generations_drain() {
     alone_on(&KINDS, 2, |engine| {

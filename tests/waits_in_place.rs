@@ -419,7 +419,7 @@ fn each_operation_runs_once_whoever_waits_for_it() {
     });
 }
 
-/// Entries whose operations were taken are left in the queues, also when the engine ends.
+/// Entries whose operations were taken are left in the queues, even when the engine ends.
 #[test]
 fn an_engine_ends_with_stale_entries_in_its_queues() {
     watched_for(PATIENCE, || {

@@ -158,7 +158,7 @@ pub fn lines(title: &str, x: &Axis<'_>, y: &Axis<'_>, series: &[Series]) -> Stri
     out + "</svg>\n"
 }
 
-/// Draws groups of adjacent bars: for each group, one bar per series that has a point with its number.
+/// Draws groups of adjacent bars: in each group, one bar per series that has a point whose x is the group's index.
 #[must_use]
 pub fn bars(title: &str, groups: &[&str], y: &Axis<'_>, series: &[Series]) -> String {
     let ticks = groups.iter().enumerate().map(|(i, group)| (i as f64 + 0.5, (*group).to_owned())).collect();

@@ -214,7 +214,7 @@ fn an_operation_that_another_thread_holds_keeps_its_record() {
             drop(hold);
         });
         world.complete(op, &mut ReadyList::default());
-        // Spends the access of the first operation.
+        // Makes the access of the first operation leave its queue.
         world.push_and_run(world.op(&[(0, Write)]));
         thread.join().unwrap();
         world.end();

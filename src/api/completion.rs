@@ -187,7 +187,8 @@ impl Gate {
 /// Calls the function of an asynchronous operation over `A`.
 ///
 /// # Safety
-/// 1. `captured` came from `A::capture`, the operation of `call` declares the same, and this is called once a run.
+/// 1. `captured` came from `A::capture`, the operation of `call` declares the accesses of that `A`, and this is called at
+///    most once in each run.
 /// 2. No variable is named twice where one of the references is exclusive.
 pub(crate) unsafe fn call_async<A: Accesses>(
     call: &Call<'_>,

@@ -623,7 +623,7 @@ impl Engine {
     }
 
     /// Returns what is pending at the moment, and what each operation waits for. It stops nothing, and may be called at any time
-    /// and on any thread, also in an operation or by a watchdog: it takes no lock that an operation's code could hold. Where
+    /// and on any thread, including inside an operation: it takes no lock that an operation's code could hold. Where
     /// operations run and how old they are is known only with a [recorder](crate::EngineBuilder::recorder) or a
     /// [profile](crate::EngineBuilder::profile).
     ///

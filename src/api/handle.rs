@@ -20,7 +20,7 @@ use crate::{
     sync::fork::ProcessMark,
 };
 
-/// A handle to a pushed operation. A thread can wait for the result, and a future can await it.
+/// A handle to a pushed operation. A thread can block on the result, and async code can `.await` it.
 ///
 /// Dropping the handle has no effect on the operation. When a wait has returned, everything that the operation did is
 /// visible, and later operations may use its variables.

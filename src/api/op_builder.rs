@@ -1330,7 +1330,7 @@ impl<'e> OpBuilder<'e> {
                 return Err(error);
             }
         };
-        // Each run is held back by itself.
+        // Each run of the operator is admitted separately.
         self.spec.is_admitted = false;
         let limits = (self.group.cloned(), self.deadline);
         Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority, limits))

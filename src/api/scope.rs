@@ -212,8 +212,8 @@ impl<'scope> Scope<'scope, '_> {
         var
     }
 
-    /// Lends `value` to the operations of this scope, as the value of a variable. The caller has it back when the scope has
-    /// ended.
+    /// Lends `value` to the operations of this scope, as the value of a variable. The caller gets it back when the scope
+    /// ends.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -91,7 +91,7 @@ unsafe fn incomplete(ops: &[NonNull<()>]) -> impl Iterator<Item = NonNull<Op<Tas
 }
 
 impl Core {
-    /// Calls `wait`, which blocks until a time limit, until it returns something else than [`WaitError::TimedOut`], or
+    /// Calls `wait`, which blocks until a time limit, until it returns something other than [`WaitError::TimedOut`], or
     /// until `deadline`. Returns [`WaitError::WouldDeadlock`] if the operations on this thread would wait for ever.
     pub(super) fn wait_watching<R, Q, T: ?Sized>(
         self: &Arc<Self>,
@@ -149,7 +149,7 @@ impl Core {
                 return true;
             }
             self.waiters.each_for(task, |number, ops| {
-                // SAFETY: (1): they run on the thread of a waiter that is in the list.
+                // SAFETY: (1): `ops` run on the thread of a waiter that is in the list, so their functions have not returned.
                 ahead.extend(unsafe { incomplete(ops) }.map(|op| (op, steps.len())));
                 steps.push((number, from));
             });
@@ -178,7 +178,7 @@ impl Core {
         let ahead = unsafe { incomplete(&ops) }.map(|op| (op, 0)).collect();
         let look = |op: &Op<Task>, _: usize, ahead: &mut Ahead<Task>| {
             let Some(task) = identity(op) else { return false };
-            // SAFETY: (1): they run on the thread of a waiter that is in the list.
+            // SAFETY: (1): `ops` run on the thread of a waiter that is in the list, so their functions have not returned.
             self.waiters.each_for(task, |_, ops| ahead.extend(unsafe { incomplete(ops) }.map(|op| (op, 0))));
             task == target
         };

@@ -204,7 +204,7 @@ impl Drop for Share {
             return;
         }
         if !self.panicking && thread::panicking() {
-            // Relaxed: the count hands it over (edge `share`).
+            // Relaxed: the decrement of `shares` below publishes it (edge `share`).
             self.held.panicked.store(true, Relaxed);
         }
         // Release (edge `share`): the uses of the variables by this guard.

@@ -112,7 +112,7 @@ impl<W: Job> Job for LimitedJob<W> {
     }
 
     fn discard(&mut self) {
-        // Dropped afterwards, also if the program's code panics. Nothing is left for the drop of the record, which may come
+        // Dropped afterwards, even if the program's code panics. Nothing is left for the drop of the record, which may come
         // where program code must not run.
         let _group = (self.membership.take(), self.group.take());
         self.job.discard();

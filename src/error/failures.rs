@@ -107,7 +107,7 @@ impl Failures {
             failure.note_known();
         }
         let more = state.take_more();
-        // The lock is released before the others are dropped, since their drops are the program's code.
+        // The lock is released before the others are dropped, since dropping them may run the program's code.
         drop(state);
         let count = unknown.len() as u64 + more;
         let first = unknown.into_values().next().or_else(|| summary(more))?;

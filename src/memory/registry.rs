@@ -15,7 +15,7 @@
 //! |---|---|---|---|
 //! | `mark` | store in [`mark`] | load in [`each_marked`] | the record, as it was before it was marked |
 //!
-//! A thread that looks reads the marks of all records, also of free ones. It holds the lock meanwhile, under which records
+//! A thread that looks reads the marks of all records, including free ones. It holds the lock meanwhile, under which records
 //! leave the set before they are freed. A record that it finds marked was in use after it was pinned, so it is neither freed nor
 //! reused before the pin ends.
 

@@ -61,7 +61,7 @@ impl State<()> {
 type Get<R> = fn(&mut State<R>) -> Result<R, NoValue>;
 
 /// Why there is no value. It becomes a `WaitError` only after the lock is released: reading a failure marks it as
-/// known, which may drop other failures, and their drops are the program's code.
+/// known, which may drop other failures: dropping them may run the program's code.
 enum NoValue {
     Failed(OpError),
     Taken,
@@ -151,8 +151,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         let mut state = lock(&self.state);
         let is_set = matches!(*state, State::Done(_) | State::Taken);
         let before = std::mem::replace(&mut *state, if is_set { State::Taken } else { State::Ignored });
-        // The lock is released before the wakers in the old state are dropped, since their drops are the program's
-        // code.
+        // Before the wakers in the old state are dropped: dropping a waker may run the program's code.
         drop(state);
         match before {
             State::Done(result) => Some(result),

@@ -395,7 +395,7 @@ impl PendingOps {
         if rest.fetch_sub(1, AcqRel) == ZERO + 1 { self.finish(generation) } else { None }
     }
 
-    /// Continues [`leave`](Self::leave) where the word was watched, and perhaps armed.
+    /// The slow path of [`leave`](Self::leave), for a word that was watched and possibly also armed.
     #[cold]
     #[inline(never)]
     fn leave_watched(&self, generation: usize, armed: bool) -> Option<Wakers> {

@@ -23,9 +23,9 @@ mod model {
 
     pub(crate) use crossbeam_deque::Steal;
 
-    /// Each step is one step of `len`, followed by the corresponding step in the queue. `std`'s lock is never held
-    /// across a step of loom. loom's own lock would be a point at which a thread parks, and could consume the token of
-    /// a wake-up that is meant for the worker.
+    /// Each step is one step of `len`, followed by the corresponding step in the queue. The queue is
+    /// under `std`'s lock, which is never held across a switch point of loom and so never blocks. A lock of loom could park
+    /// the thread, and so consume an unpark token that is meant for the worker.
     #[derive(Debug)]
     struct Inner<T> {
         len: AtomicUsize,

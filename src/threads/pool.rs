@@ -89,8 +89,8 @@ fn next_engine() -> u64 {
     NEXT.fetch_add(1, Relaxed)
 }
 
-// The number of the engine that the thread was started for, from 1. It stays set for the destructors of thread-locals
-// that run when the thread ends. The address of the engine would not do, because another engine may have it by then.
+// The number of the engine that this thread was started for. Numbers start at 1; 0 means that no engine started the thread.
+// It stays set for the destructors of thread-locals that run when the thread ends. The address of the engine would not do, because another engine may have it by then.
 thread_static!(static STARTED_FOR: Cell<u64> = Cell::new(0));
 
 impl<T: Send + 'static> ThreadPool<T> {
@@ -185,7 +185,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         spawned.map_err(|error| (error, lock(&slot).take()))
     }
 
-    /// Starts a thread that is joined with the others and may take any time. A shutdown on that thread, also in a
+    /// Starts a thread that is joined with the others and may take any time. A shutdown on that thread, including in a
     /// destructor of a thread-local, does not wait for it.
     pub(crate) fn spawn_aside(&self, name: String, main: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let engine = self.engine;

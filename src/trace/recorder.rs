@@ -162,7 +162,7 @@ impl Recorder {
     /// Takes the trace of everything since the last call, or since the recorder was made. Operations that have not ended
     /// are in this trace as far as they have come, and in the next one as a whole.
     ///
-    /// It may be called at any time, also while operations run. The first call of a recorder that is younger than 10 ms
+    /// It may be called at any time, even while operations run. The first call of a recorder that is younger than 10 ms
     /// sleeps until then, to learn how fast the processor's clock is.
     #[must_use]
     pub fn take(&self) -> Trace {

@@ -13,7 +13,7 @@ use crate::{
 
 impl<T> OpRef<T> {
     /// Lets waiters take this ready operation from the queue that it is about to enter. `publish` stores the pointer to
-    /// its record, and returns whether there is a place for that. Has no effect if the operation was in a queue before.
+    /// the operation's record, and returns `false` if there is no room for it. Has no effect if the operation was in a queue before.
     ///
     /// Whoever removes it from the queue must call [`pop_entry`](Self::pop_entry).
     pub fn publish(&self, publish: impl FnOnce() -> bool) {

@@ -22,7 +22,7 @@ fn a_timeout_may_be_zero_or_the_maximum() {
         assert_eq!(handle.wait_timeout(Duration::MAX).unwrap(), 1);
         engine.shutdown(Shutdown::Drain, Some(Duration::MAX)).unwrap();
         opener.join().unwrap();
-        // A wait for a completed operation needs no time.
+        // A wait for completed operations succeeds even with a timeout of zero.
         engine.wait_for_var_timeout(&value, Duration::ZERO).unwrap();
         engine.wait_for_all_timeout(Duration::ZERO).unwrap();
     });

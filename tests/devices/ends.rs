@@ -333,7 +333,7 @@ fn a_loss_is_reported_after_the_running_kernel_has_ended() {
     });
 }
 
-/// In the naive engine an operation completes with the device's work, also if the device refuses the query.
+/// In the naive engine, an operation does not complete before the device's work, even if the device refuses a call.
 #[test]
 fn in_the_naive_engine_nothing_is_in_flight_when_a_push_returns() {
     // The refused call: the launch, or a call after it.
@@ -429,7 +429,7 @@ fn the_drop_of_an_engine_waits_for_work_in_flight() {
             }
             drop(engine);
             assert_eq!(journal.take(), (0..50).collect::<Vec<_>>(), "{kind}");
-            // The variables may be dropped later.
+            // The variables are allowed to outlive the engine.
             drop((host, var));
         });
     }

@@ -143,7 +143,7 @@ fn a_diamond_over_streams_has_the_fewest_events_and_waits() {
         // in → left, in → right by one event; right → join; join → out.
         assert_eq!(edges(&gpu), (3, 4));
 
-        // A stream does not wait for an event again, also if another stream has waited for that event before.
+        // A stream does not wait for an event again, even if another stream has waited for that event before.
         kernel_from(&engine, "again", Property::Normal, &a, &b, |a, b| b[0] = a[0]);
         kernel_from(&engine, "again", Property::Normal, &c, &b, |c, b| b[0] += c[0]);
         issued(&gpu, 5, 2);

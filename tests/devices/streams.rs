@@ -1,4 +1,4 @@
-//! Streams of the program's own, on which operations issue work.
+//! Streams that the program creates, and on which operations issue work.
 
 use crate::common::shapes::*;
 use std::{
@@ -192,7 +192,7 @@ fn a_stream_of_another_device_is_refused_before_the_function() {
     }
 }
 
-/// The work is a part of the operation also if the function ends by a panic or an error: an operation that overwrites
+/// The work is a part of the operation even if the function ends by a panic or an error: an operation that overwrites
 /// the variable later follows it.
 #[test]
 fn work_issued_before_a_panic_or_an_error_is_ordered() {

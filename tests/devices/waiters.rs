@@ -151,7 +151,7 @@ fn chunks_with_two_kernels_each_are_copied_in_and_out_concurrently() {
     });
 }
 
-/// This holds also if the operation of the CPU is not ready when the device's is issued.
+/// This holds even if the operation of the CPU is not ready when the device's is issued.
 #[test]
 fn an_operation_of_the_cpu_does_not_wait_for_work_issued_behind_its_dependency() {
     for kind in THREADED {
@@ -232,7 +232,7 @@ fn a_device_function_can_neither_wait_nor_push_on_another_naive_engine() {
     }
 }
 
-/// An operation that releases something runs after every failure, also after the loss of the device, whose stream then
+/// An operation that releases something runs after every failure, even after the loss of the device, whose stream then
 /// refuses every call.
 #[test]
 fn an_operation_that_always_runs_does_so_on_a_lost_device() {

@@ -431,7 +431,7 @@ fn inside_refused_calls_can_be_repeated() {
         let error = call(stream).expect_err("it is refused");
         assert!(!error.is_lost() && error.code() == 801, "{error}");
         if calls <= 3 {
-            // The third call is the mark, which was not made yet.
+            // No mark has been made yet: the third call is the one that makes it, and it was refused.
             stream.probe().unwrap();
             stream.probe().unwrap();
             assert_eq!(stream.passed().unwrap(), 0);

@@ -1,4 +1,4 @@
-//! The injector on one thread, also in states that a stopped thread leaves behind.
+//! The injector on one thread, including in states that a stopped thread leaves behind.
 
 use super::{super::testing::Ready, *};
 

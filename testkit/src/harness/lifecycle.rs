@@ -80,7 +80,7 @@ enum Step {
     RunOperator(usize),
     Shutdown(usize, Shutdown, Option<u64>),
     Notify(usize),
-    /// Stops an engine, with a time limit, and starts it.
+    /// Stops an engine within a time limit, and starts it again.
     StopAndStart(usize, u64),
     DropEngine(usize),
     DropVariable(usize),

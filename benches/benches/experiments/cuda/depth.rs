@@ -203,12 +203,12 @@ fn by_hand() {
             // Relaxed, here and below: the flag publishes no other data.
             while !is_over.load(Relaxed) {
                 found.extend((0..64).map(|_| timed(|| kernels.nothing(other))));
-                // Its own queue must not be full.
+                // Keeps the queue of `other` from filling up, which would distort the times.
                 hand::must("it ends", other.synchronize());
             }
             found
         });
-        // Its launches while the other stream is idle.
+        // Launches on `other` while the first stream is idle.
         thread::sleep(Duration::from_millis(20));
         let launches: Vec<Launch> =
             (0..machine::choose(5_000, 1_500)).map(|_| timed(|| kernels.spin(stream, 1, KERNEL))).collect();

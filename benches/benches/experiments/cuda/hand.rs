@@ -151,17 +151,17 @@ pub fn bind(gpu: &CudaGpu) {
 
 /// Returns the source of the kernels, terminated by a zero, which the driver requires.
 pub fn source() -> CString {
-    CString::new(include_str!("../kernels.ptx")).expect("a string without zeros")
+    CString::new(include_str!("../kernels.ptx")).expect("the name contains no NUL")
 }
 
 /// Loads the kernels into the current context, and runs each of them once except `poison`: the driver may defer work
 /// until the first launch.
 pub fn kernels() -> Kernels {
     let (source, mut module) = (source(), ptr::null_mut());
-    // SAFETY: the image is PTX terminated by a zero, and the pointer is valid for the driver's write.
+    // SAFETY: the image is NUL-terminated PTX, and the driver may write through the pointer.
     must("the kernels compile", unsafe { sys::cuModuleLoadData(&raw mut module, source.as_ptr().cast()) });
     let kernel = |name: &str| {
-        let (name, mut kernel) = (CString::new(name).expect("a string without zeros"), ptr::null_mut());
+        let (name, mut kernel) = (CString::new(name).expect("the name contains no NUL"), ptr::null_mut());
         // SAFETY: the module is loaded, and the pointer is valid for the driver's write.
         must("the module has the kernel", unsafe { sys::cuModuleGetFunction(&raw mut kernel, module, name.as_ptr()) });
         kernel

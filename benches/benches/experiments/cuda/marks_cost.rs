@@ -196,7 +196,7 @@ impl Bed {
         let mut sample = |by_counter| {
             value += 1;
             let words = BYTES as u64 / 4;
-            // SAFETY: the memory has as many words, which only this stream uses.
+            // SAFETY: the memory holds `words` words, and only this stream uses it.
             hand::must("fill", unsafe { self.kernels.fill(self.stream, memory.0, words, value) });
             // Beside long kernels it may have to wait for one of them.
             hand::must("it ends", self.stream.synchronize());

@@ -60,7 +60,7 @@ fn whole(value: f64) -> Cell {
     if value.is_nan() { "–".into() } else { grouped(value, 0).into() }
 }
 
-/// Whether a word of the command line selects an experiment.
+/// Whether a command-line argument selects an experiment.
 fn chooses(word: &str, number: usize, experiment: &Experiment) -> bool {
     word == experiment.name || word.parse() == Ok(number)
 }

@@ -98,8 +98,8 @@ fn the_deque_is_not_starved_by_slot_and_injector() {
     workers[0].push_next(chains[0].right());
     chains[1..].iter().for_each(|op| lane.injector().push(op.right()));
     waits.iter().for_each(|op| workers[0].push_local(op.right()));
-    // They start after a run of the slot and one operation of the injector. They end, so the slot stays empty between
-    // them.
+    // The `waits` start after `RUN` operations from the slot and one from the injector. They end, so the slot stays empty
+    // between them.
     assert_eq!(endless.starts(&waits, 3 * (RUN + 2)), [RUN + 1, RUN + 2, RUN + 3]);
     // All chains go on.
     let order = endless.run(9 * 9 * (RUN + 2));
