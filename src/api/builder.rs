@@ -14,7 +14,7 @@ use crate::{
     },
     engine::{core::Core, fork, recording::Recording, worker_thread::cores_here, workers},
     error::build::BuildError,
-    scheduler::IdlePolicy,
+    scheduler::{IdlePolicy, Shuffler},
     sync::fork::PerProcess,
     system::topology,
     threads::pool::{LaneSpec, ThreadPool},
@@ -105,6 +105,7 @@ pub struct EngineBuilder {
     recorder: Option<Recorder>,
     profile: Option<PathBuf>,
     watchdog: Option<Watchdog>,
+    shuffle: Option<u64>,
     observers: Observers,
 }
 
@@ -314,6 +315,48 @@ impl EngineBuilder {
         self
     }
 
+    /// Starts ready operations in a random order, so that tests find out whether the program relies on an order that it has not
+    /// declared. `seed` decides the order. Default: the value of the environment variable `RADDLE_SHUFFLE`, a number, and no
+    /// shuffling if that is not set. A naive engine does not shuffle.
+    ///
+    /// An engine that shuffles keeps every promise about operations that conflict. Among the others it takes no account of the
+    /// order of the pushes or of priorities, and it delays their starts: it is for tests, and slow.
+    ///
+    /// **With one worker the order can be repeated**: operations start one after the other, and the seed decides which one
+    /// of the ready ones is next. That holds if a single thread pushes, or operations do, and if the engine knows when that
+    /// thread waits: in the engine's blocking waits, such as [`Engine::wait_for_all`]. If the thread waits for something
+    /// else, such as a channel or a future, the engine goes on when nothing has been pushed for 20 ms. Completions that other
+    /// threads use, and functions that wait inside operations, may still be early or late.
+    ///
+    /// With several workers, operations also overlap in other ways from run to run.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::sync::{Arc, Mutex};
+    ///
+    /// /// Returns the order in which two operations run that have no variable in common.
+    /// fn order(seed: u64) -> Result<String, Box<dyn std::error::Error>> {
+    ///     let engine = raddle::Engine::builder().workers(1).shuffle(seed).build()?;
+    ///     let order = Arc::new(Mutex::new(String::new()));
+    ///     for step in ["warp ", "weft "] {
+    ///         let order = Arc::clone(&order);
+    ///         engine.op(step).push((), move |()| order.lock().expect("no operation panics").push_str(step))?;
+    ///     }
+    ///     engine.wait_for_all()?;
+    ///     let order = order.lock()?.clone();
+    ///     Ok(order)
+    /// }
+    ///
+    /// let reversed = (0..64).find(|&seed| order(seed).is_ok_and(|order| order == "weft warp "));
+    /// assert!(reversed.is_some(), "some seed shows that nothing orders the two");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn shuffle(mut self, seed: u64) -> Self {
+        self.shuffle = Some(seed);
+        self
+    }
+
     /// Adds an observer, which is told about each operation while it is pushed and run. See [`Observer`], which has an
     /// example.
     pub fn observer(mut self, observer: impl Observer) -> Self {
@@ -351,8 +394,8 @@ impl EngineBuilder {
     /// ```
     ///
     /// # Errors
-    /// There are no workers or too many, there are too many GPUs, the value of `RADDLE_ENGINE` is unknown, or a thread
-    /// could not be started.
+    /// There are no workers or too many, there are too many GPUs, the value of `RADDLE_ENGINE` is unknown, that of
+    /// `RADDLE_SHUFFLE` is no number, a profile cannot be written, or a thread could not be started.
     pub fn build(self) -> Result<Engine, BuildError> {
         let kind = match (self.kind, env::var("RADDLE_ENGINE")) {
             (Some(kind), _) => kind,
@@ -388,23 +431,29 @@ impl EngineBuilder {
         let (threads, boxed) = ThreadPool::new(lanes, cores);
         let gpus = Gpus::new(self.gpus, kind, self.idle, !self.unpinned);
         let limit = self.max_pending.map(|limit| limit.max(1) as u64);
+        let seed = match self.shuffle {
+            None => seed_from_environment()?,
+            seed => seed,
+        };
+        let shuffler = seed.filter(|_| kind != EngineKind::Naive).map(|seed| Arc::new(Shuffler::new(seed)));
         let from_environment = || env::var_os("RADDLE_PROFILE").filter(|path| !path.is_empty()).map(PathBuf::from);
         let profile = self.profile.or_else(from_environment);
         let recording = Recording::new(
             self.recorder,
             self.observers.0,
             profile.as_deref(),
-            self.watchdog.is_some(),
+            self.watchdog.is_some() || shuffler.is_some(),
             threads.engine(),
         )
         .map_err(|error| BuildError::Profile(profile.unwrap_or_default(), error))?;
-        let core = Arc::new(Core::new(kind, threads, gpus, (2 * workers + 2).min(64), limit, recording));
+        let core = Arc::new(Core::new(kind, threads, gpus, (2 * workers + 2).min(64), limit, recording, shuffler));
         core.introduce();
         fork::watch(&core);
         match workers::start(&core, boxed) {
             Ok(placements) => {
                 core.placements.get_or_init(|| placements.into());
                 let engine = Engine::new(core);
+                engine.core().begin_to_shuffle().map_err(BuildError::Thread)?;
                 self.watchdog.map_or(Ok(()), |watchdog| engine.core().watch(watchdog)).map_err(BuildError::Thread)?;
                 Ok(engine)
             }
@@ -416,4 +465,13 @@ impl EngineBuilder {
             }
         }
     }
+}
+
+/// Returns the value of `RADDLE_SHUFFLE`, if it is set and not empty.
+fn seed_from_environment() -> Result<Option<u64>, BuildError> {
+    let value = env::var_os("RADDLE_SHUFFLE").unwrap_or_default().to_string_lossy().into_owned();
+    if value.trim().is_empty() {
+        return Ok(None);
+    }
+    value.trim().parse().map(Some).map_err(|_| BuildError::InvalidSeed(value))
 }

@@ -24,6 +24,7 @@ use crate::{
     engine::{bounds::Bounds, fault::FaultLock, recording::Recording, task::Task},
     error::failures::Failures,
     notify::{pending::PendingOps, waiters::Waiters},
+    scheduler::Shuffler,
     sync::{
         Ordering::Relaxed,
         atomic::{AtomicU8, AtomicU64, AtomicUsize},
@@ -69,6 +70,8 @@ pub(crate) struct Core {
     pub(super) fault_lock: FaultLock,
     /// What is recorded, and who observes the engine.
     pub(super) recording: Option<Box<Recording>>,
+    /// Where ready operations wait to be drawn, if the engine shuffles them.
+    pub(super) shuffler: Option<Arc<Shuffler<Task>>>,
     /// The placement of each worker of the first lane.
     pub(crate) placements: OnceLock<Box<[Placement]>>,
     /// The number of handles that keep the engine open.
@@ -93,6 +96,7 @@ impl Core {
         shards: usize,
         limit: Option<u64>,
         recording: Option<Box<Recording>>,
+        shuffler: Option<Arc<Shuffler<Task>>>,
     ) -> Self {
         let phase = match (limit, &recording) {
             (Some(_), _) => phase::BOUNDED,
@@ -112,11 +116,16 @@ impl Core {
             bounds: Bounds::default(),
             fault_lock: FaultLock::default(),
             recording,
+            shuffler,
             placements: OnceLock::new(),
             handles: AtomicUsize::new(1),
         };
         if let Some(limit) = limit {
             core.limit(limit);
+        }
+        if core.shuffler.is_some() {
+            // What is known for limits says when nothing runs.
+            core.bounds.begin_use();
         }
         core
     }

@@ -90,6 +90,13 @@ unsafe fn incomplete(ops: &[NonNull<()>]) -> impl Iterator<Item = NonNull<Op<Tas
     ops.iter().map(|op| op.cast()).filter(move |op| !is_over(op))
 }
 
+/// Returns a function that tells any thread whether the result of a oneshot is set.
+pub(super) fn is_done<Q, T: ?Sized>(oneshot: &Oneshot<Q, T>) -> impl Fn() -> bool + Sync {
+    // SAFETY: the thread that sets the result shares the oneshot already, and whether it is set is found under its lock.
+    let oneshot = unsafe { AnyThread::new(oneshot) };
+    move || oneshot.get().is_done()
+}
+
 impl Core {
     /// Calls `wait`, which blocks until a time limit, until it returns something other than [`WaitError::TimedOut`], or
     /// until `deadline`. Returns [`WaitError::WouldDeadlock`] if the operations on this thread would wait for ever.
@@ -105,9 +112,7 @@ impl Core {
             // Models have no clock.
             return wait(oneshot, deadline);
         }
-        // SAFETY: the thread that sets the result shares the oneshot already, and whether it is set is found under its lock.
-        let oneshot_of_any_thread = unsafe { AnyThread::new(oneshot) };
-        let is_over = move || oneshot_of_any_thread.get().is_done();
+        let is_over = is_done(oneshot);
         self.waiters.during(ops.clone(), target.task, deadline.is_some(), &is_over, |waiter| {
             let mut pause = FIRST_PAUSE;
             loop {

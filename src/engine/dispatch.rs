@@ -63,12 +63,16 @@ impl Core {
 
     /// Schedules a ready operation on its lane, where a waiter may take it.
     fn schedule(&self, op: OpRef<Task>) {
+        let Some(op) = self.shuffle(op) else { return };
         if self.gpus.is_empty() {
             Self::publish(&op);
-            worker_thread::schedule(self, op);
-        } else {
-            self.schedule_beside_gpus(op);
         }
+        self.schedule_drawn(op);
+    }
+
+    /// [`schedule`](Self::schedule) for an operation that was drawn from the shuffler.
+    pub(super) fn schedule_drawn(&self, op: OpRef<Task>) {
+        self.schedule_with(op, |op| worker_thread::schedule(self, op));
     }
 
     /// Schedules an operation that has become ready on its lane, and records that it is.

@@ -32,6 +32,7 @@ pub(crate) mod right;
 pub(crate) mod room;
 mod run;
 pub(crate) mod scope;
+mod shuffle;
 mod shutdown;
 pub(crate) mod spec;
 mod stop;

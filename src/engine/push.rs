@@ -253,6 +253,7 @@ impl Core {
     pub(super) fn enqueue(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), Rejected> {
         if self.is_recorded() {
             self.record_push(&op);
+            self.note_shuffled_push();
         }
         op.mark(self.mark());
         let pushed = tracker::push(op);

@@ -39,15 +39,16 @@ pub(super) fn is_observing() -> bool {
 }
 
 impl Recording {
-    /// Returns the recording of an engine with a `recorder`, `observers`, a profile at a path, or a watchdog.
+    /// Returns the recording of an engine with a `recorder`, `observers`, or a profile at a path, or one whose operations need
+    /// numbers for another purpose.
     pub(crate) fn new(
         recorder: Option<Recorder>,
         observers: Vec<Arc<dyn Observer>>,
         profile: Option<&Path>,
-        is_watched: bool,
+        needs_numbers: bool,
         engine: u64,
     ) -> io::Result<Option<Box<Self>>> {
-        if recorder.is_none() && observers.is_empty() && profile.is_none() && !is_watched {
+        if recorder.is_none() && observers.is_empty() && profile.is_none() && !needs_numbers {
             return Ok(None);
         }
         let is_kept = recorder.is_some() || profile.is_some();

@@ -239,13 +239,24 @@ impl Core {
             running = None;
             let Some((_, full)) = first_full(self, group, |_| 0) else { return Ok(()) };
             match self.stillness() {
+                _ if self.has_undrawn() => was_still = false,
                 Stillness::Still => return Ok(()),
                 Stillness::Perhaps if was_still => return Ok(()),
                 stillness => was_still = stillness == Stillness::Perhaps,
             }
             self.threads().wake_yielded();
-            full.wait_for_room(Some(Instant::now() + pause));
+            let has_room = || first_full(self, group, |_| 0).is_none();
+            self.wait_outside(&has_room, || full.wait_for_room(Some(Instant::now() + pause)));
             pause = (2 * pause).min(PAUSES[1]);
+        }
+    }
+
+    /// Whether nothing is in a lane and nothing runs. `again` says that this was so at the last look, some time ago.
+    pub(super) fn is_still(&self, again: bool) -> bool {
+        match self.stillness() {
+            Stillness::Still => true,
+            Stillness::Perhaps => again || self.waiters.all_wait_still(),
+            Stillness::Busy => false,
         }
     }
 

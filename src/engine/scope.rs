@@ -207,7 +207,8 @@ impl Scoped {
                 Instant::now() + RETRY
             })
         };
-        self.core.sleep(None, || self.group.pending.wait_until_idle(before_sleep));
+        let is_over = || self.group.pending.count() == 0;
+        self.core.sleep(None, &is_over, || self.group.pending.wait_until_idle(before_sleep));
         if self.core.is_forked() {
             return Err(PushError::Forked.into());
         }

@@ -161,6 +161,8 @@ impl Core {
 
     /// Lets the threads end, and warns of a failure that was never reported.
     fn end(self: &Arc<Self>, deadline: Option<Instant>) {
+        // First, since no entry may enter a lane that has ended.
+        self.end_shuffling();
         self.gpus.end();
         let failure = self.failures.to_warn_of();
         let failure = match (failure, deadline) {

@@ -16,7 +16,7 @@ use crate::{
     engine::{
         cancellable::{Cancellable, Handled},
         core::Core,
-        deadlock::Target,
+        deadlock::{Target, is_done},
         frame::{self, Call},
         group::Group,
         no_wait::{self, NoWait},
@@ -38,6 +38,7 @@ use crate::{
     notify::{
         oneshot::Oneshot,
         pending::{PendingOps, PendingWait, Waited},
+        waiters::IsOver,
     },
     values::name::Name,
 };
@@ -175,17 +176,22 @@ impl Core {
             // A deferred operation that ran on this thread has forked the process, and this is the child.
             return Err(PushError::Forked.into());
         }
-        self.sleep(deadline, || match &target {
+        self.sleep(deadline, &is_done(oneshot), || match &target {
             Some(target) => self.wait_watching(oneshot, target, deadline, wait),
             None => wait(oneshot, deadline),
         })
     }
 
-    /// Calls `wait`, in which the calling thread sleeps until `deadline` at the latest. Then lets it get a worker again, if it has
-    /// [handed its own over](Self::make_way).
-    pub(super) fn sleep<R>(&self, deadline: Option<Instant>, wait: impl FnOnce() -> R) -> R {
+    /// Calls `wait`, in which the calling thread sleeps until `is_over`, and until `deadline` at the latest. Then lets it get a
+    /// worker again, if it has [handed its own over](Self::make_way).
+    pub(super) fn sleep<R>(
+        &self,
+        deadline: Option<Instant>,
+        is_over: &IsOver<'_>,
+        wait: impl FnOnce() -> R,
+    ) -> R {
         let waits = room::stop_running();
-        let result = wait();
+        let result = self.wait_outside(is_over, wait);
         drop(waits);
         regain_worker(deadline);
         result
@@ -227,7 +233,9 @@ impl Core {
             // A deferred operation that ran on this thread has forked the process, and this is the child.
             return Err(PushError::Forked.into());
         }
-        match self.sleep(deadline, || self.pending.wait(deadline)) {
+        let covered = self.pending.begin();
+        let is_over = || self.pending.is_over(&covered);
+        match self.sleep(deadline, &is_over, || self.pending.wait_for(&covered, deadline)) {
             Waited::Idle | Waited::Over => self.first_unreported(),
             Waited::TimedOut => Err(WaitError::TimedOut),
         }
@@ -257,7 +265,8 @@ impl Core {
                 return Err(PushError::Forked.into());
             }
         }
-        match self.sleep(deadline, || group.pending.wait_for(&covered, deadline)) {
+        let is_over = || group.pending.is_over(&covered);
+        match self.sleep(deadline, &is_over, || group.pending.wait_for(&covered, deadline)) {
             Waited::Idle | Waited::Over => group.take_failure(),
             Waited::TimedOut => Err(WaitError::TimedOut),
         }

@@ -25,6 +25,8 @@ pub enum BuildError {
     TooManyWorkers(usize),
     /// `RADDLE_ENGINE` has this value, which is no kind of engine.
     UnknownEngine(String),
+    /// `RADDLE_SHUFFLE` has this value, which is no number.
+    InvalidSeed(String),
     /// A thread could not be started.
     Thread(std::io::Error),
     /// The builder was given more GPUs than this maximum.
@@ -41,6 +43,9 @@ impl fmt::Display for BuildError {
             Self::TooManyWorkers(max) => write!(f, "an engine has at most {max} workers in a lane; ask for fewer"),
             Self::UnknownEngine(value) => {
                 write!(f, "RADDLE_ENGINE is `{value}`; set it to `Naive`, `Pooled` or `PerDevice`, or unset it")
+            }
+            Self::InvalidSeed(value) => {
+                write!(f, "RADDLE_SHUFFLE is `{value}`; set it to a whole number, the seed, or unset it")
             }
             Self::TooManyGpus(max) => write!(f, "an engine has at most {max} GPUs; add fewer"),
             Self::Thread(error) => write!(f, "a worker thread could not be started: {error}"),

@@ -104,6 +104,11 @@ impl Waiters {
         lock(&self.0).entries.iter().filter(|entry| entry.waits()).for_each(|entry| found(&entry.ops, entry.target));
     }
 
+    /// Whether no wait is over whose thread has yet to run.
+    pub fn all_wait_still(&self) -> bool {
+        lock(&self.0).entries.iter().all(Entry::waits)
+    }
+
     /// Whether all of these waiters still wait.
     pub fn all_wait(&self, numbers: &[u64]) -> bool {
         let list = lock(&self.0);

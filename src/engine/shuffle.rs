@@ -1,0 +1,117 @@
+//! Shuffling: an engine that starts its ready operations in a random order.
+//!
+//! Such an engine puts ready operations into its [`Shuffler`] instead of their lanes. A thread draws one after the other.
+//!
+//! * With several workers, it draws after a random time, and only if no drawn operation waits for a worker. So operations
+//!   overlap as they may, and start in another order and at another time than they usually would.
+//! * With one worker, the order of the draws depends on the seed and the program only. The thread draws when nothing runs and
+//!   the program has pushed what it can: then the operations that are there do not depend on which thread was faster.
+//!
+//! The engine's own operations are not shuffled, and neither are eager ones that are ready when they are pushed.
+
+use std::{
+    io,
+    sync::{Arc, Weak},
+    thread,
+    time::Duration,
+};
+
+use crate::{
+    engine::{
+        core::Core,
+        frame,
+        task::{Task, flag},
+    },
+    notify::waiters::IsOver,
+    scheduler::Shuffler,
+    tracker::OpRef,
+};
+
+/// The longest time that a draw is delayed, if there are several workers. Picked: some hundred pushes take as long.
+const LONGEST_DELAY: Duration = Duration::from_micros(100);
+
+/// The time between two looks at the engine. Picked: about the time that it takes to wake a thread.
+const PAUSE: Duration = Duration::from_micros(20);
+
+impl Core {
+    /// Starts the thread that draws, if this engine shuffles.
+    pub(crate) fn begin_to_shuffle(self: &Arc<Self>) -> io::Result<()> {
+        let Some(shuffler) = self.shuffler() else { return Ok(()) };
+        let (core, shuffler) = (Arc::downgrade(self), Arc::clone(shuffler));
+        let one_worker = self.threads().lanes().first().is_some_and(|lane| lane.activities().count() == 1);
+        let run = move || run(&core, &shuffler, one_worker);
+        thread::Builder::new().name("raddle-shuffle".to_owned()).spawn(run).map(drop)
+    }
+
+    /// Ends the thread that draws. No operation of the program is left, and the lanes have not ended.
+    pub(super) fn end_shuffling(&self) {
+        for entry in self.shuffler().into_iter().flat_map(|shuffler| shuffler.end()) {
+            let op = entry.pop_entry();
+            debug_assert!(op.is_none(), "an operation was not drawn");
+        }
+    }
+
+    /// The shuffler, unless this is a forked child, which must not take its locks.
+    #[inline]
+    fn shuffler(&self) -> Option<&Arc<Shuffler<Task>>> {
+        self.shuffler.as_ref().filter(|_| !self.is_forked())
+    }
+
+    /// Whether ready operations have yet to be drawn.
+    pub(super) fn has_undrawn(&self) -> bool {
+        self.shuffler().is_some_and(|shuffler| !shuffler.is_empty())
+    }
+
+    /// Notes that the calling thread pushes.
+    pub(super) fn note_shuffled_push(&self) {
+        if let Some(shuffler) = self.shuffler().filter(|_| !frame::in_program()) {
+            shuffler.note_active();
+        }
+    }
+
+    /// Adds a ready operation to those that are drawn. Returns it if it is not to be shuffled.
+    pub(super) fn shuffle(&self, op: OpRef<Task>) -> Option<OpRef<Task>> {
+        let (Some(shuffler), Some(id)) = (self.shuffler(), op.task().op_id()) else { return Some(op) };
+        if op.task().has(flag::INTERNAL) {
+            return Some(op);
+        }
+        if self.gpus.is_empty() {
+            Self::publish(&op);
+        }
+        shuffler.put(id.0, op);
+        None
+    }
+
+    /// Calls `wait`, in which the calling thread waits for this engine until `is_over`.
+    pub(super) fn wait_outside<R>(&self, is_over: &IsOver<'_>, wait: impl FnOnce() -> R) -> R {
+        match self.shuffler().filter(|_| !frame::in_program()) {
+            Some(shuffler) => shuffler.during(is_over, wait),
+            None => wait(),
+        }
+    }
+}
+
+/// Draws the operations of an engine until it ends.
+fn run(core: &Weak<Core>, shuffler: &Shuffler<Task>, one_worker: bool) {
+    let mut was_still = false;
+    while shuffler.wait() {
+        if !one_worker {
+            thread::sleep(shuffler.delay(LONGEST_DELAY));
+        }
+        let Some(core) = core.upgrade() else { return };
+        let may_draw = if one_worker {
+            let is_still = shuffler.is_program_still() && core.is_still(was_still);
+            // The second look finds what the first one was too early for.
+            std::mem::replace(&mut was_still, is_still) && is_still
+        } else {
+            !core.threads().have_work()
+        };
+        if may_draw {
+            was_still = false;
+            shuffler.draw(|op| core.schedule_drawn(op));
+        } else {
+            drop(core);
+            thread::sleep(PAUSE);
+        }
+    }
+}

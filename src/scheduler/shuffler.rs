@@ -1,0 +1,162 @@
+//! `Shuffler`: holds the ready operations of an engine, and draws one of them at random.
+//!
+//! An engine that shuffles puts its ready operations here instead of into its lanes. A thread of the engine draws them one by
+//! one, and sends each to its lane.
+//!
+//! # Who may touch what
+//!
+//! * `state`: under its lock. No foreign code runs there.
+//! * `drawing`: locked by the thread that draws until the operation is in its lane, and by the end of the engine. An operation
+//!   that a waiter has taken may be complete by then, so it does not keep the engine from ending.
+//! * `outside`: see [`Waiters`].
+//!
+//! There are no edges: the locks and the lanes hand over the operations.
+//!
+//! # The draw
+//!
+//! The operations are sorted by their numbers, and the random number decides which one is drawn. So a draw depends on the
+//! seed, on the number of draws before, and on which operations are there, and not on the order in which they came.
+
+use std::{
+    ptr::NonNull,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    notify::waiters::{IsOver, Ops, Waiters},
+    sync::{Condvar, Mutex, lock},
+    tracker::OpRef,
+};
+
+/// If a program has not pushed for this long, it is taken to wait for something that the engine does not know. Picked: longer
+/// than most threads are kept from running, and short for a person.
+const QUIET: Duration = Duration::from_millis(20);
+
+/// The ready operations of an engine, until they are drawn.
+pub struct Shuffler<T> {
+    state: Mutex<State<T>>,
+    changed: Condvar,
+    /// Held during a draw.
+    drawing: Mutex<()>,
+    /// The threads outside the engine that wait for it.
+    outside: Waiters,
+}
+
+struct State<T> {
+    ready: Vec<(u64, OpRef<T>)>,
+    random: Random,
+    /// When a thread outside the engine pushed last, or ended a wait.
+    last_active: Option<Instant>,
+    has_ended: bool,
+}
+
+impl<T> Shuffler<T> {
+    pub fn new(seed: u64) -> Self {
+        let state = State { ready: Vec::new(), random: Random(seed), last_active: None, has_ended: false };
+        Self { state: Mutex::new(state), changed: Condvar::new(), drawing: Mutex::new(()), outside: Waiters::default() }
+    }
+
+    /// Adds a ready operation with its number, which no other one has.
+    pub fn put(&self, number: u64, op: OpRef<T>) {
+        lock(&self.state).ready.push((number, op));
+        self.changed.notify_all();
+    }
+
+    /// Whether no operation is here.
+    pub fn is_empty(&self) -> bool {
+        lock(&self.state).ready.is_empty()
+    }
+
+    /// Waits until an operation is here. Returns `false` if the engine has ended.
+    pub fn wait(&self) -> bool {
+        let mut state = lock(&self.state);
+        while state.ready.is_empty() && !state.has_ended {
+            state = self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+        !state.has_ended
+    }
+
+    /// Takes one of the operations that are here, and calls `schedule` with it. [`end`](Self::end) waits until that has
+    /// returned.
+    pub fn draw(&self, schedule: impl FnOnce(OpRef<T>)) {
+        let _drawing = lock(&self.drawing);
+        if let Some(op) = self.take() {
+            schedule(op);
+        }
+    }
+
+    fn take(&self) -> Option<OpRef<T>> {
+        let mut state = lock(&self.state);
+        let State { ready, random, .. } = &mut *state;
+        if ready.is_empty() {
+            return None;
+        }
+        ready.sort_unstable_by_key(|(number, _)| *number);
+        let drawn = random.below(ready.len() as u64) as usize;
+        Some(ready.remove(drawn).1)
+    }
+
+    /// Returns a random duration below `limit`.
+    pub fn delay(&self, limit: Duration) -> Duration {
+        Duration::from_nanos(lock(&self.state).random.below(limit.as_nanos() as u64))
+    }
+
+    /// Notes that a thread outside the engine pushes.
+    pub fn note_active(&self) {
+        lock(&self.state).last_active = Some(Instant::now());
+    }
+
+    /// Calls `wait`, in which a thread outside the engine waits for it until `is_over`.
+    pub fn during<R>(&self, is_over: &IsOver<'_>, wait: impl FnOnce() -> R) -> R {
+        self.outside.during(Ops::new(), NonNull::from(self).cast(), false, is_over, |_| {
+            let result = wait();
+            self.note_active();
+            result
+        })
+    }
+
+    /// Whether the program has pushed what it can for now: a thread outside waits for the engine, or nothing has been pushed
+    /// there for a while.
+    pub fn is_program_still(&self) -> bool {
+        if !self.outside.all_wait_still() {
+            return false;
+        }
+        let mut waits = false;
+        self.outside.each(|_, _| waits = true);
+        waits || lock(&self.state).last_active.is_none_or(|last| last.elapsed() >= QUIET)
+    }
+
+    /// Ends the waits of [`wait`](Self::wait). Returns the entries that are left, whose operations waiters have taken.
+    #[must_use = "the entries have shares of their records"]
+    pub fn end(&self) -> impl Iterator<Item = OpRef<T>> + use<T> {
+        let _drawing = lock(&self.drawing);
+        let mut state = lock(&self.state);
+        state.has_ended = true;
+        self.changed.notify_all();
+        std::mem::take(&mut state.ready).into_iter().map(|(_, entry)| entry)
+    }
+}
+
+impl<T> std::fmt::Debug for Shuffler<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shuffler").field("ready", &lock(&self.state).ready.len()).finish_non_exhaustive()
+    }
+}
+
+/// The generator SplitMix64, of Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. Every
+/// seed is as good as any other.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Returns a number below `limit`, which is at least 1. The bias is too small to matter.
+    fn below(&mut self, limit: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
+    }
+}

@@ -1,0 +1,345 @@
+//! Engines that start ready operations in a random order.
+
+#![forbid(unsafe_code)]
+
+use raddle_testkit as common;
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, mpsc},
+    time::Duration,
+};
+
+use common::{
+    THREADED, child, is_child,
+    program::{Program, Random, Shape, Source, Watch, check_serial, fewer, run},
+    watched,
+};
+use raddle::{BuildError, Engine, EngineKind, Shutdown};
+
+/// Builds an engine that shuffles.
+fn shuffled(kind: EngineKind, workers: usize, seed: u64) -> Engine {
+    Engine::builder().kind(kind).workers(workers).pin(false).shuffle(seed).build().expect("the engine is built")
+}
+
+/// Names of operations, in the order in which they have run.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    fn add(&self, name: impl Into<String>) {
+        self.0.lock().unwrap().push(name.into());
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+
+    /// Pushes an operation that adds its name.
+    fn push(&self, engine: &Engine, name: &str) {
+        let (log, text) = (self.clone(), name.to_owned());
+        engine.op(name.to_owned()).push((), move |()| log.add(text)).unwrap();
+    }
+}
+
+#[test]
+fn every_order_of_independent_operations_occurs() {
+    watched(|| {
+        let orders: BTreeSet<_> = (0..100)
+            .map(|seed| {
+                let (engine, log) = (shuffled(EngineKind::Pooled, 1, seed), Log::default());
+                ["a", "b", "c"].iter().for_each(|name| log.push(&engine, name));
+                engine.wait_for_all().unwrap();
+                log.take().concat()
+            })
+            .collect();
+        assert_eq!(orders.len(), 6, "{orders:?}");
+    });
+}
+
+/// Runs a program of several bursts on one worker: operations over variables, operations that push others, handles,
+/// and waits of three kinds between them. Returns the order in which they ran.
+fn bursts(kind: EngineKind, seed: u64) -> Vec<String> {
+    let (engine, log) = (shuffled(kind, 1, seed), Log::default());
+    let vars: Vec<_> = (0..4).map(|_| engine.var(0)).collect();
+    let mut random = Random::new(7);
+    for burst in 0..6 {
+        let mut handles = Vec::new();
+        for number in 0..8 {
+            let (log, name) = (log.clone(), format!("{burst}.{number}"));
+            let (read, written) = (random.below(4), random.below(4));
+            let op = engine.op(name.clone());
+            match random.below(3) {
+                0 => op.push(vars[written].write(), move |value| {
+                    *value += 1;
+                    log.add(name);
+                }),
+                1 => op.push((raddle::cx(), vars[read].read()), move |(cx, _)| {
+                    log.add(name.as_str());
+                    for inner in 0..3 {
+                        let (log, name) = (log.clone(), format!("{name}.{inner}"));
+                        cx.engine().op(name.clone()).push((), move |()| log.add(name)).unwrap();
+                    }
+                }),
+                _ => op.submit(vars[read].read(), move |_| log.add(name)).map(|handle| handles.push(handle)),
+            }
+            .unwrap();
+        }
+        match burst % 3 {
+            0 => handles.into_iter().for_each(|handle| handle.wait().unwrap()),
+            1 => engine.wait_to_read(&vars[0]).unwrap(),
+            _ => engine.wait_for_all().unwrap(),
+        }
+        log.add(format!("burst {burst}"));
+    }
+    engine.wait_for_all().unwrap();
+    log.take()
+}
+
+#[test]
+fn on_one_worker_a_seed_gives_the_same_order_again() {
+    watched(|| {
+        for kind in THREADED {
+            let mut orders = BTreeSet::new();
+            for seed in 0..fewer(8) as u64 {
+                let order = bursts(kind, seed);
+                for _ in 0..3 {
+                    assert_eq!(bursts(kind, seed), order, "{kind}, seed {seed}");
+                }
+                orders.insert(order);
+            }
+            assert_eq!(orders.len(), fewer(8), "each seed gives another order");
+        }
+    });
+}
+
+#[test]
+fn conflicting_operations_run_in_the_order_of_their_pushes() {
+    watched(|| {
+        for seed in 0..fewer(30) as u64 {
+            let kind = THREADED[seed as usize % 2];
+            let engine = shuffled(kind, [1, 2, 4][seed as usize % 3], seed);
+            let variables = [2, 5, 30][seed as usize / 2 % 3];
+            let shape = Shape { variables, operations: fewer(120), ..Shape::default() };
+            let program = Arc::new(Program::generate(&shape, &mut Random::new(seed)));
+            let history = run(&program, &engine, Watch::EVERYTHING);
+            check_serial(&program, &history).unwrap_or_else(|error| panic!("{kind}, seed {seed}: {error}"));
+        }
+    });
+}
+
+/// A program that forgets to declare that its second operation reads what the first one writes.
+fn reads_before_it_is_written(seed: u64) -> bool {
+    let engine = shuffled(EngineKind::PerDevice, 1, seed);
+    let file = Arc::new(Mutex::new(None));
+    let (writer, reader) = (Arc::clone(&file), Arc::clone(&file));
+    let (index, page) = (engine.token(), engine.token());
+    engine.op("write").writes([&index]).push((), move |()| *writer.lock().unwrap() = Some(7)).unwrap();
+    let read = engine.op("read").writes([&page]).submit((), move |()| *reader.lock().unwrap()).unwrap();
+    read.wait().unwrap().is_none()
+}
+
+#[test]
+fn some_seeds_show_an_order_that_was_not_declared_and_show_it_again() {
+    watched(|| {
+        let failing: Vec<_> = (0..40).filter(|&seed| reads_before_it_is_written(seed)).collect();
+        assert!((5..=35).contains(&failing.len()), "{failing:?}");
+        for &seed in &failing {
+            assert!(reads_before_it_is_written(seed), "seed {seed} fails again");
+        }
+    });
+}
+
+#[test]
+fn priorities_decide_nothing() {
+    watched(|| {
+        let first = |seed| {
+            let (engine, log) = (shuffled(EngineKind::Pooled, 1, seed), Log::default());
+            log.push(&engine, "low");
+            let urgent = log.clone();
+            engine.op("high").priority(100).push((), move |()| urgent.add("high")).unwrap();
+            engine.wait_for_all().unwrap();
+            log.take().remove(0)
+        };
+        let firsts: BTreeSet<_> = (0..20).map(first).collect();
+        assert_eq!(firsts.len(), 2);
+    });
+}
+
+/// The operations of a Fibonacci number by waits inside operations.
+fn fib(engine: &Engine, n: u64) -> u64 {
+    if n < 2 {
+        return n;
+    }
+    let (inner, other) = (engine.clone(), engine.clone());
+    let first = engine.op("fib").submit((), move |()| fib(&inner, n - 1)).unwrap();
+    let second = engine.op("fib").submit((), move |()| fib(&other, n - 2)).unwrap();
+    first.wait().unwrap() + second.wait().unwrap()
+}
+
+#[test]
+fn operations_wait_inside_operations() {
+    watched(|| {
+        for (workers, seed) in [(1, 3), (3, 4)] {
+            let engine = shuffled(EngineKind::Pooled, workers, seed);
+            assert_eq!(fib(&engine, 9), 34);
+        }
+    });
+}
+
+#[test]
+fn a_program_that_waits_by_a_channel_goes_on() {
+    watched(|| {
+        for workers in [1, 2] {
+            let engine = shuffled(EngineKind::Pooled, workers, 1);
+            for number in 0..3 {
+                let (sender, receiver) = mpsc::channel();
+                engine.op("send").push((), move |()| sender.send(number).unwrap()).unwrap();
+                assert_eq!(receiver.recv(), Ok(number));
+            }
+            let future = engine.op("async").submit((), |()| 5).unwrap();
+            assert_eq!(pollster::block_on(future).unwrap(), 5);
+        }
+    });
+}
+
+#[test]
+fn a_limit_holds_pushes_back() {
+    watched(|| {
+        for workers in [1, 2] {
+            let engine = Engine::builder().workers(workers).pin(false).shuffle(9).max_pending(10).build().unwrap();
+            let total = engine.var(0);
+            for _ in 0..fewer(300) {
+                engine.op("add").push(total.write(), |total| *total += 1).unwrap();
+                assert!(engine.pending() <= 11, "{} are pending", engine.pending());
+            }
+            assert_eq!(engine.get(&total).unwrap(), fewer(300));
+        }
+    });
+}
+
+#[test]
+fn groups_scopes_futures_and_children_end() {
+    watched(|| {
+        for (seed, workers) in [(1, 1), (2, 2)] {
+            let engine = shuffled(EngineKind::PerDevice, workers, seed);
+            let group = engine.group();
+            for _ in 0..5 {
+                group.op("member").push((), |()| {}).unwrap();
+            }
+            group.wait().unwrap();
+            let words = ["warp", "weft"];
+            let mut lengths = [0; 2];
+            engine
+                .scope(|scope| {
+                    for (length, word) in lengths.iter_mut().zip(&words) {
+                        scope.op("measure").push((), move |()| *length = word.len()).unwrap();
+                    }
+                })
+                .unwrap();
+            assert_eq!(lengths, [4, 4]);
+            let sum = engine.var(0);
+            let future = engine.op("future").submit_future(sum.write(), async |mut sum| {
+                *sum += 1;
+                *sum
+            });
+            assert_eq!(future.unwrap().wait().unwrap(), 1);
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
+#[test]
+fn an_engine_ends_with_operations_that_were_not_drawn() {
+    watched(|| {
+        for workers in [1, 2] {
+            for how in [Shutdown::Drain, Shutdown::Cancel] {
+                let (engine, log) = (shuffled(EngineKind::Pooled, workers, 5), Log::default());
+                (0..50).for_each(|_| log.push(&engine, "op"));
+                engine.shutdown(how, None).unwrap();
+                assert!(how == Shutdown::Cancel || log.take().len() == 50);
+            }
+            let (engine, log) = (shuffled(EngineKind::Pooled, workers, 5), Log::default());
+            (0..50).for_each(|_| log.push(&engine, "op"));
+            drop(engine);
+            assert_eq!(log.take().len(), 50);
+        }
+    });
+}
+
+#[test]
+fn a_stopped_engine_keeps_what_it_has() {
+    watched(|| {
+        for workers in [1, 2] {
+            let (engine, log) = (shuffled(EngineKind::Pooled, workers, 5), Log::default());
+            engine.stop(None).unwrap();
+            (0..10).for_each(|_| log.push(&engine, "op"));
+            assert_eq!(engine.pending(), 10);
+            engine.start().unwrap();
+            engine.wait_for_all().unwrap();
+            assert_eq!(log.take().len(), 10);
+        }
+    });
+}
+
+#[test]
+fn a_naive_engine_does_not_shuffle() {
+    let (engine, log) = (shuffled(EngineKind::Naive, 1, 5), Log::default());
+    (0..10).for_each(|number| log.push(&engine, &number.to_string()));
+    assert_eq!(log.take().concat(), "0123456789");
+}
+
+#[test]
+fn operations_of_a_gpu_end() {
+    watched(|| {
+        let gpu = raddle::SimulatedGpu::new();
+        let engine = Engine::builder().workers(1).pin(false).shuffle(3).gpu(gpu).build().unwrap();
+        let device = raddle::Device::Gpu(0);
+        let (from, to) = (engine.pinned_var::<f32>(device, 64).unwrap(), engine.pinned_var::<f32>(device, 64).unwrap());
+        let there = engine.device_var::<f32>(device, 64).unwrap();
+        engine.op("fill").push(from.write(), |values| values.fill(1.0)).unwrap();
+        engine.op("load").on(device).copy_to_device(&from, &there).unwrap();
+        engine.op("store").on(device).copy_from_device(&there, &to).unwrap();
+        let sum = engine.op("sum").submit(to.read(), |values| values.iter().sum::<f32>()).unwrap();
+        assert_eq!(sum.wait().unwrap(), 64.0);
+        engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(10))).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "run by the next test in a separate process"]
+fn in_a_child_the_seed_is_that_of_the_environment() {
+    if !is_child() {
+        return;
+    }
+    match Engine::builder().workers(1).build() {
+        Ok(engine) => {
+            let log = Log::default();
+            (0..20).for_each(|number| log.push(&engine, &format!("{number} ")));
+            engine.wait_for_all().unwrap();
+            println!("order: {}", log.take().concat());
+        }
+        Err(error) => {
+            assert!(matches!(&error, BuildError::InvalidSeed(value) if value == "x"), "{error:?}");
+            println!("error: {error}");
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn the_environment_gives_a_seed() {
+    let run = |value| {
+        let (success, text) =
+            child("in_a_child_the_seed_is_that_of_the_environment", &[("RADDLE_ENGINE", "Pooled"), ("RADDLE_SHUFFLE", value)]);
+        assert!(success, "{text}");
+        let line = text.lines().find(|line| line.contains("order: ") || line.contains("error: "));
+        line.unwrap_or_else(|| panic!("{text}")).to_owned()
+    };
+    let in_order: String = (0..20).map(|number| format!("{number} ")).collect();
+    assert!(run("").contains(&in_order));
+    assert!(!run("1").contains(&in_order));
+    assert_eq!(run("1"), run(" 1"));
+    assert_ne!(run("1"), run("2"));
+    assert!(run("x").contains("RADDLE_SHUFFLE is `x`"));
+}
