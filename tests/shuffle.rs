@@ -204,6 +204,44 @@ fn a_program_that_waits_by_a_channel_goes_on() {
 }
 
 #[test]
+fn operations_that_wait_for_each_other_by_a_channel_go_on() {
+    watched(|| {
+        let engine = shuffled(EngineKind::Pooled, 1, 1);
+        let (sender, receiver) = mpsc::channel();
+        let received = engine.op("receive").submit((), move |()| raddle::blocking(|| receiver.recv())).unwrap();
+        engine.op("send").push((), move |()| sender.send(7).unwrap()).unwrap();
+        assert_eq!(received.wait().unwrap(), Ok(7));
+    });
+}
+
+#[test]
+fn a_future_that_wakes_itself_lets_others_run() {
+    watched(|| {
+        let engine = shuffled(EngineKind::Pooled, 1, 1);
+        let done = Arc::new(Mutex::new(false));
+        let (stop, asked) = (Arc::clone(&done), Arc::clone(&done));
+        let polls = engine
+            .op("spin")
+            .submit_future((), async move |()| {
+                let mut polls = 0;
+                std::future::poll_fn(|cx| {
+                    polls += 1;
+                    if *asked.lock().unwrap() {
+                        return std::task::Poll::Ready(());
+                    }
+                    cx.waker().wake_by_ref();
+                    std::task::Poll::Pending
+                })
+                .await;
+                polls
+            })
+            .unwrap();
+        engine.op("stop").push((), move |()| *stop.lock().unwrap() = true).unwrap();
+        assert!(polls.wait().unwrap() > 0);
+    });
+}
+
+#[test]
 fn a_limit_holds_pushes_back() {
     watched(|| {
         for workers in [1, 2] {

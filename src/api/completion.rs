@@ -1,6 +1,6 @@
 //! The token that completes an asynchronous operation.
 
-use std::{fmt, panic::resume_unwind, sync::Arc};
+use std::{fmt, panic::resume_unwind, ptr::NonNull, sync::Arc};
 
 use super::{
     accesses::{Accesses, Refs},
@@ -9,14 +9,15 @@ use super::{
 use crate::{
     engine::{
         core::Core,
-        frame::{self, Call},
+        frame::{self, Call, Declared},
         right::Right,
         task::{FnJob, Job, Task},
     },
-    error::{BoxError, op::Cause},
+    error::{BoxError, deadlock::Pushed, op::Cause},
     sync::{Mutex, lock},
     system::panics,
     testing::weaken::{Step, removed},
+    tracker::VarQueue,
 };
 
 /// Completes an asynchronous operation, from any thread. If the operation's function has references to values, the
@@ -63,6 +64,13 @@ impl Completion {
     /// Creates the completion of an operation whose function is about to be called.
     pub(crate) fn new(right: Right<Task>, core: Arc<Core>) -> Self {
         Self { of: Some((right, core)), gate: None }
+    }
+
+    /// How the operation has declared the variable whose queue is `queue`, with its name and place.
+    pub(super) fn declared(&self, queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, Declared) {
+        let Some((right, _)) = &self.of else { return (None, Declared::No) };
+        let task = right.op().task();
+        (Some((task.name().clone(), task.location())), frame::declared_by(right.op(), queue))
     }
 
     /// Ends the operation successfully.

@@ -140,8 +140,10 @@ pub struct OpBuilder<'e> {
     spec: Spec,
     property: Property,
     device: Device,
-    /// The property or the device was set, so the lane is yet to be derived from them.
-    is_unrouted: bool,
+    /// The property, the device or the location was set, so there is more to do than most pushes need.
+    has_more: bool,
+    /// Where the operation counts as pushed. It counts only with `has_more`.
+    location: Option<&'static Location<'static>>,
     entries: Entries,
     /// The group and the deadline count only with `flag::CLAIMS`.
     group: Option<&'e Arc<Group>>,
@@ -160,7 +162,8 @@ impl<'e> OpBuilder<'e> {
             spec: Spec::new(name),
             property: Property::Normal,
             device: Device::Cpu,
-            is_unrouted: false,
+            has_more: false,
+            location: None,
             entries: Entries::new(),
             group: None,
             deadline: None,
@@ -232,7 +235,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     pub fn property(mut self, property: Property) -> Self {
         self.property = property;
-        self.is_unrouted = true;
+        self.has_more = true;
         self
     }
 
@@ -316,6 +319,39 @@ impl<'e> OpBuilder<'e> {
     pub fn deadline(mut self, deadline: Instant) -> Self {
         self.spec.flags |= flag::CLAIMS;
         self.deadline = Some(deadline);
+        self
+    }
+
+    /// Sets where the operation counts as pushed, in errors, dumps and traces. Default: where the call that pushes it is.
+    ///
+    /// Code that pushes for others should name its caller. A function with `#[track_caller]` does so without this call; it is for
+    /// what cannot have that attribute, such as closures, `async` functions, and queues of requests that are pushed later.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use std::panic::Location;
+    ///
+    /// /// Work of a user of this service, which is pushed later.
+    /// struct Request {
+    ///     from: &'static Location<'static>,
+    /// }
+    ///
+    /// #[track_caller]
+    /// fn request() -> Request {
+    ///     Request { from: Location::caller() }
+    /// }
+    ///
+    /// let request = request(); // the errors name this line
+    /// engine.op("serve").at(request.from).try_push((), |()| Err("no such file".into()))?;
+    /// let error = engine.wait_for_all().unwrap_err();
+    /// assert!(error.to_string().contains(&format!("pushed at {}", request.from)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn at(mut self, location: &'static Location<'static>) -> Self {
+        self.location = Some(location);
+        self.has_more = true;
         self
     }
 
@@ -440,7 +476,7 @@ impl<'e> OpBuilder<'e> {
     /// are complete, like those of the CPU.
     pub fn on(mut self, device: Device) -> Self {
         self.device = device;
-        self.is_unrouted = true;
+        self.has_more = true;
         self
     }
 
@@ -1322,7 +1358,8 @@ impl<'e> OpBuilder<'e> {
         let fixed_priority =
             self.spec.flags & flag::KEPT != 0 || Route::of(self.property, core.kind()).priority.is_some();
         self.finish(accesses, flags)?;
-        let entries = match core.check_and_sort(&mut self.entries, &self.spec.name, Location::caller()) {
+        let location = self.site(Location::caller());
+        let entries = match core.check_and_sort(&mut self.entries, &self.spec.name, location) {
             Ok(entries) => entries.into(),
             Err(error) => {
                 // Dropped here and not by `?`, for the reason given in `Core::push`.
@@ -1349,6 +1386,7 @@ impl<'e> OpBuilder<'e> {
         F: FnOnce(&Call<'_>) -> Result<R, Cause> + Send + 'static,
         R: Send + 'static,
     {
+        let location = self.site(location);
         let oneshot = result_job::shared(&self.spec, location, f);
         let core = Arc::clone(self.core);
         self.enqueue(location, accesses, flags, ResultJob::new(Arc::clone(&oneshot)))?;
@@ -1366,6 +1404,7 @@ impl<'e> OpBuilder<'e> {
     where
         F: FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static,
     {
+        let location = self.site(location);
         if scoped.runs_in_place() {
             return self.submit_scoped(location, accesses, scoped, f).map(drop);
         }
@@ -1384,6 +1423,7 @@ impl<'e> OpBuilder<'e> {
     where
         F: FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static,
     {
+        let location = self.site(location);
         self.finish_scoped(location, accesses, scoped)?;
         let oneshot = result_job::shared(&self.spec, location, f);
         let core = Arc::clone(self.core);
@@ -1420,6 +1460,7 @@ impl<'e> OpBuilder<'e> {
         F: FnOnce(A::Guards) -> Fut + Send + 'static,
         Fut: Future<Output = Result<(), Cause>> + Send + 'static,
     {
+        let location = self.site(location);
         self.finish_future(accesses)?;
         let (captured, priority) = (accesses.capture(), self.spec.priority);
         let start = move |call: &Call<'_>| {
@@ -1443,6 +1484,7 @@ impl<'e> OpBuilder<'e> {
         Fut: Future<Output = Result<R, Cause>> + Send + 'static,
         R: Send + 'static,
     {
+        let location = self.site(location);
         self.finish_future(accesses)?;
         let (captured, priority) = (accesses.capture(), self.spec.priority);
         let start = move |call: &Call<'_>, handle: Arc<Handled<R>>| {
@@ -1473,6 +1515,7 @@ impl<'e> OpBuilder<'e> {
         flags: u16,
         work: impl Job,
     ) -> Result<(), PushError> {
+        let location = self.site(location);
         self.finish(accesses, flags)?;
         self.enqueue_finished(location, work)
     }
@@ -1539,12 +1582,18 @@ impl<'e> OpBuilder<'e> {
         pushed
     }
 
+    /// Where the operation counts as pushed, if it is pushed at `caller`.
+    #[inline]
+    fn site(&self, caller: &'static Location<'static>) -> &'static Location<'static> {
+        if self.has_more { self.location.unwrap_or(caller) } else { caller }
+    }
+
     /// Ends the list of entries, and the rest of the description.
     #[inline]
     fn finish(&mut self, accesses: &impl ScopedAccesses, flags: u16) -> Result<(), PushError> {
         accesses.declare(&mut List(&mut self.entries));
         self.spec.flags |= flags;
-        if self.is_unrouted { self.route() } else { Ok(()) }
+        if self.has_more { self.route() } else { Ok(()) }
     }
 
     /// Derives the lane and the flags from the operation's property and device.

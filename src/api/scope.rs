@@ -317,6 +317,12 @@ impl<'scope> ScopedOp<'scope> {
         self
     }
 
+    /// Sets where the operation counts as pushed; see [`OpBuilder::at`].
+    pub fn at(mut self, location: &'static Location<'static>) -> Self {
+        self.builder = self.builder.at(location);
+        self
+    }
+
     /// Declares variables of the engine that the operation reads; see [`OpBuilder::reads`].
     pub fn reads<T: AsRef<Token> + 'scope>(mut self, variables: impl IntoIterator<Item = &'scope T>) -> Self {
         self.builder = self.builder.reads(variables);

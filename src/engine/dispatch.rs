@@ -28,6 +28,7 @@ use crate::{
         worker_thread,
     },
     notify::pending::Ticket,
+    system::panics,
     testing::weaken::{Step, removed},
     tracker::{OpRef, ReadyList},
     values::{device::Device, kind::EngineKind},
@@ -298,7 +299,7 @@ impl Core {
             }
         };
         let _running = self.run_without_worker();
-        no_wait::outside_deletion(|| ready_loop::run(self, run));
+        panics::__rust_end_short_backtrace(|| no_wait::outside_deletion(|| ready_loop::run(self, run)));
     }
 
     /// Runs the next operations of `ready`, or the next work that was left to `ready_loop`.

@@ -27,6 +27,7 @@ use std::{
     cell::Cell,
     fmt,
     mem::ManuallyDrop,
+    panic::Location,
     ptr::{self, NonNull},
     sync::Arc,
 };
@@ -52,6 +53,7 @@ use crate::{
     sync::thread_static,
     testing::weaken::{Step, removed},
     tracker::{Op, VarQueue},
+    values::name::Name,
 };
 
 /// A call of program code on this thread, most often for an operation.
@@ -376,6 +378,55 @@ pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
     };
     each_unknown(|_| true, look);
     names
+}
+
+/// How an operation has declared a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Declared {
+    No,
+    Read,
+    /// The operation mutates the variable, or an operation around it has declared it somehow.
+    Any,
+}
+
+/// How `op` has declared the variable whose queue is `queue`.
+pub(crate) fn declared_by(op: &Op<Task>, queue: NonNull<VarQueue<Task>>) -> Declared {
+    match op.accesses().iter().find(|access| access.queue_ptr() == queue) {
+        Some(access) if access.mode().is_write() => Declared::Any,
+        Some(_) => Declared::Read,
+        None => Declared::No,
+    }
+}
+
+/// The innermost operation on this thread, and how it has declared the variable whose queue is `queue`.
+pub(crate) fn declared(queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, Declared) {
+    let (mut user, mut declared) = (None, Declared::No);
+    any_frame(|frame| {
+        let Some(op) = frame.op() else { return false };
+        user = Some((op.task().name().clone(), op.task().location()));
+        if frame.holds != Holds::Nothing && !frame.is_over() {
+            declared = declared_by(op, queue);
+        }
+        if declared == Declared::No {
+            frame.each_held(|held| {
+                if held == queue.cast() {
+                    declared = Declared::Any;
+                }
+            });
+        }
+        true
+    });
+    (user, declared)
+}
+
+/// The name of the innermost operation on this thread, where it was pushed, and the seed by which its engine shuffles.
+pub(crate) fn panicking_op() -> Option<(Name, &'static Location<'static>, Option<u64>)> {
+    let mut found = None;
+    any_frame(|frame| {
+        found = frame.op().map(|op| (op.task().name().clone(), op.task().location(), frame.engine().shuffle_seed()));
+        found.is_some()
+    });
+    found
 }
 
 /// The queues of variables that operations hold. The pointers are to be compared only.

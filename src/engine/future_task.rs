@@ -49,6 +49,9 @@ use crate::{
     values::kind::EngineKind,
 };
 
+/// The name of the operations that poll.
+pub(super) const POLL: &str = "poll";
+
 /// The future of an operation, and where its value goes.
 trait Polled: Send {
     /// Polls the future, in a frame of the operation.
@@ -240,7 +243,7 @@ impl FutureTask {
             task.run();
             Ok(())
         };
-        let spec = Spec { lane: self.lane, ..Spec::internal("poll", self.priority, flag::NO_SKIP | flag::SILENT) };
+        let spec = Spec { lane: self.lane, ..Spec::internal(POLL, self.priority, flag::NO_SKIP | flag::SILENT) };
         let pushed = self.core.push(&spec, Location::caller(), &mut [], FnJob::new(poll));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }

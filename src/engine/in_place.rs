@@ -25,6 +25,7 @@ use crate::{
         worker_thread,
     },
     notify::pending::PendingWait,
+    system::panics,
     tracker::{OpRef, ReadyList},
 };
 
@@ -72,7 +73,7 @@ impl Core {
     fn run_on_this_stack(self: &Arc<Self>, op: OpRef<Task>) {
         ready_loop::in_place(|| {
             let mut ready = ReadyList::default();
-            let epilogue = self.execute(op, &mut ready);
+            let epilogue = panics::__rust_end_short_backtrace(|| self.execute(op, &mut ready));
             let epilogue = self.defer_epilogue(epilogue);
             self.dispatch_ready(&mut ready, Epilogues::from_iter([epilogue]));
         });

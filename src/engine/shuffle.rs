@@ -7,19 +7,24 @@
 //! * With one worker, the order of the draws depends on the seed and the program only. The thread draws when nothing runs and
 //!   the program has pushed what it can: then the operations that are there do not depend on which thread was faster.
 //!
-//! The engine's own operations are not shuffled, and neither are eager ones that are ready when they are pushed.
+//! Neither the engine's own operations, other than polls of futures, nor eager ones that are ready when they are pushed are
+//! shuffled.
+//!
+//! A function may wait for another operation by means that the engine does not know. So the thread also draws when it has found
+//! no right moment for [`LONGEST_WAIT`].
 
 use std::{
     io,
     sync::{Arc, Weak},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
     engine::{
         core::Core,
         frame,
+        future_task::POLL,
         task::{Task, flag},
     },
     notify::waiters::IsOver,
@@ -29,6 +34,9 @@ use crate::{
 
 /// The longest time that a draw is delayed, if there are several workers. Picked: some hundred pushes take as long.
 const LONGEST_DELAY: Duration = Duration::from_micros(100);
+
+/// How long the thread waits for the right moment. Picked: longer than most functions take, and short for a person.
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 /// The time between two looks at the engine. Picked: about the time that it takes to wake a thread.
 const PAUSE: Duration = Duration::from_micros(20);
@@ -57,6 +65,11 @@ impl Core {
         self.shuffler.as_ref().filter(|_| !self.is_forked())
     }
 
+    /// The seed of an engine that shuffles.
+    pub(crate) fn shuffle_seed(&self) -> Option<u64> {
+        self.shuffler().map(|shuffler| shuffler.seed())
+    }
+
     /// Whether ready operations have yet to be drawn.
     pub(super) fn has_undrawn(&self) -> bool {
         self.shuffler().is_some_and(|shuffler| !shuffler.is_empty())
@@ -72,7 +85,7 @@ impl Core {
     /// Adds a ready operation to those that are drawn. Returns it if it is not to be shuffled.
     pub(super) fn shuffle(&self, op: OpRef<Task>) -> Option<OpRef<Task>> {
         let (Some(shuffler), Some(id)) = (self.shuffler(), op.task().op_id()) else { return Some(op) };
-        if op.task().has(flag::INTERNAL) {
+        if op.task().has(flag::INTERNAL) && op.task().name().as_str() != POLL {
             return Some(op);
         }
         if self.gpus.is_empty() {
@@ -93,11 +106,14 @@ impl Core {
 
 /// Draws the operations of an engine until it ends.
 fn run(core: &Weak<Core>, shuffler: &Shuffler<Task>, one_worker: bool) {
+    // Since when there has been something to draw.
+    let mut since = None;
     let mut was_still = false;
     while shuffler.wait() {
         if !one_worker {
             thread::sleep(shuffler.delay(LONGEST_DELAY));
         }
+        let waiting_since = *since.get_or_insert_with(Instant::now);
         let Some(core) = core.upgrade() else { return };
         let may_draw = if one_worker {
             let is_still = shuffler.is_program_still() && core.is_still(was_still);
@@ -106,8 +122,8 @@ fn run(core: &Weak<Core>, shuffler: &Shuffler<Task>, one_worker: bool) {
         } else {
             !core.threads().have_work()
         };
-        if may_draw {
-            was_still = false;
+        if may_draw || waiting_since.elapsed() >= LONGEST_WAIT {
+            (since, was_still) = (None, false);
             shuffler.draw(|op| core.schedule_drawn(op));
         } else {
             drop(core);

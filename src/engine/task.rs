@@ -23,6 +23,7 @@
 
 use std::{
     any::Any,
+    hint,
     mem::{MaybeUninit, needs_drop},
     panic::Location,
     ptr::NonNull,
@@ -519,8 +520,7 @@ impl VTable {
                 place: |work| unsafe { &mut *work.cast::<W>() }.place(),
                 // SAFETY: the pointer is to the `W` that was stored with this table, and that is a part of `body`.
                 membership: |work, _body| unsafe { &*work.cast::<W>() }.membership(),
-                // SAFETY: the pointer is to the `W` that was stored with this table.
-                start: |work, cx| unsafe { &mut *work.cast::<W>() }.start(cx),
+                start: __rust_begin_short_backtrace::<W>,
                 // SAFETY: `work` points to the `W` that was stored with this table.
                 started: |work| unsafe { &mut *work.cast::<W>() }.started(),
                 // SAFETY: `work` points to the `W` that was stored with this table.
@@ -537,6 +537,19 @@ impl VTable {
             }
         }
     }
+}
+
+/// Starts a job. A short backtrace, such as that of a panic, does not have the frames beyond this one, which are the engine's: the
+/// standard library knows the name.
+///
+/// # Safety
+/// 1. `work` points to a `W`, and this thread is its only user.
+unsafe fn __rust_begin_short_backtrace<W: Job>(work: *mut (), cx: &Call<'_>) -> Result<(), Cause> {
+    // SAFETY: (1).
+    let result = unsafe { &mut *work.cast::<W>() }.start(cx);
+    // Keeps the frame of this function on the stack during the call.
+    hint::black_box(());
+    result
 }
 
 impl InlineJob {

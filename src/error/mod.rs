@@ -4,6 +4,7 @@ pub(crate) mod build;
 pub(crate) mod deadlock;
 pub(crate) mod device;
 pub(crate) mod failures;
+pub(crate) mod guarded;
 pub(crate) mod op;
 pub(crate) mod push;
 pub(crate) mod wait;

@@ -34,6 +34,7 @@ const QUIET: Duration = Duration::from_millis(20);
 
 /// The ready operations of an engine, until they are drawn.
 pub struct Shuffler<T> {
+    seed: u64,
     state: Mutex<State<T>>,
     changed: Condvar,
     /// Held during a draw.
@@ -53,7 +54,11 @@ struct State<T> {
 impl<T> Shuffler<T> {
     pub fn new(seed: u64) -> Self {
         let state = State { ready: Vec::new(), random: Random(seed), last_active: None, has_ended: false };
-        Self { state: Mutex::new(state), changed: Condvar::new(), drawing: Mutex::new(()), outside: Waiters::default() }
+        Self { seed, state: Mutex::new(state), changed: Condvar::new(), drawing: Mutex::new(()), outside: Waiters::default() }
+    }
+
+    pub fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// Adds a ready operation with its number, which no other one has.

@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    hint,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
@@ -11,6 +12,16 @@ pub(crate) type Payload = Box<dyn Any + Send>;
 /// Runs `f` and catches a panic. The data that `f` uses must be valid at each point where it may panic.
 pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Payload> {
     catch_unwind(AssertUnwindSafe(f))
+}
+
+/// Calls a function of the engine that may call the program. A short backtrace, such as that of a panic, has the frames beyond
+/// this one again, which are the program's: the standard library knows the name.
+#[inline(never)]
+pub(crate) fn __rust_end_short_backtrace<R>(f: impl FnOnce() -> R) -> R {
+    let result = f();
+    // Keeps the frame of this function on the stack during the call.
+    hint::black_box(());
+    result
 }
 
 /// Drops a payload. If the drop panics, the new payload is forgotten, since dropping that could panic without end.

@@ -1,0 +1,260 @@
+//! Values that only operations may use that have declared it.
+
+use std::{
+    fmt,
+    ops::{Deref, DerefMut},
+    panic::Location,
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError},
+};
+
+use super::{completion::Completion, token::Token};
+use crate::{
+    engine::{
+        frame::{self, Declared},
+        variable::VarCell,
+    },
+    error::{
+        deadlock::Pushed,
+        guarded::{UseError, UseErrorKind},
+    },
+    sync::{Mutex, lock},
+};
+
+/// A value beside a [`Token`], which tells when it is used by code that has not declared that.
+///
+/// Operations that name a token use something that the engine does not know, and nothing checks that they use only what they
+/// have declared. A guarded value does: in builds with debug assertions, [`read`](Self::read) and [`write`](Self::write)
+/// return an error that names both operations, unless the code that calls them belongs to an operation that has declared
+/// the token. In every build they return an error if another thread uses the value in a way that conflicts. So a value is
+/// never used in two ways at once, and tests find the operation that has forgotten a variable, even when it happens to
+/// run at the right time. [Shuffling](crate::EngineBuilder::shuffle) makes it run at others.
+///
+/// A [`Var`](crate::Var) needs none of this, since its operations get references: prefer it where the value can live in the
+/// engine.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::Guarded;
+/// use std::sync::Arc;
+///
+/// let engine = raddle::Engine::builder().workers(2).build()?;
+/// let bus = Arc::new(Guarded::new(engine.token().named("bus"), vec![0.0; 64]));
+///
+/// let (source, sink) = (Arc::clone(&bus), Arc::clone(&bus));
+/// engine.op("fill").writes([bus.token()]).try_push((), move |()| Ok(source.write()?.fill(0.5)))?;
+/// // This one forgets to declare that it reads the bus.
+/// let peak = engine.op("meter").try_submit((), move |()| Ok(sink.read()?.iter().copied().fold(0.0, f32::max)))?;
+/// # if cfg!(debug_assertions) {
+/// let error = peak.wait().unwrap_err().to_string();
+/// assert!(error.contains("operation `meter`") && error.contains("has not declared it"));
+/// # }
+/// # engine.wait_for_all()?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # What belongs to an operation
+///
+/// The function of an operation, on the thread that runs it, and what it calls there. A child may use what its parent has
+/// declared, and an operation of a scope what the operations around that scope have. For code elsewhere that ends the
+/// operation by its [`Completion`], there are [`read_for`](Self::read_for) and [`write_for`](Self::write_for).
+pub struct Guarded<T> {
+    token: Token,
+    value: RwLock<T>,
+    /// The operation that has used the value last, with debug assertions.
+    last: Mutex<Option<Pushed>>,
+}
+
+/// How a guarded value is used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Read,
+    Write,
+}
+
+impl<T> Guarded<T> {
+    /// Guards `value` by `token`.
+    pub fn new(token: Token, value: T) -> Self {
+        Self { token, value: RwLock::new(value), last: Mutex::new(None) }
+    }
+
+    /// Returns the token that an operation must declare.
+    pub fn token(&self) -> &Token {
+        &self.token
+    }
+
+    /// Returns the value for reading. Never blocks.
+    ///
+    /// # Errors
+    /// See [`UseErrorKind`].
+    #[track_caller]
+    pub fn read(&self) -> Result<GuardedRef<'_, T>, UseError> {
+        self.read_as(Location::caller(), || frame::declared(VarCell::queue_ptr(self.token.ptr())))
+    }
+
+    /// Returns the value for changing it. Never blocks.
+    ///
+    /// # Errors
+    /// See [`UseErrorKind`].
+    #[track_caller]
+    pub fn write(&self) -> Result<GuardedMut<'_, T>, UseError> {
+        self.write_as(Location::caller(), || frame::declared(VarCell::queue_ptr(self.token.ptr())))
+    }
+
+    /// [`read`](Self::read), as code of the operation that `done` completes, on any thread.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::Guarded;
+    /// use std::sync::Arc;
+    ///
+    /// let disk = Arc::new(Guarded::new(engine.token(), String::from("warp")));
+    /// let file = Arc::clone(&disk);
+    /// engine.op("print").reads([disk.token()]).push_async((), move |(), done| {
+    ///     std::thread::spawn(move || match file.read_for(&done).map(|text| println!("{}", *text)) {
+    ///         Ok(()) => done.complete(),
+    ///         Err(error) => done.fail(error),
+    ///     });
+    /// })?;
+    /// engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`UseErrorKind`].
+    #[track_caller]
+    pub fn read_for(&self, done: &Completion) -> Result<GuardedRef<'_, T>, UseError> {
+        self.read_as(Location::caller(), || done.declared(VarCell::queue_ptr(self.token.ptr())))
+    }
+
+    /// [`write`](Self::write), as code of the operation that `done` completes, on any thread.
+    ///
+    /// # Errors
+    /// See [`UseErrorKind`].
+    #[track_caller]
+    pub fn write_for(&self, done: &Completion) -> Result<GuardedMut<'_, T>, UseError> {
+        self.write_as(Location::caller(), || done.declared(VarCell::queue_ptr(self.token.ptr())))
+    }
+
+    /// Returns the value. The caller has the only reference, so no operation can use it.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the value, and deletes the token after the operations that name it.
+    pub fn into_inner(self) -> T {
+        self.value.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read_as(
+        &self,
+        location: &'static Location<'static>,
+        declared: impl FnOnce() -> (Option<Pushed>, Declared),
+    ) -> Result<GuardedRef<'_, T>, UseError> {
+        let user = self.check(Use::Read, location, declared)?;
+        let value = match self.value.try_read() {
+            Ok(value) => value,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(self.refuse(UseErrorKind::InUse, location, user)),
+        };
+        self.note(user);
+        Ok(GuardedRef(value))
+    }
+
+    fn write_as(
+        &self,
+        location: &'static Location<'static>,
+        declared: impl FnOnce() -> (Option<Pushed>, Declared),
+    ) -> Result<GuardedMut<'_, T>, UseError> {
+        let user = self.check(Use::Write, location, declared)?;
+        let value = match self.value.try_write() {
+            Ok(value) => value,
+            // The operation that has panicked has failed, and the engine tells that.
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(self.refuse(UseErrorKind::InUse, location, user)),
+        };
+        self.note(user);
+        Ok(GuardedMut(value))
+    }
+
+    /// Checks that the caller has declared its use. Returns its operation.
+    fn check(
+        &self,
+        how: Use,
+        location: &'static Location<'static>,
+        declared: impl FnOnce() -> (Option<Pushed>, Declared),
+    ) -> Result<Option<Pushed>, UseError> {
+        if !cfg!(debug_assertions) {
+            return Ok(None);
+        }
+        match declared() {
+            (user, Declared::No) => Err(self.refuse(UseErrorKind::Undeclared, location, user)),
+            (user, Declared::Read) if how == Use::Write => Err(self.refuse(UseErrorKind::OnlyRead, location, user)),
+            (user, _) => Ok(user),
+        }
+    }
+
+    fn note(&self, user: Option<Pushed>) {
+        if cfg!(debug_assertions) {
+            *lock(&self.last) = user;
+        }
+    }
+
+    #[cold]
+    fn refuse(&self, kind: UseErrorKind, location: &'static Location<'static>, user: Option<Pushed>) -> UseError {
+        let last = lock(&self.last).clone();
+        UseError::new(kind, self.token.cell().name().cloned().unwrap_or_default(), location, user, last)
+    }
+}
+
+impl<T> fmt::Debug for Guarded<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guarded").field("token", &self.token).finish_non_exhaustive()
+    }
+}
+
+/// A [`Guarded`] value that is read. It should be dropped before the operation ends; until then, operations that change the
+/// value get [`UseErrorKind::InUse`].
+#[must_use = "the value is in use until this is dropped"]
+pub struct GuardedRef<'g, T>(RwLockReadGuard<'g, T>);
+
+impl<T> Deref for GuardedRef<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for GuardedRef<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// A [`Guarded`] value that is changed. It should be dropped before the operation ends; until then, operations that use the
+/// value get [`UseErrorKind::InUse`].
+#[must_use = "the value is in use until this is dropped"]
+pub struct GuardedMut<'g, T>(RwLockWriteGuard<'g, T>);
+
+impl<T> Deref for GuardedMut<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for GuardedMut<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for GuardedMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}

@@ -1,0 +1,41 @@
+//! The name of the operation in the messages of panics.
+
+use std::{panic, sync::Once, thread};
+
+use crate::engine::frame;
+
+/// Lets the messages of panics name the operation: before the message of a panic inside an operation, a line on standard
+/// error tells its name and where it was pushed, and the seed if its engine [shuffles](crate::EngineBuilder::shuffle). Then the
+/// panic hook that was set before runs.
+///
+/// A program calls this at its start. Further calls do nothing, and neither does a call in a thread that panics. A hook that
+/// is set later replaces this one. Errors of failed operations have name and place in any case.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// raddle::install_panic_hook();
+/// let engine = raddle::Engine::builder().workers(1).build()?;
+/// engine.op("index").push((), |()| panic!("out of range"))?;
+/// // Printed: operation `index` pushed at src/main.rs:4:20 panics:
+/// // thread 'raddle-cpu-0' panicked at src/main.rs:4:38: out of range
+/// assert!(engine.wait_for_all().is_err());
+/// # Ok(())
+/// # }
+/// ```
+pub fn install_panic_hook() {
+    static INSTALLED: Once = Once::new();
+    // The hook of a process cannot be changed by a thread that panics.
+    if thread::panicking() {
+        return;
+    }
+    INSTALLED.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if let Some((name, location, seed)) = frame::panicking_op() {
+                let seed = seed.map(|seed| format!(", in an engine that shuffles by seed {seed},")).unwrap_or_default();
+                eprintln!("operation `{name}` pushed at {location}{seed} panics:");
+            }
+            before(info);
+        }));
+    });
+}

@@ -1,0 +1,126 @@
+//! Uses of a guarded value by code that has not declared them.
+
+use std::{error::Error, fmt, panic::Location};
+
+use super::deadlock::Pushed;
+use crate::values::name::Name;
+
+/// A use of a [`Guarded`](crate::Guarded) value that was refused.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// use raddle::{Guarded, UseErrorKind};
+///
+/// let frame = Guarded::new(engine.token().named("frame"), 0);
+/// let error = frame.read().unwrap_err(); // this is no operation
+/// assert_eq!((error.kind(), error.variable()), (UseErrorKind::Undeclared, "frame"));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct UseError(Box<Parts>);
+
+#[derive(Clone)]
+struct Parts {
+    kind: UseErrorKind,
+    variable: Name,
+    location: &'static Location<'static>,
+    user: Option<Pushed>,
+    other: Option<Pushed>,
+}
+
+/// Why a use of a [`Guarded`](crate::Guarded) value was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UseErrorKind {
+    /// The code belongs to no operation that has declared the variable. Found in builds with debug assertions.
+    Undeclared,
+    /// The value would be changed by an operation that only reads the variable. Found in builds with debug assertions.
+    OnlyRead,
+    /// Another thread, or the caller itself, uses the value at this moment. Found in every build.
+    InUse,
+}
+
+impl UseError {
+    #[cold]
+    pub(crate) fn new(
+        kind: UseErrorKind,
+        variable: Name,
+        location: &'static Location<'static>,
+        user: Option<Pushed>,
+        other: Option<Pushed>,
+    ) -> Self {
+        Self(Box::new(Parts { kind, variable, location, user, other }))
+    }
+
+    /// Returns why the use was refused.
+    #[must_use]
+    pub fn kind(&self) -> UseErrorKind {
+        self.0.kind
+    }
+
+    /// Returns the name of the variable, or an empty string if it has none.
+    #[must_use]
+    pub fn variable(&self) -> &str {
+        self.0.variable.as_str()
+    }
+
+    /// Returns where the value was to be used.
+    #[must_use]
+    pub fn location(&self) -> &'static Location<'static> {
+        self.0.location
+    }
+
+    /// Returns the name of the operation that was to use the value, and where it was pushed. Returns `None` outside
+    /// operations, and in builds without debug assertions.
+    #[must_use]
+    pub fn user(&self) -> Option<(&str, &'static Location<'static>)> {
+        self.0.user.as_ref().map(|(name, location)| (name.as_str(), *location))
+    }
+
+    /// Returns the name of the operation that has used the value last, and where it was pushed. Returns `None` if there is
+    /// none, and in builds without debug assertions.
+    #[must_use]
+    pub fn last_user(&self) -> Option<(&str, &'static Location<'static>)> {
+        self.0.other.as_ref().map(|(name, location)| (name.as_str(), *location))
+    }
+}
+
+impl fmt::Debug for UseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UseError")
+            .field("kind", &self.kind())
+            .field("variable", &self.variable())
+            .field("location", &self.location())
+            .field("user", &self.user())
+            .field("last_user", &self.last_user())
+            .finish()
+    }
+}
+
+impl fmt::Display for UseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Parts { kind, variable, location, user, other } = &*self.0;
+        match user {
+            Some((name, pushed)) => write!(f, "operation `{name}` pushed at {pushed}")?,
+            None if cfg!(debug_assertions) => f.write_str("code outside operations")?,
+            None => f.write_str("code")?,
+        }
+        write!(f, " uses the value guarded by variable `{variable}` at {location}, ")?;
+        match kind {
+            UseErrorKind::Undeclared if user.is_some() => {
+                f.write_str("and has not declared it; name the variable in its push")?;
+            }
+            UseErrorKind::Undeclared => f.write_str("and nothing orders that; push an operation that names the variable")?,
+            UseErrorKind::OnlyRead => f.write_str("changes it, and has declared to read it; declare that it writes")?,
+            UseErrorKind::InUse => f.write_str("and it is in use at this moment; name the variable in both pushes")?,
+        }
+        match other {
+            Some((name, pushed)) => write!(f, "; it was used last by operation `{name}` pushed at {pushed}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Error for UseError {}

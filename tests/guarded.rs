@@ -1,0 +1,211 @@
+//! Values that only operations may use that have declared it.
+
+#![forbid(unsafe_code)]
+
+use raddle_testkit as common;
+
+use std::sync::{Arc, mpsc};
+
+use common::{KINDS, THREADED, on_kinds};
+use raddle::{Engine, Guarded, UseError, UseErrorKind, WaitError, cx};
+
+fn guarded(engine: &Engine) -> Arc<Guarded<u32>> {
+    Arc::new(Guarded::new(engine.token().named("bus"), 0))
+}
+
+/// The error with which an operation was refused the use of a value.
+#[track_caller]
+fn refused<R: std::fmt::Debug>(result: Result<R, WaitError>) -> UseError {
+    let Err(WaitError::Failed(error)) = result else { panic!("{result:?}") };
+    error.downcast_ref::<UseError>().unwrap_or_else(|| panic!("{error}")).clone()
+}
+
+#[test]
+fn operations_use_what_they_have_declared() {
+    on_kinds(&KINDS, 2, |engine| {
+        let bus = guarded(&engine);
+        for _ in 0..100 {
+            let value = Arc::clone(&bus);
+            let add = move |()| {
+                *value.write()? += 1;
+                Ok(())
+            };
+            engine.op("add").writes([bus.token()]).try_push((), add).unwrap();
+        }
+        let values: Vec<_> = (0..4)
+            .map(|_| {
+                let value = Arc::clone(&bus);
+                engine.op("read").reads([bus.token()]).try_submit((), move |()| Ok(*value.read()?)).unwrap()
+            })
+            .collect();
+        values.into_iter().for_each(|value| assert_eq!(value.wait().unwrap(), 100));
+        engine.wait_for_all().unwrap();
+        let bus = Arc::into_inner(bus).expect("the operations have dropped theirs");
+        assert_eq!(bus.into_inner(), 100);
+    });
+}
+
+#[test]
+#[cfg_attr(not(debug_assertions), ignore = "found with debug assertions only")]
+fn an_undeclared_use_is_an_error_that_names_both_operations() {
+    on_kinds(&KINDS, 2, |engine| {
+        let bus = guarded(&engine);
+        let value = Arc::clone(&bus);
+        let fill = engine.op("fill").writes([bus.token()]).try_submit((), move |()| Ok(*value.write()? = 7)).unwrap();
+        fill.wait().unwrap();
+        let value = Arc::clone(&bus);
+        let line = line!() + 1;
+        let meter = engine.op("meter").try_submit((), move |()| Ok(*value.read()?)).unwrap();
+        let error = refused(meter.wait());
+        assert_eq!((error.kind(), error.variable()), (UseErrorKind::Undeclared, "bus"));
+        assert_eq!(error.user().map(|(name, place)| (name, place.line())), Some(("meter", line)));
+        assert_eq!(error.last_user().map(|(name, place)| (name, place.file())), Some(("fill", file!())));
+        assert_eq!(error.location().line(), line);
+        let text = error.to_string();
+        for part in ["operation `meter` pushed at ", "variable `bus`", "operation `fill` pushed at ", "name the variable"] {
+            assert!(text.contains(part), "{text}");
+        }
+    });
+}
+
+#[test]
+#[cfg_attr(not(debug_assertions), ignore = "found with debug assertions only")]
+fn a_change_needs_a_mutation() {
+    on_kinds(&KINDS, 1, |engine| {
+        let bus = guarded(&engine);
+        let value = Arc::clone(&bus);
+        let change = engine.op("change").reads([bus.token()]).try_submit((), move |()| Ok(*value.write()? = 7)).unwrap();
+        assert_eq!(refused(change.wait()).kind(), UseErrorKind::OnlyRead);
+        let value = Arc::clone(&bus);
+        let replace = engine.op("replace").overwrites([bus.token()]).try_submit((), move |()| Ok(*value.write()? = 7));
+        replace.unwrap().wait().unwrap();
+    });
+}
+
+#[test]
+#[cfg_attr(not(debug_assertions), ignore = "found with debug assertions only")]
+fn code_outside_operations_has_declared_nothing() {
+    on_kinds(&KINDS, 1, |engine| {
+        let bus = guarded(&engine);
+        let error = bus.read().unwrap_err();
+        assert_eq!((error.kind(), error.user()), (UseErrorKind::Undeclared, None));
+        assert!(error.to_string().contains("code outside operations"), "{error}");
+        assert_eq!(bus.write().unwrap_err().kind(), UseErrorKind::Undeclared);
+    });
+}
+
+#[test]
+#[cfg_attr(not(debug_assertions), ignore = "found with debug assertions only")]
+fn an_operation_inside_the_push_of_another_does_not_inherit() {
+    on_kinds(&KINDS, 1, |engine| {
+        let bus = guarded(&engine);
+        let value = Arc::clone(&bus);
+        let push = move |cx: &raddle::OpContext<'_>| {
+            let inner = Arc::clone(&value);
+            let inside = cx.engine().op("inner").eager().try_submit((), move |()| Ok(*inner.read()?));
+            (inside.unwrap(), value.read().map(|value| *value).map_err(|error| error.kind()))
+        };
+        let pushed = engine.op("outer").writes([bus.token()]).submit(cx(), push).unwrap().wait().unwrap();
+        assert_eq!(pushed.1, Ok(0));
+        let error = refused(pushed.0.wait());
+        assert_eq!(error.user().map(|(name, _)| name), Some("inner"));
+    });
+}
+
+#[test]
+fn children_and_operations_of_scopes_use_what_those_around_have_declared() {
+    on_kinds(&KINDS, 2, |engine| {
+        let bus = guarded(&engine);
+        let value = Arc::clone(&bus);
+        let parent = engine.op("parent").writes([bus.token()]).with_children();
+        let pushes = move |cx: &raddle::OpContext<'_>| {
+            let inner = Arc::clone(&value);
+            cx.child("child").writes([value.token()]).try_push((), move |()| Ok(*inner.write()? += 1)).unwrap();
+        };
+        parent.push(cx(), pushes).unwrap();
+        let value = Arc::clone(&bus);
+        let scoped = move |cx: &raddle::OpContext<'_>| {
+            let opened = cx.engine().scope(|scope| {
+                scope.op("inside").try_push((), |()| Ok(*value.write()? += 1)).unwrap();
+            });
+            Ok(opened?)
+        };
+        engine.op("around").writes([bus.token()]).try_push(cx(), move |cx| scoped(cx)).unwrap();
+        engine.wait_for_all().unwrap();
+        let value = Arc::clone(&bus);
+        let read = engine.op("read").reads([bus.token()]).try_submit((), move |()| Ok(*value.read()?)).unwrap();
+        assert_eq!(read.wait().unwrap(), 2);
+    });
+}
+
+#[test]
+fn a_completion_stands_for_its_operation() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (bus, other) = (guarded(&engine), guarded(&engine));
+        let (sender, receiver) = mpsc::channel();
+        let (value, undeclared) = (Arc::clone(&bus), Arc::clone(&other));
+        let start = move |(), done| {
+            std::thread::spawn(move || {
+                let changed = value.write_for(&done).map(|mut value| *value = 5);
+                let read = value.read_for(&done).map(|value| *value);
+                let refused = undeclared.read_for(&done).map(|value| *value);
+                sender.send((changed, read, refused)).unwrap();
+                done.complete();
+            });
+        };
+        engine.op("load").writes([bus.token()]).push_async((), start).unwrap();
+        engine.wait_for_all().unwrap();
+        let (changed, read, refused) = receiver.recv().unwrap();
+        changed.unwrap();
+        assert_eq!(read.unwrap(), 5);
+        if cfg!(debug_assertions) {
+            assert_eq!(refused.unwrap_err().user().map(|(name, _)| name), Some("load"));
+        }
+    });
+}
+
+#[test]
+fn a_value_is_never_used_in_two_ways_at_once() {
+    on_kinds(&THREADED, 2, |engine| {
+        let bus = guarded(&engine);
+        let (held, go_on) = (mpsc::channel(), mpsc::channel::<()>());
+        let value = Arc::clone(&bus);
+        // A guard that outlives its operation's declaration: the second operation may start, and is refused.
+        engine
+            .op("keep")
+            .writes([bus.token()])
+            .push_async((), move |(), done| {
+                std::thread::spawn(move || {
+                    let kept = value.write_for(&done).unwrap();
+                    done.complete();
+                    held.0.send(()).unwrap();
+                    go_on.1.recv().unwrap();
+                    drop(kept);
+                });
+            })
+            .unwrap();
+        held.1.recv().unwrap();
+        let value = Arc::clone(&bus);
+        let read = engine.op("read").reads([bus.token()]).try_submit((), move |()| Ok(*value.read()?)).unwrap();
+        assert_eq!(refused(read.wait()).kind(), UseErrorKind::InUse);
+        go_on.0.send(()).unwrap();
+    });
+}
+
+#[test]
+fn a_panic_leaves_the_value_usable() {
+    on_kinds(&KINDS, 1, |engine| {
+        let bus = guarded(&engine);
+        let value = Arc::clone(&bus);
+        let panics = engine.op("panic").writes([bus.token()]).submit((), move |()| {
+            let mut value = value.write().unwrap();
+            *value = 3;
+            panic!("on purpose");
+        });
+        let _: Result<(), _> = panics.unwrap().wait();
+        engine.clear_error(bus.token()).unwrap();
+        let value = Arc::clone(&bus);
+        let read = engine.op("read").reads([bus.token()]).try_submit((), move |()| Ok(*value.read()?)).unwrap();
+        assert_eq!(read.wait().unwrap(), 3);
+    });
+}

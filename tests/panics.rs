@@ -1,0 +1,89 @@
+//! What a panic inside an operation prints: the hook that names the operation, and the backtrace. Each case runs in a process
+//! of its own.
+
+#![forbid(unsafe_code)]
+
+use raddle_testkit as common;
+
+use common::{child, is_child};
+use raddle::{Engine, EngineKind};
+
+/// Whether the child installs the hook.
+const HOOK: &str = "RADDLE_TEST_HOOK";
+
+#[inline(never)]
+fn function_of_the_program() {
+    panic!("out of thread");
+}
+
+#[inline(never)]
+fn pushes_of_the_program(engine: &Engine) {
+    engine.op("weave").push((), |()| function_of_the_program()).unwrap();
+    // The naive engine has run it inside the push.
+    engine.wait_for_all().unwrap_err();
+}
+
+#[test]
+#[ignore = "run by other tests in a separate process"]
+fn in_a_child_an_operation_panics() {
+    if !is_child() {
+        return;
+    }
+    if std::env::var_os(HOOK).is_some() {
+        std::panic::set_hook(Box::new(|info| eprintln!("the earlier hook: {info}")));
+        raddle::install_panic_hook();
+        raddle::install_panic_hook();
+    }
+    let engine = Engine::builder().workers(1).pin(false).build().unwrap();
+    pushes_of_the_program(&engine);
+    let outside = std::panic::catch_unwind(|| panic!("outside operations"));
+    assert!(outside.is_err());
+}
+
+fn printed(variables: &[(&str, &str)]) -> String {
+    let (success, text) = child("in_a_child_an_operation_panics", variables);
+    assert!(success, "{text}");
+    text
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn the_hook_names_the_operation() {
+    for kind in ["Naive", "Pooled", "PerDevice"] {
+        let text = printed(&[("RADDLE_ENGINE", kind), (HOOK, "1")]);
+        let line = format!("operation `weave` pushed at {}:", file!());
+        assert_eq!(text.matches(&line).count(), 1, "{text}");
+        let named = text.lines().position(|line| line.contains("operation `weave` pushed at") && line.ends_with(" panics:"));
+        let after = text.lines().nth(named.unwrap_or_else(|| panic!("{text}")) + 1).unwrap();
+        assert!(after.contains("the earlier hook: panicked at"), "{text}");
+        assert!(text.contains("the earlier hook") && text.contains("outside operations"), "{text}");
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn the_hook_names_the_seed_of_an_engine_that_shuffles() {
+    let text = printed(&[("RADDLE_ENGINE", "Pooled"), ("RADDLE_SHUFFLE", "42"), (HOOK, "1")]);
+    assert!(text.contains("shuffles by seed 42, panics:"), "{text}");
+}
+
+/// The frames of a backtrace between the function of an operation and what has run it: a push or a worker.
+fn frames_that_run_operations(text: &str) -> Vec<&str> {
+    let modules = ["run", "frame", "ready_loop", "in_place", "workers"].map(|module| format!("raddle::engine::{module}::"));
+    text.lines().filter(|line| modules.iter().any(|module| line.contains(module))).collect()
+}
+
+#[test]
+#[cfg_attr(any(miri, windows), ignore = "starts a process and reads its backtrace")]
+fn a_short_backtrace_leaves_out_what_runs_operations() {
+    for kind in [EngineKind::Naive, EngineKind::Pooled] {
+        let name = kind.to_string();
+        let text = printed(&[("RADDLE_ENGINE", name.as_str()), ("RUST_BACKTRACE", "1")]);
+        assert!(text.contains("function_of_the_program"), "{text}");
+        assert_eq!(frames_that_run_operations(&text), [""; 0], "{text}");
+        // The frames beyond a push are the program's again.
+        assert_eq!(text.contains("panics::pushes_of_the_program\n"), kind == EngineKind::Naive, "{text}");
+        let text = printed(&[("RADDLE_ENGINE", name.as_str()), ("RUST_BACKTRACE", "full")]);
+        assert!(!frames_that_run_operations(&text).is_empty(), "{text}");
+    }
+}
