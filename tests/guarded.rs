@@ -62,7 +62,9 @@ fn an_undeclared_use_is_an_error_that_names_both_operations() {
         assert_eq!(error.last_user().map(|(name, place)| (name, place.file())), Some(("fill", file!())));
         assert_eq!(error.location().line(), line);
         let text = error.to_string();
-        for part in ["operation `meter` pushed at ", "variable `bus`", "operation `fill` pushed at ", "name the variable"] {
+        for part in
+            ["operation `meter` pushed at ", "variable `bus`", "operation `fill` pushed at ", "name the variable"]
+        {
             assert!(text.contains(part), "{text}");
         }
     });
@@ -74,7 +76,8 @@ fn a_change_needs_a_mutation() {
     on_kinds(&KINDS, 1, |engine| {
         let bus = guarded(&engine);
         let value = Arc::clone(&bus);
-        let change = engine.op("change").reads([bus.token()]).try_submit((), move |()| Ok(*value.write()? = 7)).unwrap();
+        let change =
+            engine.op("change").reads([bus.token()]).try_submit((), move |()| Ok(*value.write()? = 7)).unwrap();
         assert_eq!(refused(change.wait()).kind(), UseErrorKind::OnlyRead);
         let value = Arc::clone(&bus);
         let replace = engine.op("replace").overwrites([bus.token()]).try_submit((), move |()| Ok(*value.write()? = 7));

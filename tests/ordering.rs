@@ -14,7 +14,7 @@ use common::{
     program::{Finish, How, Program, Random, Shape, Step, Watch, check_serial, check_some_order, explain, fewer, run},
     watched,
 };
-use raddle::{Engine, EngineKind};
+use raddle::{Engine, EngineBuilder, EngineKind, Recorder, Shutdown};
 
 fn serial(engine: &Engine, label: &str, shape: &Shape, seed: u64, watch: Watch) {
     let program = Arc::new(Program::generate(shape, &mut Random::new(seed)));
@@ -23,6 +23,44 @@ fn serial(engine: &Engine, label: &str, shape: &Shape, seed: u64, watch: Watch) 
     if watch.logs {
         check_order(&program, &history, label, seed);
     }
+}
+
+/// Runs a program on engines that record what they do, and checks the order of the recorded runs as well.
+fn check_recorded(shape: &Shape, seed: u64, plan: EngineBuilder) {
+    let recorder = Recorder::with_capacity(64 << 20);
+    let engine = plan.pin(false).recorder(&recorder).build().expect("the engine is built");
+    let label = format!("{}, shape {shape:?}", engine.kind());
+    let program = Arc::new(Program::generate(shape, &mut Random::new(seed)));
+    let history = run(&program, &engine, Watch::EVERYTHING);
+    check_order(&program, &history, &label, seed);
+    engine.shutdown(Shutdown::Drain, None).expect("nothing fails");
+    let report = recorder.take().check_order().unwrap_or_else(|error| panic!("{label}, seed {seed}: {error}"));
+    assert!(report.operations >= shape.operations && report.conflicts > 0, "{report:?}");
+}
+
+#[test]
+fn recorded_runs_are_in_the_order_of_the_pushes() {
+    watched(|| {
+        for seed in 0..fewer(24) as u64 {
+            let kind = KINDS[seed as usize % 3];
+            let (threads, variables) = ([1, 1, 4][seed as usize / 3 % 3], [3, 12, 60][seed as usize / 2 % 3]);
+            let shape =
+                Shape { variables, operations: fewer(1000), threads, children: threads > 1, ..Shape::default() };
+            check_recorded(&shape, seed, Engine::builder().kind(kind).workers(1 + seed as usize % 3));
+        }
+    });
+}
+
+#[test]
+fn shuffled_runs_are_in_the_order_of_the_pushes() {
+    watched(|| {
+        for seed in 0..fewer(16) as u64 {
+            let kind = [EngineKind::Pooled, EngineKind::PerDevice][seed as usize % 2];
+            let (threads, variables) = ([1, 3][seed as usize / 2 % 2], [3, 12, 60][seed as usize % 3]);
+            let shape = Shape { variables, operations: fewer(150), threads, children: threads > 1, ..Shape::default() };
+            check_recorded(&shape, seed, Engine::builder().kind(kind).workers(1 + seed as usize % 3).shuffle(seed));
+        }
+    });
 }
 
 fn check_order(program: &Program, history: &common::program::History, label: &str, seed: u64) {

@@ -53,7 +53,8 @@ fn the_hook_names_the_operation() {
         let text = printed(&[("RADDLE_ENGINE", kind), (HOOK, "1")]);
         let line = format!("operation `weave` pushed at {}:", file!());
         assert_eq!(text.matches(&line).count(), 1, "{text}");
-        let named = text.lines().position(|line| line.contains("operation `weave` pushed at") && line.ends_with(" panics:"));
+        let named =
+            text.lines().position(|line| line.contains("operation `weave` pushed at") && line.ends_with(" panics:"));
         let after = text.lines().nth(named.unwrap_or_else(|| panic!("{text}")) + 1).unwrap();
         assert!(after.contains("the earlier hook: panicked at"), "{text}");
         assert!(text.contains("the earlier hook") && text.contains("outside operations"), "{text}");
@@ -69,7 +70,8 @@ fn the_hook_names_the_seed_of_an_engine_that_shuffles() {
 
 /// The frames of a backtrace between the function of an operation and what has run it: a push or a worker.
 fn frames_that_run_operations(text: &str) -> Vec<&str> {
-    let modules = ["run", "frame", "ready_loop", "in_place", "workers"].map(|module| format!("raddle::engine::{module}::"));
+    let modules =
+        ["run", "frame", "ready_loop", "in_place", "workers"].map(|module| format!("raddle::engine::{module}::"));
     text.lines().filter(|line| modules.iter().any(|module| line.contains(module))).collect()
 }
 

@@ -368,8 +368,10 @@ fn in_a_child_the_seed_is_that_of_the_environment() {
 #[cfg_attr(miri, ignore = "starts a process")]
 fn the_environment_gives_a_seed() {
     let run = |value| {
-        let (success, text) =
-            child("in_a_child_the_seed_is_that_of_the_environment", &[("RADDLE_ENGINE", "Pooled"), ("RADDLE_SHUFFLE", value)]);
+        let (success, text) = child(
+            "in_a_child_the_seed_is_that_of_the_environment",
+            &[("RADDLE_ENGINE", "Pooled"), ("RADDLE_SHUFFLE", value)],
+        );
         assert!(success, "{text}");
         let line = text.lines().find(|line| line.contains("order: ") || line.contains("error: "));
         line.unwrap_or_else(|| panic!("{text}")).to_owned()

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use common::{KINDS, MOMENT, THREADED, on_kinds, watched, watched_for};
+use common::{KINDS, MOMENT, THREADED, eventually, on_kinds, watched, watched_for};
 use raddle::{
     AccessMode, Device, Engine, EngineKind, ObservedOp, Observer, Outcome, Place, PushError, Recorder, SimulatedGpu,
     Trace, TracedOp, WaitError, cx,
@@ -140,6 +140,34 @@ fn an_asynchronous_operation_returns_before_it_ends() {
         let (returned, ended) = (op.returned.unwrap(), op.ended.unwrap());
         assert!(op.ran() < op.took().unwrap());
         assert!(returned + MOMENT / 2 < ended, "{op:?}");
+    });
+}
+
+#[test]
+fn an_asynchronous_operation_may_end_before_it_returns() {
+    recorded(&KINDS, |engine, recorder| {
+        for (round, ends_elsewhere) in [true, false].into_iter().enumerate() {
+            let f = move |(), completion: raddle::Completion| {
+                if ends_elsewhere {
+                    thread::spawn(move || completion.complete()).join().unwrap();
+                } else {
+                    completion.complete();
+                }
+                thread::sleep(MOMENT);
+            };
+            engine.op("ask").push_async((), f).unwrap();
+            engine.wait_for_all().unwrap();
+            // The function belongs to its operation until it returns.
+            eventually("the function has returned", || {
+                engine.stats().operations.iter().any(|stats| stats.count == round as u64 + 1)
+            });
+            let trace = recorder.take();
+            let op = named(&trace, "ask");
+            assert_eq!((trace.lost(), op.runs.len()), (0, 1), "{op:?}");
+            assert!(op.ended.unwrap() + MOMENT / 2 < op.returned.unwrap(), "{op:?}");
+            assert!(op.ran() >= MOMENT && op.ran() < Duration::from_secs(60), "{op:?}");
+            trace.check_order().unwrap();
+        }
     });
 }
 

@@ -58,7 +58,7 @@ impl Core {
             std::mem::forget(result);
             return Epilogue::Nothing;
         }
-        self.record_end(&op, Outcome::of(&result, function));
+        self.record_end(&op, Outcome::of(&result, function), function);
         let mut ended = Vec::new();
         if op.task().has(flag::SILENT | flag::DEVICE) {
             self.note_special(&op, &mut result, &mut ended);
@@ -95,7 +95,7 @@ impl Core {
         if self.is_forked() {
             return Epilogue::Nothing;
         }
-        self.record_end(&op, Outcome::Skipped);
+        self.record_end(&op, Outcome::Skipped, FnState::NotCalled);
         Epilogue::CleanUp(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
     }
 

@@ -9,6 +9,7 @@ use crate::{
     device::gpus::FIRST_LANE,
     engine::{
         core::Core,
+        ending::FnState,
         recording::Recording,
         task::{Task, flag},
         variable::VarCell,
@@ -171,10 +172,11 @@ impl Core {
 
     /// Records that `op` ends. Called before it is completed.
     #[inline]
-    pub(crate) fn record_end(&self, op: &Op<Task>, outcome: Outcome) {
+    pub(crate) fn record_end(&self, op: &Op<Task>, outcome: Outcome, function: FnState) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
             if recording.is_kept {
-                recording.recorder.note(id, Short::Ended(outcome));
+                let ended = if function == FnState::MayRun { Short::EndedEarly } else { Short::Ended };
+                recording.recorder.note(id, ended(outcome));
             }
             self.tell(recording, op, id, |observer, op| observer.ended(op, outcome));
         }

@@ -86,7 +86,7 @@ impl Core {
         if result.is_err() || op.task().has(flag::SILENT | flag::REPORTS) {
             return Err(Unfinished { op, called: Some(result) });
         }
-        self.record_end(&op, Outcome::Succeeded);
+        self.record_end(&op, Outcome::Succeeded, FnState::Called);
         Ok(self.complete_plainly(op, ready))
     }
 
@@ -300,7 +300,7 @@ impl Core {
         let ticket = op.task().ticket;
         let _running = self.run_without_worker();
         let mut ready = ReadyList::default();
-        self.record_end(&op, Outcome::Succeeded);
+        self.record_end(&op, Outcome::Succeeded, FnState::MayRun);
         tracker::end(op, &mut ready);
         self.dispatch_ready(&mut ready, Epilogues::from_iter([Epilogue::CountOut(ticket)]));
     }

@@ -184,12 +184,7 @@ impl Core {
 
     /// Calls `wait`, in which the calling thread sleeps until `is_over`, and until `deadline` at the latest. Then lets it get a
     /// worker again, if it has [handed its own over](Self::make_way).
-    pub(super) fn sleep<R>(
-        &self,
-        deadline: Option<Instant>,
-        is_over: &IsOver<'_>,
-        wait: impl FnOnce() -> R,
-    ) -> R {
+    pub(super) fn sleep<R>(&self, deadline: Option<Instant>, is_over: &IsOver<'_>, wait: impl FnOnce() -> R) -> R {
         let waits = room::stop_running();
         let result = self.wait_outside(is_over, wait);
         drop(waits);

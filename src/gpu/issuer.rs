@@ -504,7 +504,7 @@ impl Issuer<'_> {
                 (Ok(()), Some(error)) => flight.result = Err(self.core.lose_on_device(&flight.op, error)),
                 (Err(_), _) => {}
             }
-            self.core.record_end(&flight.op, Outcome::of(&flight.result, FnState::Called));
+            self.core.record_end(&flight.op, Outcome::of(&flight.result, FnState::Called), FnState::Called);
         }
         self.passed = seq;
         self.lane().timeline.complete(seq);

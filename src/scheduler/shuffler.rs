@@ -54,7 +54,13 @@ struct State<T> {
 impl<T> Shuffler<T> {
     pub fn new(seed: u64) -> Self {
         let state = State { ready: Vec::new(), random: Random(seed), last_active: None, has_ended: false };
-        Self { seed, state: Mutex::new(state), changed: Condvar::new(), drawing: Mutex::new(()), outside: Waiters::default() }
+        Self {
+            seed,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            drawing: Mutex::new(()),
+            outside: Waiters::default(),
+        }
     }
 
     pub fn seed(&self) -> u64 {

@@ -176,6 +176,8 @@ pub(super) enum What {
     /// Its function has returned, although the operation has not ended.
     Returned,
     Ended(Outcome),
+    /// The operation has ended, and its function may still run on some thread. If so, [`Returned`](Self::Returned) follows.
+    EndedEarly(Outcome),
     /// The thread hands its worker over, since the function that runs on it waits. The operation is not known.
     Waits,
     /// The function on the thread goes on.
@@ -199,6 +201,7 @@ pub(crate) enum Short {
     Started(Place),
     Returned,
     Ended(Outcome),
+    EndedEarly(Outcome),
     Waits,
     GoesOn(Place),
 }
@@ -217,6 +220,7 @@ mod kind {
     pub(super) const ENDED: u8 = 5;
     pub(super) const WAITS: u8 = 6;
     pub(super) const GOES_ON: u8 = 7;
+    pub(super) const ENDED_EARLY: u8 = 8;
 }
 
 /// Returns the slot of an event.
@@ -227,6 +231,7 @@ pub(super) fn short(ticks: u64, op: OpId, event: Short) -> Slot {
         Short::Started(place) => (kind::STARTED, place.to_word()),
         Short::Returned => (kind::RETURNED, 0),
         Short::Ended(outcome) => (kind::ENDED, outcome as u64),
+        Short::EndedEarly(outcome) => (kind::ENDED_EARLY, outcome as u64),
         Short::Waits => (kind::WAITS, 0),
         Short::GoesOn(place) => (kind::GOES_ON, place.to_word()),
     };
@@ -269,15 +274,17 @@ pub(super) fn push(
 /// 1. `next` yields the slots that [`push`] and [`short`] have made, in their order, each once.
 pub(super) unsafe fn read(mut next: impl FnMut() -> Option<Slot>) -> Option<Event> {
     let [head, ticks, op, word] = next()?;
+    let outcome = || match word {
+        0 => Outcome::Succeeded,
+        1 => Outcome::Failed,
+        _ => Outcome::Skipped,
+    };
     let what = match head as u8 {
         kind::READY => What::Ready,
         kind::STARTED => What::Started(Place::from_word(word)),
         kind::RETURNED => What::Returned,
-        kind::ENDED => What::Ended(match word {
-            0 => Outcome::Succeeded,
-            1 => Outcome::Failed,
-            _ => Outcome::Skipped,
-        }),
+        kind::ENDED => What::Ended(outcome()),
+        kind::ENDED_EARLY => What::EndedEarly(outcome()),
         kind::WAITS => What::Waits,
         kind::GOES_ON => What::GoesOn(Place::from_word(word)),
         _ => {

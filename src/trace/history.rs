@@ -315,35 +315,50 @@ impl History {
                 op.depends_on.sort_unstable();
                 op.depends_on.dedup();
             }
-            What::Returned => on.leave(op, time),
+            What::Returned => {
+                on.leave(op, time);
+                if op.ended.is_some() {
+                    self.close(event.op);
+                }
+            }
             What::Ended(outcome) => {
                 if on.stack.contains(&event.op) {
                     on.leave(op, time);
                 }
-                op.ended = Some(time);
-                op.outcome = Some(outcome);
-                let op = self.open.remove(&event.op);
-                for op in op.iter().filter(|op| op.internal) {
-                    // The engine itself overwrites a variable only as the last one that uses it.
-                    for (variable, _) in op.accesses.iter().filter(|(_, mode)| *mode == AccessMode::Overwrite) {
-                        self.variables.remove(variable);
-                        self.freed.push_back(*variable);
-                    }
-                }
-                if self.freed.len() > MAX_FREED {
-                    self.freed.pop_front().and_then(|variable| self.names.remove(&variable));
-                }
-                op.iter().for_each(|op| self.stats.add(op));
-                if self.is_exported {
-                    self.to_export.extend(op.clone());
-                }
-                if self.is_kept && self.ended.len() == MAX_ENDED {
-                    self.lost += 1;
-                } else if self.is_kept {
-                    self.ended.extend(op);
+                (op.ended, op.outcome) = (Some(time), Some(outcome));
+                self.close(event.op);
+            }
+            What::EndedEarly(outcome) => {
+                (op.ended, op.outcome) = (Some(time), Some(outcome));
+                if op.returned.is_some() {
+                    self.close(event.op);
                 }
             }
             What::Pushed(_) | What::Waits | What::GoesOn(_) => unreachable!("they were handled above"),
+        }
+    }
+
+    /// Adds up an operation that has ended, and whose function has returned.
+    fn close(&mut self, op: OpId) {
+        let op = self.open.remove(&op);
+        for op in op.iter().filter(|op| op.internal) {
+            // The engine itself overwrites a variable only as the last one that uses it.
+            for (variable, _) in op.accesses.iter().filter(|(_, mode)| *mode == AccessMode::Overwrite) {
+                self.variables.remove(variable);
+                self.freed.push_back(*variable);
+            }
+        }
+        if self.freed.len() > MAX_FREED {
+            self.freed.pop_front().and_then(|variable| self.names.remove(&variable));
+        }
+        op.iter().for_each(|op| self.stats.add(op));
+        if self.is_exported {
+            self.to_export.extend(op.clone());
+        }
+        if self.is_kept && self.ended.len() == MAX_ENDED {
+            self.lost += 1;
+        } else if self.is_kept {
+            self.ended.extend(op);
         }
     }
 

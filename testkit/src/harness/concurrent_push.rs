@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Bytes, engine_plan, watched};
+use super::{Bytes, check_recorded, engine_plan, observe, watched};
 use crate::{
     KINDS,
     program::{Program, Shape, Source, Watch, check_some_order, run_observed},
@@ -11,7 +11,7 @@ use crate::{
 pub fn concurrent_push(data: &[u8]) {
     watched("concurrent_push", data, |watchdog| {
         let mut bytes = Bytes::new(data);
-        let plan = engine_plan(&mut bytes, &KINDS);
+        let (plan, recorder) = observe(engine_plan(&mut bytes, &KINDS), data);
         let shape = Shape {
             threads: 1 + bytes.below(4),
             variables: 1 + bytes.below(8),
@@ -33,6 +33,9 @@ pub fn concurrent_push(data: &[u8]) {
         let history = run_observed(&program, &engine, watch, |position| {
             watchdog.explain(move || format!("{}\n{heading}\n{shown:#?}", position()));
         });
-        check_some_order(&program, &history).map_err(|error| format!("{error}\n{description}\n{program:#?}"))
+        drop(engine);
+        check_some_order(&program, &history)
+            .and_then(|()| check_recorded(recorder.as_ref()))
+            .map_err(|error| format!("{error}\n{description}\n{program:#?}"))
     });
 }

@@ -23,7 +23,7 @@ use std::{
 };
 
 use arbitrary::Unstructured;
-use raddle::{Engine, EngineBuilder, EngineKind, IdlePolicy};
+use raddle::{Engine, EngineBuilder, EngineKind, IdlePolicy, Recorder};
 
 use crate::{PanicsOnDrop, lock, program::Source};
 
@@ -78,6 +78,23 @@ pub fn engine_plan(bytes: &mut Bytes<'_>, kinds: &[EngineKind]) -> EngineBuilder
         .prioritized_workers(1 + bytes.below(2))
         .pin(false)
         .idle(idle)
+}
+
+/// Records what an engine does, or shuffles, for some inputs. By their length, so that older ones keep their meaning.
+pub fn observe(plan: EngineBuilder, data: &[u8]) -> (EngineBuilder, Option<Recorder>) {
+    let plan = if data.len() % 9 == 4 { plan.shuffle(data.len() as u64) } else { plan };
+    if data.len() % 4 != 1 {
+        return (plan, None);
+    }
+    // More than the longest program fills. Only what is used takes memory.
+    let recorder = Recorder::with_capacity(8 << 20);
+    (plan.recorder(&recorder), Some(recorder))
+}
+
+/// Checks the order of what was recorded, once the engine has ended.
+pub fn check_recorded(recorder: Option<&Recorder>) -> Result<(), String> {
+    let Some(trace) = recorder.map(Recorder::take) else { return Ok(()) };
+    trace.check_order().map(drop).map_err(|violation| violation.to_string())
 }
 
 // ------------------------------------------------------------------------------------------- planned panics ----

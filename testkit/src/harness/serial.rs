@@ -25,7 +25,7 @@ use raddle::{
 };
 
 use super::{
-    Bytes, PLANNED, Planned, Watch, elsewhere, engine_plan, eventually_ok,
+    Bytes, PLANNED, Planned, Watch, check_recorded, elsewhere, engine_plan, eventually_ok, observe,
     shapes::{self, Content, Narrow, Ref, SHAPES, Submitted, Wide},
     watched,
 };
@@ -1534,7 +1534,9 @@ fn compare(target: &'static str, data: &[u8], is_typed: bool) {
         let program = Arc::new(Program::decode(&mut bytes, is_typed));
         for plan in [Engine::builder().kind(EngineKind::Naive), threaded] {
             let plan = limit.into_iter().fold(plan, EngineBuilder::max_pending);
-            run(&program, &plan, limit, watch).map_err(|error| format!("{error}\n{plan:?}\n{program:#?}"))?;
+            let (plan, recorder) = observe(plan, data);
+            let result = run(&program, &plan, limit, watch).and_then(|()| check_recorded(recorder.as_ref()));
+            result.map_err(|error| format!("{error}\n{plan:?}\n{program:#?}"))?;
         }
         Ok(())
     });
