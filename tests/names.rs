@@ -89,3 +89,54 @@ fn a_push_that_a_concurrent_deletion_refuses_names_both() {
         }
     });
 }
+
+/// The place from which another place asks for operations.
+#[track_caller]
+fn here() -> &'static std::panic::Location<'static> {
+    std::panic::Location::caller()
+}
+
+#[test]
+fn the_place_of_a_push_may_be_set() {
+    on_kinds(&KINDS, 1, |engine| {
+        let place = here();
+        let failing = || engine.op("fails").at(place);
+        let group = engine.group();
+        let pushes: [(&str, Box<dyn Fn()>); 8] = [
+            ("try_push", Box::new(|| failing().try_push((), |()| Err("no".into())).unwrap())),
+            (
+                "try_submit",
+                Box::new(|| failing().try_submit((), |()| -> Result<(), _> { Err("no".into()) }).map(drop).unwrap()),
+            ),
+            ("push_async", Box::new(|| failing().push_async((), |(), done| done.fail("no")).unwrap())),
+            ("try_push_future", Box::new(|| failing().try_push_future((), async |()| Err("no".into())).unwrap())),
+            (
+                "with a property",
+                Box::new(|| {
+                    failing().property(raddle::Property::CpuPrioritized).try_push((), |()| Err("no".into())).unwrap();
+                }),
+            ),
+            ("in a group", Box::new(|| group.op("fails").at(place).try_push((), |()| Err("no".into())).unwrap())),
+            ("with children", Box::new(|| failing().with_children().try_push((), |()| Err("no".into())).unwrap())),
+            (
+                "in a scope",
+                Box::new(|| {
+                    let scope = engine.scope(|scope| {
+                        scope.op("fails").at(place).try_push((), |()| Err("no".into())).unwrap();
+                    });
+                    let _: Result<(), _> = scope;
+                    engine.op("fails").at(place).try_push((), |()| Err("no".into())).unwrap();
+                }),
+            ),
+        ];
+        for (what, push) in &pushes {
+            push();
+            let error = engine.wait_for_all().unwrap_err();
+            let raddle::WaitError::Failed(failure) = &error else { panic!("{what}: {error}") };
+            assert_eq!(failure.location(), place, "{what}");
+        }
+        let other = common::engine(EngineKind::Naive, 1).token();
+        let refused = engine.op("refused").at(place).reads([&other]).push((), |()| {}).unwrap_err();
+        assert!(refused.to_string().contains(&place.to_string()), "{refused}");
+    });
+}

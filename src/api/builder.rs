@@ -14,10 +14,13 @@ use crate::{
     },
     engine::{core::Core, fork, recording::Recording, worker_thread::cores_here, workers},
     error::build::BuildError,
-    scheduler::{IdlePolicy, Shuffler},
+    scheduler::IdlePolicy,
     sync::fork::PerProcess,
     system::topology,
-    threads::pool::{LaneSpec, ThreadPool},
+    threads::{
+        pool::{LaneSpec, ThreadPool},
+        shuffler::Shuffler,
+    },
     trace::{observer::Observer, recorder::Recorder, watchdog::Watchdog},
     values::kind::EngineKind,
 };

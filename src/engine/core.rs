@@ -24,12 +24,11 @@ use crate::{
     engine::{bounds::Bounds, fault::FaultLock, recording::Recording, task::Task},
     error::failures::Failures,
     notify::{pending::PendingOps, waiters::Waiters},
-    scheduler::Shuffler,
     sync::{
         Ordering::Relaxed,
         atomic::{AtomicU8, AtomicU64, AtomicUsize},
     },
-    threads::pool::ThreadPool,
+    threads::{pool::ThreadPool, shuffler::Shuffler},
     values::kind::{EngineKind, Placement},
 };
 

@@ -28,7 +28,7 @@ use crate::{
         task::{Task, flag},
     },
     notify::waiters::IsOver,
-    scheduler::Shuffler,
+    threads::shuffler::Shuffler,
     tracker::OpRef,
 };
 

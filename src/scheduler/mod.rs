@@ -11,7 +11,6 @@ mod injector;
 mod lane;
 mod loans;
 mod priority;
-mod shuffler;
 mod sleep;
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
 mod testing;
@@ -23,7 +22,6 @@ pub use lane::{Lane, LaneOptions};
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use loans::{Loans, Stay};
 pub use priority::{DEFAULT_BAND, band_of};
-pub use shuffler::Shuffler;
 pub use sleep::IdlePolicy;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use sleep::{ParkKind, SearchState, Sleep};

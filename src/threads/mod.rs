@@ -2,6 +2,7 @@
 
 pub(crate) mod aside;
 pub(crate) mod pool;
+pub(crate) mod shuffler;
 mod spares;
 mod thread_list;
 
