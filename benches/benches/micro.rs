@@ -11,13 +11,16 @@ use std::{
 };
 
 use criterion::Criterion;
-use raddle::{Engine, Token};
+use raddle::{Engine, Recorder, Token};
 use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
     report::{Report, Table, number},
     runtime::occupy,
 };
+
+/// The groups of steps, in the order of the table.
+const GROUPS: [&str; 4] = ["push", "run", "recorded", "other"];
 
 /// Pending operations at a time: enough to make the ends of a batch negligible.
 const BATCH: u64 = 4_096;
@@ -117,6 +120,30 @@ fn benches(criterion: &mut Criterion) {
     run("operator, 1 write, one variable", &|_| operator.push().expect("push"));
     group.finish();
 
+    // The same with a recorder. Its rings are emptied between the batches, since a full one costs less.
+    let recorder = Recorder::new();
+    let recorded = Engine::builder().workers(1).recorder(&recorder).build().expect("an engine");
+    let inside: Vec<Token> = (0..64).map(|_| recorded.token()).collect();
+    let emptied = |count: u64, time: &dyn Fn(u64) -> Duration| {
+        let batches = (0..count).step_by(BATCH as usize).map(|begun| {
+            let time = time(BATCH.min(count - begun));
+            assert_eq!(recorder.take().lost(), 0, "a ring was full");
+            time
+        });
+        batches.sum()
+    };
+    let push_one = |_| recorded.push_sync(|_| {}, [], [&inside[0]]).expect("push");
+    let push_any = |i: u64| recorded.push_sync(|_| {}, [], [&inside[i as usize % 64]]).expect("push");
+    let mut group = criterion.benchmark_group("recorded");
+    let mut record = |name: &str, time: &dyn Fn(u64) -> Duration| {
+        group.bench_function(name, |b| b.iter_custom(|count| emptied(count, time)));
+    };
+    record("push, 1 write", &|count| pushes(&recorded, count, push_any));
+    record("push, 1 write, one variable", &|count| pushes(&recorded, count, push_one));
+    record("run, 1 write", &|count| runs(&recorded, count, push_any));
+    record("run, 1 write, one variable", &|count| runs(&recorded, count, push_one));
+    group.finish();
+
     let mut group = criterion.benchmark_group("other");
     group.bench_function("a variable made and dropped", |b| b.iter(|| drop(engine.token())));
     group.bench_function("wait for a variable, nothing pending", |b| b.iter(|| engine.wait_for_var(at(0))));
@@ -158,18 +185,19 @@ fn main() {
         "Single steps",
         "By criterion, 20 samples: ns per step. An engine with one \
          worker. *push*: the call alone, while the worker is kept busy by something else. *run*: what the worker takes \
-         per operation, from taking it to having told its successors, when all are pushed beforehand.",
+         per operation, from taking it to having told its successors, when all are pushed beforehand. *recorded*: the same \
+         steps of an engine that records them.",
     );
     let mut table = Table::new("micro", "Steps", "", &["step", "median, ns", "mean, ns", "standard deviation, ns"]);
     let mut found = vec![];
-    for group in ["push", "run", "other"] {
+    for group in GROUPS {
         let Ok(entries) = std::fs::read_dir(folder.join(group)) else { continue };
         for entry in entries.flatten() {
             let read = |file: &str| std::fs::read_to_string(entry.path().join("new").join(file)).ok();
             let (Some(estimates), Some(id)) = (read("estimates.json"), read("benchmark.json")) else { continue };
             let title = id.split_once("\"title\":\"").and_then(|(_, rest)| rest.split_once('"')).map_or("", |(t, _)| t);
             let cells = ["median", "mean", "std_dev"].map(|key| number(estimate(&estimates, key).unwrap_or(f64::NAN)));
-            let order = ["push", "run", "other"].iter().position(|&name| name == group);
+            let order = GROUPS.iter().position(|&name| name == group);
             found.push(((order, title.to_owned()), cells));
         }
     }

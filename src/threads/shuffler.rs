@@ -30,7 +30,7 @@ use crate::{
 
 /// If a program has not pushed for this long, it is taken to wait for something that the engine does not know. Picked: longer
 /// than most threads are kept from running, and short for a person.
-const QUIET: Duration = Duration::from_millis(20);
+const QUIET: Duration = Duration::from_millis(50);
 
 /// The ready operations of an engine, until they are drawn.
 pub struct Shuffler<T> {
