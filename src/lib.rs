@@ -127,6 +127,10 @@ pub use values::{
 
 #[cfg(feature = "derive")]
 pub use raddle_derive::Accesses;
+#[cfg(feature = "metrics")]
+pub use trace::to_metrics::MetricsObserver;
+#[cfg(feature = "tracing")]
+pub use trace::to_tracing::TracingObserver;
 
 /// The items that the expansion of `#[derive(Accesses)]` names. Not for use by programs.
 #[cfg(feature = "derive")]

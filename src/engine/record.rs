@@ -202,7 +202,8 @@ impl Core {
         if recording.is_observed() {
             let task = op.task();
             let (name, internal) = (task.name().as_str(), task.has(flag::INTERNAL));
-            recording.tell(&ObservedOp { id, name, location: task.location(), internal }, tell);
+            let (location, recorder) = (task.location(), &recording.recorder);
+            recording.tell(&ObservedOp { id, name, location, internal, recorder }, tell);
         }
     }
 

@@ -16,4 +16,8 @@ pub(crate) mod profile;
 pub(crate) mod recorder;
 pub(crate) mod report;
 pub(crate) mod stats;
+#[cfg(feature = "metrics")]
+pub(crate) mod to_metrics;
+#[cfg(feature = "tracing")]
+pub(crate) mod to_tracing;
 pub(crate) mod watchdog;

@@ -1,8 +1,11 @@
 //! Observers: program code that is told what an engine does while it does it.
 
-use std::panic::Location;
+use std::{panic::Location, time::Duration};
 
-use super::event::{OpId, Outcome};
+use super::{
+    event::{OpId, Outcome},
+    recorder::Recorder,
+};
 
 /// Is told about each operation of an engine, on the thread on which it happens. See
 /// [`EngineBuilder::observer`](crate::EngineBuilder::observer).
@@ -77,4 +80,14 @@ pub struct ObservedOp<'a> {
     pub location: &'static Location<'static>,
     /// It is an operation of the engine's own: a wait, a deletion, the poll of a future.
     pub internal: bool,
+    pub(crate) recorder: &'a Recorder,
+}
+
+impl ObservedOp<'_> {
+    /// Returns the time since the operation was pushed. The first call for an engine may take 10 ms, to measure the rate of
+    /// the clock.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.recorder.age(self.id)
+    }
 }

@@ -1,0 +1,102 @@
+//! An observer that tells the crate `metrics`.
+
+use std::{
+    cell::RefCell,
+    time::{Duration, Instant},
+};
+
+use metrics::{counter, gauge, histogram};
+
+use super::{
+    event::{OpId, Outcome},
+    observer::{ObservedOp, Observer},
+};
+
+/// Tells the crate [`metrics`](https://docs.rs/metrics) about the operations of an engine.
+///
+/// | metric | kind | labels |
+/// |---|---|---|
+/// | `raddle_operations_total` | counter of operations that have ended | `operation`: the name; `outcome`: `succeeded`, `failed` or `skipped` |
+/// | `raddle_operations_pending` | gauge of operations that were pushed and have not ended | |
+/// | `raddle_operation_wait_seconds` | histogram of the time from the push to the start | `operation` |
+/// | `raddle_operation_run_seconds` | histogram of the time from the start until the function returned | `operation` |
+///
+/// The engine's own operations, such as waits, are not told. Each name of an operation is a label of its own, so a program
+/// should have few of them. A recorder of metrics is program code that an engine calls as an [`Observer`]: it must neither push
+/// to an engine nor wait for one.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // First a program installs an exporter, such as that of `metrics-exporter-prometheus`.
+/// let engine = raddle::Engine::builder().workers(1).observer(raddle::MetricsObserver::new()).build()?;
+/// engine.op("load").push((), |()| {})?;
+/// engine.wait_for_all()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MetricsObserver {
+    _private: (),
+}
+
+impl MetricsObserver {
+    /// Returns an observer, for [`EngineBuilder::observer`](crate::EngineBuilder::observer).
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+thread_local! {
+    /// When the functions that run on this thread were called.
+    static RUNNING: RefCell<Vec<(OpId, Instant)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Returns for how long the function of an operation has run, if it runs on this thread.
+fn leave(op: OpId) -> Option<Duration> {
+    let started = RUNNING.try_with(|running| {
+        let mut running = running.borrow_mut();
+        let place = running.iter().rposition(|(id, _)| *id == op)?;
+        Some(running.remove(place).1)
+    });
+    started.ok().flatten().map(|started| started.elapsed())
+}
+
+fn record_run(op: &ObservedOp<'_>) {
+    if let Some(time) = leave(op.id) {
+        histogram!("raddle_operation_run_seconds", "operation" => op.name.to_owned()).record(time);
+    }
+}
+
+impl Observer for MetricsObserver {
+    fn pushed(&self, op: &ObservedOp<'_>) {
+        if !op.internal {
+            gauge!("raddle_operations_pending").increment(1);
+        }
+    }
+
+    fn started(&self, op: &ObservedOp<'_>) {
+        if !op.internal {
+            histogram!("raddle_operation_wait_seconds", "operation" => op.name.to_owned()).record(op.age());
+            let _ = RUNNING.try_with(|running| running.borrow_mut().push((op.id, Instant::now())));
+        }
+    }
+
+    fn returned(&self, op: &ObservedOp<'_>) {
+        record_run(op);
+    }
+
+    fn ended(&self, op: &ObservedOp<'_>, outcome: Outcome) {
+        if op.internal {
+            return;
+        }
+        record_run(op);
+        let outcome = match outcome {
+            Outcome::Succeeded => "succeeded",
+            Outcome::Failed => "failed",
+            Outcome::Skipped => "skipped",
+        };
+        counter!("raddle_operations_total", "operation" => op.name.to_owned(), "outcome" => outcome).increment(1);
+        gauge!("raddle_operations_pending").decrement(1);
+    }
+}

@@ -1,0 +1,97 @@
+//! An observer that tells the crate `tracing`.
+
+use std::cell::RefCell;
+
+use tracing::{Level, span::EnteredSpan};
+
+use super::{
+    event::{OpId, Outcome},
+    observer::{ObservedOp, Observer},
+};
+
+/// Tells the crate [`tracing`](https://docs.rs/tracing) about the operations of an engine.
+///
+/// While the function of an operation runs, its thread is in a span `operation` with the fields `name` and `pushed_at`. So
+/// events and spans of the function belong to the operation. The end of an operation is an event: of level `DEBUG` if it has
+/// succeeded, `WARN` if it has failed, and `INFO` if it was skipped. Pushes are of level `TRACE`. The target is `raddle`.
+///
+/// The engine's own operations, such as waits, are not told. Subscribers are program code that an engine calls as an
+/// [`Observer`]: they must neither push to an engine nor wait for one.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = raddle::Engine::builder().workers(1).observer(raddle::TracingObserver::new()).build()?;
+/// engine.op("load").push((), |()| tracing::info!("loading"))?; // in the span `operation{name="load"}`
+/// engine.wait_for_all()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TracingObserver {
+    _private: (),
+}
+
+impl TracingObserver {
+    /// Returns an observer, for [`EngineBuilder::observer`](crate::EngineBuilder::observer).
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+const TARGET: &str = "raddle";
+
+thread_local! {
+    /// The spans of the functions that run on this thread.
+    static RUNNING: RefCell<Vec<(OpId, EnteredSpan)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Leaves the span of an operation, if its function runs on this thread.
+fn leave(op: OpId) {
+    let left = RUNNING.try_with(|running| {
+        let mut running = running.borrow_mut();
+        let place = running.iter().rposition(|(id, _)| *id == op)?;
+        Some(running.remove(place))
+    });
+    // Outside the list, since a subscriber runs here.
+    drop(left);
+}
+
+impl Observer for TracingObserver {
+    fn pushed(&self, op: &ObservedOp<'_>) {
+        if !op.internal {
+            tracing::event!(target: TARGET, Level::TRACE, name = op.name, pushed_at = %op.location, "pushed");
+        }
+    }
+
+    fn started(&self, op: &ObservedOp<'_>) {
+        if op.internal {
+            return;
+        }
+        let span = tracing::info_span!(target: TARGET, "operation", name = op.name, pushed_at = %op.location).entered();
+        // A thread whose locals are gone calls no more functions that would want the span.
+        let _ = RUNNING.try_with(|running| running.borrow_mut().push((op.id, span)));
+    }
+
+    fn returned(&self, op: &ObservedOp<'_>) {
+        leave(op.id);
+    }
+
+    fn ended(&self, op: &ObservedOp<'_>, outcome: Outcome) {
+        if op.internal {
+            return;
+        }
+        match outcome {
+            Outcome::Succeeded => {
+                tracing::event!(target: TARGET, Level::DEBUG, name = op.name, pushed_at = %op.location, "succeeded");
+            }
+            Outcome::Failed => {
+                tracing::event!(target: TARGET, Level::WARN, name = op.name, pushed_at = %op.location, "failed");
+            }
+            Outcome::Skipped => {
+                tracing::event!(target: TARGET, Level::INFO, name = op.name, pushed_at = %op.location, "skipped");
+            }
+        }
+        leave(op.id);
+    }
+}

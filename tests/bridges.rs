@@ -1,0 +1,192 @@
+//! The bridges to the crates `tracing` and `metrics`.
+
+#![forbid(unsafe_code)]
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+use metrics::{Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, SharedString, Unit};
+use raddle::{Engine, MetricsObserver, TracingObserver};
+use tracing::{Event, Subscriber, field::Visit, span};
+
+/// A subscriber that writes down events, with the spans of their threads.
+#[derive(Clone, Default)]
+struct Log(Arc<LogState>);
+
+#[derive(Default)]
+struct LogState {
+    last: AtomicU64,
+    spans: Mutex<BTreeMap<u64, String>>,
+    lines: Mutex<Vec<String>>,
+}
+
+thread_local!(static INSIDE: std::cell::RefCell<Vec<u64>> = const { std::cell::RefCell::new(Vec::new()) });
+
+/// Fields as text, without the places of pushes.
+#[derive(Default)]
+struct Fields(String);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn fmt::Debug) {
+        if field.name() == "pushed_at" {
+            assert!(format!("{value:?}").contains("bridges.rs:"), "{value:?}");
+        } else {
+            self.0 += &format!(" {field}={value:?}");
+        }
+    }
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target() == "raddle" || metadata.target() == "program"
+    }
+
+    fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
+        let mut fields = Fields::default();
+        span.record(&mut fields);
+        let id = self.0.last.fetch_add(1, Relaxed) + 1;
+        self.0.spans.lock().unwrap().insert(id, format!("{}{}", span.metadata().name(), fields.0));
+        span::Id::from_u64(id)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let spans = self.0.spans.lock().unwrap();
+        let inside: Vec<_> = INSIDE.with_borrow(|inside| inside.iter().map(|id| spans[id].clone()).collect());
+        self.0.lines.lock().unwrap().push(format!("{}{} in {inside:?}", event.metadata().level(), fields.0));
+    }
+
+    fn enter(&self, span: &span::Id) {
+        INSIDE.with_borrow_mut(|inside| inside.push(span.into_u64()));
+    }
+
+    fn exit(&self, span: &span::Id) {
+        INSIDE.with_borrow_mut(|inside| assert_eq!(inside.pop(), Some(span.into_u64())));
+    }
+}
+
+#[test]
+fn tracing_has_a_span_for_each_function_and_an_event_for_each_end() {
+    let log = Log::default();
+    tracing::subscriber::set_global_default(log.clone()).expect("no other test of this file sets one");
+    let engine = Engine::builder().workers(1).observer(TracingObserver::new()).build().unwrap();
+    let value = engine.var(0);
+    engine
+        .op("load")
+        .try_push(value.write(), |value| {
+            *value = 1;
+            tracing::info!(target: "program", "loading");
+            Err("no such file".into())
+        })
+        .unwrap();
+    engine.op("show").push(value.read(), |_| unreachable!("it is skipped")).unwrap();
+    let inner = engine.downgrade();
+    let outer = engine.op("outer").submit((), move |()| {
+        inner.op("inner").submit((), |()| tracing::info!(target: "program", "inside")).unwrap().wait().unwrap();
+        tracing::info!(target: "program", "after");
+    });
+    outer.unwrap().wait().unwrap();
+    let asks = |(), done: raddle::Completion| {
+        let asked = thread::spawn(move || done.complete());
+        asked.join().unwrap();
+        tracing::info!(target: "program", "asked");
+    };
+    engine.op("ask").push_async((), asks).unwrap();
+    drop(engine);
+
+    let lines = log.0.lines.lock().unwrap().clone();
+    let has = |line: &str| assert!(lines.iter().any(|found| found == line), "no `{line}` in {lines:#?}");
+    has(r#"TRACE message=pushed name="load" in []"#);
+    has(r#"INFO message=loading in ["operation name=\"load\""]"#);
+    has(r#"WARN message=failed name="load" in ["operation name=\"load\""]"#);
+    has(r#"INFO message=skipped name="show" in []"#);
+    has(r#"INFO message=inside in ["operation name=\"outer\"", "operation name=\"inner\""]"#);
+    has(r#"INFO message=after in ["operation name=\"outer\""]"#);
+    has(r#"INFO message=asked in ["operation name=\"ask\""]"#);
+    has(r#"DEBUG message=succeeded name="ask" in []"#);
+    assert!(!lines.iter().any(|line| line.contains("wait")), "the engine's own operations: {lines:#?}");
+}
+
+/// A recorder that keeps every metric by its key.
+#[derive(Clone, Default)]
+struct Metrics(Arc<Mutex<BTreeMap<String, Arc<AtomicU64>>>>, Arc<Mutex<BTreeMap<String, Arc<Values>>>>);
+
+#[derive(Default)]
+struct Values(Mutex<Vec<f64>>);
+
+impl HistogramFn for Values {
+    fn record(&self, value: f64) {
+        self.0.lock().unwrap().push(value);
+    }
+}
+
+fn text(key: &Key) -> String {
+    let labels: Vec<_> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+    format!("{} {}", key.name(), labels.join(" "))
+}
+
+impl Metrics {
+    fn number(&self, key: &Key) -> Arc<AtomicU64> {
+        Arc::clone(self.0.lock().unwrap().entry(text(key)).or_default())
+    }
+}
+
+impl metrics::Recorder for Metrics {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(self.number(key))
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(self.number(key))
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::from_arc(Arc::clone(self.1.lock().unwrap().entry(text(key)).or_default()))
+    }
+}
+
+#[test]
+fn metrics_count_and_time_operations_by_name() {
+    const TIME: Duration = Duration::from_millis(20);
+    let metrics = Metrics::default();
+    assert!(metrics::set_global_recorder(metrics.clone()).is_ok(), "no other test of this file sets one");
+    let engine = Engine::builder().workers(1).observer(MetricsObserver::new()).build().unwrap();
+    let value = engine.var(0);
+    engine.op("sleep").push(value.write(), |_| thread::sleep(TIME)).unwrap();
+    engine.op("fail").try_push(value.write(), |_| Err("no".into())).unwrap();
+    engine.op("skip").push(value.read(), |_| unreachable!("it is skipped")).unwrap();
+    engine.wait_for_all().unwrap_err();
+    drop(engine);
+    let numbers: BTreeMap<_, _> =
+        metrics.0.lock().unwrap().iter().map(|(key, number)| (key.clone(), number.load(Relaxed))).collect();
+    let total = |labels: &str| numbers.get(&format!("raddle_operations_total {labels}")).copied();
+    assert_eq!(total("operation=sleep outcome=succeeded"), Some(1), "{numbers:#?}");
+    assert_eq!(total("operation=fail outcome=failed"), Some(1), "{numbers:#?}");
+    assert_eq!(total("operation=skip outcome=skipped"), Some(1), "{numbers:#?}");
+    assert_eq!(numbers.len(), 4, "{numbers:#?}");
+    assert_eq!(f64::from_bits(numbers["raddle_operations_pending "]), 0.0);
+    let times = metrics.1.lock().unwrap();
+    let of = |name: &str| times[name].0.lock().unwrap().clone();
+    let (ran, waited) =
+        (of("raddle_operation_run_seconds operation=sleep"), of("raddle_operation_wait_seconds operation=fail"));
+    assert!(matches!(ran[..], [seconds] if seconds >= TIME.as_secs_f64() && seconds < 60.0), "{ran:?}");
+    assert!(matches!(waited[..], [seconds] if seconds >= TIME.as_secs_f64() * 0.9 && seconds < 60.0), "{waited:?}");
+    assert!(!times.contains_key("raddle_operation_run_seconds operation=skip"));
+}
