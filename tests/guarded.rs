@@ -51,7 +51,14 @@ fn an_undeclared_use_is_an_error_that_names_both_operations() {
     on_kinds(&KINDS, 2, |engine| {
         let bus = guarded(&engine);
         let value = Arc::clone(&bus);
-        let fill = engine.op("fill").writes([bus.token()]).try_submit((), move |()| Ok(*value.write()? = 7)).unwrap();
+        let fill = engine
+            .op("fill")
+            .writes([bus.token()])
+            .try_submit((), move |()| {
+                *value.write()? = 7;
+                Ok(())
+            })
+            .unwrap();
         fill.wait().unwrap();
         let value = Arc::clone(&bus);
         let line = line!() + 1;
@@ -76,11 +83,20 @@ fn a_change_needs_a_mutation() {
     on_kinds(&KINDS, 1, |engine| {
         let bus = guarded(&engine);
         let value = Arc::clone(&bus);
-        let change =
-            engine.op("change").reads([bus.token()]).try_submit((), move |()| Ok(*value.write()? = 7)).unwrap();
+        let change = engine
+            .op("change")
+            .reads([bus.token()])
+            .try_submit((), move |()| {
+                *value.write()? = 7;
+                Ok(())
+            })
+            .unwrap();
         assert_eq!(refused(change.wait()).kind(), UseErrorKind::OnlyRead);
         let value = Arc::clone(&bus);
-        let replace = engine.op("replace").overwrites([bus.token()]).try_submit((), move |()| Ok(*value.write()? = 7));
+        let replace = engine.op("replace").overwrites([bus.token()]).try_submit((), move |()| {
+            *value.write()? = 7;
+            Ok(())
+        });
         replace.unwrap().wait().unwrap();
     });
 }
@@ -123,13 +139,25 @@ fn children_and_operations_of_scopes_use_what_those_around_have_declared() {
         let parent = engine.op("parent").writes([bus.token()]).with_children();
         let pushes = move |cx: &raddle::OpContext<'_>| {
             let inner = Arc::clone(&value);
-            cx.child("child").writes([value.token()]).try_push((), move |()| Ok(*inner.write()? += 1)).unwrap();
+            cx.child("child")
+                .writes([value.token()])
+                .try_push((), move |()| {
+                    *inner.write()? += 1;
+                    Ok(())
+                })
+                .unwrap();
         };
         parent.push(cx(), pushes).unwrap();
         let value = Arc::clone(&bus);
         let scoped = move |cx: &raddle::OpContext<'_>| {
             let opened = cx.engine().scope(|scope| {
-                scope.op("inside").try_push((), |()| Ok(*value.write()? += 1)).unwrap();
+                scope
+                    .op("inside")
+                    .try_push((), |()| {
+                        *value.write()? += 1;
+                        Ok(())
+                    })
+                    .unwrap();
             });
             Ok(opened?)
         };

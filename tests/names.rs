@@ -96,13 +96,16 @@ fn here() -> &'static std::panic::Location<'static> {
     std::panic::Location::caller()
 }
 
+/// Pushes operations that fail.
+type Push<'p> = Box<dyn Fn() + 'p>;
+
 #[test]
 fn the_place_of_a_push_may_be_set() {
     on_kinds(&KINDS, 1, |engine| {
         let place = here();
         let failing = || engine.op("fails").at(place);
         let group = engine.group();
-        let pushes: [(&str, Box<dyn Fn()>); 8] = [
+        let pushes: [(&str, Push<'_>); 8] = [
             ("try_push", Box::new(|| failing().try_push((), |()| Err("no".into())).unwrap())),
             (
                 "try_submit",

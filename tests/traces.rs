@@ -565,7 +565,7 @@ fn a_report_is_one_page_with_all_data_and_a_critical_path() {
                 inner.op("pushed inside").push((), |()| thread::sleep(Duration::from_millis(5))).unwrap();
             })
             .unwrap();
-        common::eventually("nothing is pending", || engine.pending() == 0);
+        eventually("nothing is pending", || engine.pending() == 0);
         let trace = recorder.take();
         let path = trace.critical_path();
         let label = |id| trace.ops().iter().find(|op| op.id == id).unwrap().label();
@@ -607,7 +607,7 @@ fn a_profile_is_written_while_the_engine_runs() {
                 engine.wait_for_all().unwrap();
             };
             run(&engine);
-            common::eventually("the file is written", || {
+            eventually("the file is written", || {
                 std::fs::read(&path).unwrap().windows(3).filter(|window| window == b"add").count() >= 100
             });
             run(&engine);

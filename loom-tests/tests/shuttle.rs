@@ -270,6 +270,48 @@ fn four_pushes_reach_four_workers_that_take_one_operation_each() {
     explore(6000, workers_that_take_one_operation_each);
 }
 
+/// A thread looks twice whether a lane is idle. If both looks return the same, it was: all operations have run, since only
+/// operations make others here.
+fn two_looks_at_an_idle_lane() {
+    const OPERATIONS: usize = 6;
+    let (lane, workers) = Lane::new(LaneOptions { name: "model", workers: 2, idle: IdlePolicy::Park });
+    let left = Arc::new(AtomicUsize::new(2 * OPERATIONS));
+    let workers: Vec<_> = workers
+        .into_iter()
+        .map(|worker| {
+            let left = Arc::clone(&left);
+            thread::spawn(move || {
+                worker.lane().sleep().set_thread(worker.index());
+                while let Some(number) = take(&worker) {
+                    if number < OPERATIONS {
+                        worker.push_local(op(number + OPERATIONS));
+                    }
+                    left.fetch_sub(1, Relaxed);
+                }
+            })
+        })
+        .collect();
+    for number in 0..OPERATIONS {
+        lane.inject(op(number));
+    }
+    loop {
+        let looks = [lane.idle_since(), lane.idle_since()];
+        let all_have_run = left.load(Relaxed) == 0;
+        assert!(looks[0].is_none() || looks[0] != looks[1] || all_have_run, "an operation runs in an idle lane");
+        if all_have_run {
+            break;
+        }
+        thread::yield_now();
+    }
+    lane.end();
+    workers.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn a_lane_is_idle_if_two_looks_say_the_same() {
+    explore(4000, two_looks_at_an_idle_lane);
+}
+
 // -------------------------------------------------------------------------------------------------------- pending ----
 
 fn waits_for_all() {
@@ -921,6 +963,8 @@ twins! {
         pushes_over_several_variables, without ReclaimAfterEpoch, "use after reclamation";
     without_the_second_search, without_the_second_search_a_wake_up_is_lost:
         a_lane_with_three_workers, without SearchAgainBeforePark, "deadlock";
+    without_notes_of_work, without_notes_of_work_a_lane_seems_idle:
+        two_looks_at_an_idle_lane, without NoteBusy, "runs in an idle lane";
     without_the_notification, without_the_notification_a_wait_never_ends:
         waits_for_all, without LeaveNotifies, "deadlock";
     without_completion_by_drop, without_completion_by_drop_an_engine_never_ends:

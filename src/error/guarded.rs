@@ -113,7 +113,7 @@ impl fmt::Display for UseError {
                 f.write_str("and has not declared it; name the variable in its push")?;
             }
             UseErrorKind::Undeclared => {
-                f.write_str("and nothing orders that; push an operation that names the variable")?
+                f.write_str("and nothing orders that; push an operation that names the variable")?;
             }
             UseErrorKind::OnlyRead => f.write_str("changes it, and has declared to read it; declare that it writes")?,
             UseErrorKind::InUse => f.write_str("and it is in use at this moment; name the variable in both pushes")?,

@@ -184,8 +184,8 @@ impl Sleep {
     /// Counts a call of `find` by `worker`, on the thread that runs it.
     #[inline]
     pub fn count_find(&self, worker: usize) {
-        if cfg!(any(raddle_loom, raddle_shuttle)) {
-            // In models a timed park ends immediately.
+        if cfg!(raddle_loom) {
+            // Under loom a timed park ends immediately.
             return;
         }
         let finds = &self.finds[worker];
@@ -196,6 +196,9 @@ impl Sleep {
 
     /// Takes back that the last call of `find` by `worker` has found nothing, before the next one.
     pub fn note_busy(&self, worker: usize) {
+        if removed(Step::NoteBusy) {
+            return;
+        }
         let finds = &self.finds[worker];
         // Relaxed: only this thread stores it, and other threads only compare values.
         let count = finds.load(Relaxed) & !1;

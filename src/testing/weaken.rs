@@ -56,6 +56,8 @@ pub enum Step {
     SparesCheckAgain,
     /// The background end of an engine checks again when the operations that were pending have completed.
     EndChecksAgain,
+    /// A worker takes its note that it is idle back before it looks for work again (`Sleep::note_busy`).
+    NoteBusy,
     /// `PendingOps::leave` notifies the threads that wait for the count.
     LeaveNotifies,
     /// A walk is pinned (`tracker::walk_blocked`).

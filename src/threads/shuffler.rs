@@ -154,7 +154,7 @@ impl<T> std::fmt::Debug for Shuffler<T> {
     }
 }
 
-/// The generator SplitMix64, of Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. Every
+/// The generator `SplitMix64`, of Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. Every
 /// seed is as good as any other.
 struct Random(u64);
 
