@@ -1,4 +1,4 @@
-//! Values that only operations may use that have declared it.
+//! Values that only operations with a declaration may use.
 
 #![forbid(unsafe_code)]
 

@@ -318,20 +318,20 @@ impl EngineBuilder {
         self
     }
 
-    /// Starts ready operations in a random order, so that tests find out whether the program relies on an order that it has not
+    /// Starts ready operations in a random order, so that a test fails if the program relies on an order that it has not
     /// declared. `seed` decides the order. Default: the value of the environment variable `RADDLE_SHUFFLE`, a number, and no
     /// shuffling if that is not set. A naive engine does not shuffle.
     ///
-    /// An engine that shuffles keeps every promise about operations that conflict. Among the others it takes no account of the
-    /// order of the pushes or of priorities, and it delays their starts: it is for tests, and slow.
+    /// Operations that conflict still run in push order. For all others an engine that shuffles ignores the order of the pushes
+    /// and the priorities, and it delays their starts. It is slow, and meant for tests.
     ///
-    /// **With one worker the order can be repeated**: operations start one after the other, and the seed decides which one
-    /// of the ready ones is next. That holds if a single thread pushes, or operations do, and if the engine knows when that
-    /// thread waits: in the engine's blocking waits, such as [`Engine::wait_for_all`]. If the thread waits for something
-    /// else, such as a channel or a future, the engine goes on when nothing has been pushed for 50 ms. Completions that other
-    /// threads use, and functions that wait inside operations, may still be early or late.
+    /// **With one worker, a seed repeats an order.** Operations start one after the other, and the seed decides which of the
+    /// ready ones is next. This has two conditions. One thread pushes, besides operations. And this thread waits only in the
+    /// engine's blocking waits, such as [`Engine::wait_for_all`]: while it waits for something else, such as a channel or a
+    /// future, the engine starts operations once nothing has been pushed for 50 ms. The order may still change if other threads
+    /// use completions, or if functions wait inside operations.
     ///
-    /// With several workers, operations also overlap in other ways from run to run.
+    /// With several workers, the order and the overlaps change from run to run.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,4 @@
-//! Values that only operations may use that have declared it.
+//! Values that only operations with a declaration may use.
 
 use std::{
     fmt,
@@ -20,16 +20,16 @@ use crate::{
     sync::{Mutex, lock},
 };
 
-/// A value beside a [`Token`], which tells when it is used by code that has not declared that.
+/// A value that belongs to a [`Token`]. Code that has not declared the token gets an error when it uses the value.
 ///
-/// Operations that name a token use something that the engine does not know, and nothing checks that they use only what they
-/// have declared. A guarded value does: in builds with debug assertions, [`read`](Self::read) and [`write`](Self::write)
-/// return an error that names both operations, unless the code that calls them belongs to an operation that has declared
-/// the token. In every build they return an error if another thread uses the value in a way that conflicts. So a value is
-/// never used in two ways at once, and tests find the operation that has forgotten a variable, even when it happens to
-/// run at the right time. [Shuffling](crate::EngineBuilder::shuffle) makes it run at others.
+/// The engine does not know what a token stands for, so it cannot check that operations use only what they have declared. A
+/// guarded value can. In builds with debug assertions, [`read`](Self::read) and [`write`](Self::write) return an error that
+/// names both operations, unless the caller belongs to an operation that has declared the token. In every build they return
+/// an error if another thread uses the value in a way that conflicts. So a value is never used in two ways at once. Tests
+/// find an operation that has forgotten a variable even if that operation happens to run at the right time;
+/// [shuffling](crate::EngineBuilder::shuffle) makes it run at other times.
 ///
-/// A [`Var`](crate::Var) needs none of this, since its operations get references: prefer it where the value can live in the
+/// A [`Var`](crate::Var) needs none of this, since its operations get references. Prefer it when the value can live in the
 /// engine.
 ///
 /// ```
@@ -55,9 +55,10 @@ use crate::{
 ///
 /// # What belongs to an operation
 ///
-/// The function of an operation, on the thread that runs it, and what it calls there. A child may use what its parent has
-/// declared, and an operation of a scope what the operations around that scope have. For code elsewhere that ends the
-/// operation by its [`Completion`], there are [`read_for`](Self::read_for) and [`write_for`](Self::write_for).
+/// The function of an operation belongs to it, and so does what the function calls on its thread. A child may also use what its
+/// parent has declared, and an operation of a scope may use what the operations around the scope have declared. Code on
+/// another thread that has the operation's [`Completion`] calls [`read_for`](Self::read_for) and
+/// [`write_for`](Self::write_for).
 pub struct Guarded<T> {
     token: Token,
     value: RwLock<T>,

@@ -4,12 +4,12 @@ use std::{panic, sync::Once, thread};
 
 use crate::engine::frame;
 
-/// Lets the messages of panics name the operation: before the message of a panic inside an operation, a line on standard
-/// error tells its name and where it was pushed, and the seed if its engine [shuffles](crate::EngineBuilder::shuffle). Then the
-/// panic hook that was set before runs.
+/// Names the operation in the messages of panics. Before the message of a panic inside an operation, standard error gets a line
+/// with the operation's name, the place of its push, and the seed if the engine [shuffles](crate::EngineBuilder::shuffle). Then
+/// the panic hook that was set before runs.
 ///
-/// A program calls this at its start. Further calls do nothing, and neither does a call in a thread that panics. A hook that
-/// is set later replaces this one. Errors of failed operations have name and place in any case.
+/// A program calls this function at its start. Further calls do nothing, and neither does a call on a thread that panics. A
+/// hook that is set later replaces this one. The error of a failed operation has the name and the place in any case.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

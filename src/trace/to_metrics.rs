@@ -1,4 +1,4 @@
-//! An observer that tells the crate `metrics`.
+//! An observer that reports to the crate `metrics`.
 
 use std::{
     cell::RefCell,
@@ -12,7 +12,7 @@ use super::{
     observer::{ObservedOp, Observer},
 };
 
-/// Tells the crate [`metrics`](https://docs.rs/metrics) about the operations of an engine.
+/// Reports the operations of an engine to the crate [`metrics`](https://docs.rs/metrics).
 ///
 /// | metric | kind | labels |
 /// |---|---|---|
@@ -21,9 +21,9 @@ use super::{
 /// | `raddle_operation_wait_seconds` | histogram of the time from the push to the start | `operation` |
 /// | `raddle_operation_run_seconds` | histogram of the time from the start until the function returned | `operation` |
 ///
-/// The engine's own operations, such as waits, are not told. Each name of an operation is a label of its own, so a program
-/// should have few of them. A recorder of metrics is program code that an engine calls as an [`Observer`]: it must neither push
-/// to an engine nor wait for one.
+/// The engine's own operations, such as waits, are not reported. Each name is a label, so a program should have few names.
+/// The engine calls the recorder of metrics in an [`Observer`], so that recorder must neither push to an engine nor wait for
+/// one.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,4 @@
-//! An observer that tells the crate `tracing`.
+//! An observer that reports to the crate `tracing`.
 
 use std::cell::RefCell;
 
@@ -9,14 +9,15 @@ use super::{
     observer::{ObservedOp, Observer},
 };
 
-/// Tells the crate [`tracing`](https://docs.rs/tracing) about the operations of an engine.
+/// Reports the operations of an engine to the crate [`tracing`](https://docs.rs/tracing).
 ///
-/// While the function of an operation runs, its thread is in a span `operation` with the fields `name` and `pushed_at`. So
-/// events and spans of the function belong to the operation. The end of an operation is an event: of level `DEBUG` if it has
-/// succeeded, `WARN` if it has failed, and `INFO` if it was skipped. Pushes are of level `TRACE`. The target is `raddle`.
+/// While the function of an operation runs, its thread is in a span `operation` with the fields `name` and `pushed_at`, so
+/// events and spans of the function belong to the operation. The end of an operation is an event. Its level is `DEBUG` if the
+/// operation has succeeded, `WARN` if it has failed, and `INFO` if it was skipped. Pushes have the level `TRACE`. The target is
+/// `raddle`.
 ///
-/// The engine's own operations, such as waits, are not told. Subscribers are program code that an engine calls as an
-/// [`Observer`]: they must neither push to an engine nor wait for one.
+/// The engine's own operations, such as waits, are not reported. The engine calls the subscriber in an [`Observer`], so a
+/// subscriber must neither push to an engine nor wait for one.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
