@@ -68,11 +68,11 @@ fn the_hook_names_the_seed_of_an_engine_that_shuffles() {
     assert!(text.contains("shuffles by seed 42, panics:"), "{text}");
 }
 
-/// The frames of a backtrace between the function of an operation and what has run it: a push or a worker.
-fn frames_that_run_operations(text: &str) -> Vec<&str> {
-    let modules =
-        ["run", "frame", "ready_loop", "in_place", "workers"].map(|module| format!("raddle::engine::{module}::"));
-    text.lines().filter(|line| modules.iter().any(|module| line.contains(module))).collect()
+/// The places in a backtrace between the function of an operation and what has run it: a push or a worker. Names have no paths
+/// if there are only line tables.
+fn places_that_run_operations(text: &str) -> Vec<&str> {
+    let files = ["run", "frame", "ready_loop", "in_place", "workers"].map(|file| format!("/src/engine/{file}.rs:"));
+    text.lines().filter(|line| files.iter().any(|file| line.contains(file))).collect()
 }
 
 #[test]
@@ -82,10 +82,11 @@ fn a_short_backtrace_leaves_out_what_runs_operations() {
         let name = kind.to_string();
         let text = printed(&[("RADDLE_ENGINE", name.as_str()), ("RUST_BACKTRACE", "1")]);
         assert!(text.contains("function_of_the_program"), "{text}");
-        assert_eq!(frames_that_run_operations(&text), [""; 0], "{text}");
+        assert_eq!(places_that_run_operations(&text), [""; 0], "{text}");
         // The frames beyond a push are the program's again.
-        assert_eq!(text.contains("panics::pushes_of_the_program\n"), kind == EngineKind::Naive, "{text}");
+        let shows_the_push = text.lines().any(|line| line.ends_with("pushes_of_the_program"));
+        assert_eq!(shows_the_push, kind == EngineKind::Naive, "{text}");
         let text = printed(&[("RADDLE_ENGINE", name.as_str()), ("RUST_BACKTRACE", "full")]);
-        assert!(!frames_that_run_operations(&text).is_empty(), "{text}");
+        assert!(!places_that_run_operations(&text).is_empty(), "{text}");
     }
 }
