@@ -346,7 +346,7 @@ impl EngineBuilder {
     ///         engine.op(step).push((), move |()| order.lock().expect("no operation panics").push_str(step))?;
     ///     }
     ///     engine.wait_for_all()?;
-    ///     let order = order.lock()?.clone();
+    ///     let order = order.lock().expect("no operation panics").clone();
     ///     Ok(order)
     /// }
     ///
