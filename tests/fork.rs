@@ -12,7 +12,9 @@ use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
     future::Future,
-    mem, panic,
+    mem,
+    ops::RangeInclusive,
+    panic,
     pin::Pin,
     process,
     sync::{
@@ -115,9 +117,9 @@ fn in_own_process(body: impl FnOnce()) {
 struct PausingAllocator;
 
 std::thread_local! {
-    /// The allocation at which this thread pauses: how many to skip, and the minimum size of those that count, in
-    /// bytes.
-    static PAUSE_AT: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
+    /// The allocation at which this thread pauses: how many to skip, and the least and greatest size of those that
+    /// count, in bytes.
+    static PAUSE_AT: Cell<Option<(usize, usize, usize)>> = const { Cell::new(None) };
 }
 
 static PAUSED: AtomicBool = AtomicBool::new(false);
@@ -125,8 +127,8 @@ static RESUME: AtomicBool = AtomicBool::new(false);
 
 fn count_allocation(size: usize) {
     match PAUSE_AT.get() {
-        Some((skip, min_size)) if size >= min_size => {
-            PAUSE_AT.set((skip > 0).then(|| (skip - 1, min_size)));
+        Some((skip, least, greatest)) if (least..=greatest).contains(&size) => {
+            PAUSE_AT.set((skip > 0).then(|| (skip - 1, least, greatest)));
             if skip == 0 {
                 PAUSED.store(true, SeqCst);
                 while !RESUME.load(SeqCst) {
@@ -168,9 +170,9 @@ fn reset_pause() {
     RESUME.store(false, SeqCst);
 }
 
-/// Makes this thread pause at an allocation of at least `min_size` bytes, after it has made `skip` others of that size.
-fn pause_after(skip: usize, min_size: usize) {
-    PAUSE_AT.set(Some((skip, min_size)));
+/// Makes this thread pause at an allocation whose size in bytes is one of `sizes`, after it has made `skip` others.
+fn pause_after(skip: usize, sizes: RangeInclusive<usize>) {
+    PAUSE_AT.set(Some((skip, *sizes.start(), *sizes.end())));
 }
 
 /// Runs `call` repeatedly on a thread that pauses at the first allocation of the call, then at the second, and so on.
@@ -182,7 +184,7 @@ fn at_each_allocation(call: impl Fn(&dyn Fn()) + Sync, mut then: impl FnMut(usiz
         let done = AtomicBool::new(false);
         let has_paused = thread::scope(|scope| {
             scope.spawn(|| {
-                call(&|| pause_after(number, 0));
+                call(&|| pause_after(number, 0..=usize::MAX));
                 PAUSE_AT.set(None);
                 done.store(true, SeqCst);
             });
@@ -611,13 +613,14 @@ tests! {
             scope.spawn(|| {
                 let push = || engine.op("").push(var.write(), |var| *var += 1).unwrap();
                 (0..1000).for_each(|_| push());
-                // A pinned thread passes retired objects to the collector in one large allocation.
-                pause_after(0, 2000);
+                // A pinned thread passes retired objects to the collector in one allocation: 64 functions of 32 bytes
+                // and their header.
+                pause_after(0, 2048..=2112);
                 while !stop.load(SeqCst) {
                     push();
                 }
             });
-eventually("the thread pauses", || PAUSED.load(SeqCst));
+            eventually("the thread pauses", || PAUSED.load(SeqCst));
             forked("memory", || {
                 for kind in KINDS {
                     assert_memory_stays_flat(kind);
@@ -918,7 +921,7 @@ impl Forker {
     fn join_child_beside_paused_thread(&self, what: &str, call: impl FnOnce() + Send) {
         thread::scope(|scope| {
             scope.spawn(|| {
-                pause_after(0, 0);
+                pause_after(0, 0..=usize::MAX);
                 call();
             });
             eventually("a process is forked", || !lock(&self.children).is_empty());

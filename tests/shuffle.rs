@@ -206,11 +206,14 @@ fn a_program_that_waits_by_a_channel_goes_on() {
 #[test]
 fn operations_that_wait_for_each_other_by_a_channel_go_on() {
     watched(|| {
-        let engine = shuffled(EngineKind::Pooled, 1, 1);
-        let (sender, receiver) = mpsc::channel();
-        let received = engine.op("receive").submit((), move |()| raddle::blocking(|| receiver.recv())).unwrap();
-        engine.op("send").push((), move |()| sender.send(7).unwrap()).unwrap();
-        assert_eq!(received.wait().unwrap(), Ok(7));
+        // With some of the seeds, the operation that receives starts first.
+        for seed in 0..8 {
+            let engine = shuffled(EngineKind::Pooled, 1, seed);
+            let (sender, receiver) = mpsc::channel();
+            let received = engine.op("receive").submit((), move |()| raddle::blocking(|| receiver.recv())).unwrap();
+            engine.op("send").push((), move |()| sender.send(7).unwrap()).unwrap();
+            assert_eq!(received.wait().unwrap(), Ok(7));
+        }
     });
 }
 
